@@ -1,0 +1,85 @@
+"""Which adapters there are, which one is used, and what is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.wgsl import native
+from wgrad.wgsl.errors import DeviceError
+
+# OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
+_BACKENDS = ("Vulkan", "Metal", "D3D12")
+_TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
+WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
+WANTED_LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-size-y",
+    "max-compute-workgroup-size-z",
+)
+
+
+def _rank(adapter: Any) -> tuple[int, int]:
+    kind, backend = adapter.info["adapter_type"], adapter.info["backend_type"]
+    return (_TYPES.index(kind) if kind in _TYPES else len(_TYPES), _BACKENDS.index(backend))
+
+
+def _usable() -> list[Any]:
+    try:
+        adapters = native.enumerate_adapters()
+    except Exception as error:
+        raise DeviceError(
+            f"wgpu could not look for adapters: {error}; is a Vulkan, Metal or DX12 driver installed?"
+        ) from error
+    return sorted((a for a in adapters if a.info["backend_type"] in _BACKENDS), key=_rank)
+
+
+def list_adapters() -> list[dict[str, Any]]:
+    """Every usable adapter, best first: index, name, backend, type, driver, features, limits."""
+    return [
+        {
+            "index": i,
+            "name": a.info["device"],
+            "backend": a.info["backend_type"],
+            "type": a.info["adapter_type"],
+            "driver": a.info["description"],
+            "features": sorted(a.features),
+            "limits": dict(a.limits),
+        }
+        for i, a in enumerate(_usable())
+    ]
+
+
+def choose(spec: str | None) -> Any:
+    """The adapter for `spec`: None (the best), an index of `list_adapters`, or a part of the adapter's name."""
+    adapters = _usable()
+    if not adapters:
+        raise DeviceError(
+            "no Vulkan, Metal or DX12 adapter found: install the card's driver, or a software one"
+            " (Debian and Ubuntu: apt-get install mesa-vulkan-drivers)"
+        )
+    if spec is None or spec == "":
+        return adapters[0]
+    if spec.isdigit():
+        if int(spec) < len(adapters):
+            return adapters[int(spec)]
+    else:
+        for adapter in adapters:
+            if spec.lower() in adapter.info["device"].lower():
+                return adapter
+    names = ", ".join(f"{i}: {a.info['device']}" for i, a in enumerate(adapters))
+    raise DeviceError(f"device 'wgpu:{spec}' matches no adapter; there are {names}")
+
+
+def open_device(adapter: Any) -> Any:
+    """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
+    features = [f for f in WANTED_FEATURES if f in adapter.features]
+    limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
+    try:
+        return adapter.request_device_sync(required_features=features, required_limits=limits)
+    except Exception as error:
+        raise DeviceError(f"adapter '{adapter.info['device']}' gave no device: {error}") from error

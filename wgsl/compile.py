@@ -1,0 +1,102 @@
+"""WGSL sources and named constants -> compute pipelines, each compiled once.
+
+A shader file is plain WGSL in which types and tile sizes are names that it does not declare. The loader puts their
+declarations on top: an int becomes `const NAME: u32`, a float `const NAME: f32`, a bool `const NAME: bool`, and a
+string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f16 is enabled where a constant names it.
+Bindings are declared in the file as `@group(0) @binding(n) var<uniform>` or `var<storage, read|read_write>`; the layout
+is read from these lines, so that a binding that a variant does not use still has its place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wgrad.wgsl import native
+from wgrad.wgsl.errors import DeviceError
+
+Constant = int | float | bool | str
+_BINDING = re.compile(
+    r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
+)
+_ROOM = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    name: str
+    pipeline: Any
+    layout: Any
+    handle: Any
+    bindings: int
+
+
+def declare(name: str, value: Constant) -> str:
+    if isinstance(value, bool):
+        return f"const {name}: bool = {'true' if value else 'false'};"
+    if isinstance(value, int):
+        return f"const {name}: u32 = {value}u;"
+    if isinstance(value, float):
+        return f"const {name}: f32 = {value!r}f;"
+    return f"alias {name} = {value};"
+
+
+def assemble(source: str, constants: dict[str, Constant]) -> str:
+    """The complete WGSL text of one variant."""
+    lines = source.splitlines()
+    enables = [line for line in lines if line.startswith("enable ")]
+    if any(isinstance(v, str) and "f16" in v for v in constants.values()):
+        enables.append("enable f16;")
+    body = [line for line in lines if not line.startswith("enable ")]
+    head = [declare(name, value) for name, value in constants.items()]
+    return "\n".join([*dict.fromkeys(enables), *head, *body])
+
+
+class Compiler:
+    """Pipelines of one device, by (file, entry point, constants)."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._sources: dict[str, str] = {}
+        self._pipelines: dict[Any, Pipeline] = {}
+        self.compiled = 0
+
+    def get(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
+        key = (shader, entry, tuple(constants.items()))
+        found = self._pipelines.get(key)
+        if found is None:
+            found = self._pipelines[key] = self._compile(shader, entry, constants)
+        return found
+
+    def source(self, shader: str) -> str:
+        if shader not in self._sources:
+            self._sources[shader] = (_ROOM / f"{shader}.wgsl").read_text()
+        return self._sources[shader]
+
+    def _compile(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
+        text = assemble(self.source(shader), constants)
+        kinds = {int(n): kind.replace(" ", "") for n, kind in _BINDING.findall(text)}
+        types = {"uniform": "uniform", "storage,read": "read-only-storage", "storage,read_write": "storage"}
+        entries = [
+            {"binding": n, "visibility": "COMPUTE", "buffer": {"type": types[kind]}}
+            for n, kind in sorted(kinds.items())
+        ]
+        try:
+            module = self._device.create_shader_module(label=shader, code=text)
+            layout = self._device.create_bind_group_layout(entries=entries)
+            pipeline = self._device.create_compute_pipeline(
+                label=shader,
+                layout=self._device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": entry},
+            )
+        except Exception as error:
+            native.error_log().messages.clear()
+            variant = ", ".join(f"{k}={v}" for k, v in constants.items())
+            raise DeviceError(
+                f"shader {shader}.wgsl ({entry}; {variant}) does not compile on this device: {error}"
+            ) from error
+        self.compiled += 1
+        name = shader if entry == "main" else f"{shader}:{entry}"
+        return Pipeline(name, pipeline, layout, native.handle(pipeline), len(entries))
