@@ -3,6 +3,14 @@
 A shader file is plain WGSL in which types and tile sizes are names that it does not declare. The loader puts their
 declarations on top: an int becomes `const NAME: u32`, a float `const NAME: f32`, a bool `const NAME: bool`, and a
 string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f16 is enabled where a constant names it.
+
+Three kinds of lines are for the loader, for what WGSL has no words for:
+
+    #if NAME            keeps the lines up to #else or #endif where the constant is true (non-zero);
+    #if NAME == 3       also `!=`, and `!NAME`. May be nested.
+    #unroll i COUNT     repeats the lines up to #end with $i = 0, 1, ... (COUNT: a number or an int constant). Registers
+                        indexed by literals stay registers, and bounds checks on literals vanish. May be nested.
+
 Bindings are declared in the file as `@group(0) @binding(n) var<uniform>` or `var<storage, read|read_write>`; the layout
 is read from these lines, so that a binding that a variant does not use still has its place.
 """
@@ -30,7 +38,61 @@ class Pipeline:
     pipeline: Any
     layout: Any
     handle: Any
-    bindings: int
+    bindings: tuple[int, ...]  # the numbers declared, without 0
+
+
+def _condition(text: str, constants: dict[str, Constant]) -> bool:
+    words = text.split()
+    if len(words) == 3 and words[1] in ("==", "!="):
+        return (str(constants[words[0]]) == words[2]) == (words[1] == "==")
+    name = words[0].lstrip("!")
+    return bool(constants[name]) != words[0].startswith("!")
+
+
+def _block_end(lines: list[str], at: int, opening: tuple[str, ...], closing: str) -> int:
+    depth = 1
+    for i in range(at, len(lines)):
+        word = lines[i].split(maxsplit=1)[0] if lines[i].strip() else ""
+        depth += (word in opening) - (word == closing)
+        if depth == 0:
+            return i
+    raise ValueError(f"no {closing} for line {at}: {lines[at - 1]}")
+
+
+def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
+    """Carries out #if and #unroll."""
+    out: list[str] = []
+    at = 0
+    while at < len(lines):
+        words = lines[at].split()
+        word = words[0] if words else ""
+        if word == "#if":
+            end = _block_end(lines, at + 1, ("#if",), "#endif")
+            body, depth, other = lines[at + 1 : end], 0, None
+            for i, line in enumerate(body):
+                first = line.split(maxsplit=1)[0] if line.strip() else ""
+                depth += (first == "#if") - (first == "#endif")
+                if first == "#else" and depth == 0:
+                    other = i
+            taken = (
+                body[:other]
+                if _condition(" ".join(words[1:]), constants)
+                else body[other + 1 :]
+                if other is not None
+                else []
+            )
+            out += preprocess(taken, constants)
+            at = end + 1
+        elif word == "#unroll":
+            end = _block_end(lines, at + 1, ("#unroll",), "#end")
+            count = int(words[2]) if words[2].isdigit() else int(constants[words[2]])
+            for n in range(count):
+                out += preprocess([line.replace(f"${words[1]}", str(n)) for line in lines[at + 1 : end]], constants)
+            at = end + 1
+        else:
+            out.append(lines[at])
+            at += 1
+    return out
 
 
 def declare(name: str, value: Constant) -> str:
@@ -45,7 +107,7 @@ def declare(name: str, value: Constant) -> str:
 
 def assemble(source: str, constants: dict[str, Constant]) -> str:
     """The complete WGSL text of one variant."""
-    lines = source.splitlines()
+    lines = preprocess(source.splitlines(), constants)
     enables = [line for line in lines if line.startswith("enable ")]
     if any(isinstance(v, str) and "f16" in v for v in constants.values()):
         enables.append("enable f16;")
@@ -99,4 +161,4 @@ class Compiler:
             ) from error
         self.compiled += 1
         name = shader if entry == "main" else f"{shader}:{entry}"
-        return Pipeline(name, pipeline, layout, native.handle(pipeline), len(entries))
+        return Pipeline(name, pipeline, layout, native.handle(pipeline), tuple(n for n in sorted(kinds) if n))

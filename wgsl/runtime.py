@@ -223,7 +223,7 @@ class Runtime:
     ) -> None:
         """Record one dispatch of `shader`.wgsl.
 
-        arrays: for bindings 1, 2, ... in order (None: a small dummy for a binding that this variant does not use).
+        arrays: for bindings 1, 2, ... in order (None: a small dummy; a binding that the variant's #if left out is skipped).
         params: 4-byte fields of the uniform struct at binding 0 (int -> u32 or i32, float -> f32).
         groups: workgroup counts. constants: names put on top of the file. work: FLOP, or bytes if memory-bound.
         """
@@ -243,6 +243,7 @@ class Runtime:
         packed = b"".join(
             struct.pack("<f", p) if isinstance(p, float) else struct.pack("<I", p & 0xFFFFFFFF) for p in params
         )
+        arrays = [arrays[n - 1] for n in pipeline.bindings]
         parts: list[tuple[int, int, int]] = []
         for a in arrays:
             a = self._dummy if a is None else a
@@ -262,7 +263,7 @@ class Runtime:
         parts: list[tuple[int, int, int]],
     ) -> tuple[Any, Any]:
         entries = [{"binding": 0, "resource": self._param_slot(packed)}]
-        for n, (a, (serial, offset, nbytes)) in enumerate(zip(arrays, parts), 1):
+        for n, a, (serial, offset, nbytes) in zip(pipeline.bindings, arrays, parts):
             if nbytes > self.max_binding_bytes:
                 raise DeviceError(
                     f"{pipeline.name}: an array of {nbytes:,} bytes does not fit one binding of this device"
