@@ -1,0 +1,134 @@
+"""Files that are either the old one or the new one, never half of one: write beside, fsync, rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError
+
+from wgrad.autograd.errors import WgradError
+
+TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space or choose another folder with --out",
+    errno.EDQUOT: "your disk quota is used up: free some space or choose another folder with --out",
+    errno.EROFS: "the file system is read-only: choose another folder with --out",
+    errno.EACCES: "permission denied: choose a folder that you may write to with --out",
+    errno.EPERM: "permission denied: choose a folder that you may write to with --out",
+    errno.EFBIG: "larger than the file system or the limit (ulimit -f) allows: choose another folder with --out",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder with --out",
+    errno.EEXIST: "a file of that name is in the way: remove it or choose another folder with --out",
+    errno.EISDIR: "a folder of that name is in the way: remove it or choose another folder with --out",
+}
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an OSError of the block (disk full, no permission, ...) into a WgradError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, f"{error.strerror or error}: check the path given to --out")
+        raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
+    except SafetensorError as error:  # its writer wraps the operating system's error in its own
+        advice = f"{error}: free some space or choose another folder with --out"
+        raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Create a folder and its parents where they are missing. WgradError where that is impossible."""
+    with writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open a folder; its rename is journalled anyway
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f"{target.name}.{os.getpid()}{TEMPORARY}")
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
+    """Open a file beside `path` for writing; when the block ends well it takes the place of `path`, else it goes.
+
+    Raises WgradError when the disk is full, the folder is read-only, and so on; `path` is then as it was.
+    """
+    target = Path(path)
+    beside = _beside(target)
+    with writing(target):
+        try:
+            text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+            with open(beside, mode, **text) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, target)
+            _sync_folder(target.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; when the block ends well everything in it is fsynced and it becomes `path`.
+
+    `path` must not exist as a non-empty folder. Raises WgradError as `atomic_file` does; nothing is then left behind.
+    """
+    target = Path(path)
+    beside = _beside(target)
+    with writing(target):
+        try:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            yield beside
+            for folder, _, names in os.walk(beside, topdown=False):
+                for name in names:
+                    with open(Path(folder, name), "rb+") as file:
+                        os.fsync(file.fileno())
+                _sync_folder(Path(folder))
+            os.replace(beside, target)
+            _sync_folder(target.parent)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace the contents of `path` atomically."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Replace the contents of `path` atomically, UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | os.PathLike[str], value: Any, *, sort_keys: bool = False) -> None:
+    """Replace `path` atomically with `value` as JSON, indent 2. A NaN raises ValueError: JSON has none."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=sort_keys, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+    """Delete what a killed process left half-written in `folder`."""
+    for path in Path(folder).glob(f"*.[0-9]*{TEMPORARY}"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
