@@ -1,0 +1,194 @@
+"""The picture of a run: loss against step, as an SVG file that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from wgrad.train.files import write_text
+
+LOSS_CURVE_FILE = "loss.svg"
+
+WIDTH, HEIGHT = 860, 460  # of the picture, in px
+LEFT, RIGHT, TOP, BOTTOM = 70, 28, 78, 56  # margins around the axes
+MAX_POINTS = 1200  # of a line: more than this cannot be told apart at this width
+
+INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
+RAW, SMOOTH, HELD_OUT = "#a9c7ea", "#1f5fae", "#d1495b"
+
+Point = tuple[float, float]
+
+
+def smooth(losses: Sequence[float], horizon: float) -> list[float]:
+    """Mean of an exponential moving average over about `horizon` steps from the left and one from the right.
+
+    One alone lags behind a falling curve. Both are corrected for their start (as Adam's averages are).
+    """
+    beta = 1.0 - 1.0 / max(horizon, 1.0)
+
+    def average(values: Iterable[float]) -> list[float]:
+        total = weight = 0.0
+        result = []
+        for value in values:
+            total, weight = beta * total + value, beta * weight + 1.0
+            result.append(total / weight)
+        return result
+
+    return [(a + b) / 2 for a, b in zip(average(losses), reversed(average(reversed(losses))))]
+
+
+def nice_ticks(low: float, high: float, wanted: int, whole: bool = False) -> list[float]:
+    """About `wanted` round numbers from low to high, steps of 1, 2 or 5 times a power of ten."""
+    raw = (high - low) / max(wanted, 1)
+    power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
+    step = next((m * power for m in (1, 2, 5) if m * power >= raw * 0.999), 10 * power)
+    step = max(step, 1.0) if whole else step
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+def _thin(points: list[Point]) -> list[Point]:
+    """At most about MAX_POINTS points: of each bucket of a longer line the lowest and the highest, in their order."""
+    if len(points) <= MAX_POINTS:
+        return points
+    size = math.ceil(2 * len(points) / MAX_POINTS)
+    kept = []
+    for start in range(0, len(points), size):
+        bucket = points[start : start + size]
+        kept.extend(sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}))
+    return kept
+
+
+class _Axes:
+    """From (step, loss) to pixels."""
+
+    def __init__(self, steps: tuple[float, float], losses: tuple[float, float]) -> None:
+        self.steps, self.losses = steps, losses
+
+    def x(self, step: float) -> float:
+        low, high = self.steps
+        return LEFT + (step - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, loss: float) -> float:
+        low, high = self.losses
+        return HEIGHT - BOTTOM - (loss - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    def line(self, points: list[Point], colour: str, width: float) -> str:
+        path = " ".join(f"{self.x(s):.1f},{self.y(v):.1f}" for s, v in _thin(points))
+        style = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" stroke-linecap="round"'
+        return f'<polyline clip-path="url(#plot)" {style} points="{path}"/>'
+
+
+def _text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{escape(text)}</text>'
+
+
+def _range(raw: list[float], smoothed: list[float], held_out: list[float]) -> tuple[float, float]:
+    """Of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 2 % at each end."""
+    ordered = sorted(raw) or [0.0, 1.0]
+    cut = len(ordered) // 50
+    shown = [ordered[cut], ordered[-1 - cut], *smoothed, *held_out]
+    low, high = min(shown), max(shown)
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _grid(axes: _Axes) -> list[str]:
+    parts = []
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    ticks = nice_ticks(*axes.losses, 6)
+    digits = max(0, -math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9)) if len(ticks) > 1 else 2
+    for tick in ticks:
+        y = axes.y(tick)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="{GRID}"/>')
+        parts.append(_text(LEFT - 10, y + 4, f"{tick:.{digits}f}", more='text-anchor="end"'))
+    for tick in nice_ticks(*axes.steps, 8, whole=True):
+        x = axes.x(tick)
+        parts.append(f'<path d="M{x:.1f} {bottom}v5" stroke="{FAINT}"/>')
+        parts.append(_text(x, bottom + 20, f"{tick:,.0f}", more='text-anchor="middle"'))
+    parts.append(f'<path d="M{LEFT} {bottom}H{right}" stroke="{FAINT}"/>')
+    parts.append(_text((LEFT + right) / 2, HEIGHT - 12, "step", more='text-anchor="middle"'))
+    middle = (TOP + bottom) / 2
+    parts.append(
+        _text(24, middle, "loss (nats a token)", more=f'text-anchor="middle" transform="rotate(-90 24 {middle})"')
+    )
+    return parts
+
+
+def _legend(has_train: bool, has_smooth: bool, has_held_out: bool) -> list[str]:
+    parts, x = [], float(LEFT)
+    for shown, name, colour, width in (
+        (has_train, "training", RAW if has_smooth else SMOOTH, 3),
+        (has_smooth, "training, smoothed", SMOOTH, 3),
+        (has_held_out, "held out", HELD_OUT, 0),
+    ):
+        if not shown:
+            continue
+        if width:
+            parts.append(f'<path d="M{x} 60h20" stroke="{colour}" stroke-width="{width}" stroke-linecap="round"/>')
+        else:
+            parts.append(f'<circle cx="{x + 10}" cy="60" r="5" fill="{colour}"/>')
+        parts.append(_text(x + 28, 64, name, colour=INK))
+        x += 52 + 6.4 * len(name)
+    return parts
+
+
+def _held_out_marks(axes: _Axes, points: list[Point]) -> list[str]:
+    parts = []
+    if len(points) > 2:  # between two a line would say what nobody measured
+        dashes = " ".join(f"{axes.x(s):.1f},{axes.y(v):.1f}" for s, v in points)
+        style = f'fill="none" stroke="{HELD_OUT}" stroke-width="1.2" stroke-dasharray="2 5" opacity="0.7"'
+        parts.append(f'<polyline {style} points="{dashes}"/>')
+    for number, (step, loss) in enumerate(points):
+        x, y = axes.x(step), axes.y(loss)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{HELD_OUT}" stroke="white" stroke-width="1.5"/>')
+        if number in (0, len(points) - 1):  # the first and the last carry their value
+            end = x > WIDTH - RIGHT - 60
+            shift, anchor = (-10, "end") if end else (10, "start")
+            halo = f'font-weight="600" text-anchor="{anchor}" paint-order="stroke" stroke="white" stroke-width="4"'
+            parts.append(_text(x + shift, y - 9, f"{loss:.3f}", 13, HELD_OUT, halo))
+    return parts
+
+
+def loss_curve(records: Sequence[Mapping[str, Any]], held_out: Sequence[Point] = (), title: str = "") -> str:
+    """SVG text. records: objects of metrics.jsonl (step, loss; null losses are left out); held_out: (step, loss)."""
+    train = [(float(r["step"]), float(r["loss"])) for r in records if r.get("loss") is not None]
+    marks = sorted(((float(s), float(v)) for s, v in held_out if math.isfinite(v)), key=lambda mark: mark[0])
+    values = [v for _, v in train]
+    horizon = len(train) / 25
+    smoothed = smooth(values, horizon) if len(train) >= 30 else []
+    last = max([s for s, _ in train] + [s for s, _ in marks] + [1.0])
+    axes = _Axes((0.0, last), _range(values, smoothed, [v for _, v in marks]))
+    summary = f"{int(last):,} step{'s' * (last != 1)}"
+    if marks:
+        summary += f", held-out loss {marks[0][1]:.3f}" + (f" → {marks[-1][1]:.3f}" if len(marks) > 1 else "")
+    box = f'x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">',
+        f"<title>{escape(title or 'Training loss')}: {escape(summary)}</title>",
+        f'<defs><clipPath id="plot"><rect {box}/></clipPath></defs>',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        _text(LEFT, 30, title or "Training loss", 17, INK, 'font-weight="600"'),
+        _text(WIDTH - RIGHT, 30, summary, 13, FAINT, 'text-anchor="end"'),
+        *_legend(bool(train), bool(smoothed), bool(marks)),
+        *_grid(axes),
+        axes.line(train, RAW if smoothed else SMOOTH, 1.2 if smoothed else 2.0) if train else "",
+        axes.line([(s, v) for (s, _), v in zip(train, smoothed)], SMOOTH, 2.4) if smoothed else "",
+        *_held_out_marks(axes, marks),
+        "</svg>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def save_loss_curve(
+    path: str | os.PathLike[str],
+    records: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Point] = (),
+    title: str = "",
+) -> None:
+    """Write `loss_curve` to `path`, atomically. Raises WgradError where the disk is full."""
+    write_text(path, loss_curve(records, held_out, title))

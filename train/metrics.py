@@ -1,0 +1,86 @@
+"""metrics.jsonl: one JSON object a step, appended as the run goes, and cut back to the checkpoint when it resumes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from wgrad.train.files import write_bytes, writing
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The objects of a metrics file; a last line that a killed process left half-written is left out."""
+    records: list[dict[str, Any]] = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return records
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            break  # whatever follows a broken line was not written by us
+        if not isinstance(value, dict):
+            break
+        records.append(value)
+    return records
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: NumPy scalars become Python's, NaN and infinity become null."""
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return (json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n").encode()
+
+
+class MetricsFile:
+    """Appends to OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
+
+    A record holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second; what is not finite becomes
+    null. Each line reaches the operating system at once, so that a killed process loses none; `sync` brings them to
+    the disk.
+    Raises WgradError where the disk is full.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0) -> None:
+        self.path = Path(folder) / METRICS_FILE
+        self.records = [r for r in read_metrics(self.path) if r.get("step", math.inf) <= steps_done]
+        write_bytes(self.path, b"".join(map(_line, self.records)))
+        with writing(self.path):
+            self._file = open(self.path, "ab", buffering=0)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one object."""
+        line = _line(record)
+        self.records.append(json.loads(line))
+        with writing(self.path):
+            while line:  # an unbuffered write may take only a part
+                line = line[self._file.write(line) :]
+
+    def sync(self) -> None:
+        """Return once all records are on the disk."""
+        with writing(self.path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
