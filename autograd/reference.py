@@ -1,0 +1,150 @@
+"""The NumPy device: every operator of the contract in plain vectorised NumPy. It is both the oracle and `cpu`.
+
+Precision: float64 arguments are computed and returned in float64 whatever `dtype` says (the oracle is never
+rounded, `cast` excepted); all else is computed in float32 and rounded to the dtype asked for.
+"""
+
+from __future__ import annotations
+
+import platform
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.device import MemoryStats
+from wgrad.autograd.reference_attention import ReferenceAttention
+from wgrad.autograd.reference_base import arrays_of, operator
+from wgrad.autograd.reference_elementwise import ReferenceElementwise
+from wgrad.autograd.reference_loss import ReferenceLoss
+from wgrad.autograd.reference_nf4 import ReferenceNF4
+from wgrad.autograd.reference_norm import ReferenceNorm
+from wgrad.autograd.reference_optimizer import ReferenceOptimizer
+from wgrad.autograd.reference_products import ReferenceProducts
+
+
+class _Pool:
+    """Counts the bytes of living arrays. A view keeps its owner alive, so the owner is what is counted."""
+
+    def __init__(self) -> None:
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+        self._owners: dict[int, weakref.ref[np.ndarray]] = {}
+
+    def track(self, array: np.ndarray) -> None:
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        key, nbytes = id(owner), owner.nbytes
+        if key in self._owners:
+            return
+
+        def release(_: object) -> None:
+            del self._owners[key]
+            self.in_use_bytes -= nbytes
+
+        self._owners[key] = weakref.ref(owner, release)
+        self.in_use_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+
+
+class ReferenceReplay:
+    """Recorded calls with the arrays that they made; `run` computes them again into the same arrays."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable[[], Any], Any]] = []
+
+    @property
+    def dispatches(self) -> int:
+        return len(self._calls)
+
+    def append(self, call: Callable[[], Any], result: Any) -> None:
+        self._calls.append((call, result))
+
+    def run(self) -> None:
+        for call, result in self._calls:
+            for old, new in zip(arrays_of(result), arrays_of(call())):
+                if old is not new:  # an operator that was given `out` wrote there itself
+                    old[...] = new
+
+
+class ReferenceDevice(
+    ReferenceProducts,
+    ReferenceNorm,
+    ReferenceAttention,
+    ReferenceElementwise,
+    ReferenceLoss,
+    ReferenceNF4,
+    ReferenceOptimizer,
+):
+    """Device `cpu`. Arrays are plain `np.ndarray`."""
+
+    name = "cpu"
+    float16 = True
+
+    def __init__(self) -> None:
+        self.description = f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"
+        self.reason = "made directly"
+        self._pool = _Pool()
+        self._inside_operator = False
+        self._recording: ReferenceReplay | None = None
+
+    # ---- storage -------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+        return self._tracked(np.empty(tuple(shape), dtype))
+
+    @operator
+    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+        return np.zeros(tuple(shape), dtype)
+
+    def upload(self, host: np.ndarray) -> np.ndarray:
+        if host.dtype == np.int64:
+            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
+        return self._tracked(np.array(host, order="C", copy=True))
+
+    def write(self, array: np.ndarray, host: np.ndarray) -> None:
+        array[...] = host
+
+    def download(self, array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
+    def view(self, array: np.ndarray, shape: Sequence[int], offset: int = 0) -> np.ndarray:
+        size = int(np.prod(tuple(shape), dtype=np.int64))
+        return array.reshape(-1)[offset : offset + size].reshape(tuple(shape))
+
+    @operator
+    def copy(self, src: np.ndarray, out: np.ndarray) -> None:
+        out[...] = src.reshape(out.shape)
+
+    @operator
+    def fill(self, out: np.ndarray, value: float) -> None:
+        out[...] = value
+
+    def synchronize(self) -> None:
+        return None
+
+    def memory(self) -> MemoryStats:
+        used, peak = self._pool.in_use_bytes, self._pool.peak_bytes
+        return MemoryStats(used, peak, used, peak, 0.0)
+
+    def reset_peak(self) -> None:
+        self._pool.peak_bytes = self._pool.in_use_bytes
+
+    def pipelines_compiled(self) -> int:
+        return 0
+
+    @contextmanager
+    def capture(self) -> Iterator[ReferenceReplay]:
+        if self._recording is not None:
+            raise RuntimeError("capture: a recording is already running on this device; end it before starting another")
+        self._recording = ReferenceReplay()
+        try:
+            yield self._recording
+        finally:
+            self._recording = None
+
+    def _tracked(self, array: np.ndarray) -> np.ndarray:
+        self._pool.track(array)
+        return array

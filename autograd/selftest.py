@@ -1,0 +1,113 @@
+"""Prove every operator of a device, forward and backward, against the float64 reference: `wgrad selftest`.
+
+The limit is not set by hand. It is a multiple (2 forward, 3 backward) of the error that the plain reference makes
+in the same precision on the same inputs, plus a few units in the last place of the output's largest value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest_cases import Case, Outputs, cases, upload_inputs, widen_inputs
+
+MULTIPLE = {"forward": 2.0, "backward": 3.0}
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case on one device: the output that came nearest to its limit (or passed it furthest).
+
+    error: largest absolute difference from the oracle; limit: what was allowed.
+    """
+
+    name: str
+    op: str
+    direction: str
+    dtype: str
+    shape: str
+    output: str
+    error: float
+    limit: float
+    ok: bool
+    message: str = ""
+
+
+def largest_difference(value: np.ndarray, oracle: np.ndarray) -> float:
+    """max |value - oracle|; infinity where the shapes differ or a value is not finite."""
+    if value.shape != oracle.shape:
+        return float("inf")
+    if value.size == 0:
+        return 0.0
+    error = float(np.max(np.abs(value.astype(np.float64) - oracle.astype(np.float64))))
+    return error if np.isfinite(error) else float("inf")
+
+
+def _to_host(device: Device, outputs: Outputs) -> dict[str, np.ndarray]:
+    return {n: np.array(a) if isinstance(a, np.ndarray) else device.download(a) for n, a in outputs.items()}
+
+
+def expected_outputs(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The oracle's outputs in float64, and the largest difference allowed for each."""
+    reference = ReferenceDevice()
+    oracle = _to_host(reference, case.call(reference, widen_inputs(case.inputs())))
+    plain = _to_host(reference, case.call(reference, upload_inputs(reference, case.inputs())))
+    limits = {}
+    for name, value in oracle.items():
+        if value.dtype.kind in "iu":
+            limits[name] = 0.0
+            continue
+        scale = float(np.max(np.abs(value))) if value.size else 0.0
+        limits[name] = MULTIPLE[case.direction] * largest_difference(plain[name], value) + case.ulps * EPSILON * scale
+    return oracle, limits
+
+
+def check_case(case: Case, device: Device) -> Result:
+    """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
+    oracle, limits = expected_outputs(case)
+    found = _to_host(device, case.call(device, upload_inputs(device, case.inputs())))
+    if set(found) != set(oracle):
+        raise KeyError(f"{case.name}: outputs {sorted(found)} on {device.name}, {sorted(oracle)} on the reference")
+    worst = ("", 0.0, 0.0, -1.0)
+    for name, value in oracle.items():
+        error, limit = largest_difference(found[name], value), limits[name]
+        badness = error / limit if limit > 0 else (0.0 if error == 0 else float("inf"))
+        if badness > worst[3]:
+            worst = (name, error, limit, badness)
+    output, error, limit, badness = worst
+    return Result(case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, badness <= 1.0)
+
+
+def run_selftest(
+    device: Device,
+    *,
+    only: str = "",
+    progress: Callable[[Result], Any] | None = None,
+    selected: Iterable[Case] | None = None,
+) -> list[Result]:
+    """Check every case (those whose name contains `only`) on a device.
+
+    An operator that raises is one failed result with its message: a person with a strange card sees the whole table.
+    """
+    results = []
+    for case in cases(device.float16) if selected is None else selected:
+        if only not in case.name:
+            continue
+        try:
+            result = check_case(case, device)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            infinite = float("inf")
+            result = Result(
+                case.name, case.op, case.direction, case.dtype, case.shape, "", infinite, 0.0, False, message
+            )
+        results.append(result)
+        if progress is not None:
+            progress(result)
+    return results
