@@ -1,0 +1,107 @@
+"""The options of `wgrad finetune`, made from FinetuneConfig; how command line, YAML file and a resumed run combine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.config import CONFIG_FILE, FinetuneConfig, field_type, flag, read_config_file
+
+# What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
+FIXED_BY_RESUME = (
+    "rank", "alpha", "dropout", "target_modules", "rslora", "full", "double_quant", "block_size", "batch_size",
+    "accumulate", "seq_len", "packing", "loss_on", "eval_fraction", "seed", "compute",
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line that ends in what to do, status 2; options are not abbreviated."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise WgradError(f"{message}: see {self.prog} --help")
+
+    def refuse_unknown(self, unknown: list[str]) -> None:
+        """WgradError for arguments that no option takes, naming the nearest option."""
+        if not unknown:
+            return
+        word = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(word, list(self._option_string_actions), n=1, cutoff=0.6)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        self.error(f"unknown argument {word}{hint}")
+
+
+def add_finetune_options(parser: argparse.ArgumentParser) -> None:
+    """One option for each field. Those that are not given are absent from the namespace; texts are kept as they are,
+    because FinetuneConfig turns them into numbers (and says what is wrong with them)."""
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
+    groups: dict[str, Any] = {}
+    for field in dataclasses.fields(FinetuneConfig):
+        meta = field.metadata
+        title = meta["group"]
+        group = groups.setdefault(title, parser.add_argument_group(title) if title not in groups else None)
+        kind, _ = field_type(field.name)
+        keywords: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
+        if kind is bool:
+            keywords["action"] = argparse.BooleanOptionalAction
+        else:
+            choices = "{" + ",".join(map(str, meta["choices"])) + "}" if meta["choices"] else ""
+            keywords["metavar"] = choices if kind is str and choices else meta["metavar"]
+            if kind is tuple:
+                keywords["nargs"] = "+"
+        group.add_argument(flag(field.name), **keywords)
+
+
+def _help(field: dataclasses.Field) -> str:
+    text, default = field.metadata["help"].replace("%", "%%"), field.default
+    if default in (None, ""):
+        return text
+    if isinstance(default, bool):
+        shown = "yes" if default else "no"
+    elif isinstance(default, tuple):
+        shown = "all seven" if len(default) == 7 else " ".join(default)
+    else:
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text} (default: {shown})"
+
+
+def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
+    """The options of the command line (fields that were given, and 'config') -> the configuration of the run.
+
+    Command line beats --config beats, with --resume, OUT/config.yaml, beats defaults. Raises WgradError: a missing
+    --model, --data or --out; a value that breaks its rule; with --resume, a change that the checkpoint does not allow.
+    """
+    given = dict(given)
+    if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
+        given["target_modules"] = " ".join(given["target_modules"])
+    path = given.pop("config", None)
+    values = (read_config_file(path) if path else {}) | given
+    saved = _saved(values)
+    config = FinetuneConfig(**(saved | values))
+    for name in ("model", "data", "out"):
+        if not getattr(config, name):
+            raise WgradError(f"{flag(name)} is required: give it, or set '{name}' in a --config file")
+    if saved:
+        before = FinetuneConfig(**saved)
+        for name in FIXED_BY_RESUME:
+            if getattr(config, name) != getattr(before, name):
+                raise WgradError(
+                    f"{flag(name)}: the run in {config.out} was begun with {getattr(before, name)!r}, which --resume "
+                    f"cannot change to {getattr(config, name)!r}: leave the option out, or begin anew in another --out"
+                )
+    return config
+
+
+def _saved(values: dict[str, Any]) -> dict[str, Any]:
+    """Values of OUT/config.yaml where the run is to be resumed and has one."""
+    if not (values.get("resume") and values.get("out")):
+        return {}
+    path = Path(str(values["out"])) / CONFIG_FILE
+    return read_config_file(path) if path.exists() else {}

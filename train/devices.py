@@ -1,0 +1,66 @@
+"""`wgrad devices`: what this machine can compute on, with the features that matter here, and what is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wgrad.autograd.dispatch import list_devices, select_device
+from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
+
+_FEATURES = {
+    "shader-f16": "--compute float16",
+    "subgroup": "faster reductions",
+    "timestamp-query": "--profile",
+}
+_LIMITS = {
+    "max-buffer-size": "largest buffer",
+    "max-storage-buffer-binding-size": "largest binding",
+    "max-compute-workgroup-storage-size": "workgroup memory",
+    "max-compute-invocations-per-workgroup": "workgroup invocations",
+}
+
+
+def readable_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def describe(device: Mapping[str, Any]) -> str:
+    """A few lines on one entry of `list_devices`; keys that it lacks are left out."""
+    head = ", ".join(str(device[k]) for k in ("backend", "type", "driver") if device.get(k))
+    lines = [f"{device.get('spec', device.get('name'))}: {device.get('name')}" + (f" ({head})" if head else "")]
+    if device.get("reason"):
+        lines.append(f"    {device['reason']}")
+    if "features" in device:
+        have = [f"{name} ({use})" for name, use in _FEATURES.items() if name in device["features"]]
+        lack = [f"{name} ({use})" for name, use in _FEATURES.items() if name not in device["features"]]
+        lines.append("    has    " + (", ".join(have) or "none of " + ", ".join(_FEATURES)))
+        if lack:
+            lines.append("    lacks  " + ", ".join(lack))
+    limits = device.get("limits") or {}
+    shown = [
+        f"{text} {readable_bytes(limits[name]) if 'invocations' not in name else limits[name]}"
+        for name, text in _LIMITS.items()
+        if name in limits
+    ]
+    if shown:
+        lines.append("    limits " + ", ".join(shown))
+    return "\n".join(lines)
+
+
+def print_devices() -> int:
+    """Print every device and which one `--device auto` takes, and why. -> 0, or 1 where none can be used."""
+    for device in list_devices():
+        print(describe(device))
+    try:
+        chosen = select_device("auto")
+    except (WgradError, *DEVICE_ERRORS) as error:
+        print(f"--device auto finds none: {error}")
+        return 1
+    print(f"--device auto takes {chosen.name}: {chosen.description} ({chosen.reason})")
+    return 0
