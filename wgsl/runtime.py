@@ -223,7 +223,7 @@ class Runtime:
     ) -> None:
         """Record one dispatch of `shader`.wgsl.
 
-        arrays: for bindings 1, 2, ... in order (None: a small dummy; a binding that the variant's #if left out is skipped).
+        arrays: for bindings 1, 2, ... in order (None: a dummy; one that #if left out is skipped).
         params: 4-byte fields of the uniform struct at binding 0 (int -> u32 or i32, float -> f32).
         groups: workgroup counts. constants: names put on top of the file. work: FLOP, or bytes if memory-bound.
         """

@@ -1,0 +1,324 @@
+// o[t] = sum_j p[t, j] v[j],  p[t, j] = exp(scale q[t] . k[j] - lse[t]),  lse[t] = log sum_j exp(scale q[t] . k[j])
+// over the keys j that query t sees: max(starts[b, t], i - window + 1) <= j <= i, i = q_start + t.
+//
+//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; starts [B, T] i32; q_start [1] i32
+//   o [B, T, H, D] (O_T), lse [B, H, T] f32; with splits > 1: o f32 [splits, B, T, H, D], lse [splits, B, H, T],
+//   each normalised on its own, for attention_combine.wgsl.
+//
+// Dispatch: splits * H * B * ceil(T / BM) workgroups (folded), the tiles with the most keys first. A workgroup of TX x TY
+// invocations owns BM queries of one head and walks the key tiles of BN that they see (of every `splits`-th). Invocation
+// (tx, ty) holds rows ty + TY i (i < RM); of the scores the columns 4 (tx + TX g) + e, of the output the columns
+// 4 (tx + TX r) + e. Scores go through workgroup memory (p_tile) to become the left operand of the second product. The row
+// maximum is shared after each tile; the row sum stays in parts until the end, as all parts are scaled alike.
+//
+// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1; the exponent in base 2.
+struct Params {
+  batch: u32, queries: u32, keys: u32, heads: u32,
+  kv_heads: u32, query_tiles: u32, splits: u32, window: u32,
+  scale: f32,
+}
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> q: array<Q_T>;
+@group(0) @binding(2) var<storage, read> k: array<K_T>;
+@group(0) @binding(3) var<storage, read> v: array<V_T>;
+@group(0) @binding(4) var<storage, read> starts: array<i32>;
+@group(0) @binding(5) var<storage, read> q_start: array<i32>;
+@group(0) @binding(6) var<storage, read_write> o: array<O_T>;
+@group(0) @binding(7) var<storage, read_write> lse: array<f32>;
+
+const THREADS: u32 = TX * TY;
+const MASKED: f32 = -1e30;
+const FLOOR: f32 = -1e20;  // least row maximum: exp2(MASKED - FLOOR) is 0, also in a row that sees no key of a tile
+const LOG2E: f32 = 1.4426950408889634;
+const LN2: f32 = 0.6931471805599453;
+
+// One vec4 of padding a row puts neighbouring rows in different banks.
+struct QueryRow { at: array<array<vec4<f32>, DC4>, Q_CHUNKS>, pad: vec4<f32> }
+struct ScoreRow { at: array<array<vec4<f32>, VN4>, NV>, pad: vec4<f32> }
+var<workgroup> q_tile: array<array<QueryRow, TY>, RM>;
+var<workgroup> k_tile: array<array<array<vec4<f32>, DC4_PADDED>, TX>, RN>;  // key 4 (tx + TX g) + e at [4 g + e][tx]
+var<workgroup> v_tile: array<array<array<vec4<f32>, TX>, RD>, VN>;
+var<workgroup> p_tile: array<array<ScoreRow, TY>, RM>;
+var<workgroup> reduce_tile: array<array<array<vec4<f32>, TY>, TX>, RM4>;
+var<workgroup> low_tile: array<u32, BM>;
+
+// Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
+fn load_q(row: u32, c: u32) -> vec4<f32> {
+#if VEC
+  if (c >= W4) { return vec4<f32>(0.0); }
+  return vec4<f32>(q[row * W4 + c]);
+#else
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(q[row * WIDTH + 4u * c + e]); } }
+  return x;
+#endif
+}
+
+fn load_k(row: u32, c: u32) -> vec4<f32> {
+#if VEC
+  if (c >= W4) { return vec4<f32>(0.0); }
+  return vec4<f32>(k[row * W4 + c]);
+#else
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(k[row * WIDTH + 4u * c + e]); } }
+  return x;
+#endif
+}
+
+fn load_v(row: u32, c: u32) -> vec4<f32> {
+#if VEC
+  if (c >= W4) { return vec4<f32>(0.0); }
+  return vec4<f32>(v[row * W4 + c]);
+#else
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(v[row * WIDTH + 4u * c + e]); } }
+  return x;
+#endif
+}
+
+fn store_o(row: u32, c: u32, x: vec4<f32>) {
+#if VEC
+  if (c < W4) { o[row * W4 + c] = O_T(x); }
+#else
+  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { o[row * WIDTH + 4u * c + e] = O_T(x[e]); } }
+#endif
+}
+
+// Chunk `chunk` (4 DC4 columns) of the query tile that starts at query t0 of (b, h), into place `place`.
+fn fill_q(place: u32, chunk: u32, b: u32, h: u32, t0: u32, lid: u32) {
+#unroll n LOADS_Q
+  {
+    let at = lid + $nu * THREADS;
+    if (at < BM * DC4) {
+      let row = at / DC4;
+      var x = vec4<f32>(0.0);
+      if (t0 + row < p.queries) { x = load_q((b * p.queries + t0 + row) * p.heads + h, chunk * DC4 + at % DC4); }
+      q_tile[row / TY][row % TY].at[place][at % DC4] = x * (p.scale * LOG2E);
+    }
+  }
+#end
+}
+
+fn fill_k(chunk: u32, b: u32, kv_head: u32, j0: u32, lid: u32) {
+#unroll n LOADS_K
+  {
+    let at = lid + $nu * THREADS;
+    if (at < BN * DC4) {
+      let row = at / DC4;
+      var x = vec4<f32>(0.0);
+      if (j0 + row < p.keys) { x = load_k((b * p.keys + j0 + row) * p.kv_heads + kv_head, chunk * DC4 + at % DC4); }
+      k_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = x;
+    }
+  }
+#end
+}
+
+fn fill_v(b: u32, kv_head: u32, j0: u32, lid: u32) {
+#unroll n LOADS_V
+  {
+    let at = lid + $nu * THREADS;
+    if (at < VN * RD * TX) {
+      let row = at / (RD * TX);
+      let c = at % (RD * TX);
+      var x = vec4<f32>(0.0);
+      if (j0 + row < p.keys) { x = load_v((b * p.keys + j0 + row) * p.kv_heads + kv_head, c); }
+      v_tile[row][c / TX][c % TX] = x;
+    }
+  }
+#end
+}
+
+@compute @workgroup_size(TX * TY)
+fn main(
+  @builtin(workgroup_id) wg: vec3<u32>,
+  @builtin(num_workgroups) nwg: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+) {
+  var id = wg.x + wg.y * nwg.x;
+  if (id >= p.splits * p.heads * p.batch * p.query_tiles) { return; }
+  let split = id % p.splits;
+  id /= p.splits;
+  let h = id % p.heads;
+  id /= p.heads;
+  let b = id % p.batch;
+  let t0 = (p.query_tiles - 1u - id / p.batch) * BM;
+  let kv_head = h / (p.heads / p.kv_heads);
+  let tx = lid % TX;
+  let ty = lid / TX;
+
+  // First key of each query, and the range of keys that the tile sees. Both bounds rise with t.
+  let first_position = u32(q_start[0]) + t0;
+  for (var row = lid; row < BM; row += THREADS) {
+    let t = min(t0 + row, p.queries - 1u);
+    let position = u32(q_start[0]) + t;
+    var low = u32(starts[b * p.queries + t]);
+    if (p.window > 0u && position + 1u > p.window) { low = max(low, position + 1u - p.window); }
+    low_tile[row] = low;
+  }
+  let last_position = u32(q_start[0]) + min(t0 + BM, p.queries) - 1u;
+  let end_key = min(last_position + 1u, p.keys);
+  var first_key = u32(starts[b * p.queries + t0]);
+  if (p.window > 0u && first_position + 1u > p.window) { first_key = max(first_key, first_position + 1u - p.window); }
+#if Q_RESIDENT
+#unroll c ND
+  fill_q($cu, $cu, b, h, t0, lid);
+#end
+#endif
+  workgroupBarrier();
+  let last_low = low_tile[min(t0 + BM, p.queries) - 1u - t0];
+
+  var acc: array<vec4<f32>, ACC>;
+  var row_max: array<f32, RM>;
+  var row_sum: array<f32, RM>;
+#unroll i RM
+  row_max[$i] = FLOOR;
+  row_sum[$i] = 0.0;
+#end
+
+  for (var tile = first_key / BN + split; tile * BN < end_key; tile += p.splits) {
+    let j0 = tile * BN;
+    var s: array<vec4<f32>, SCORES>;
+    for (var chunk = 0u; chunk < ND; chunk++) {
+      workgroupBarrier();
+#if !Q_RESIDENT
+      fill_q(0u, chunk, b, h, t0, lid);
+#endif
+      fill_k(chunk, b, kv_head, j0, lid);
+      workgroupBarrier();
+#if Q_RESIDENT
+      let place = chunk;
+#else
+      let place = 0u;
+#endif
+#unroll c DC4
+#unroll g RN4
+      {
+        let k0 = k_tile[4u * $gu][tx][$c];
+        let k1 = k_tile[4u * $gu + 1u][tx][$c];
+        let k2 = k_tile[4u * $gu + 2u][tx][$c];
+        let k3 = k_tile[4u * $gu + 3u][tx][$c];
+        let kx = vec4<f32>(k0.x, k1.x, k2.x, k3.x);
+        let ky = vec4<f32>(k0.y, k1.y, k2.y, k3.y);
+        let kz = vec4<f32>(k0.z, k1.z, k2.z, k3.z);
+        let kw = vec4<f32>(k0.w, k1.w, k2.w, k3.w);
+#unroll i RM
+        {
+          let x = q_tile[$i][ty].at[place][$c];
+          s[$iu * RN4 + $gu] = fma(vec4<f32>(x.w), kw, fma(vec4<f32>(x.z), kz,
+            fma(vec4<f32>(x.y), ky, fma(vec4<f32>(x.x), kx, s[$iu * RN4 + $gu]))));
+        }
+#end
+      }
+#end
+#end
+    }
+
+    // Masks only where a query of the tile may not see a key of it.
+    if (j0 + BN > first_position + 1u || j0 + BN > p.keys || j0 < last_low) {
+#unroll i RM
+      {
+        let low = low_tile[$iu * TY + ty];
+        let high = min(first_position + $iu * TY + ty, p.keys - 1u);
+#unroll g RN4
+        {
+          let key = vec4<u32>(j0 + 4u * (tx + TX * $gu)) + vec4<u32>(0u, 1u, 2u, 3u);
+          s[$iu * RN4 + $gu] = select(vec4<f32>(MASKED), s[$iu * RN4 + $gu], (key >= vec4<u32>(low)) & (key <= vec4<u32>(high)));
+        }
+#end
+      }
+#end
+    }
+
+    // The row maximum: each invocation's own, then over the TX invocations of the row.
+    var high: array<vec4<f32>, RM4>;
+#unroll i RM4
+#unroll e 4
+    {
+      var m = s[($iu * 4u + $eu) * RN4];
+#unroll g RN4
+      m = max(m, s[($iu * 4u + $eu) * RN4 + $gu]);
+#end
+      high[$i][$e] = max(max(m.x, m.y), max(m.z, m.w));
+    }
+#end
+    reduce_tile[$i][tx][ty] = high[$i];
+#end
+    workgroupBarrier();
+#unroll i RM4
+#unroll x TX
+    high[$i] = max(high[$i], reduce_tile[$i][$x][ty]);
+#end
+#end
+#unroll i RM
+    {
+      let m = max(row_max[$i], high[$iu / 4u][$iu % 4u]);
+      let shrink = exp2(row_max[$i] - m);
+      row_max[$i] = m;
+      var total = vec4<f32>(0.0);
+#unroll g RN4
+      {
+        let x = exp2(s[$iu * RN4 + $gu] - vec4<f32>(m));
+        total += x;
+        p_tile[$i][ty].at[(tx + TX * $gu) / VN4][(tx + TX * $gu) % VN4] = x;
+      }
+#end
+      row_sum[$i] = row_sum[$i] * shrink + (total.x + total.y + total.z + total.w);
+#unroll r RD
+      acc[$iu * RD + $ru] *= shrink;
+#end
+    }
+#end
+
+    for (var part = 0u; part < NV; part++) {
+      if (part > 0u) { workgroupBarrier(); }
+      fill_v(b, kv_head, j0 + part * VN, lid);
+      workgroupBarrier();
+#unroll n VN4
+#unroll r RD
+      {
+        let v0 = v_tile[4u * $nu][$r][tx];
+        let v1 = v_tile[4u * $nu + 1u][$r][tx];
+        let v2 = v_tile[4u * $nu + 2u][$r][tx];
+        let v3 = v_tile[4u * $nu + 3u][$r][tx];
+#unroll i RM
+        {
+          let x = p_tile[$i][ty].at[part][$n];
+          acc[$iu * RD + $ru] = fma(vec4<f32>(x.w), v3, fma(vec4<f32>(x.z), v2,
+            fma(vec4<f32>(x.y), v1, fma(vec4<f32>(x.x), v0, acc[$iu * RD + $ru]))));
+        }
+#end
+      }
+#end
+#end
+    }
+  }
+
+  // Sum of each row, in the same order whatever the invocation.
+  workgroupBarrier();
+#unroll i RM4
+  reduce_tile[$i][tx][ty] = vec4<f32>(row_sum[$iu * 4u], row_sum[$iu * 4u + 1u], row_sum[$iu * 4u + 2u], row_sum[$iu * 4u + 3u]);
+#end
+  workgroupBarrier();
+  var sums: array<vec4<f32>, RM4>;
+#unroll i RM4
+#unroll x TX
+  sums[$i] += reduce_tile[$i][$x][ty];
+#end
+#end
+#unroll i RM
+  {
+    let t = t0 + $iu * TY + ty;
+    let total = sums[$iu / 4u][$iu % 4u];
+    if (t < p.queries) {
+      let row = ((split * p.batch + b) * p.queries + t) * p.heads + h;
+      let inverse = select(0.0, 1.0 / total, total > 0.0);
+#unroll r RD
+      store_o(row, tx + TX * $ru, acc[$iu * RD + $ru] * inverse);
+#end
+      if (tx == 0u) {
+        lse[((split * p.batch + b) * p.heads + h) * p.queries + t] = LN2 * (row_max[$i] + log2(max(total, 1e-30)));
+      }
+    }
+  }
+#end
+}

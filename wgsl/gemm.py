@@ -1,0 +1,255 @@
+"""Matrix products: dense and NF4 weights, forward and backward, from one tiled shader (gemm.wgsl)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
+from wgrad.wgsl.runtime import Runtime
+
+_KIND = {"float32": 0, "float16": 1, "bfloat16": 2}
+NF4_KIND = 3
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A workgroup's tile of the result, and the 4 x 4 blocks (tm4 x tn4) that a thread owns of it."""
+
+    m: int
+    n: int
+    k: int
+    tm4: int
+    tn4: int
+
+    @property
+    def threads(self) -> int:
+        return (self.m // 4 // self.tm4) * (self.n // 4 // self.tn4)
+
+    @property
+    def workgroup_bytes(self) -> int:
+        return (self.m + self.n) * self.k * 4 + 64
+
+
+LARGE = Tile(128, 128, 16, 2, 2)
+WIDE = Tile(64, 128, 16, 2, 2)
+MEDIUM = Tile(64, 64, 16, 2, 2)
+SMALL = Tile(32, 32, 16, 1, 1)
+TALL_SKINNY = Tile(64, 16, 16, 1, 1)  # LoRA: N = rank
+FLAT_SKINNY = Tile(16, 64, 16, 1, 1)  # LoRA: M = rank
+
+# Workgroups below which a card is not full. WebGPU does not tell the number of cores; this many fill the largest ones.
+_FULL = 132
+_MAX_SPLITS = 16
+_MIN_K_PER_SPLIT = 128
+
+
+def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int) -> tuple[Tile, int]:
+    """Tile and number of splits of K. Large tiles reuse most; smaller ones, then splits, where they would leave cores idle."""
+    if n <= 16:
+        tile = TALL_SKINNY
+    elif m <= 16:
+        tile = FLAT_SKINNY
+    else:
+        tile = SMALL if min(m, n) <= 32 else MEDIUM
+        for larger in (LARGE, WIDE):
+            if larger.workgroup_bytes <= workgroup_bytes and _count(m, n, larger) * batch >= _FULL:
+                tile = larger
+                break
+    splits = 1
+    if batch == 1:
+        wanted = -(-2 * _FULL // _count(m, n, tile))
+        splits = max(1, min(wanted, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+        if _count(m, n, tile) >= _FULL:
+            splits = 1
+    return tile, splits
+
+
+def _count(m: int, n: int, tile: Tile) -> int:
+    return -(-m // tile.m) * -(-n // tile.n)
+
+
+def _loads(elements: int, threads: int) -> int:
+    return -(-elements // threads)
+
+
+class GemmOps(Runtime):
+    """gemm, linear_nf4, linear_nf4_backward (autograd/device.py)."""
+
+    def gemm(
+        self,
+        a: Array,
+        b: Array,
+        *,
+        trans_a: bool = False,
+        trans_b: bool = False,
+        alpha: float = 1.0,
+        bias: Array | None = None,
+        residual: Array | None = None,
+        lowrank: tuple[Array, Array] | None = None,
+        out: Array | None = None,
+        accumulate: bool = False,
+        dtype: Any = None,
+    ) -> Array:
+        batch = a.shape[0] if len(a.shape) == 3 else 1
+        m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
+        n = b.shape[-2] if trans_b else b.shape[-1]
+        shape = (batch, m, n) if len(a.shape) == 3 else (m, n)
+        if out is None:
+            out = self.empty(shape, dtype or (np.float32 if a.dtype != b.dtype else a.dtype))
+        if trans_b and batch == 1 and b.nbytes > self.max_binding_bytes:
+            for lo, hi in self.row_windows(n, k * b.dtype.itemsize):
+                part = self.view(b, (hi - lo, k), lo * k)
+                self._product(
+                    a, part, out, (m, hi - lo, k), batch, trans_a, True, alpha, bias, residual, lowrank, accumulate,
+                    column=lo, ldc=n,
+                )  # fmt: skip
+            return out
+        self._product(a, b, out, (m, n, k), batch, trans_a, trans_b, alpha, bias, residual, lowrank, accumulate)
+        return out
+
+    def linear_nf4(
+        self,
+        x: Array,
+        weight: Any,
+        *,
+        bias: Array | None = None,
+        residual: Array | None = None,
+        lowrank: tuple[Array, Array] | None = None,
+        dtype: Any = None,
+    ) -> Array:
+        (m, k), n = x.shape, weight.shape[0]
+        out = self.empty((m, n), dtype or x.dtype)
+        if k % 8:  # a row would start inside a 32-bit word of codes
+            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
+            return self.gemm(x, w, trans_b=True, bias=bias, residual=residual, lowrank=lowrank, out=out)
+        self._product(x, weight, out, (m, n, k), 1, False, True, 1.0, bias, residual, lowrank, False)
+        return out
+
+    def linear_nf4_backward(
+        self, dy: Array, weight: Any, *, lowrank: tuple[Array, Array] | None = None, dtype: Any = None
+    ) -> Array:
+        (m, n), k = dy.shape, weight.shape[1]
+        out = self.empty((m, k), dtype or dy.dtype)
+        if k % 8:
+            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
+            return self.gemm(dy, w, lowrank=lowrank, out=out)
+        self._product(dy, weight, out, (m, k, n), 1, False, False, 1.0, None, None, lowrank, False)
+        return out
+
+    def _product(
+        self,
+        a: Array,
+        b: Any,
+        out: Array,
+        mnk: tuple[int, int, int],
+        batch: int,
+        trans_a: bool,
+        trans_b: bool,
+        alpha: float,
+        bias: Array | None,
+        residual: Array | None,
+        lowrank: tuple[Array, Array] | None,
+        accumulate: bool,
+        *,
+        column: int = 0,
+        ldc: int | None = None,
+        tile: Tile | None = None,
+        splits: int | None = None,
+    ) -> None:
+        """One product into `out` (its columns from `column` on, row stride `ldc`)."""
+        m, n, k = mnk
+        ldc = ldc or n
+        chosen, chosen_splits = choose_tile(m, n, k, batch, self.workgroup_bytes)
+        tile, splits = tile or chosen, splits or chosen_splits
+        nf4 = not isinstance(b, Array)
+        vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
+        constants = self._constants(tile, a, b, trans_a, trans_b, mnk)
+        epilogue = {
+            "HAS_BIAS": bias is not None,
+            "HAS_RESIDUAL": residual is not None,
+            "ACCUMULATE": accumulate,
+            "C_T": _scalar(out, vec_c),
+            "R_T": _scalar(residual if residual is not None else out, vec_c),
+            "VEC_C": vec_c,
+        }
+        if splits > 1:
+            target = self.empty((splits, m, n))
+            now: dict[str, Constant] = {**dict.fromkeys(epilogue, False), "VEC_C": n % 4 == 0}
+            now |= {"C_T": "vec4<f32>" if n % 4 == 0 else "f32", "R_T": "f32"}
+        else:
+            target, now = out, epilogue
+        k_per_split = -(-k // splits // tile.k) * tile.k if splits > 1 else k
+        rank = lowrank[0].shape[1] if lowrank else 0
+        u, v = lowrank or (None, None)
+        arrays = [a, b.packed if nf4 else b, target, bias, residual, u, v]
+        if nf4:
+            arrays += [b.absmax, b.nested_absmax, b.nested_code, b.nested_offset]
+        self.launch(
+            "gemm",
+            arrays,
+            [m, n, k, k_per_split, ldc, column, rank, getattr(b, "block_size", 0)]
+            + [getattr(b, "nested_block_size", 0), float(alpha)],
+            (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split)),
+            {**constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
+            work=2.0 * batch * m * n * k,
+        )
+        if splits > 1:
+            self._reduce(target, out, bias, residual, epilogue, (m, n, -(-k // k_per_split)), ldc, column, alpha)
+
+    @staticmethod
+    def _constants(
+        tile: Tile, a: Array, b: Any, trans_a: bool, trans_b: bool, mnk: tuple[int, int, int]
+    ) -> dict[str, Constant]:
+        m, n, k = mnk
+        nf4 = not isinstance(b, Array)
+        b_elements = tile.n * tile.k // (8 if nf4 else 4)
+        return {
+            "TILE_M": tile.m,
+            "TILE_N": tile.n,
+            "TILE_K": tile.k,
+            "TM4": tile.tm4,
+            "TN4": tile.tn4,
+            "ACC_ROWS": 4 * tile.tm4,
+            "LOADS_A": _loads(tile.m * tile.k // 4, tile.threads),
+            "LOADS_B": _loads(b_elements, tile.threads),
+            "TRANS_A": trans_a,
+            "TRANS_B": trans_b,
+            "A_KIND": _KIND[a.dtype.name],
+            "B_KIND": NF4_KIND if nf4 else _KIND[b.dtype.name],
+            "NESTED": nf4 and b.nested_absmax is not None,
+            "VEC_A": (m if trans_a else k) % 4 == 0,
+            "VEC_B": (k if trans_b else n) % 4 == 0,
+        }
+
+    def _reduce(
+        self,
+        partial: Array,
+        out: Array,
+        bias: Array | None,
+        residual: Array | None,
+        epilogue: dict[str, Constant],
+        mns: tuple[int, int, int],
+        ldc: int,
+        column: int,
+        alpha: float,
+    ) -> None:
+        m, n, splits = mns
+        vec = bool(epilogue["VEC_C"])
+        width = 4 if vec else 1
+        self.launch(
+            "gemm_reduce",
+            [partial, out, bias, residual],
+            [m, n, splits, ldc, column, float(alpha)],
+            self.groups(m * n // width, 256),
+            {**epilogue, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
+            work=4.0 * m * n * (splits + 1),
+        )
+
+
+def _scalar(array: Array, vec: bool) -> str:
+    name = "f16" if array.dtype == np.float16 else "f32"
+    return f"vec4<{name}>" if vec else name
