@@ -1,0 +1,138 @@
+"""Tiny checkpoints and data, made without any model library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from wgrad.train.model_config import parse_model_config
+from wgrad.train.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.weights import weight_specs
+
+VOCAB = 300
+SENTENCES = [
+    "the quick brown fox jumps over the lazy dog",
+    "a journey of a thousand miles begins with a single step",
+    "all that glitters is not gold",
+    "better late than never, they say",
+    "the early bird catches the worm in the morning",
+    "still waters run deep below the bridge",
+    "when in doubt, leave it out of the soup",
+    "an apple a day keeps the doctor away from here",
+]
+
+
+def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
+    """config.json of a model with 7 heads' worth of odd sizes: nothing here divides a tile."""
+    kinds = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3", "SmolLM3": "smollm3"}
+    kind = kinds[architecture.removesuffix("ForCausalLM")]
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": kind,
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 88,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "hidden_act": "silu",
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }
+    if kind == "mistral":
+        config["sliding_window"] = None
+    return config | changes
+
+
+def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """float32 weights of a size at which attention and gradients are far from trivial."""
+    generator = np.random.default_rng(seed)
+    weights = {}
+    for spec in weight_specs(parse_model_config(config)):
+        value = generator.standard_normal(spec.shape).astype(np.float32)
+        if spec.kind == "norm":
+            value = 1 + 0.2 * value
+        elif spec.kind == "bias":
+            value *= 0.3
+        else:
+            value *= 2.0 / np.sqrt(spec.shape[1])
+        weights[spec.name] = value
+    return weights
+
+
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], dtype: str = "float32", shards: int = 1
+) -> Path:
+    """A folder in Hugging Face layout, with a byte-level tokenizer of VOCAB entries."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": dtype}))
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    cast = {name: value.astype(kind) for name, value in weights.items()}
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", from_arrays(cast))
+    else:
+        names, index = list(cast), {}
+        for i in range(shards):
+            file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+            part = {n: cast[n] for n in names[i::shards]}
+            write_safetensors(folder / file, from_arrays(part))
+            index |= dict.fromkeys(part, file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<|end|>"}))
+    return folder
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES * 4, trainer)
+    return tokenizer
+
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
+    """make_checkpoint(architecture, dtype=, shards=, seed=, name=, **config) -> folder of a tiny random model."""
+
+    def make(
+        architecture: str = "LlamaForCausalLM",
+        *,
+        dtype: str = "float32",
+        shards: int = 1,
+        seed: int = 0,
+        name: str = "model",
+        **changes: Any,
+    ) -> Path:
+        config = tiny_config(architecture, **changes)
+        return write_checkpoint(tmp_path / name, config, random_weights(config, seed), dtype, shards)
+
+    return make
+
+
+@pytest.fixture
+def text_data(tmp_path: Path) -> Path:
+    """A JSONL file of 32 short texts."""
+    path = tmp_path / "data.jsonl"
+    texts = [f"{a}; {b}" for i, a in enumerate(SENTENCES) for b in SENTENCES[i % 4 : i % 4 + 4]]
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    return path

@@ -1,0 +1,127 @@
+"""Atomic files: the old one or the new one, whatever happens, and errors in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.files import (
+    atomic_file,
+    atomic_folder,
+    make_folder,
+    remove_leftovers,
+    write_bytes,
+    write_json,
+    write_text,
+    writing,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    write_text(tmp_path / "a", "nëw\r\n")
+    assert (tmp_path / "a").read_bytes() == "nëw\r\n".encode()
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"old")
+    with pytest.raises(RuntimeError), atomic_file(tmp_path / "a") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_text_mode_keeps_newlines(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "a", "w") as file:
+        file.write("x\nü\n")
+    assert (tmp_path / "a").read_bytes() == "x\nü\n".encode()
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"old")
+    code = (
+        "import os, sys\nfrom wgrad.train.files import atomic_file\n"
+        "with atomic_file(sys.argv[1]) as f:\n    f.write(b'half'); f.flush(); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")])
+    assert done.returncode == 9
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert len(names(tmp_path)) == 2
+    (tmp_path / "mine.partial").write_text("a user's file of a similar name")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["a", "mine.partial"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "step-3"
+    with pytest.raises(RuntimeError), atomic_folder(target) as folder:
+        (folder / "x").write_text("half")
+        raise RuntimeError
+    assert names(tmp_path) == []
+    with atomic_folder(target) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "x").write_text("whole")
+        assert not target.exists()
+    assert (target / "sub" / "x").read_text() == "whole"
+    assert names(tmp_path) == ["step-3"]
+
+
+def test_a_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
+    target = make_folder(tmp_path / "step-3")
+    (target / "x").write_text("other")
+    with pytest.raises(WgradError, match="cannot write .*step-3"), atomic_folder(target) as folder:
+        (folder / "x").write_text("new")
+    assert (target / "x").read_text() == "other"
+    assert names(tmp_path) == ["step-3"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only"), (errno.EDQUOT, "quota"), (errno.EIO, "/output error")],
+)
+def test_what_the_operating_system_says(number: int, words: str) -> None:
+    with pytest.raises(WgradError, match=f"cannot write a/b: .*{words}") as caught, writing("a/b"):
+        raise OSError(number, os.strerror(number))
+    assert "\n" not in str(caught.value) and "--out" in str(caught.value)
+
+
+def test_a_full_disk_for_real(tmp_path: Path) -> None:
+    """/dev/full takes no byte: the same error as a full disk, from the operating system itself."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full on this system")
+    with pytest.raises(WgradError, match="cannot write .*: the disk is full"), writing(tmp_path):
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+
+def test_safetensors_on_a_full_disk() -> None:
+    """safetensors wraps the system's error in its own class, which must come out the same way."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    with pytest.raises(WgradError, match="cannot write a: "), writing("a"):
+        save_file({"x": np.zeros(3, np.float32)}, "/nonexistent-folder/x.safetensors")
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(WgradError, match="cannot write .*a/b.*a file, not a folder"):
+        make_folder(tmp_path / "a" / "b")
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert names(tmp_path) == []

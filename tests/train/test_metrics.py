@@ -1,0 +1,155 @@
+"""metrics.jsonl, the progress display and the picture of the loss."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from wgrad.train.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
+from wgrad.train.metrics import METRICS_FILE, MetricsFile, read_metrics
+from wgrad.train.progress import TrainingProgress, duration
+
+
+def record(step: int, **more) -> dict:
+    return {"step": step, "loss": 5.0 / step, "lr": 1e-4, "grad_norm": 1.5, "tokens": 41 * step} | more
+
+
+# ---- metrics.jsonl -----------------------------------------------------------------------------
+def test_one_object_a_step_at_once_on_the_disk(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(record(step))
+            assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == step
+    assert [json.loads(x) for x in (tmp_path / METRICS_FILE).read_text().splitlines()] == [record(s) for s in (1, 2, 3)]
+    assert metrics.records == read_metrics(tmp_path / METRICS_FILE)
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path) as metrics:
+        metrics.write(record(1, loss=math.nan, grad_norm=np.float32("inf"), tokens=np.int64(7)))
+    text = (tmp_path / METRICS_FILE).read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert json.loads(text) == record(1, loss=None, grad_norm=None, tokens=7)
+
+
+def test_resume_drops_later_steps_and_a_half_written_line(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path) as metrics:
+        for step in range(1, 8):
+            metrics.write(record(step))
+    with open(tmp_path / METRICS_FILE, "a") as file:
+        file.write('{"step": 8, "lo')
+    with MetricsFile(tmp_path, steps_done=5) as metrics:
+        metrics.write(record(6, loss=0.25))
+    assert [(r["step"], r["loss"]) for r in read_metrics(tmp_path / METRICS_FILE)][-2:] == [(5, 1.0), (6, 0.25)]
+    assert len(metrics.records) == 6
+
+
+def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_text(json.dumps(record(1)) + "\n")
+    MetricsFile(tmp_path).close()
+    assert (tmp_path / METRICS_FILE).read_text() == ""
+
+
+def test_no_file_is_no_metrics(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "absent") == []
+
+
+# ---- progress ----------------------------------------------------------------------------------
+def show(total: int, log_every: int, steps: list[int], **console) -> str:
+    out = io.StringIO()
+    with TrainingProgress(total, log_every=log_every, console=Console(file=out, width=160, **console)) as progress:
+        for step in steps:
+            progress.update(step, loss=1.23456, lr=2e-4, tokens_per_second=12345.6)
+        progress.note("[not markup]")
+    return out.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    text = show(7, 3, [1, 2, 3, 4, 5, 6, 7])
+    lines = text.splitlines()
+    assert [line.split()[1] for line in lines[:-1]] == ["3/7", "6/7", "7/7"]
+    assert "loss 1.2346" in lines[0] and "lr 2.00e-04" in lines[0] and "12,346 tok/s" in lines[0] and "left" in lines[0]
+    assert lines[-1] == "[not markup]"
+    assert "\x1b" not in text
+
+
+def test_a_bar_on_a_terminal() -> None:
+    text = show(7, 3, [1, 7], force_terminal=True)
+    assert "\x1b" in text and "7/7" in text and "tok/s" in text
+
+
+def test_remaining_time_counts_only_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("wgrad.train.progress.time.monotonic", lambda: now[0])
+    with TrainingProgress(110, steps_done=90, console=Console(file=io.StringIO())) as progress:
+        assert progress.remaining() == math.inf
+        now[0] += 30.0
+        progress.update(95, loss=1.0, lr=1e-4, tokens_per_second=1.0)
+        assert progress.remaining() == pytest.approx(30.0 / 5 * 15)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (math.inf, "-:--")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# ---- the picture -------------------------------------------------------------------------------
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def falling(count: int) -> list[dict]:
+    return [{"step": i + 1, "loss": 2.0 + 3.0 * math.exp(-i / 40) + 0.1 * math.sin(i * 1.7)} for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 29, 30, 41, 5003])
+@pytest.mark.parametrize("held_out", [[], [(0, 5.1)], [(0, 5.1), (41, 2.2)], [(0, 5.0), (20, 3.0), (41, math.nan)]])
+def test_the_picture_is_well_formed_and_inside_its_frame(count: int, held_out: list) -> None:
+    root = ElementTree.fromstring(loss_curve(falling(count), held_out, "a <model> & data"))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for circle in root.iter(f"{SVG}circle"):
+        assert 0 <= float(circle.attrib["cx"]) <= width and 0 <= float(circle.attrib["cy"]) <= height
+    for line in root.iter(f"{SVG}polyline"):
+        points = [tuple(map(float, p.split(","))) for p in line.attrib["points"].split()]
+        assert len(points) <= MAX_POINTS + 2
+        assert all(0 <= x <= width for x, _ in points)
+    assert any("a <model> & data" == t.text for t in root.iter(f"{SVG}text"))
+
+
+def test_a_step_without_a_loss_is_left_out() -> None:
+    records = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 1.0}]
+    root = ElementTree.fromstring(loss_curve(records))
+    (line,) = root.iter(f"{SVG}polyline")
+    assert len(line.attrib["points"].split()) == 2
+
+
+def test_held_out_values_are_written_beside_their_points() -> None:
+    text = loss_curve(falling(41), [(0, 5.125), (41, 2.25)])
+    assert ">5.125<" in text and ">2.250<" in text and "5.125 → 2.250" in text
+
+
+def test_smoothing_keeps_a_constant_and_does_not_lag() -> None:
+    assert smooth([3.0] * 41, 7) == pytest.approx([3.0] * 41)
+    ramp = [float(i) for i in range(101)]
+    assert smooth(ramp, 5)[50] == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (1.93, 5.71), (0, 278), (2.1301, 2.1309), (0, 123456)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high, 6)
+    assert 2 <= len(ticks) <= 13
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in ticks)
+    step = ticks[1] - ticks[0]
+    mantissa = step / 10 ** math.floor(math.log10(step) + 1e-6)
+    assert min(abs(mantissa - m) for m in (1, 2, 5)) < 1e-3
+
+
+def test_saving_the_picture(tmp_path: Path) -> None:
+    save_loss_curve(tmp_path / "loss.svg", falling(5))
+    assert (tmp_path / "loss.svg").read_text(encoding="utf-8").startswith("<svg ")
