@@ -86,7 +86,7 @@ fn store_o(row: u32, c: u32, x: vec4<f32>) {
 
 // Chunk `chunk` (4 DC4 columns) of the query tile that starts at query t0 of (b, h), into place `place`.
 fn fill_q(place: u32, chunk: u32, b: u32, h: u32, t0: u32, lid: u32) {
-#unroll n LOADS_Q
+#unroll n LOADS_ROWS
   {
     let at = lid + $nu * THREADS;
     if (at < BM * DC4) {
@@ -100,7 +100,7 @@ fn fill_q(place: u32, chunk: u32, b: u32, h: u32, t0: u32, lid: u32) {
 }
 
 fn fill_k(chunk: u32, b: u32, kv_head: u32, j0: u32, lid: u32) {
-#unroll n LOADS_K
+#unroll n LOADS_COLUMNS
   {
     let at = lid + $nu * THREADS;
     if (at < BN * DC4) {
@@ -114,7 +114,7 @@ fn fill_k(chunk: u32, b: u32, kv_head: u32, j0: u32, lid: u32) {
 }
 
 fn fill_v(b: u32, kv_head: u32, j0: u32, lid: u32) {
-#unroll n LOADS_V
+#unroll n LOADS_FLAT
   {
     let at = lid + $nu * THREADS;
     if (at < VN * RD * TX) {
@@ -170,6 +170,9 @@ fn main(
   var acc: array<vec4<f32>, ACC>;
   var row_max: array<f32, RM>;
   var row_sum: array<f32, RM>;
+#unroll n ACC
+  acc[$n] = vec4<f32>(0.0);
+#end
 #unroll i RM
   row_max[$i] = FLOOR;
   row_sum[$i] = 0.0;
@@ -178,6 +181,9 @@ fn main(
   for (var tile = first_key / BN + split; tile * BN < end_key; tile += p.splits) {
     let j0 = tile * BN;
     var s: array<vec4<f32>, SCORES>;
+#unroll n SCORES
+    s[$n] = vec4<f32>(0.0);
+#end
     for (var chunk = 0u; chunk < ND; chunk++) {
       workgroupBarrier();
 #if !Q_RESIDENT
@@ -301,6 +307,7 @@ fn main(
   workgroupBarrier();
   var sums: array<vec4<f32>, RM4>;
 #unroll i RM4
+  sums[$i] = vec4<f32>(0.0);
 #unroll x TX
   sums[$i] += reduce_tile[$i][$x][ty];
 #end

@@ -1,0 +1,234 @@
+"""Attention on wgpu: online softmax, causal, grouped heads, windows, packed documents; T x S scores never stand.
+
+Dao, FlashAttention-2 (arXiv:2307.08691). The backward takes two kernels, one that owns queries (dq) and one that owns keys
+(dk, dv), so that no atomics are needed and the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.wgsl.attention_plan import Plan, ceil_div, plan
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
+from wgrad.wgsl.errors import DeviceError
+from wgrad.wgsl.runtime import Runtime
+
+_SCALARS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+
+
+def _element(array: Array, vec: bool) -> str:
+    scalar = _SCALARS[array.dtype]
+    return f"vec4<{scalar}>" if vec else scalar
+
+
+class AttentionOps(Runtime):
+    """attention and attention_backward of the contract (autograd/device.py)."""
+
+    attention_plan: Plan | None = None  # in place of the table's choice: for sweeps and tests
+
+    def _plan(self, width: int) -> Plan:
+        found = self.attention_plan or plan(width, self.workgroup_bytes)
+        if found is None:
+            raise DeviceError(
+                f"attention with heads of {width} elements does not fit the {self.workgroup_bytes:,} bytes of workgroup"
+                " memory of this device; heads up to 256 elements need 16,384: use another device"
+            )
+        return found
+
+    def _batches(self, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
+        """The arrays (batch first) in windows of batch elements that fit one binding: batch size, views."""
+        batch = arrays[0].shape[0]
+        rows = [a.nbytes // batch for a in arrays]
+        most = min(self.max_binding_bytes // max(r, 1) for r in rows)
+        align = max(256 // math.gcd(r, 256) for r in rows)
+        step = batch if most >= batch else most // align * align
+        if step == 0:
+            raise DeviceError(
+                f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this device"
+                f" ({self.max_binding_bytes:,}); use a smaller --seq-len"
+            )
+        for at in range(0, batch, step):
+            n = min(step, batch - at)
+            yield n, [self.view(a, (n, *a.shape[1:]), at * (a.size // batch)) for a in arrays]
+
+    # ---- forward -------------------------------------------------------------------------
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        starts: Array,
+        q_start: Array,
+        *,
+        scale: float,
+        window: int = 0,
+    ) -> tuple[Array, Array]:
+        """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
+        float32 [B, H, T]. See the contract for the mask."""
+        batch, queries, heads, _ = q.shape
+        o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
+        for _, views in self._batches([q, k, v, starts, o, lse]):
+            self._attention(*views, q_start, float(scale), window)
+        return o, lse
+
+    def _attention(
+        self, q: Array, k: Array, v: Array, starts: Array, o: Array, lse: Array, q_start: Array, scale: float, window: int
+    ) -> None:
+        batch, queries, heads, width = q.shape
+        chosen = self._plan(width)
+        tile = chosen.forward
+        tiles = ceil_div(queries, tile.rows)
+        groups = tiles * batch * heads
+        splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
+        part, part_lse = o, lse
+        if splits > 1:
+            part, part_lse = self.empty((splits, *q.shape)), self.empty((splits, batch, heads, queries))
+        constants: dict[str, Constant] = tile.constants(width)
+        vec = bool(constants["VEC"])
+        types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec)}
+        self.launch(
+            "attention",
+            [q, k, v, starts, q_start, part, part_lse],
+            [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
+            self.groups(splits * groups, 1),
+            {**constants, **types, "O_T": _element(part, vec)},
+            work=2.0 * q.size * k.shape[1],
+        )
+        if splits > 1:
+            row = width // 4 if vec else width
+            self.launch(
+                "attention_combine",
+                [part, part_lse, o, lse],
+                [batch, queries, heads, splits],
+                self.groups(batch * queries * heads * row, 256),
+                {"ROW": row, "P_T": _element(part, vec), "O_T": _element(o, vec)},
+                work=float(part.nbytes),
+            )
+
+    # ---- backward ------------------------------------------------------------------------
+    def attention_backward(
+        self,
+        do: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: Array,
+        starts: Array,
+        *,
+        scale: float,
+        window: int = 0,
+    ) -> tuple[Array, Array, Array]:
+        """do o q [B, T, H, D], k v [B, T, G, D], lse float32 [B, H, T], starts int32 [B, T] -> dq, dk, dv, overwritten."""
+        dq, dk, dv = (self.empty(a.shape, a.dtype) for a in (q, k, v))
+        for _, views in self._batches([do, q, k, v, o, lse, starts, dq, dk, dv]):
+            self._attention_backward(*views, float(scale), window)
+        return dq, dk, dv
+
+    def _attention_backward(
+        self,
+        do: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        o: Array,
+        lse: Array,
+        starts: Array,
+        dq: Array,
+        dk: Array,
+        dv: Array,
+        scale: float,
+        window: int,
+    ) -> None:
+        stats = self._delta(do, o, lse)
+        vec = q.shape[3] % 4 == 0
+        named = zip(("DO_T", "Q_T", "K_T", "V_T"), (do, q, k, v))
+        types: dict[str, Constant] = {name: _element(a, vec) for name, a in named}
+        self._backward_dq([do, q, k, v, stats, starts], dq, types, scale, window)
+        self._backward_dkv([do, q, k, v, stats, starts], dk, dv, types, scale, window)
+
+    def _delta(self, do: Array, o: Array, lse: Array) -> Array:
+        """[B, H, T, 2] float32: lse log2(e), sum(do * o)."""
+        batch, queries, heads, width = do.shape
+        stats = self.empty((batch, heads, queries, 2))
+        vec, lanes = width % 4 == 0, 8
+        steps = ceil_div(width, 4 * lanes)
+        constants: dict[str, Constant] = {"LANES": lanes, "STEPS": steps, "VEC": vec, "W4": width // 4, "WIDTH": width}
+        self.launch(
+            "attention_delta",
+            [do, o, lse, stats],
+            [batch, queries, heads],
+            self.groups(batch * queries * heads, 256 // lanes),
+            {**constants, "DO_T": _element(do, vec), "O_T": _element(o, vec)},
+            work=float(do.nbytes + o.nbytes),
+        )
+        return stats
+
+    def _backward_dq(
+        self, reads: list[Array], dq: Array, types: dict[str, Constant], scale: float, window: int
+    ) -> None:
+        batch, queries, heads, width = dq.shape
+        chosen = self._plan(width)
+        tile = chosen.dq
+        tiles = ceil_div(queries, tile.rows)
+        groups = tiles * batch * heads
+        splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
+        part = dq if splits == 1 else self.empty((splits, *dq.shape))
+        vec = width % 4 == 0
+        self.launch(
+            "attention_backward_dq",
+            [*reads, part],
+            [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
+            self.groups(splits * groups, 1),
+            {**tile.constants(width), **types, "DQ_T": _element(part, vec)},
+            work=3.0 * dq.size * queries,
+        )
+        self._reduce_parts(part, dq)
+
+    def _backward_dkv(
+        self, reads: list[Array], dk: Array, dv: Array, types: dict[str, Constant], scale: float, window: int
+    ) -> None:
+        batch, queries, kv_heads, width = dk.shape
+        heads = reads[1].shape[2]
+        group = heads // kv_heads
+        chosen = self._plan(width)
+        tile = chosen.dkv
+        tiles = ceil_div(queries, tile.rows)
+        groups = tiles * batch * kv_heads
+        wanted = ceil_div(chosen.wanted_groups, groups)
+        head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
+        query_splits = min(ceil_div(wanted, head_splits), ceil_div(queries, 4 * tile.columns))
+        splits = head_splits * query_splits
+        parts = [a if splits == 1 else self.empty((splits, *a.shape)) for a in (dk, dv)]
+        vec = width % 4 == 0
+        self.launch(
+            "attention_backward_dkv",
+            [*reads, *parts],
+            [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
+            self.groups(splits * groups, 1),
+            {**tile.constants(width), **types, "DK_T": _element(parts[0], vec), "DV_T": _element(parts[1], vec)},
+            work=4.0 * reads[1].size * queries,
+        )
+        for part, out in zip(parts, (dk, dv)):
+            self._reduce_parts(part, out)
+
+    def _reduce_parts(self, part: Array, out: Array) -> None:
+        """out = sum of `part` over its first axis; nothing to do where the kernel wrote `out` itself."""
+        if part is out:
+            return
+        vec = out.size % 4 == 0
+        size = out.size // 4 if vec else out.size
+        constants: dict[str, Any] = {"P_T": _element(part, vec), "OUT_T": _element(out, vec)}
+        self.launch(
+            "attention_reduce",
+            [part, out],
+            [size, part.shape[0]],
+            self.groups(size, 256),
+            constants,
+            work=float(part.nbytes),
+        )
