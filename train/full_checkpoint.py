@@ -1,0 +1,46 @@
+"""A whole checkpoint in Hugging Face layout, written from the trained parameters (`--full`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from wgrad.autograd.device import Device
+from wgrad.train.files import write_bytes, write_json
+from wgrad.train.optim import FlatParameters
+from wgrad.train.safetensors_files import TensorSource, write_safetensors
+
+# What a checkpoint needs beside its weights, copied as it is.
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def save_full(
+    out: str | os.PathLike[str], base: str | os.PathLike[str], parameters: FlatParameters, device: Device
+) -> None:
+    """Write config.json, tokenizer and model.safetensors (float32) into `out`; what is not weights comes from `base`.
+
+    The weights come last: a folder that has them is complete. WgradError where the disk is full.
+    """
+    out, base = Path(out), Path(base)
+    for name in _COPIED:
+        if (base / name).exists():
+            write_bytes(out / name, (base / name).read_bytes())
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = "float32"
+    write_json(out / "config.json", config)
+    tensors = [
+        TensorSource(name, np.dtype(np.float32), tuple(t.shape), lambda t=t: device.download(t.data))
+        for name, t in parameters.tensors.items()
+    ]
+    write_safetensors(out / "model.safetensors", tensors)

@@ -1,0 +1,139 @@
+"""Text from a model, token by token, with a cache of keys and values; and the command `wgrad generate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from wgrad.autograd.dispatch import select_device
+
+from wgrad.autograd.errors import WgradError
+from wgrad.autograd.tensor import no_grad
+from wgrad.train.build import build_frozen
+from wgrad.train.hub import resolve_model
+from wgrad.train.loop import Recorded
+from wgrad.train.model import Inputs, KVCache, Model
+from wgrad.train.model_config import load_model_config
+from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0: the likeliest. top_k 0 and top_p 1: off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+def generate_ids(
+    model: Model,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_ids: Collection[int] = (),
+) -> Iterator[int]:
+    """Yield the ids that follow `prompt`, up to one of `stop_ids` (which is not yielded).
+
+    The rotary tables of `model` must hold len(prompt) + max_new_tokens positions. The decoding step is recorded and
+    replayed: each token costs the host three small writes and one read.
+    """
+    if not prompt:
+        raise WgradError("--prompt: has no token: give some text to go on from")
+    device, length = model.device, len(prompt) + max_new_tokens
+    if length > model.cos.shape[0]:
+        raise ValueError(f"{length} tokens, but the model was built for {model.cos.shape[0]} positions")
+    cache = KVCache.empty(model.config, 1, length, model.dtype, device)
+    uniform = device.zeros((1,))
+    generator = np.random.Generator(np.random.PCG64(sampling.seed))
+    options = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+
+    def draw() -> None:
+        device.write(uniform, generator.random(1, np.float32))
+
+    draw()
+    ids = device.upload(np.zeros(1, np.int32))
+    device.copy(device.sample(_prefill(model, prompt, cache), uniform, **options), ids)
+    inputs = _inputs(model, ids, np.zeros(1, np.int32), 0)
+
+    def decode() -> None:
+        with no_grad():
+            logits = model.logits(model.hidden(inputs, cache).data)
+        device.copy(device.sample(device.view(logits, (model.config.vocab_size,)), uniform, **options), ids)
+
+    step = Recorded(device, decode)
+    for position in range(len(prompt), length):
+        token = int(device.download(ids)[0])
+        if token in stop_ids:
+            return
+        yield token
+        if position + 1 < length:
+            draw()
+            device.write(inputs.positions, np.array([position], np.int32))
+            device.write(inputs.q_start, np.array([position], np.int32))
+            step()
+
+
+def _inputs(model: Model, ids: object, positions: np.ndarray, q_start: int) -> Inputs:
+    upload, tokens = model.device.upload, len(positions)
+    return Inputs(
+        ids=ids,
+        positions=upload(positions),
+        starts=upload(np.zeros((1, tokens), np.int32)),
+        q_start=upload(np.array([q_start], np.int32)),
+    )
+
+
+def _prefill(model: Model, prompt: Sequence[int], cache: KVCache) -> object:
+    """Run the prompt, fill the cache -> logits float32 [V] of its last token."""
+    device, tokens = model.device, len(prompt)
+    ids = device.upload(np.asarray(prompt, np.int32))
+    with no_grad():
+        hidden = model.hidden(_inputs(model, ids, np.arange(tokens, dtype=np.int32), 0), cache)
+    # A row by its number is a look-up; a view would have to start at a multiple of 64.
+    last = device.embedding(hidden.data, device.upload(np.array([tokens - 1], np.int32)), dtype=hidden.dtype)
+    return device.view(model.logits(last), (model.config.vocab_size,))
+
+
+def generate_text(
+    model: Model, tokenizer: Tokenizer, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling
+) -> str:
+    """The continuation of a prompt as text."""
+    ids = list(generate_ids(model, prompt, max_new_tokens, sampling, tokenizer.stop_ids))
+    decode = tokenizer.decode_stream(prompt)
+    return "".join(decode(token) for token in ids)
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
+    device = select_device(args.device)
+    print(f"device: {device.description} ({device.reason})", file=sys.stderr)
+    folder = resolve_model(args.model)
+    config, tokenizer = load_model_config(folder), load_tokenizer(folder)
+    tokenizer.check_fits(config.vocab_size)
+    if args.chat:
+        prompt = tokenizer.encode_chat([{"role": "user", "content": args.prompt}])
+    else:
+        prompt = tokenizer.encode(args.prompt)
+    model = build_frozen(
+        config,
+        folder,
+        device,
+        positions=len(prompt) + args.max_new_tokens,
+        adapter=args.adapter,
+        quantize=args.quantize,
+        compute=args.compute,
+    )
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    decode = tokenizer.decode_stream(prompt)
+    if not args.chat:
+        sys.stdout.write(args.prompt)
+    for token in generate_ids(model, prompt, args.max_new_tokens, sampling, tokenizer.stop_ids):
+        sys.stdout.write(decode(token))
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return 0
