@@ -1,0 +1,41 @@
+"""Activation checkpointing: forget what a stretch of the model saves, and compute it again in the backward.
+
+Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). Dropout is counter-based, so the second
+forward draws the same masks and the gradients are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wgrad.autograd.device import Array
+from wgrad.autograd.function import Context, attach
+from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recording, run_backward
+
+
+def checkpoint(fn: Callable[..., Any], *tensors: Tensor) -> Any:
+    """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments.
+
+    Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
+    again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.
+    """
+    if not is_recording():
+        return fn(*tensors)
+    with recording(False):
+        result = fn(*(t.detach() for t in tensors))
+    outputs = result if isinstance(result, tuple) else (result,)
+    edges = [edge_of(t) for t in tensors]
+    ctx = Context(tensors[0].device, edges)
+    ctx.save(*(t.data for t in tensors))
+    wrapped = tuple(Tensor(out.data, out.device) for out in outputs)
+    attach("checkpoint", ctx, lambda *grads: _recompute(fn, ctx, grads), edges, wrapped)
+    return wrapped if isinstance(result, tuple) else wrapped[0]
+
+
+def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
+    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(ctx.saved, ctx.needs_grad)]
+    with recording(True):
+        result = fn(*leaves)
+    run_backward(result if isinstance(result, tuple) else (result,), grads)
+    return [leaf.grad for leaf in leaves]

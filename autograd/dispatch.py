@@ -1,0 +1,144 @@
+"""Which device a run uses: decided here, once, and said with the reason.
+
+`auto` takes the first of: a usable HIP device, a real GPU through wgpu, a software Vulkan driver through wgpu, NumPy.
+A device asked for by name that cannot be used is an error, never a silent step down.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.errors import DEVICE_ERRORS, DeviceUnavailable
+from wgrad.autograd.reference import ReferenceDevice
+
+SPECS = "auto, hip, wgpu, wgpu:<index or part of a name>, cpu"
+SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
+
+
+def select_device(spec: str = "auto") -> Device:
+    """The device for a spec (auto | hip | wgpu | wgpu:<index or part of the adapter's name> | cpu).
+
+    The device has a `reason`: a phrase saying why it was taken.
+
+    Raises:
+        DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here.
+    """
+    kind, _, rest = spec.strip().partition(":")
+    makers: dict[str, Callable[[], Device]] = {
+        "auto": _auto,
+        "hip": _hip,
+        "cpu": lambda: _reference("asked for by name"),
+        "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
+    }
+    if kind not in makers or (rest and kind != "wgpu"):
+        raise DeviceUnavailable(f"device {spec!r} is not known; use one of: {SPECS}")
+    return makers[kind]()
+
+
+def _auto() -> Device:
+    refused = []
+    try:
+        return _hip()
+    except DeviceUnavailable as error:
+        refused.append(_short(error))
+    try:
+        adapters = _list_adapters()
+    except DeviceUnavailable as error:
+        return _reference(f"no other device works here ({'; '.join([*refused, _short(error)])})")
+    for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
+        software = adapter["type"] == SOFTWARE
+        reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
+        try:
+            return _wgpu(str(adapter["index"]), f"{reason} ({'; '.join(refused)})")
+        except DeviceUnavailable as error:
+            refused.append(_short(error))
+    if not adapters:
+        refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
+    return _reference(f"no other device works here ({'; '.join(refused)})")
+
+
+def _short(error: DeviceUnavailable) -> str:
+    return str(error).removeprefix("device ")
+
+
+def _reference(reason: str) -> Device:
+    device = ReferenceDevice()
+    device.reason = reason
+    return device
+
+
+def _hip() -> Device:
+    """The seam for AMD's own runtime: `wgrad.hip.device.HipDevice`, once that room has one."""
+    try:
+        module = importlib.import_module("wgrad.hip.device")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("wgrad.hip"):
+            raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
+        raise DeviceUnavailable(
+            "device hip: this version has no HIP kernels; use wgpu, which runs on AMD too"
+        ) from None
+    try:
+        device = module.HipDevice()
+    except DEVICE_ERRORS as error:
+        raise DeviceUnavailable(f"device hip: {error}") from error
+    device.reason = "a usable HIP device"
+    return device
+
+
+def _wgpu(adapter: str | None, reason: str) -> Device:
+    """A wgpu device, with what kept it from being made in the error."""
+    name = "wgpu" if adapter is None else f"wgpu:{adapter}"
+    try:
+        device = importlib.import_module("wgrad.wgsl.device").WgpuDevice(adapter)
+    except ModuleNotFoundError as error:
+        raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
+    except DEVICE_ERRORS as error:
+        raise DeviceUnavailable(f"device {name}: {error}") from error
+    device.reason = reason
+    return device
+
+
+def _list_adapters() -> list[dict[str, Any]]:
+    try:
+        return importlib.import_module("wgrad.wgsl.device").list_adapters()
+    except ModuleNotFoundError as error:
+        raise DeviceUnavailable(f"device wgpu: {error}; pip install wgpu") from error
+    except DEVICE_ERRORS as error:
+        raise DeviceUnavailable(f"device wgpu: {error}") from error
+
+
+def list_devices() -> list[dict[str, Any]]:
+    """What `wgrad devices` prints: one entry per device, best first.
+
+    Keys: spec (what to pass to --device), name, backend, type, driver, features (list), usable (bool), note.
+    """
+    found = []
+    try:
+        hip = _hip()
+        found.append(_entry("hip", hip.description, "HIP", "GPU"))
+    except DeviceUnavailable as error:
+        found.append(_entry("hip", "AMD HIP", "HIP", "GPU", usable=False, note=_short(error)))
+    try:
+        for adapter in _list_adapters():
+            entry = _entry(f"wgpu:{adapter['index']}", adapter["name"], adapter["backend"], adapter["type"])
+            found.append({**entry, "driver": adapter["driver"], "features": list(adapter["features"])})
+    except DeviceUnavailable as error:
+        found.append(_entry("wgpu", "wgpu", "", "", usable=False, note=_short(error)))
+    found.append(_entry("cpu", ReferenceDevice().description, "NumPy", "CPU", note="slow; the reference of all others"))
+    return found
+
+
+def _entry(spec: str, name: str, backend: str, kind: str, *, usable: bool = True, note: str = "") -> dict[str, Any]:
+    return {
+        "spec": spec,
+        "name": name,
+        "backend": backend,
+        "type": kind,
+        "driver": "",
+        "features": [],
+        "usable": usable,
+        "note": note,
+    }

@@ -1,0 +1,83 @@
+"""Gradients by central differences in float64 on the reference, with the operator in the middle of a graph.
+
+y = sum(c * op(a * x + b)) with a, b and c other than 1 and 0: a backward that drops the gradient from above, or does
+not pass its own on to what is below, shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import Tensor
+
+STEP = 1e-5  # rounding error / STEP and STEP squared are both near 1e-11 in float64
+INNER_SCALE = 0.7
+
+
+def gradcheck(
+    op: Callable[..., Tensor | Sequence[Tensor]],
+    *inputs: np.ndarray,
+    rng: np.random.Generator,
+    device: ReferenceDevice | None = None,
+    checks: int = 24,
+) -> float:
+    """The largest relative difference between a gradient of the tape and central differences.
+
+    op takes one Tensor for each input (float64 arrays) and returns a Tensor or several. At most `checks` elements of
+    each input are compared, drawn with rng. The result is relative to the largest gradient of that input.
+    """
+    device = device or ReferenceDevice()
+    shifts = [0.1 * rng.standard_normal(x.shape) for x in inputs]
+    weights: list[np.ndarray] = []
+
+    def loss(leaves: Sequence[Tensor]) -> Tensor:
+        inner = [F.add(F.scale(x, INNER_SCALE), device.upload(s)) for x, s in zip(leaves, shifts)]
+        result = op(*inner)
+        outputs = [result] if isinstance(result, Tensor) else list(result)
+        if not weights:
+            weights.extend(1.5 + rng.standard_normal(out.shape) for out in outputs)
+        terms = [F.sum(F.mul(out, device.upload(c))) for out, c in zip(outputs, weights)]
+        total = terms[0]
+        for term in terms[1:]:
+            total = F.add(total, term)
+        return total
+
+    def value(arrays: Sequence[np.ndarray]) -> float:
+        with F.no_grad():
+            return float(loss([Tensor(device.upload(a), device) for a in arrays]).numpy()[0])
+
+    arrays = [np.array(x, np.float64) for x in inputs]
+    leaves = [Tensor(device.upload(a), device, requires_grad=True) for a in arrays]
+    loss(leaves).backward()
+    return max(_compare(value, arrays, i, leaf.grad, rng, checks) for i, leaf in enumerate(leaves))
+
+
+def _compare(
+    value: Callable[[Sequence[np.ndarray]], float],
+    arrays: list[np.ndarray],
+    i: int,
+    grad: Any,
+    rng: np.random.Generator,
+    checks: int,
+) -> float:
+    """Relative difference for input i."""
+    if grad is None:
+        return float("inf")
+    flat = arrays[i].reshape(-1)
+    chosen = rng.permutation(flat.size)[:checks]
+    numeric = np.empty(chosen.size)
+    for n, j in enumerate(chosen):
+        kept = flat[j]
+        flat[j] = kept + STEP
+        above = value(arrays)
+        flat[j] = kept - STEP
+        numeric[n] = (above - value(arrays)) / (2 * STEP)
+        flat[j] = kept
+    tape = np.asarray(grad, np.float64).reshape(-1)
+    scale = max(float(np.abs(numeric).max()), float(np.abs(tape).max()), 1e-12)
+    return float(np.abs(tape[chosen] - numeric).max()) / scale

@@ -1,0 +1,380 @@
+"""The schema of every operator: argument shapes, dtypes and values, and the text of every error.
+
+A device never checks an argument; what passes here fits the contract in `device.py`. An error names the operator
+and the argument, the rule, what was received, and what to do next.
+
+Axes are named by letters (`R C`); a letter binds to the first size that it meets and must agree from then on.
+Kinds of dtype: `float` (float32, float16), `f32`, `weight` (float32, float16, bfloat16), `i32`, `u32`, `u8`. float64
+passes wherever float32 does: only the reference holds such arrays, as the oracle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.autograd.device import (
+    HYPER_SIZE,
+    STATE_SIZE,
+    Array,
+    Device,
+    NF4Array,
+)
+from wgrad.autograd.errors import ShapeError
+
+F16 = np.dtype(np.float16)
+KINDS: dict[str, tuple[Any, ...]] = {
+    "float": (np.float32, np.float16, np.float64),
+    "f32": (np.float32, np.float64),
+    "weight": (np.float32, np.float16, ml_dtypes.bfloat16, np.float64),
+    "i32": (np.int32,),
+    "u32": (np.uint32,),
+    "u8": (np.uint8,),
+}
+_ALLOWED = {kind: frozenset(np.dtype(t) for t in types) for kind, types in KINDS.items()}
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+MAX_HEAD_DIM = 256
+
+
+class Args:
+    """Checks the arguments of one call of one operator, and remembers the size of every axis."""
+
+    def __init__(self, op: str, device: Device | None = None) -> None:
+        self.op = op
+        self.device = device
+        self.size: dict[str, int] = {}
+        self._from: dict[str, str] = {}
+
+    def fail(self, message: str) -> ShapeError:
+        return ShapeError(f"{self.op}: {message}")
+
+    def array(self, name: str, value: Any, axes: str, kind: str = "float", hint: str = "") -> Args:
+        """value must be an array with these axes (`... C` allows any number in front; digits are exact sizes)."""
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None:
+            raise self.fail(f"{name} must be an array on the device, got {type(value).__name__}; upload it first")
+        self._dtype(name, np.dtype(dtype), kind)
+        letters = axes.split()
+        if letters and letters[0] == "...":
+            letters = letters[1:]
+            if len(shape) < len(letters) + 1:
+                raise self.fail(
+                    f"{name} must have at least {len(letters) + 1} axes, got shape {list(shape)}; reshape it"
+                )
+            shape = shape[len(shape) - len(letters) :]
+        elif len(shape) != len(letters):
+            raise self.fail(f"{name} must be [{', '.join(letters)}], got shape {list(shape)}; {hint or 'reshape it'}")
+        for letter, size in zip(letters, shape):
+            self._axis(name, letters, letter, int(size), value, hint)
+        return self
+
+    def _axis(self, name: str, letters: list[str], letter: str, size: int, value: Any, hint: str) -> None:
+        wanted = int(letter) if letter.isdigit() else self.size.get(letter)
+        if wanted is None:
+            if size < 1:
+                raise self.fail(
+                    f"{name} must not be empty, got shape {list(value.shape)}; leave the call out for an empty batch"
+                )
+            self.size[letter], self._from[letter] = size, name
+        elif wanted != size:
+            source = f" ({letter} = {wanted} from {self._from[letter]})" if letter in self._from else ""
+            raise self.fail(
+                f"{name} must be [{', '.join(letters)}] with {letter} = {wanted}{source}, "
+                f"got shape {list(value.shape)}; {hint or 'transpose it, or pass the array that belongs here'}"
+            )
+
+    def _dtype(self, name: str, dtype: np.dtype, kind: str) -> None:
+        if dtype not in _ALLOWED[kind]:
+            names = " or ".join(np.dtype(t).name for t in KINDS[kind] if t is not np.float64)
+            raise self.fail(f"{name} must be {names}, got {dtype.name}; cast it first")
+        if dtype == F16 and self.device is not None and not self.device.float16:
+            raise self.fail(
+                f"{name} is float16, which {self.device.description} does not support; use float32 (--compute float32)"
+            )
+
+    def dtype(self, name: str, value: Any, default: Any) -> np.dtype:
+        """The dtype of the result: the option `value`, or the default when it is None."""
+        dtype = np.dtype(default if value is None else value)
+        self._dtype(name, dtype, "float")
+        return dtype
+
+    def rule(self, holds: bool, message: str) -> Args:
+        if not holds:
+            raise self.fail(message)
+        return self
+
+
+def _p(args: Args, p: float) -> None:
+    args.rule(0 <= p < 1, f"p must be in [0, 1), got {p}; it is the probability of dropping an element")
+
+
+# ---- products ----------------------------------------------------------------------------
+def gemm(device: Device, a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False) -> None:
+    """a [M, K] or [K, M], b [K, N] or [N, K]; a leading batch axis on both."""
+    args = Args("gemm", device)
+    batch = "B " if len(getattr(a, "shape", ())) == 3 else ""
+    args.array("a", a, batch + ("K M" if trans_a else "M K"))
+    args.array("b", b, batch + ("N K" if trans_b else "K N"), "weight", "check trans_a and trans_b")
+
+
+def linear(
+    device: Device,
+    op: str,
+    x: Array,
+    weight: Array | NF4Array,
+    bias: Array | None,
+    residual: Array | None,
+    lora_a: Array | None,
+    lora_b: Array | None,
+    dtype: Any,
+) -> np.dtype:
+    """x [..., K], weight [N, K], bias [N], residual [..., N], lora_a [r, K], lora_b [N, r] -> dtype of y."""
+    args = Args(op, device).array("x", x, "... K")
+    if isinstance(weight, NF4Array):
+        nf4_array(args, "weight", weight)
+        _weight_shape(args, weight.shape)
+    else:
+        hint = "a linear weight is [out, in]: transpose it if it is [in, out]"
+        args.array("weight", weight, "N K", "weight", hint)
+    if bias is not None:
+        args.array("bias", bias, "N", "f32")
+    if residual is not None:
+        wanted = (*tuple(x.shape)[:-1], args.size["N"])
+        args.array("residual", residual, "... N")
+        args.rule(
+            tuple(residual.shape) == wanted,
+            f"residual must have the shape of the result {list(wanted)}, got {list(residual.shape)}; reshape it",
+        )
+    if lora_a is not None or lora_b is not None:
+        args.array("lora.a", lora_a, "r K", "f32", "lora_A is [r, in]")
+        args.array("lora.b", lora_b, "N r", "f32", "lora_B is [out, r]")
+    return args.dtype("dtype", dtype, x.dtype)
+
+
+def _weight_shape(args: Args, shape: tuple[int, int]) -> None:
+    args.size.setdefault("N", shape[0])
+    args.rule(
+        shape[1] == args.size["K"],
+        f"weight must be [N, K] with K = {args.size['K']} from x, got shape {list(shape)}; "
+        "pass the weight of this layer ([out, in])",
+    )
+
+
+def lora(op: str, device: Device, scaling: float, p: float, seed: Array | None) -> None:
+    args = Args(op, device)
+    args.rule(math.isfinite(scaling), f"lora.scaling must be finite, got {scaling}; it is alpha / r")
+    _p(args, p)
+    if p > 0:
+        args.array("lora.seed", seed, "2", "u32", "dropout needs a seed")
+
+
+# ---- NF4 ---------------------------------------------------------------------------------
+def nf4_array(args: Args, name: str, w: NF4Array) -> None:
+    n = int(w.shape[0]) * int(w.shape[1])
+    blocks = -(-n // w.block_size)
+    again = "quantise the weight again or check the file that it came from"
+    args.rule(
+        w.block_size in BLOCK_SIZES, f"{name}.block_size must be one of {BLOCK_SIZES}, got {w.block_size}; {again}"
+    )
+    args.rule(
+        int(w.packed.size) == -(-n // 2),
+        f"{name}.packed must hold {-(-n // 2)} bytes for shape {list(w.shape)}, got {int(w.packed.size)}; {again}",
+    )
+    args.array(f"{name}.absmax", w.absmax, str(blocks), "u8" if w.nested else "f32", again)
+    if w.nested:
+        outer = -(-blocks // w.nested_block_size)
+        args.array(f"{name}.nested_absmax", w.nested_absmax, str(outer), "f32", again)
+        args.array(f"{name}.nested_code", w.nested_code, "256", "f32", again)
+        args.array(f"{name}.nested_offset", w.nested_offset, "1", "f32", again)
+
+
+def nf4_quantize(device: Device, w: Array, block_size: int) -> None:
+    args = Args("nf4_quantize", device).array("w", w, "N K", "weight", "only matrices are quantised")
+    args.rule(block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}, got {block_size}; 64 is usual")
+
+
+def nf4_dequantize(device: Device, w: NF4Array, dtype: Any) -> np.dtype:
+    args = Args("nf4_dequantize", device)
+    nf4_array(args, "w", w)
+    return args.dtype("dtype", dtype, np.float32)
+
+
+# ---- norms, activations, rotary ----------------------------------------------------------
+def rms_norm(device: Device, x: Array, weight: Array, eps: float, dtype: Any, op: str = "rms_norm") -> np.dtype:
+    args = Args(op, device).array("x", x, "... C").array("weight", weight, "C", "f32")
+    args.rule(eps > 0, f"eps must be positive, got {eps}; rms_norm_eps of config.json is usually 1e-5")
+    return args.dtype("dtype", dtype, x.dtype)
+
+
+def unary(op: str, device: Device, x: Array) -> None:
+    args = Args(op, device)
+    args.array("x", x, " ".join(f"axis{i}" for i in range(len(getattr(x, "shape", ())))))
+
+
+def gated(op: str, device: Device, gate: Array, up: Array) -> None:
+    unary(op, device, gate)
+    _same(op, device, ("gate", gate), ("up", up))
+
+
+def rope(device: Device, x: Array, cos: Array, sin: Array, positions: Array) -> None:
+    args = Args("rope", device).array("x", x, "N H D", "float", "flatten batch and time into N")
+    width = args.size["D"]
+    args.rule(width % 2 == 0, f"x must have an even head width D (halves are rotated against each other), got {width}")
+    args.array("cos", cos, f"P {width // 2}", "f32", "a rotary table has D / 2 columns")
+    args.array("sin", sin, f"P {width // 2}", "f32", "cos and sin are tables of one shape")
+    args.array("positions", positions, "N", "i32")
+
+
+# ---- attention ---------------------------------------------------------------------------
+def attention(
+    device: Device, q: Array, k: Array, v: Array, starts: Array, q_start: Array, window: int, backward: bool
+) -> None:
+    args = Args("attention", device).array("q", q, "B T H D")
+    args.array("k", k, "B S G D").array("v", v, "B S G D")
+    args.array("starts", starts, "B T", "i32").array("q_start", q_start, "1", "i32")
+    size = args.size
+    args.rule(
+        size["H"] % size["G"] == 0,
+        f"q must have a multiple of the key heads G = {size['G']}, got H = {size['H']}; "
+        "check num_attention_heads and num_key_value_heads",
+    )
+    args.rule(size["D"] <= MAX_HEAD_DIM, f"q must have a head width of at most {MAX_HEAD_DIM}, got {size['D']}")
+    args.rule(size["T"] <= size["S"], f"k must hold a key for every query, got T = {size['T']} > S = {size['S']}")
+    args.rule(window >= 0, f"window must be 0 (none) or positive, got {window}")
+    args.rule(q.dtype == k.dtype == v.dtype, f"q, k, v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast")
+    if backward:
+        args.rule(
+            size["T"] == size["S"],
+            f"k must have as many tokens as q where a gradient is wanted, got T = {size['T']}, S = {size['S']}; "
+            "use no_grad when decoding",
+        )
+
+
+def kv_append(device: Device, cache: Array, new: Array, q_start: Array) -> None:
+    args = Args("kv_append", device).array("cache", cache, "B S G D").array("new", new, "B T G D")
+    args.array("q_start", q_start, "1", "i32")
+    args.rule(
+        args.size["T"] <= args.size["S"],
+        f"new must fit into the cache of {args.size['S']} tokens, got {args.size['T']}; make a longer cache",
+    )
+    args.rule(cache.dtype == new.dtype, f"new must have the cache's dtype {cache.dtype}, got {new.dtype}; cast it")
+
+
+# ---- softmax family, plain operators -----------------------------------------------------
+def _same(op: str, device: Device, first: tuple[str, Any], second: tuple[str, Any]) -> None:
+    (name, a), (other, b) = first, second
+    unary(op, device, b)
+    if tuple(a.shape) != tuple(b.shape):
+        raise ShapeError(
+            f"{op}: {other} must have the shape of {name} {list(a.shape)}, got {list(b.shape)}; "
+            "reshape it (nothing is broadcast)"
+        )
+
+
+def same_shape(op: str, device: Device, a: Array, b: Array) -> None:
+    unary(op, device, a)
+    _same(op, device, ("a", a), ("b", b))
+
+
+def softmax(device: Device, x: Array) -> None:
+    Args("softmax", device).array("x", x, "... C")
+
+
+def mask(device: Device, x: Array, keep: Array) -> None:
+    unary("mask", device, x)
+    args = Args("mask", device)
+    args.array("keep", keep, " ".join(str(n) for n in x.shape), "u32", "keep has one value for each of x")
+
+
+def scale(device: Device, x: Array, alpha: float) -> None:
+    unary("scale", device, x)
+    Args("scale").rule(math.isfinite(alpha), f"alpha must be finite, got {alpha}")
+
+
+def cast(device: Device, x: Array, dtype: Any) -> np.dtype:
+    args = Args("cast", device)
+    args.array("x", x, " ".join(f"axis{i}" for i in range(len(getattr(x, "shape", ())))), "weight")
+    return args.dtype("dtype", dtype, None)
+
+
+def bias(device: Device, x: Array, b: Array) -> None:
+    Args("bias", device).array("x", x, "... C").array("b", b, "C", "f32")
+
+
+def dropout(device: Device, x: Array, p: float, seed: Array, salt: int) -> None:
+    unary("dropout", device, x)
+    args = Args("dropout", device).array("seed", seed, "2", "u32")
+    _p(args, p)
+    args.rule(0 <= salt < 2**32, f"salt must be in [0, 2^32), got {salt}; number the dropout layers from 0")
+
+
+def reshape(x: Array, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with its -1, if any, filled in."""
+    size, known = math.prod(x.shape), math.prod(n for n in shape if n != -1)
+    fits = shape.count(-1) <= 1 and all(n >= -1 for n in shape) and known > 0 and size % known == 0
+    result = tuple(size // known if n == -1 else int(n) for n in shape) if fits else ()
+    if not fits or math.prod(result) != size:
+        raise ShapeError(
+            f"reshape: shape must hold the {size} elements of {list(x.shape)}, got {list(shape)}; one axis may be -1"
+        )
+    return result
+
+
+# ---- embedding, loss ---------------------------------------------------------------------
+def embedding(device: Device, table: Array, ids: Array, dtype: Any) -> np.dtype:
+    args = Args("embedding", device).array("table", table, "V C", "weight").array("ids", ids, "N", "i32", "flatten it")
+    return args.dtype("dtype", dtype, np.float32)
+
+
+def linear_cross_entropy(device: Device, x: Array, weight: Array, targets: Array) -> None:
+    args = Args("linear_cross_entropy", device)
+    args.array("x", x, "N C", "float", "flatten batch and time into N")
+    args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
+    args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
+
+
+# ---- optimiser, decoding -----------------------------------------------------------------
+def grad_norm(device: Device, g: Array) -> None:
+    Args("grad_norm", device).array("g", g, "n", "f32", "pass the flat gradient buffer")
+
+
+def clip(device: Device, norm: Array, hyper: Array, state: Array, loss_scale: Array) -> None:
+    args = Args("clip", device).array("norm", norm, "2", "f32", "pass what grad_norm returns")
+    args.array("hyper", hyper, str(HYPER_SIZE), "f32").array("state", state, str(STATE_SIZE), "f32")
+    args.array("loss_scale", loss_scale, "1", "f32")
+
+
+def adamw(device: Device, arrays: dict[str, Array], decay_elements: int) -> None:
+    """arrays: p, g, exp_avg, exp_avg_sq, hyper, state."""
+    args = Args("adamw", device)
+    for name in ("p", "g", "exp_avg", "exp_avg_sq"):
+        args.array(name, arrays[name], "n", "f32", "all four are flat buffers of one size")
+    args.array("hyper", arrays["hyper"], str(HYPER_SIZE), "f32").array("state", arrays["state"], str(STATE_SIZE), "f32")
+    args.rule(
+        0 <= decay_elements <= args.size["n"],
+        f"decay_elements must be between 0 and n = {args.size['n']}, got {decay_elements}; "
+        "decayed parameters come first in the buffer",
+    )
+
+
+def sample(device: Device, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> None:
+    args = Args("sample", device).array("logits", logits, "V", "f32", "one row of logits")
+    args.array("uniform", uniform, "1", "f32")
+    args.rule(temperature >= 0, f"temperature must be 0 (greedy) or positive, got {temperature}")
+    args.rule(top_k >= 0, f"top_k must be 0 (off) or positive, got {top_k}")
+    args.rule(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}; 1 is off")
+
+
+def view(array: Array, shape: Sequence[int], offset: int) -> None:
+    args, size = Args("view"), math.prod(shape)
+    args.rule(
+        offset >= 0 and offset % 64 == 0, f"offset must be a multiple of 64 elements, got {offset}; pad the buffer"
+    )
+    args.rule(
+        offset + size <= int(array.size),
+        f"shape {list(shape)} at offset {offset} must fit into {int(array.size)} elements, got {offset + size}",
+    )

@@ -1,0 +1,253 @@
+"""Tensor and the walk backwards: a node for each operator, gradients added in reverse topological order.
+
+The walk frees as it goes: once a node's backward has run, its saved arrays and its gradient are dropped, and their
+memory returns to the device's pool. A graph can therefore be walked once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from wgrad.autograd.device import Array, Device
+from wgrad.autograd.errors import ShapeError, WgradError
+
+
+class _Mode(threading.local):
+    recording = True
+
+
+_mode = _Mode()
+
+
+def is_recording() -> bool:
+    """Whether operators put themselves on the tape (False inside `no_grad`)."""
+    return _mode.recording
+
+
+@contextmanager
+def recording(on: bool) -> Iterator[None]:
+    previous, _mode.recording = _mode.recording, on
+    try:
+        yield
+    finally:
+        _mode.recording = previous
+
+
+def no_grad() -> Any:
+    """Inside this context no operator saves anything for a backward."""
+    return recording(False)
+
+
+# Where a gradient goes: output number `index` of a node, a leaf, or nowhere.
+Edge: TypeAlias = "tuple[Node, int] | Tensor | None"
+
+
+class Node:
+    """One operator on the tape. `edges[i]` says where the gradient of input i goes."""
+
+    __slots__ = ("name", "device", "backward", "edges", "outputs")
+
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        backward: Callable[..., Sequence[Array | None]],
+        edges: Sequence[Edge],
+        outputs: Sequence[Array],
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.backward: Callable[..., Sequence[Array | None]] | None = backward
+        self.edges: Sequence[Edge] = edges
+        self.outputs = [(tuple(out.shape), np.dtype(out.dtype)) for out in outputs]
+
+    def release(self) -> None:
+        """Drop what was saved, and the way down to the nodes below."""
+        self.backward = None
+        self.edges = ()
+
+
+class Tensor:
+    """An array on a device that the tape can follow.
+
+    data: the device's array. grad: an array of the same shape after `backward`, on leaves that require it.
+    """
+
+    __slots__ = ("data", "device", "requires_grad", "grad", "has_grad_buffer", "node", "index", "__weakref__")
+
+    def __init__(self, data: Array, device: Device, requires_grad: bool = False) -> None:
+        self.data = data
+        self.device = device
+        self.requires_grad = requires_grad
+        self.grad: Array | None = None
+        self.has_grad_buffer = False  # grad was handed in, and gradients are added to it in place
+        self.node: Node | None = None
+        self.index = 0  # which of the node's outputs this is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.data.dtype)
+
+    def __repr__(self) -> str:
+        grad = ", requires_grad" if self.requires_grad else ""
+        return f"Tensor({list(self.shape)} {self.dtype.name} on {self.device.name}{grad})"
+
+    def numpy(self) -> np.ndarray:
+        """Wait for the device and copy to the host."""
+        return self.device.download(self.data)
+
+    def detach(self) -> Tensor:
+        """The same array, off the tape."""
+        return Tensor(self.data, self.device)
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The same storage in another shape; one axis may be -1."""
+        from wgrad.autograd.elementwise import Reshape
+
+        return Reshape.apply(self, shape=shape)
+
+    def backward(self, seed: Array | None = None) -> None:
+        """Add d self / d leaf to the grad of every leaf that requires it.
+
+        seed: gradient of this tensor, same shape (float32 [1] for a loss, where a loss scale goes in); None is 1,
+        for a tensor of one element.
+
+        Raises:
+            ShapeError: the seed's shape is not the tensor's, or it is missing and the tensor has several elements.
+            WgradError: the tensor is not on the tape, or the tape below it was walked before.
+        """
+        if not self.requires_grad:
+            raise WgradError(
+                "backward: nothing below this tensor requires a gradient; make a leaf with requires_grad=True "
+                "and compute outside no_grad"
+            )
+        if seed is None:
+            if self.data.size != 1:
+                raise ShapeError(
+                    f"backward: seed is needed for a tensor of more than one element, got shape {list(self.shape)}; "
+                    "pass a gradient of that shape or reduce with sum first"
+                )
+            seed = self.device.empty(self.shape, self.dtype)
+            self.device.fill(seed, 1.0)
+        elif tuple(seed.shape) != self.shape:
+            raise ShapeError(
+                f"backward: seed must have the tensor's shape {list(self.shape)}, got {list(seed.shape)}; reshape it"
+            )
+        run_backward([self], [seed])
+
+
+def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:
+    """A trainable leaf. `grad`, when given, is a float32 array of the same shape (a view of a flat buffer): gradients
+    are added to what it holds, in place; clearing it is the caller's."""
+    if grad is not None and tuple(grad.shape) != tuple(data.shape):
+        raise ShapeError(
+            f"parameter: grad must have the shape of data {list(data.shape)}, got {list(grad.shape)}; "
+            "take a view of the flat gradient buffer of that shape"
+        )
+    leaf = Tensor(data, device, requires_grad=True)
+    leaf.grad, leaf.has_grad_buffer = grad, grad is not None
+    return leaf
+
+
+def edge_of(tensor: Tensor) -> Edge:
+    """Where the gradient of a tensor goes."""
+    if not tensor.requires_grad:
+        return None
+    return (tensor.node, tensor.index) if tensor.node is not None else tensor
+
+
+class _Gradients:
+    """Gradients on their way: per node, one per output, and whether the array is ours to add to in place.
+
+    A gradient may be shared (a residual passes its own on), so the first sum makes a new array.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Node, list[tuple[Array, bool] | None]] = {}
+
+    def send(self, edge: Edge, grad: Array | None) -> None:
+        if edge is None or grad is None:
+            return
+        if isinstance(edge, Tensor):
+            self._to_leaf(edge, grad)
+            return
+        node, index = edge
+        device, (shape, dtype) = node.device, node.outputs[index]
+        if tuple(grad.shape) != shape:
+            raise AssertionError(f"a gradient of shape {list(grad.shape)} reached {node.name}, whose output is {shape}")
+        if np.dtype(grad.dtype) != dtype:
+            grad = device.cast(grad, dtype)
+        waiting = self._waiting.setdefault(node, [None] * len(node.outputs))
+        held = waiting[index]
+        if held is None:
+            waiting[index] = (grad, False)
+        else:
+            total, ours = held
+            waiting[index] = (device.add(total, grad, out=total) if ours else device.add(total, grad), True)
+
+    def _to_leaf(self, leaf: Tensor, grad: Array) -> None:
+        if tuple(grad.shape) != leaf.shape:
+            raise AssertionError(f"a gradient of shape {list(grad.shape)} reached a leaf of shape {list(leaf.shape)}")
+        if leaf.grad is None:
+            leaf.grad = grad
+        elif leaf.has_grad_buffer:
+            leaf.device.add(leaf.grad, grad, out=leaf.grad)
+        else:
+            leaf.grad = leaf.device.add(leaf.grad, grad)
+
+    def take(self, node: Node) -> list[Array | None] | None:
+        waiting = self._waiting.pop(node, None)
+        return None if waiting is None else [None if held is None else held[0] for held in waiting]
+
+
+def run_backward(roots: Sequence[Tensor], seeds: Sequence[Array | None]) -> None:
+    """Walk the tape below the roots, given the gradient of each (None: none)."""
+    order = _topological([root.node for root in roots if root.requires_grad and root.node is not None])
+    gradients = _Gradients()
+    for root, seed in zip(roots, seeds):
+        gradients.send(edge_of(root), seed)
+    with recording(False):
+        while order:
+            node = order.pop()
+            incoming = gradients.take(node)
+            backward, edges = node.backward, node.edges
+            node.release()
+            if incoming is None or backward is None:
+                continue
+            results = backward(*incoming)
+            del backward, incoming  # the saved arrays and the gradient of the output go before new ones are made
+            for edge, grad in zip(edges, results, strict=True):
+                gradients.send(edge, grad)
+            del edges, results
+
+
+def _topological(roots: Sequence[Node]) -> list[Node]:
+    """All nodes below the roots, each after every node that it depends on (without recursion: graphs are deep)."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.backward is None:
+            raise WgradError(
+                f"backward: the tape was walked before through {node.name}, and what it saved is gone; run the "
+                "forward again, or add the losses and call backward once"
+            )
+        stack.append((node, True))
+        stack.extend((edge[0], False) for edge in node.edges if isinstance(edge, tuple))
+    return order
