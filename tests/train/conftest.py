@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from wgrad.train.model_config import parse_model_config
 from wgrad.train.safetensors_files import from_arrays, write_safetensors
@@ -136,3 +136,60 @@ def text_data(tmp_path: Path) -> Path:
     texts = [f"{a}; {b}" for i, a in enumerate(SENTENCES) for b in SENTENCES[i % 4 : i % 4 + 4]]
     path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     return path
+
+
+# ---- tokenizers and data files alone, without a model ------------------------------------------
+PROVERBS = Path(__file__).parents[2] / "examples" / "data" / "proverbs.txt"
+SPECIAL = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json() -> str:
+    """Text of a tokenizer.json: byte-level BPE of 400 tokens, no post-processor."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(PROVERBS.read_text().split("\n"), trainer)
+    return backend.to_str()
+
+
+@pytest.fixture
+def make_tokenizer(tokenizer_json: str, tmp_path: Path) -> Callable[..., Path]:
+    """make(name="tokenizer", bos_in_json=False, **tokenizer_config) -> the folder with the files."""
+
+    def make(name: str = "tokenizer", bos_in_json: bool = False, **config: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        backend = Tokenizer.from_str(tokenizer_json)
+        if bos_in_json:
+            backend.post_processor = processors.TemplateProcessing(
+                single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+            )
+        backend.save(str(folder / "tokenizer.json"))
+        defaults = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": CHATML}
+        (folder / "tokenizer_config.json").write_text(json.dumps(defaults | config))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def write_lines(tmp_path: Path) -> Callable[..., str]:
+    """write(*objects, name="data.jsonl") -> path of a JSONL file; text is written as it is."""
+
+    def write(*lines: Any, name: str = "data.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines), encoding="utf-8")
+        return str(path)
+
+    return write
