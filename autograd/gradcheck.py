@@ -16,6 +16,8 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
 
 STEP = 1e-5  # rounding error / STEP and STEP squared are both near 1e-11 in float64
+# What a right gradient may differ by: the error of the differences themselves, times what sums and curvature make of it.
+LIMIT = 1000 * (float(np.finfo(np.float64).eps) / STEP + STEP * STEP)
 INNER_SCALE = 0.7
 
 

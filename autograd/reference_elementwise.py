@@ -14,15 +14,13 @@ _WEYL = (np.uint32(0x9E3779B9), np.uint32(0xBB67AE85))
 _ROUNDS = 10
 
 
-def philox(counters: np.ndarray, salt: int, seed: np.ndarray) -> np.ndarray:
-    """Philox-4x32-10 of the counters (c, salt, 0, 0) under the key (seed[0], seed[1]).
+def philox(counters: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Philox-4x32-10: counters uint32 [n, 4], key uint32 [2] -> uint32 [n, 4].
 
-    counters uint32 [n], seed uint32 [2] -> uint32 [n, 4].
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011).
     """
-    x0 = counters.astype(np.uint32)
-    x1, x2, x3 = (np.full_like(x0, value) for value in (salt & 0xFFFFFFFF, 0, 0))
-    key0, key1 = np.uint32(seed[0]), np.uint32(seed[1])
+    x0, x1, x2, x3 = np.ascontiguousarray(counters.T)
+    key0, key1 = np.uint32(key[0]), np.uint32(key[1])
     with np.errstate(over="ignore"):  # the arithmetic is modulo 2^32
         for _ in range(_ROUNDS):
             product0, product1 = _MULTIPLIERS[0] * x0.astype(np.uint64), _MULTIPLIERS[1] * x2.astype(np.uint64)
@@ -42,7 +40,9 @@ def dropout_keep(size: int, p: float, seed: np.ndarray, salt: int) -> np.ndarray
     Element i looks at word i % 4 of Philox-4x32-10 with key (seed[0], seed[1]) and counter (i // 4, salt, 0, 0),
     and stays when word >= floor(p * 2^32): its uniform number is word * 2^-32.
     """
-    words = philox(np.arange(-(-size // 4), dtype=np.uint32), salt, seed).reshape(-1)[:size]
+    counters = np.zeros((-(-size // 4), 4), np.uint32)
+    counters[:, 0], counters[:, 1] = np.arange(counters.shape[0]), salt
+    words = philox(counters, seed).reshape(-1)[:size]
     return words >= np.uint32(math.floor(p * 2**32))
 
 
