@@ -157,17 +157,21 @@ class GemmOps(Runtime):
         *,
         column: int = 0,
         ldc: int | None = None,
+        a_column: int = 0,
+        lda: int | None = None,
         tile: Tile | None = None,
         splits: int | None = None,
     ) -> None:
-        """One product into `out` (its columns from `column` on, row stride `ldc`)."""
+        """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise."""
         m, n, k = mnk
+        lda = lda or (m if trans_a else k)
         ldc = ldc or n
         chosen, chosen_splits = choose_tile(m, n, k, batch, self.workgroup_bytes)
         tile, splits = tile or chosen, splits or chosen_splits
         nf4 = not isinstance(b, Array)
         vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
         constants = self._constants(tile, a, b, trans_a, trans_b, mnk)
+        constants["VEC_A"] = lda % 4 == 0 and a_column % 4 == 0
         epilogue = {
             "HAS_BIAS": bias is not None,
             "HAS_RESIDUAL": residual is not None,
@@ -192,7 +196,7 @@ class GemmOps(Runtime):
             "gemm",
             arrays,
             [m, n, k, k_per_split, ldc, column, rank, getattr(b, "block_size", 0)]
-            + [getattr(b, "nested_block_size", 0), float(alpha)],
+            + [getattr(b, "nested_block_size", 0), lda, a_column, float(alpha)],
             (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split)),
             {**constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
             work=2.0 * batch * m * n * k,
@@ -221,7 +225,6 @@ class GemmOps(Runtime):
             "A_KIND": _KIND[a.dtype.name],
             "B_KIND": NF4_KIND if nf4 else _KIND[b.dtype.name],
             "NESTED": nf4 and b.nested_absmax is not None,
-            "VEC_A": (m if trans_a else k) % 4 == 0,
             "VEC_B": (k if trans_b else n) % 4 == 0,
         }
 

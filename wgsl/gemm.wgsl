@@ -1,6 +1,6 @@
 // C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C), tiled, f32 accumulation.
 //
-//   a [M, K], or [K, M] where TRANS_A          f32 or f16 (A_KIND)
+//   a [M, K], or [K, M] where TRANS_A (row stride lda, first column a_col)   f32 or f16 (A_KIND)
 //   b [K, N], or [N, K] where TRANS_B          f32, f16, bf16 (B_KIND), or NF4 codes of a [out, in] weight:
 //                                              [N, K] where TRANS_B (forward), else [K, N] (dx)
 //   c [M, N] (row stride ldc, first column c_col)   f32 or f16 (C_KIND); with SPLIT f32 partial sums [splits, M, N]
@@ -20,7 +20,7 @@
 struct Params {
   m: u32, n: u32, k: u32, k_per_split: u32,
   ldc: u32, c_col: u32, rank: u32, block_size: u32,
-  nested_block: u32, alpha: f32,
+  nested_block: u32, lda: u32, a_col: u32, alpha: f32,
 }
 @group(0) @binding(0) var<uniform> p: Params;
 
@@ -289,12 +289,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
         let row = k0 + at / M4;
         let col = m0 + (at % M4) * 4u;
         next_a[$i] = vec4<f32>(0.0);
-        if (row < k_last && col < p.m) { next_a[$i] = read_a(a_base + row * p.m + col, p.m - col); }
+        if (row < k_last && col < p.m) { next_a[$i] = read_a(a_base + row * p.lda + p.a_col + col, p.m - col); }
 #else
         let row = min(m0 + at / (TILE_K / 4u), p.m - 1u);
         let col = k0 + (at % (TILE_K / 4u)) * 4u;
         next_a[$i] = vec4<f32>(0.0);
-        if (col < k_last) { next_a[$i] = read_a(a_base + row * p.k + col, k_last - col); }
+        if (col < k_last) { next_a[$i] = read_a(a_base + row * p.lda + p.a_col + col, k_last - col); }
 #endif
       }
 #end

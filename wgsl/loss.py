@@ -1,0 +1,78 @@
+"""linear_cross_entropy: head product, loss and both gradients, a chunk of tokens at a time."""
+
+from __future__ import annotations
+
+
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.gemm import GemmOps
+
+# Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
+CHUNK_BYTES = 128 << 20
+
+
+class LossOps(GemmOps):
+    """linear_cross_entropy (autograd/device.py). The backward is part of the forward: logits are never kept."""
+
+    def linear_cross_entropy(
+        self, x: Array, weight: Array, targets: Array, *, need_dx: bool = True, need_dweight: bool = False
+    ) -> tuple[Array, Array | None, Array | None]:
+        (n, c), v = x.shape, weight.shape[0]
+        losses = self.empty((n,))
+        dx = self.empty((n, c)) if need_dx else None
+        dweight = self.empty((v, c)) if need_dweight else None
+        rows = min(CHUNK_BYTES, self.max_binding_bytes) // (4 * v) // 128 * 128
+        rows = min(n, max(128, rows))  # a multiple of 128 rows starts where a binding may start, in f16 too
+        # The last chunk may be shorter: its logits are a view of the same memory.
+        memory = self.empty((rows, v))
+        for first in range(0, n, rows):
+            count = min(rows, n - first)
+            part = self.view(x, (count, c), first * c)
+            logits = self.gemm(part, weight, trans_b=True, out=self.view(memory, (count, v)))
+            self._loss_and_gradient(logits, targets, losses, first, need_dx or need_dweight)
+            if dx is not None:
+                self._times_weight(logits, weight, self.view(dx, (count, c), first * c))
+            if dweight is not None:
+                self._add_to_dweight(logits, part, dweight, accumulate=first > 0)
+        loss = self.empty((1,))
+        self.launch(
+            "cross_entropy",
+            [memory, targets, losses, loss],
+            [rows, v, 0, n],
+            (1, 1, 1),
+            {"L_T": "f32", "WIDTH": 1, "GRAD": False},
+            entry="total",
+        )
+        return loss, dx, dweight
+
+    def _loss_and_gradient(self, logits: Array, targets: Array, losses: Array, first: int, grad: bool) -> None:
+        rows, v = logits.shape
+        vec = v % 4 == 0
+        self.launch(
+            "cross_entropy",
+            [logits, targets, losses, None],
+            [rows, v, first, losses.size],
+            self.groups(rows, 1),
+            {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, "GRAD": grad},
+            work=12.0 * logits.size,
+        )
+
+    def _times_weight(self, dlogits: Array, weight: Array, out: Array) -> None:
+        """out = dlogits weight, the vocabulary in as many pieces as bindings ask for."""
+        (rows, v), c = dlogits.shape, weight.shape[1]
+        for lo, hi in self.row_windows(v, c * weight.dtype.itemsize):
+            part = self.view(weight, (hi - lo, c), lo * c)
+            self._product(
+                dlogits, part, out, (rows, c, hi - lo), 1, False, False, 1.0, None, None, None, lo > 0,
+                a_column=lo, lda=v,
+            )  # fmt: skip
+
+    def _add_to_dweight(self, dlogits: Array, x: Array, dweight: Array, *, accumulate: bool) -> None:
+        """dweight (+)= dlogits^T x."""
+        (rows, v), c = dlogits.shape, x.shape[1]
+        for lo, hi in self.row_windows(v, c * 4):
+            self._product(
+                dlogits, x, self.view(dweight, (hi - lo, c), lo * c), (hi - lo, c, rows), 1, True, False, 1.0,
+                None, None, None, accumulate, a_column=lo, lda=v,
+            )  # fmt: skip
+
+
