@@ -1,7 +1,7 @@
 """Attention on wgpu: online softmax, causal, grouped heads, windows, packed documents; T x S scores never stand.
 
-Dao, FlashAttention-2 (arXiv:2307.08691). The backward takes two kernels, one that owns queries (dq) and one that owns keys
-(dk, dv), so that no atomics are needed and the same inputs give the same bits.
+Dao, FlashAttention-2 (arXiv:2307.08691). The backward takes two kernels, one that owns queries (dq) and one that owns
+keys (dk, dv), so that no atomics are needed and the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class AttentionOps(Runtime):
         step = batch if most >= batch else most // align * align
         if step == 0:
             raise DeviceError(
-                f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this device"
-                f" ({self.max_binding_bytes:,}); use a smaller --seq-len"
+                f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this"
+                f" device ({self.max_binding_bytes:,}); use a smaller --seq-len"
             )
         for at in range(0, batch, step):
             n = min(step, batch - at)
@@ -77,7 +77,16 @@ class AttentionOps(Runtime):
         return o, lse
 
     def _attention(
-        self, q: Array, k: Array, v: Array, starts: Array, o: Array, lse: Array, q_start: Array, scale: float, window: int
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        starts: Array,
+        o: Array,
+        lse: Array,
+        q_start: Array,
+        scale: float,
+        window: int,
     ) -> None:
         batch, queries, heads, width = q.shape
         chosen = self._plan(width)
@@ -124,7 +133,8 @@ class AttentionOps(Runtime):
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array, Array]:
-        """do o q [B, T, H, D], k v [B, T, G, D], lse float32 [B, H, T], starts int32 [B, T] -> dq, dk, dv, overwritten."""
+        """do o q [B, T, H, D], k v [B, T, G, D], lse float32 [B, H, T], starts int32 [B, T] -> dq, dk, dv (shapes and
+        dtypes of q, k, v), overwritten."""
         dq, dk, dv = (self.empty(a.shape, a.dtype) for a in (q, k, v))
         for _, views in self._batches([do, q, k, v, o, lse, starts, dq, dk, dv]):
             self._attention_backward(*views, float(scale), window)

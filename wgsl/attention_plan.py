@@ -17,7 +17,8 @@ def ceil_div(a: int, b: int) -> int:
 class Tile:
     """One kernel's tile. A workgroup of tx x ty invocations owns `rows` and walks tiles of `columns`.
 
-    rows, columns: multiples of 4 ty and 4 tx. depth: columns of D staged at a time (a multiple of 4) for the products over D.
+    rows, columns: multiples of 4 ty and 4 tx.
+    depth: columns of D staged at a time (a multiple of 4) for the products over D.
     flat: whole rows staged at a time (a multiple of 4 that divides `columns`) for the products over `columns`.
     resident: the forward's queries stay in workgroup memory instead of being read again for each tile.
     """
