@@ -1,0 +1,167 @@
+"""Attention on wgpu: the self-test's cases, every tile of the tables, splits, batch windows, determinism, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import EPSILON, MULTIPLE, check_case
+from wgrad.autograd.selftest_cases import BUILTIN_ULPS, Case, cases
+from wgrad.autograd.selftest_operators import _attention
+from wgrad.wgsl.attention_plan import BACKWARD, FORWARD, Plan, Tile, plan
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.errors import DeviceError
+
+F32 = np.dtype(np.float32)
+CASES = [c for c in cases(True) if c.op in ("attention", "attention_backward")]
+TILES = sorted(set(itertools.chain(*FORWARD.values(), *BACKWARD.values())), key=repr)
+
+
+@pytest.fixture(scope="module")
+def device() -> WgpuDevice:
+    return WgpuDevice()
+
+
+@pytest.fixture
+def planned(device: WgpuDevice):
+    """The device, with its plan set back afterwards."""
+    yield device
+    device.attention_plan = None
+
+
+def check(case: Case, device: WgpuDevice) -> None:
+    result = check_case(case, device)
+    assert result.ok, f"{result.name}: {result.output} off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_case(case: Case, device: WgpuDevice) -> None:
+    if "float16" in case.dtype and not device.float16:
+        pytest.skip("the device has no float16")
+    check(case, device)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=repr)
+@pytest.mark.parametrize("width", [40, 10])
+def test_every_tile_of_the_tables(tile: Tile, width: int, planned: WgpuDevice) -> None:
+    """Packed documents and a window over three tiles, so that whole, masked and skipped tiles all occur."""
+    planned.attention_plan = Plan(tile, tile, tile, wanted_groups=1)
+    shape = (1, 2 * max(tile.rows, tile.columns) + 7, 2, 1, width)
+    for backward in (False, True):
+        used = tile.backward_bytes(width) if backward else tile.forward_bytes(width)
+        if used <= planned.workgroup_bytes:
+            check(_attention("tile", shape, F32, documents=3, window=61, backward=backward), planned)
+
+
+@pytest.mark.parametrize("wanted", [1, 7, 40, 10_000])
+@pytest.mark.parametrize("backward", [False, True])
+def test_splits(wanted: int, backward: bool, planned: WgpuDevice) -> None:
+    chosen = plan(64, 16_384)
+    assert chosen is not None
+    planned.attention_plan = dataclasses.replace(chosen, wanted_groups=wanted)
+    check(_attention("splits", (1, 523, 6, 1, 64), F32, documents=2, backward=backward), planned)
+
+
+def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
+    """A cache of 1003 keys of which three are filled: all splits but the first have nothing to do."""
+    chosen = plan(64, 16_384)
+    assert chosen is not None
+    planned.attention_plan = dataclasses.replace(chosen, wanted_groups=10_000)
+    check(_attention("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, q_start=1), planned)
+
+
+def _inputs(shape: tuple[int, int, int, int, int], seed: int = 0) -> dict[str, np.ndarray]:
+    b, t, h, g, d = shape
+    rng = np.random.default_rng(seed)
+    arrays = {n: rng.standard_normal((b, t, x, d)).astype(F32) for n, x in (("q", h), ("k", g), ("v", g), ("do", h))}
+    return arrays | {"starts": np.zeros((b, t), np.int32), "q_start": np.zeros(1, np.int32)}
+
+
+def _all(device: WgpuDevice, x: dict[str, np.ndarray], scale: float) -> list[np.ndarray]:
+    a = {n: device.upload(v) for n, v in x.items()}
+    o, lse = device.attention(a["q"], a["k"], a["v"], a["starts"], a["q_start"], scale=scale)
+    grads = device.attention_backward(a["do"], a["q"], a["k"], a["v"], o, lse, a["starts"], scale=scale)
+    return [device.download(r) for r in (o, lse, *grads)]
+
+
+def test_batches_larger_than_a_binding(device: WgpuDevice) -> None:
+    """One batch element of q takes 20,480 bytes; two fit a binding of 49,152, so that five take three dispatches."""
+    x = _inputs((5, 32, 2, 1, 80))
+    small = WgpuDevice(max_binding_bytes=49_152)
+    for whole, windowed in zip(_all(device, x, 0.1), _all(small, x, 0.1)):
+        np.testing.assert_array_equal(whole, windowed)
+
+
+def test_a_row_larger_than_a_binding_is_refused() -> None:
+    small = WgpuDevice(max_binding_bytes=16_384)
+    x = _inputs((1, 64, 2, 1, 64))
+    with pytest.raises(DeviceError, match=r"attention: .* 32,768 bytes do not fit one binding.*--seq-len"):
+        _all(small, x, 0.1)
+
+
+def test_same_bits_twice(device: WgpuDevice) -> None:
+    x = _inputs((1, 301, 6, 2, 64))
+    for first, second in zip(_all(device, x, 0.125), _all(device, x, 0.125)):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_large_scores_stay_finite(device: WgpuDevice) -> None:
+    """Scores of some +-2000, where exp without the running maximum overflows."""
+    x = _inputs((1, 77, 2, 1, 64))
+    x["q"] *= 40
+    reference = ReferenceDevice()
+    wide = {n: v.astype(np.float64) if v.dtype == F32 else v for n, v in x.items()}
+    exact, _ = reference.attention(*(wide[n] for n in ("q", "k", "v", "starts", "q_start")), scale=1.0)
+    plain, _ = reference.attention(*(x[n] for n in ("q", "k", "v", "starts", "q_start")), scale=1.0)
+    found = _all(device, x, 1.0)
+    assert all(np.isfinite(r).all() for r in found)
+    limit = MULTIPLE["forward"] * np.abs(plain - exact).max() + BUILTIN_ULPS * EPSILON * np.abs(exact).max()
+    assert np.abs(found[0] - exact).max() <= limit
+
+
+def test_scores_never_stand_whole(planned: WgpuDevice) -> None:
+    """One head, T = 1500: T x T scores would take 9 MB, all that is allocated takes less than a quarter of it."""
+    device, t, chosen = planned, 1500, plan(32, 16_384)
+    assert chosen is not None
+    planned.attention_plan = dataclasses.replace(chosen, wanted_groups=1)
+    x = _inputs((1, t, 1, 1, 32))
+    a = {n: device.upload(v) for n, v in x.items()}
+    device.synchronize()
+    device.reset_peak()
+    before = device.memory().in_use_bytes
+    o, lse = device.attention(a["q"], a["k"], a["v"], a["starts"], a["q_start"], scale=0.1)
+    device.attention_backward(a["do"], a["q"], a["k"], a["v"], o, lse, a["starts"], scale=0.1)
+    device.synchronize()
+    assert device.memory().peak_bytes - before < t * t * 4 / 4
+
+
+def test_a_new_length_compiles_nothing(device: WgpuDevice) -> None:
+    _all(device, _inputs((1, 100, 2, 1, 64)), 0.125)
+    compiled = device.pipelines_compiled()
+    _all(device, _inputs((2, 57, 2, 1, 64)), 0.125)
+    assert device.pipelines_compiled() == compiled
+
+
+@pytest.mark.parametrize("width", range(2, 257, 2))
+def test_16_kib_hold_every_width(width: int) -> None:
+    """WebGPU guarantees 16,384 bytes of workgroup memory."""
+    chosen = plan(width, 16_384)
+    assert chosen is not None
+    assert chosen.forward.forward_bytes(width) <= 16_384
+    assert max(chosen.dq.backward_bytes(width), chosen.dkv.backward_bytes(width)) <= 16_384
+
+
+def test_a_device_too_small_is_refused(planned: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "workgroup_bytes", 4096)
+    with pytest.raises(DeviceError, match="heads of 64 elements does not fit the 4,096 bytes"):
+        _all(planned, _inputs((1, 8, 2, 1, 64)), 0.1)
+
+
+@pytest.mark.parametrize("change", [{"rows": 36}, {"columns": 48}, {"depth": 6}, {"flat": 12}])
+def test_a_tile_that_does_not_divide_is_refused(change: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be|must divide"):
+        Tile(**{**dict(rows=32, columns=32, tx=8, ty=8, depth=16, flat=16), **change})
