@@ -1,0 +1,274 @@
+"""Adapters exchanged with peft, NF4 weights with bitsandbytes and transformers, and 30 QLoRA steps beside PEFT's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device, NF4Array
+from wgrad.train.adapter import load_adapter, save_adapter
+from wgrad.train.build import build_frozen, build_trainable
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.loop import Trainer
+from wgrad.train.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model import Inputs, Model
+from wgrad.train.model_config import load_model_config
+from wgrad.train.nf4_files import nf4_arrays, save_nf4_checkpoint
+from wgrad.train.optim import AdamW
+from wgrad.train.packing import Batch, Step
+from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.schedule import learning_rate
+from wgrad.train.weights import load_frozen
+
+torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+TOKENS = 24
+NAMES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def random_ids(rows: int = 1, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 300, (rows, TOKENS)).astype(np.int32)
+
+
+def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
+    device, flat = model.device, ids.reshape(-1)
+    inputs = Inputs(
+        ids=device.upload(flat),
+        positions=device.upload(np.tile(np.arange(ids.shape[1], dtype=np.int32), len(ids))),
+        starts=device.upload(np.zeros_like(ids)),
+        q_start=device.upload(np.zeros(1, np.int32)),
+    )
+    return device.download(model.logits(model.hidden(inputs).data))
+
+
+def their_logits(model: Any, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
+    return logits.reshape(-1, logits.shape[-1]).double().numpy()
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
+
+
+def their_base(folder: Path, dtype: Any = torch.float32) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    values = init_lora(lora_shapes(lora, modules), 0)
+    return {n: (0.2 * generator.standard_normal(v.shape)).astype(np.float32) for n, v in values.items()}
+
+
+# ---- adapters ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("rslora", [False, True])
+def test_peft_loads_our_adapter(rslora: bool, make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+    folder = make_checkpoint("Qwen3ForCausalLM")
+    config = load_model_config(folder)
+    lora = LoraConfig(
+        r=5,
+        alpha=12.0,
+        rslora=rslora,
+        target_modules=("q_proj", "o_proj", "mlp.down_proj"),
+        rank_pattern={"layers.1.self_attn.q_proj": 3},
+        alpha_pattern={"down_proj": 20.0},
+    )
+    save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder))
+    ids = random_ids()
+    ours = our_logits(
+        build_frozen(config, folder, device, positions=64, adapter=str(tmp_path / "adapter"), quantize=False), ids
+    )
+    true, plain = (
+        their_logits(peft.PeftModel.from_pretrained(their_base(folder, dtype), tmp_path / "adapter").to(dtype), ids)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert distance(plain, their_logits(their_base(folder), ids)) > 0.1  # the adapter does something
+    assert distance(ours, true) <= 2 * distance(plain, true)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": NAMES},
+        {"target_modules": "all-linear", "use_rslora": True},
+        {"target_modules": r".*\.layers\.1\..*(up|v)_proj", "lora_alpha": 3},
+        {
+            "target_modules": ["q_proj"],
+            "rank_pattern": {"layers.0.self_attn.q_proj": 9},
+            "alpha_pattern": {"q_proj": 7},
+        },
+    ],
+    ids=["names", "all-linear", "regex", "patterns"],
+)
+def test_we_load_peft_adapters(options: dict[str, Any], make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+    folder = make_checkpoint("LlamaForCausalLM")
+    torch.manual_seed(0)
+    settings = {"r": 6, "lora_alpha": 11, "task_type": "CAUSAL_LM", **options}
+    wrapped = peft.get_peft_model(their_base(folder), peft.LoraConfig(**settings))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    ids = random_ids()
+    plain = their_logits(wrapped, ids)
+    true = their_logits(wrapped.double(), ids)
+    config = load_model_config(folder)
+    ours = our_logits(
+        build_frozen(config, folder, device, positions=64, adapter=str(tmp_path / "adapter"), quantize=False), ids
+    )
+    assert distance(true, their_logits(their_base(folder, torch.float64), ids)) > 0.1
+    assert distance(ours, true) <= 2 * distance(plain, true)
+
+
+def test_dora_of_peft_is_refused(make_checkpoint: Any, tmp_path: Path) -> None:
+    from wgrad.autograd.errors import WgradError
+
+    folder = make_checkpoint("LlamaForCausalLM")
+    settings = peft.LoraConfig(r=2, use_dora=True, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(their_base(folder), settings).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(WgradError, match="DoRA"):
+        load_adapter(tmp_path / "adapter", linear_modules(load_model_config(folder)))
+
+
+# ---- NF4 ---------------------------------------------------------------------------------------
+def bitsandbytes() -> Any:
+    return pytest.importorskip("bitsandbytes", reason="the oracle is bitsandbytes: pip install wgrad[oracle]")
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_we_load_what_bitsandbytes_quantised(
+    double: bool, make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
+    """The files of bitsandbytes' QuantState give the same values, bit for bit."""
+    functional = bitsandbytes().functional
+    folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, intermediate_size=96)
+    tensors, wanted = {}, {}
+    for name, entry in read_entries(folder / "model.safetensors", "").items():
+        value = torch.tensor(np.array(entry.array()))
+        if not name.endswith("_proj.weight"):
+            tensors[name] = value.numpy()
+            continue
+        packed, state = functional.quantize_4bit(value, blocksize=64, compress_statistics=double, quant_type="nf4")
+        wanted[name] = functional.dequantize_4bit(packed, state).numpy()
+        tensors[name] = packed.numpy()
+        tensors |= {f"{name}.{key}": part.numpy() for key, part in state.as_dict(packed=True).items()}
+    write_safetensors(folder / "model.safetensors", from_arrays(tensors))
+    weights = load_frozen(folder, load_model_config(folder), device)
+    assert wanted
+    for name, value in wanted.items():
+        assert isinstance(weights[name], NF4Array) and weights[name].nested == double
+        np.testing.assert_array_equal(device.download(device.nf4_dequantize(weights[name])), value)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_bitsandbytes_loads_what_we_quantised(double: bool, device: Device) -> None:
+    functional = bitsandbytes().functional
+    value = np.random.default_rng(2).standard_normal((57, 96)).astype(np.float32)
+    ours = device.nf4_quantize(device.upload(value), 64, double=double)
+    arrays = {key.removeprefix("w."): torch.tensor(a) for key, a in nf4_arrays("w", ours, device).items()}
+    packed = arrays.pop("w")
+    state = functional.QuantState.from_dict(arrays, device=torch.device("cpu"))
+    theirs = functional.dequantize_4bit(packed, state).numpy()
+    np.testing.assert_array_equal(theirs, device.download(device.nf4_dequantize(ours)))
+    # And the values are those that bitsandbytes' own quantisation gives.
+    packed, state = functional.quantize_4bit(
+        torch.tensor(value), blocksize=64, compress_statistics=double, quant_type="nf4"
+    )
+    np.testing.assert_allclose(functional.dequantize_4bit(packed, state).numpy(), theirs, rtol=0, atol=2e-7)
+
+
+def test_transformers_loads_our_quantised_checkpoint(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+    bitsandbytes()
+    folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, intermediate_size=128, head_dim=16)
+    config = load_model_config(folder)
+    weights = load_frozen(folder, config, device)
+    save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "nf4", dtype=torch.float32)
+    assert type(theirs.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    ids = random_ids()
+    exact = dequantized_base(folder, weights, device)
+    plain, true = their_logits(exact, ids), their_logits(exact.double(), ids)
+    limit = 2 * distance(plain, true)
+    assert distance(their_logits(theirs, ids), true) <= 2 * limit
+    again = load_frozen(tmp_path / "nf4", load_model_config(tmp_path / "nf4"), device)
+    assert distance(our_logits(Model(config, again, device, positions=64), ids), true) <= limit
+
+
+def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> Any:
+    """transformers' model with the values that our NF4 weights stand for."""
+    model = their_base(folder)
+    state = model.state_dict()
+    for name, weight in weights.items():
+        if isinstance(weight, NF4Array):
+            state[name].copy_(torch.tensor(device.download(device.nf4_dequantize(weight))))
+    return model
+
+
+# ---- training ----------------------------------------------------------------------------------
+def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
+    """The same NF4 weights, the same adapter, the same data, torch's AdamW: each loss within 0.5 %."""
+    steps, accumulate = 30, 2
+    folder = make_checkpoint("LlamaForCausalLM")
+    config = FinetuneConfig(
+        rank=4, alpha=8.0, lr=5e-3, seq_len=TOKENS, batch_size=2, accumulate=accumulate, warmup=0.1, max_grad_norm=0.5
+    )
+    model_config = load_model_config(folder)
+    built = build_trainable(config, model_config, folder, device, positions=TOKENS)
+    assert built.lora is not None
+    start = {name: built.parameters.get(name) for name in built.parameters.tensors}
+    save_adapter(tmp_path / "start", built.lora, start, str(folder))
+    base = dequantized_base(folder, dict(built.model.weights), device)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "start", is_trainable=True)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=0.0)
+
+    ours = Trainer(built.model, AdamW(built.parameters, max_grad_norm=0.5), config)
+    generator = np.random.default_rng(7)
+    texts = generator.integers(0, 300, (8, TOKENS)).astype(np.int32)  # few, so that there is something to learn
+    losses: list[float] = []
+    for index in range(steps):
+        step = make_step(index, texts, generator, accumulate)
+        lr = learning_rate(config, index, steps)
+        losses.append(their_step(theirs, optimizer, trained, step, lr))
+        ours.step(step, lr)
+        got = ours.read_history()[0, 0]
+        assert abs(got - losses[-1]) <= 0.005 * losses[-1], f"step {index}: {got} for {losses[-1]}"
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def make_step(index: int, texts: np.ndarray, generator: np.random.Generator, accumulate: int) -> Step:
+    """Micro-batches with unequal numbers of targets: a mean of means would be another loss."""
+    batches = []
+    for number in range(accumulate):
+        ids = texts[generator.permutation(len(texts))[:2]]
+        targets = np.full_like(ids, -100)
+        targets[:, :-1] = ids[:, 1:]
+        targets[:, : 3 + 7 * number] = -100
+        positions = np.tile(np.arange(TOKENS, dtype=np.int32), (2, 1))
+        batches.append(Batch(ids, targets, positions, np.zeros_like(ids), int((targets >= 0).sum()), ids.size))
+    return Step(index, 0, batches)
+
+
+def their_step(model: Any, optimizer: Any, trained: list[Any], step: Step, lr: float) -> float:
+    optimizer.zero_grad()
+    total = 0.0
+    for batch in step.batches:
+        logits = model(torch.tensor(batch.ids.astype(np.int64)), use_cache=False).logits
+        targets = torch.tensor(batch.targets.reshape(-1).astype(np.int64))
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 300), targets, reduction="sum", ignore_index=-100)
+        (loss / step.num_targets).backward()
+        total += float(loss.detach()) / step.num_targets
+    torch.nn.utils.clip_grad_norm_(trained, 0.5)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return total

@@ -1,0 +1,194 @@
+"""Logits, loss and every gradient of small random models against transformers.
+
+The oracle is transformers in float64 (its norms, which go to float32 by themselves, replaced by float64 ones). The
+limit is what transformers makes in float32 against it: twice that for logits and loss, three times for gradients.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.train.model import Inputs, Model
+from wgrad.train.model_config import load_model_config
+from wgrad.train.optim import FlatParameters, ParameterSpec
+from wgrad.train.safetensors_files import read_entries
+from wgrad.train.weights import load_trainable, weight_specs
+
+torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+ROWS, TOKENS = 2, 23
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama_tied": {"tie_word_embeddings": True},
+    "llama_biases": {"attention_bias": True, "mlp_bias": True},
+    "llama_gelu": {"hidden_act": "gelu_pytorch_tanh"},
+    "llama_linear": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+    "llama_llama3": {"rope_scaling": LLAMA3, "head_dim": 24},
+    "llama_yarn": {"rope_scaling": YARN, "head_dim": 24},
+    "llama_yarn_factor": {"rope_parameters": {**YARN, "attention_factor": 1.3, "rope_theta": 500.0}, "head_dim": 24},
+    "mistral": {"architecture": "MistralForCausalLM", "sliding_window": 7},
+    "mistral_full": {"architecture": "MistralForCausalLM"},
+    "qwen2": {"architecture": "Qwen2ForCausalLM"},
+    "qwen2_sliding": {
+        "architecture": "Qwen2ForCausalLM",
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 20},
+    "smollm3": {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 4, "tie_word_embeddings": True},
+}
+
+
+def batch(vocab: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """ids and targets int32 [ROWS, TOKENS]; some targets are not counted."""
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(0, vocab, (ROWS, TOKENS)).astype(np.int32)
+    targets = np.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:]
+    targets[generator.random(ids.shape) < 0.2] = -100
+    return ids, targets
+
+
+def exact_norms(model: Any) -> Any:
+    """The model's RMSNorms computed in the dtype of their input."""
+
+    def forward(self: Any, x: Any) -> Any:
+        eps = getattr(self, "variance_epsilon", None) or self.eps
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = forward.__get__(module)
+    return model
+
+
+def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
+    """transformers' logits, summed loss and gradients by name."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config._attn_implementation = "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
+    missing = model.load_state_dict({n: t.to(dtype) for n, t in state.items()}, strict=False)
+    assert not missing.unexpected_keys and set(missing.missing_keys) <= {"lm_head.weight"}
+    model.tie_weights()
+    if dtype == torch.float64:
+        model = exact_norms(model)
+    logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
+    flat = logits.reshape(-1, logits.shape[-1])
+    loss = torch.nn.functional.cross_entropy(
+        flat, torch.tensor(targets.reshape(-1).astype(np.int64)), reduction="sum", ignore_index=-100
+    )
+    loss.backward()
+    grads = {n: p.grad.double().numpy() for n, p in model.named_parameters()}
+    return flat.detach().double().numpy(), float(loss.detach()), grads
+
+
+def full_model(folder: Path, device: Device) -> tuple[Model, FlatParameters]:
+    config = load_model_config(folder)
+    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(config)]
+    parameters = FlatParameters(specs, device)
+    load_trainable(folder, config, {n: t.data for n, t in parameters.tensors.items()}, device)
+    return Model(config, parameters.tensors, device, positions=64), parameters
+
+
+def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, starts: np.ndarray | None = None) -> Inputs:
+    starts = np.zeros_like(ids) if starts is None else starts
+    positions = np.arange(ids.shape[1], dtype=np.int32)[None] - starts
+    return Inputs(
+        ids=device.upload(ids.reshape(-1)),
+        positions=device.upload(np.ascontiguousarray(positions.reshape(-1), np.int32)),
+        starts=device.upload(starts),
+        q_start=device.upload(np.zeros(1, np.int32)),
+        targets=device.upload(targets.reshape(-1)),
+    )
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """|a - b| / |b|."""
+    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_loss_and_every_gradient(case: str, make_checkpoint: Any, device: Device) -> None:
+    options = dict(CASES[case])
+    if "rope_parameters" in options:  # transformers 5 writes this instead of rope_theta
+        options["rope_theta"] = None
+    folder = make_checkpoint(options.pop("architecture", "LlamaForCausalLM"), **options)
+    ids, targets = batch(load_model_config(folder).vocab_size)
+    true_logits, true_loss, true_grads = oracle(folder, torch.float64, ids, targets)
+    plain_logits, plain_loss, plain_grads = oracle(folder, torch.float32, ids, targets)
+
+    model, parameters = full_model(folder, device)
+    inputs = make_inputs(device, ids, targets)
+    logits = device.download(model.logits(model.hidden(inputs).data))
+    assert distance(logits, true_logits) <= 2 * distance(plain_logits, true_logits)
+    loss = model.loss(inputs)
+    floor = 2.0**-23 * true_loss  # the loss is one float32: both may lie on either side of the true value
+    assert abs(float(loss.numpy()[0]) - true_loss) <= 2 * abs(plain_loss - true_loss) + floor
+    loss.backward()
+    assert set(parameters.tensors) == set(true_grads)
+    for name, tensor in parameters.tensors.items():
+        error = distance(device.download(tensor.grad), true_grads[name])
+        limit = 3 * distance(plain_grads[name], true_grads[name])
+        assert error <= limit, f"{name}: {error:.1e} > {limit:.1e}"
+
+
+def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, device: Device) -> None:
+    folder = make_checkpoint("Qwen3ForCausalLM")
+    ids, targets = batch(300)
+    grads = []
+    for checkpointing in (False, True):
+        model, parameters = full_model(folder, device)
+        model.checkpointing = checkpointing
+        model.loss(make_inputs(device, ids, targets)).backward()
+        grads.append(device.download(parameters.grad))
+    np.testing.assert_array_equal(grads[0], grads[1])
+
+
+def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: Device) -> None:
+    """A row of two documents gives the sum of their losses and gradients."""
+    folder = make_checkpoint("MistralForCausalLM", sliding_window=6)
+    ids, targets = batch(300)
+    cut = 9
+    targets[0, cut - 1] = -100
+    parts = [(ids[:1, :cut], targets[:1, :cut]), (ids[:1, cut:], targets[:1, cut:])]
+    true, plain = (
+        [oracle(folder, dtype, np.ascontiguousarray(i), np.ascontiguousarray(t)) for i, t in parts]
+        for dtype in (torch.float64, torch.float32)
+    )
+    model, parameters = full_model(folder, device)
+    starts = np.where(np.arange(TOKENS) < cut, 0, cut).astype(np.int32)[None]
+    model.loss(make_inputs(device, ids[:1], targets[:1], starts)).backward()
+    for name, tensor in parameters.tensors.items():
+        wanted = true[0][2][name] + true[1][2][name]
+        limit = 3 * distance(plain[0][2][name] + plain[1][2][name], wanted)
+        assert distance(device.download(tensor.grad), wanted) <= limit, name
+
+
+def test_rope_parameters_of_either_version_agree(tmp_path: Path) -> None:
+    """transformers 4 and 5 write the same scaling in different places."""
+    from wgrad.train.model_config import parse_model_config
+
+    base = json.loads(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 48, "num_hidden_layers": 1}))
+    base |= {"num_attention_heads": 4, "vocab_size": 8, "intermediate_size": 8}
+    old = parse_model_config({**base, "rope_theta": 500.0, "rope_scaling": YARN})
+    new = parse_model_config({**base, "rope_parameters": {**YARN, "rope_theta": 500.0}})
+    assert old.rope == new.rope and old.rope.theta == 500.0
