@@ -123,6 +123,16 @@ def _fail(message: str, status: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; -> exit status."""
+    try:
+        status = _main(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of a pipe has gone; nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(argv: Sequence[str] | None) -> int:
     args: argparse.Namespace | None = None
     try:
         parser = build_parser()
@@ -134,15 +144,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         return args.run(args)
+    except SystemExit as error:  # --help and --version
+        return error.code if isinstance(error.code, int) else 0
     except (WgradError, *DEVICE_ERRORS) as error:
         return _fail(f"error: {_one_line(error)}", 2)
     except MemoryError:
         return _fail("error: out of main memory: use a smaller --seq-len or --batch-size, or a smaller model", 2)
     except KeyboardInterrupt as error:
         return _fail(_after_interrupt(args, error), 130)
-    except BrokenPipeError:  # the reader of a pipe has gone; nothing may be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 if __name__ == "__main__":

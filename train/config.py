@@ -269,7 +269,7 @@ def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        problem = getattr(error, "problem", None) or error
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
         raise WgradError(f"--config: {source}{line}: not valid YAML: {problem}") from error
     if values is None:
         return {}

@@ -11,13 +11,14 @@ from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.selftest import Result, run_selftest
 
-_ROW = "{:<26} {:<9} {:<9} {:<30} {:>8} {:>8}  {}"
+_ROW = "{:<46} {:<9} {:<17} {:<20} {:>8} {:>8}  {}"
 
 
 def _row(result: Result) -> str:
     verdict = "ok" if result.ok else "FAILED" + (f" ({result.message})" if result.message else f" ({result.output})")
     error, limit = f"{result.error:.1e}", f"{result.limit:.1e}"
-    return _ROW.format(result.name, result.direction, result.dtype, result.shape, error, limit, verdict)
+    name = result.name.removesuffix(f"/{result.dtype}").removesuffix(f"/{result.shape}")  # columns of their own
+    return _ROW.format(name, result.direction, result.dtype, result.shape, error, limit, verdict)
 
 
 def _as_dict(result: Result) -> dict[str, str | float | bool | None]:
@@ -34,7 +35,7 @@ def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
     begun = time.perf_counter()
     if not as_json:
         print(f"device: {device.name}: {device.description} ({device.reason})")
-        print(_ROW.format("case", "direction", "dtype", "shape", "error", "limit", "verdict"), flush=True)
+        print(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"), flush=True)
     results = run_selftest(device, only=only, progress=None if as_json else lambda r: print(_row(r), flush=True))
     if not results:
         raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to see them all")

@@ -1,0 +1,306 @@
+"""The command `wgrad`: exit statuses, one-line errors, and what the small commands print."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wgrad
+from wgrad.autograd.errors import DEVICE_ERRORS, DeviceUnavailable, WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train import cli
+from wgrad.train.devices import describe, readable_bytes
+from wgrad.train.hub import resolve_model
+
+
+def run(*words: str) -> int:
+    return cli.main(list(words))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line on stderr of a command that exits 2."""
+    assert run(*words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("wgrad: error: ")
+    return lines[0].removeprefix("wgrad: error: ")
+
+
+def put(monkeypatch: pytest.MonkeyPatch, module: str, **functions) -> None:
+    """Make `import wgrad.train.<module>` give these functions."""
+    name = f"wgrad.train.{module}"
+    fake = types.ModuleType(name)
+    vars(fake).update(functions)
+    monkeypatch.setitem(sys.modules, name, fake)
+
+
+NEEDED = ("--model", "m", "--data", "d", "--out", "o")
+
+
+# ---- arguments ---------------------------------------------------------------------------------
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("finetune", "generate", "devices", "selftest"))
+    for words in (["--help"], ["finetune", "--help"], ["generate", "--help"], ["devices", "-h"], ["selftest", "-h"]):
+        assert run(*words) == 0
+        assert capsys.readouterr().out.startswith("usage: wgrad")
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"wgrad {wgrad.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["finetun"], "invalid choice: 'finetun'"),
+        (["finetune", "--rnak", "3"], "unknown argument --rnak (did you mean --rank?): see wgrad finetune --help"),
+        (["finetune", "--rnak=3"], "unknown argument --rnak (did you mean --rank?)"),
+        (["finetune", "stray", *NEEDED], "unknown argument stray: see wgrad finetune --help"),
+        (["--bogus"], "unknown argument --bogus"),
+        (["finetune", "--epoch", "3", *NEEDED], "unknown argument --epoch (did you mean --epochs?)"),
+        (["finetune", "--rank"], "argument --rank: expected one argument: see wgrad finetune --help"),
+        (["finetune", "--rank", "x", *NEEDED], "--rank: expected a whole number, got 'x'"),
+        (["finetune", "--model", "m"], "--data is required"),
+        (["generate", "--model", "m"], "arguments are required: --prompt: see wgrad generate --help"),
+        (["generate", "--model", "m", "--prompt", ""], "--prompt: is empty"),
+        (["generate", "--model", "m", "--prompt", "x", "--top-p", "0"], "--top-p: must be above 0 and at most 1"),
+        (["generate", "--model", "m", "--prompt", "x", "--top-k", "-1"], "--top-k: must not be negative"),
+        (["generate", "--model", "m", "--prompt", "x", "--top-k", "a"], "argument --top-k: invalid int value: 'a'"),
+        (["generate", "--model", "m", "--prompt", "x", "--temperature", "-1"], "--temperature: must not be negative"),
+        (
+            ["generate", "--model", "m", "--prompt", "x", "--max-new-tokens", "0"],
+            "--max-new-tokens: must be at least 1",
+        ),
+        (["generate", "--model", "m", "--prompt", "x", "--compute", "int8"], "invalid choice: 'int8'"),
+        (["selftest", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert message in refused(capsys, *words)
+
+
+def test_finetune_prints_the_configuration_and_passes_it_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    put(monkeypatch, "finetune", run_finetune=lambda config: seen.append(config) or 0)
+    assert run("finetune", *NEEDED, "--rank", "3") == 0
+    assert (seen[0].model, seen[0].rank) == ("m", 3)
+    assert seen[0].summary() in capsys.readouterr().out
+
+
+def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[argparse.Namespace] = []
+    put(monkeypatch, "generate", run_generate=lambda args: seen.append(args) or 0)
+    monkeypatch.setattr("sys.stdin", io.StringIO("A wise\nman"))
+    assert run("generate", "--model", "m", "--prompt", "-", "--chat", "--no-quantize", "--temperature", "0") == 0
+    args = seen[0]
+    assert (args.prompt, args.chat, args.quantize, args.temperature, args.adapter) == (
+        "A wise\nman",
+        True,
+        False,
+        0,
+        None,
+    )
+    assert (args.max_new_tokens, args.top_k, args.seed, args.device, args.compute) == (128, 0, 0, "auto", "float32")
+
+
+# ---- what goes wrong while it runs -------------------------------------------------------------
+@pytest.mark.parametrize(
+    "error",
+    [
+        WgradError("the disk\n  is full"),
+        DeviceUnavailable("the disk is full"),
+        *(e("the disk is full") for e in DEVICE_ERRORS),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_expected_error_has_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(config) -> int:
+        raise error
+
+    put(monkeypatch, "finetune", run_finetune=fail)
+    assert refused(capsys, "finetune", *NEEDED) == "the disk is full"
+
+
+def test_the_devices_own_errors_are_expected() -> None:
+    from wgrad.wgsl.errors import DeviceLost, OutOfMemory
+
+    assert issubclass(DeviceLost, DEVICE_ERRORS) and issubclass(OutOfMemory, DEVICE_ERRORS)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, "finetune", run_finetune=lambda config: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        run("finetune", *NEEDED)
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path, *message: str) -> str:
+    def stop(config) -> int:
+        raise KeyboardInterrupt(*message)
+
+    put(monkeypatch, "finetune", run_finetune=stop)
+    assert run("finetune", "--model", "m", "--data", "d", "--out", str(out)) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_an_interrupt_says_what_is_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "no checkpoint was saved yet" in interrupt(monkeypatch, capsys, tmp_path)
+    for step in (9, 100):
+        (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-200.77.partial").mkdir()
+    line = interrupt(monkeypatch, capsys, tmp_path)
+    assert (
+        line
+        == f"wgrad: interrupted: {tmp_path}/checkpoints/step-100 is saved; go on with the same command and --resume"
+    )
+    assert interrupt(monkeypatch, capsys, tmp_path, "stopped, step 7") == "wgrad: stopped, step 7"
+
+
+def test_the_installed_command_and_the_module_agree() -> None:
+    command = [sys.executable, "-m", "wgrad.train", "finetune", "--rnak", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "error"})
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "wgrad: error: unknown argument --rnak (did you mean --rank?): see wgrad finetune --help\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["--help"], 0), (["selftest", "--device", "cpu", "--only", "rms_norm"], 1)]
+)
+def test_a_reader_that_goes_away_is_no_error(words: list[str], status: int) -> None:
+    """As in `wgrad selftest | head -n 1`: nobody reads any more, so it ends without a word."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "wgrad.train", *words], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+# ---- models ------------------------------------------------------------------------------------
+def test_a_model_is_a_folder(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("spec", ["nowhere", "./a/b", "/nowhere/at/all", "a/b/c", "../a", "a b/c"])
+def test_what_is_neither_folder_nor_hub_id(spec: str) -> None:
+    with pytest.raises(WgradError, match="--model: no such folder: .*org/name"):
+        resolve_model(spec)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(WgradError, match="--adapter: .* is a file: give the folder"):
+        resolve_model(str(tmp_path / "model.safetensors"), "--adapter")
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
+    """In a process of its own: the hub's client reads its settings once. Nothing listens on port 9 of this host."""
+    pytest.importorskip("huggingface_hub")
+    code = "from wgrad.train.hub import resolve_model; resolve_model('org/name')"
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "wgrad.autograd.errors.WgradError: --model: no such folder: org/name; from the Hugging Face hub"
+    )
+    assert "give a local folder" in last
+
+
+# ---- devices and selftest ----------------------------------------------------------------------
+def test_devices_lists_and_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("devices") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("cpu") for line in lines)
+    assert lines[-1].startswith("--device auto takes ")
+
+
+def test_a_device_in_words() -> None:
+    text = describe(
+        {
+            "spec": "wgpu:0",
+            "name": "Some Card",
+            "backend": "Vulkan",
+            "type": "DiscreteGPU",
+            "driver": "1.2",
+            "features": ["shader-f16", "texture-atomic"],
+            "limits": {"max-buffer-size": 2**31 - 1, "max-compute-invocations-per-workgroup": 1024},
+        }
+    )
+    assert text.splitlines() == [
+        "wgpu:0: Some Card (Vulkan, DiscreteGPU, 1.2)",
+        "    has    shader-f16 (--compute float16)",
+        "    lacks  subgroup (faster reductions), timestamp-query (--profile)",
+        "    limits largest buffer 2.0 GiB, workgroup invocations 1024",
+    ]
+    assert [readable_bytes(n) for n in (0, 1023, 1024, 1536, 2**40 * 3)] == [
+        "0 B",
+        "1023 B",
+        "1 KiB",
+        "1.5 KiB",
+        "3 TiB",
+    ]
+
+
+def test_selftest_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("selftest", "--device", "cpu", "--only", "rms_norm") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("device: cpu: ")
+    assert lines[1].split() == ["operator", "direction", "dtype", "shape", "error", "limit", "verdict"]
+    assert all(line.startswith("rms_norm") and line.endswith(" ok") for line in lines[2:-1]) and len(lines) > 4
+    assert lines[-1].startswith(f"all {len(lines) - 3} passed in ")
+
+
+def test_selftest_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("selftest", "--device", "cpu", "--only", "rms_norm", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["failed"] == 0 and report["passed"] == len(report["results"]) > 1
+    assert report["wgrad"] == wgrad.__version__ and report["device"]["name"] == "cpu"
+    assert {"op", "direction", "dtype", "shape", "error", "limit", "ok"} <= set(report["results"][0])
+
+
+class Wrong(ReferenceDevice):
+    """A device whose norm's gradient is 1 % off, and that has no silu."""
+
+    reason = "made wrong"
+
+    def rms_norm_backward(self, *args, **kwargs):
+        dx, *rest = super().rms_norm_backward(*args, **kwargs)
+        return (dx * np.float32(1.01), *rest)
+
+    def silu(self, *args, **kwargs):
+        raise RuntimeError("no silu here")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("only", "words"), [("rms_norm_backward", ""), ("silu", "no silu here")])
+def test_a_wrong_operator_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool, only: str, words: str
+) -> None:
+    """The oracle inside run_selftest is the reference itself, which stays right."""
+    monkeypatch.setattr("wgrad.train.selftest.select_device", lambda spec: Wrong())
+    assert run("selftest", "--only", only, *["--json"] * as_json) == 1
+    out = capsys.readouterr().out
+    assert words in out
+    if as_json:
+        assert json.loads(out)["failed"] > 0
+    else:
+        assert "FAILED" in out and out.splitlines()[-1].endswith("do not train on this device")
+
+
+def test_no_case_of_that_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--only: no case has 'zzz' in its name" in refused(capsys, "selftest", "--device", "cpu", "--only", "zzz")

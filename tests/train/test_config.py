@@ -1,0 +1,210 @@
+"""FinetuneConfig: rules, YAML, and how command line, file and a resumed run combine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.cli_options import FIXED_BY_RESUME, Parser, add_finetune_options, resolve_config
+from wgrad.train.config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, flag, read_config_file
+
+NEEDED = {"model": "m", "data": "d", "out": "o"}
+
+
+def parse(*words: str) -> FinetuneConfig:
+    parser = Parser(prog="wgrad finetune")
+    add_finetune_options(parser)
+    return resolve_config(vars(parser.parse_args(words)))
+
+
+def needed(*words: str) -> FinetuneConfig:
+    return parse("--model", "m", "--data", "d", "--out", "o", *words)
+
+
+# ---- one source of names and defaults ----------------------------------------------------------
+def test_every_option_of_the_command_is_there() -> None:
+    wanted = (
+        "model data out rank alpha dropout target_modules rslora lr schedule warmup batch_size accumulate seq_len "
+        "epochs max_steps eval_fraction eval_data save_every log_every seed compute device resume full weight_decay "
+        "max_grad_norm packing checkpointing double_quant block_size profile loss_on adapter sample_prompt"
+    )
+    assert {f.name for f in dataclasses.fields(FinetuneConfig)} == set(wanted.split())
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert needed() == FinetuneConfig(**NEEDED)
+    assert FinetuneConfig().target_modules == PROJECTIONS and len(PROJECTIONS) == 7
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(FinetuneConfig), ids=lambda f: f.name)
+def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.Field, tmp_path: Path) -> None:
+    other = {
+        "rank": 3, "alpha": 7.5, "dropout": 0.25, "target_modules": ("q_proj", "v_proj"), "lr": 3e-5, "warmup": 12.0,
+        "schedule": "linear", "batch_size": 2, "accumulate": 3, "seq_len": 41, "epochs": 2, "max_steps": 5,
+        "eval_fraction": 0.5, "eval_data": "e", "save_every": 4, "log_every": 2, "seed": 9, "compute": "float16",
+        "device": "cpu", "weight_decay": 0.125, "max_grad_norm": 0.0, "loss_on": "all", "adapter": "a",
+        "sample_prompt": "yes: 3", "block_size": 128, "checkpointing": False, "model": "x/y", "data": "1.5",
+        "out": "no",
+    }  # fmt: skip
+    value = other.get(field.name, not field.default)
+    assert value != field.default
+    if isinstance(value, bool):
+        words = [flag(field.name) if value else "--no-" + field.name.replace("_", "-")]
+    elif isinstance(value, tuple):
+        words = [flag(field.name), *value]
+    else:
+        words = [flag(field.name), str(value)]
+    config = needed(*words)
+    assert getattr(config, field.name) == value and type(getattr(config, field.name)) is type(value)
+    expected = dataclasses.replace(FinetuneConfig(**NEEDED), **{field.name: value})
+    assert config == expected
+    config.save(tmp_path)
+    assert FinetuneConfig(**read_config_file(tmp_path / CONFIG_FILE)) == config
+    changed = [line for line in config.summary().splitlines() if "(set)" in line]
+    assert len(changed) == (field.name not in NEEDED)
+
+
+def test_help_names_defaults_and_choices() -> None:
+    parser = Parser(prog="wgrad finetune", formatter_class=lambda prog: argparse.HelpFormatter(prog, width=300))
+    add_finetune_options(parser)
+    text = parser.format_help()
+    assert "{cosine,linear,constant}" in text and "(default: 0.0002)" in text and "--no-packing" in text
+    for field in dataclasses.fields(FinetuneConfig):
+        assert flag(field.name) in text and field.metadata["help"][:30] in text
+
+
+@pytest.mark.parametrize("words", [["q_proj,v_proj"], ["q_proj", "v_proj"], ["q_proj,", "v_proj", "q_proj"]])
+def test_modules_with_commas_or_spaces(words: list[str]) -> None:
+    assert needed("--target-modules", *words).target_modules == ("q_proj", "v_proj")
+
+
+# ---- rules -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"rank": 0}, "--rank: must be at least 1; got 0"),
+        ({"rank": 2.5}, "--rank: expected a whole number, got 2.5"),
+        ({"rank": "many"}, "--rank: expected a whole number, got 'many'"),
+        ({"rank": True}, "--rank: expected a whole number, got True"),
+        ({"lr": "inf"}, "--lr: expected a number, got 'inf'"),
+        ({"lr": 0}, "--lr: must be above 0; got 0"),
+        ({"alpha": -1}, "--alpha: must be above 0; got -1"),
+        ({"dropout": 1}, "--dropout: must be at least 0 and below 1; got 1"),
+        ({"warmup": 1.5}, "--warmup: must be a share below 1 or a whole number of steps; got 1.5"),
+        ({"warmup": -0.1}, "--warmup: must be"),
+        (
+            {"schedule": "cosin"},
+            r"--schedule: must be one of cosine, linear, constant; got 'cosin' \(did you mean cosine",
+        ),
+        ({"block_size": 63}, "--block-size: must be one of 32, 64, .*; got 63"),
+        ({"compute": "bfloat16"}, "--compute: must be one of float32, float16; got 'bfloat16'"),
+        ({"seq_len": 1}, "--seq-len: must be at least 2"),
+        ({"eval_fraction": 1.0}, "--eval-fraction: must be at least 0 and below 1"),
+        ({"seed": 2**32}, "--seed: must be between 0 and 4294967295"),
+        ({"max_steps": 0}, "--max-steps: must be at least 1"),
+        ({"packing": "yes"}, "--packing: expected true or false, got 'yes'"),
+        ({"target_modules": []}, "--target-modules: must name at least one module"),
+        ({"target_modules": [3]}, r"--target-modules: expected a list of names, got \[3\]"),
+        ({"model": 3}, "--model: expected text, got 3"),
+        ({"full": True, "adapter": "x"}, "--adapter: --full trains all parameters"),
+        ({"full": True, "dropout": 0.5}, "--dropout: .*--full"),
+    ],
+)
+def test_a_value_that_breaks_its_rule(values: dict, words: str) -> None:
+    with pytest.raises(WgradError, match=words) as caught:
+        FinetuneConfig(**NEEDED | values)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FinetuneConfig().rank = 3  # type: ignore[misc]
+
+
+def test_what_is_required() -> None:
+    with pytest.raises(WgradError, match="--data is required"):
+        parse("--model", "m", "--out", "o")
+
+
+# ---- YAML --------------------------------------------------------------------------------------
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", "model: m\ndata: d\nout: o\nrank: 3\nlr: 2e-3\nseq-len: 77\npacking: false\n")
+    config = parse("--config", path, "--rank", "5", "--packing")
+    assert (config.rank, config.lr, config.seq_len, config.packing) == (5, 2e-3, 77, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rnak: 3\n", r"unknown key 'rnak' \(did you mean rank\?\)"),
+        ("zzzzzz: 3\n", "unknown key 'zzzzzz': see wgrad finetune --help"),
+        ("rank: [\n", "line 2: not valid YAML"),
+        ("- rank\n", "expected lines like 'rank: 16', got a list"),
+        ("seq_len: 3\nseq-len: 4\n", "'seq_len' is given twice"),
+        ("rank: few\n", "--rank: expected a whole number, got 'few'"),
+        ("rank: \x00\n", "not valid YAML"),
+    ],
+)
+def test_a_bad_file(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(WgradError, match=words) as caught:
+        needed("--config", write(tmp_path / "c.yaml", text))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(WgradError, match="--config: cannot read .*absent.yaml: No such file"):
+        needed("--config", str(tmp_path / "absent.yaml"))
+    (tmp_path / "c.yaml").write_bytes(b"rank: \xff")
+    with pytest.raises(WgradError, match="--config: cannot read"):
+        needed("--config", str(tmp_path / "c.yaml"))
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert needed("--config", write(tmp_path / "c.yaml", "# nothing\n")) == needed()
+
+
+def test_yaml_is_plain(tmp_path: Path) -> None:
+    values = yaml.safe_load(FinetuneConfig(**NEEDED).to_yaml())
+    assert list(values) == [f.name for f in dataclasses.fields(FinetuneConfig)]
+    assert values["target_modules"] == list(PROJECTIONS)
+
+
+# ---- resume ------------------------------------------------------------------------------------
+def begun(out: Path, **values) -> FinetuneConfig:
+    config = FinetuneConfig(model="m", data="d", out=str(out), **values)
+    config.save(out)
+    return config
+
+
+def test_a_resumed_run_takes_its_options_from_the_folder(tmp_path: Path) -> None:
+    config = begun(tmp_path, rank=3, lr=1e-3, seq_len=77)
+    resumed = parse("--out", str(tmp_path), "--resume", "--device", "cpu", "--rank", "3")
+    assert resumed == dataclasses.replace(config, resume=True, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rank", "5"), ("seed", "1"), ("seq_len", "78"), ("target_modules", "q_proj")]
+)
+def test_what_a_checkpoint_does_not_allow(tmp_path: Path, name: str, value: str) -> None:
+    begun(tmp_path, rank=3, seq_len=77)
+    with pytest.raises(WgradError, match=f"{flag(name)}: the run in .* was begun with .*leave the option out"):
+        parse("--out", str(tmp_path), "--resume", flag(name), value)
+
+
+def test_without_resume_the_folder_says_nothing(tmp_path: Path) -> None:
+    begun(tmp_path, rank=3)
+    assert parse("--model", "m", "--data", "d", "--out", str(tmp_path)).rank == FinetuneConfig().rank
+
+
+def test_names_that_resume_fixes_are_fields() -> None:
+    assert set(FIXED_BY_RESUME) <= {f.name for f in dataclasses.fields(FinetuneConfig)}

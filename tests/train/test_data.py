@@ -1,0 +1,247 @@
+"""Training data: every kind of file, what is learnt of it, and every way in which it can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.data import Dataset, load_data
+from wgrad.train.packing import Document
+from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+
+EOS = 1
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer) -> Tokenizer:
+    return load_tokenizer(make_tokenizer(bos_in_json=True))
+
+
+def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
+    return load_data(FinetuneConfig(data=path, **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+
+
+def learnt(document: Document, tokenizer: Tokenizer) -> str:
+    """The text of the tokens that count (bos, the first, never does)."""
+    return tokenizer.decode(document.ids[1:][document.counts[1:]], skip_special_tokens=False)
+
+
+# ---- what is learnt ----------------------------------------------------------------------------
+def test_text(tokenizer: Tokenizer, write_lines) -> None:
+    (document,) = load(write_lines({"text": "A wisé man\n will hear"}), tokenizer).train
+    assert tokenizer.decode(document.ids, skip_special_tokens=False) == "<s>A wisé man\n will hear</s>"
+    assert learnt(document, tokenizer) == "A wisé man\n will hear</s>"
+    assert document.ids.dtype == np.int32 and document.source.endswith("data.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    ("loss_on", "expected"), [("completion", " will héar</s>"), ("all", "A wise man will héar</s>")]
+)
+def test_prompt_and_completion(tokenizer: Tokenizer, write_lines, loss_on: str, expected: str) -> None:
+    path = write_lines({"prompt": "A wise man", "completion": " will héar"})
+    (document,) = load(path, tokenizer, loss_on=loss_on).train
+    assert learnt(document, tokenizer) == expected
+
+
+def test_a_token_across_the_border_belongs_to_the_completion(tokenizer: Tokenizer, write_lines) -> None:
+    assert len(tokenizer.encode(" the", add_special_tokens=False)) == 1
+    (document,) = load(write_lines({"prompt": "Hear t", "completion": "he wise."}), tokenizer).train
+    assert learnt(document, tokenizer) == " the wise.</s>"
+
+
+def test_an_empty_prompt_is_text(tokenizer: Tokenizer, write_lines) -> None:
+    (document,) = load(write_lines({"prompt": "", "completion": "Hear."}), tokenizer).train
+    assert learnt(document, tokenizer) == "Hear.</s>"
+
+
+TURNS = [
+    {"role": "system", "content": "Be wise."},
+    {"role": "user", "content": "Who is?"},
+    {"role": "assistant", "content": "He that héareth."},
+    {"role": "user", "content": "Who else?"},
+    {"role": "assistant", "content": "None."},
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"messages": TURNS}, "He that héareth.<|im_end|>\nNone.<|im_end|>\n"),
+        ({"messages": TURNS[:3]}, "He that héareth.<|im_end|>\n"),
+        ({"prompt": TURNS[:4], "completion": TURNS[4:]}, "None.<|im_end|>\n"),
+    ],
+)
+def test_messages(tokenizer: Tokenizer, write_lines, line: dict, expected: str) -> None:
+    (document,) = load(write_lines(line), tokenizer).train
+    assert learnt(document, tokenizer) == expected
+    turns = line.get("messages") or line["prompt"] + line["completion"]
+    assert document.ids.tolist() == tokenizer.encode_chat(turns, add_generation_prompt=False)
+
+
+def test_all_of_a_conversation(tokenizer: Tokenizer, write_lines) -> None:
+    (document,) = load(write_lines({"messages": TURNS}), tokenizer, loss_on="all").train
+    assert document.counts.all()
+
+
+def test_kinds_may_be_mixed_and_the_end_may_be_blank(tokenizer: Tokenizer, write_lines) -> None:
+    path = write_lines({"text": "Hear\u2028me."}, {"prompt": "a", "completion": "b"}, {"messages": TURNS}, "", " ", "")
+    data = load(path, tokenizer)
+    assert [d.source[-2:] for d in data.train] == [":1", ":2", ":3"]
+
+
+def test_eos_is_not_doubled(tokenizer: Tokenizer, write_lines) -> None:
+    (document,) = load(write_lines({"text": "Hear.</s>"}), tokenizer).train
+    assert document.ids.tolist().count(EOS) == 1 and document.counts[-1]
+
+
+# ---- plain text --------------------------------------------------------------------------------
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("seq_len", [2, 41, 5000])
+def test_a_stream_is_learnt_token_by_token_once(make_tokenizer, tmp_path: Path, bos: bool, seq_len: int) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(bos_in_json=bos))
+    text = "A wise man will hear,\n\nand will increase learning; " * 9
+    (tmp_path / "a.txt").write_bytes(text.replace("\n", "\r\n").encode())
+    data = load(str(tmp_path / "a.txt"), tokenizer, seq_len=seq_len)
+    assert data.truncated == 0 and all(2 <= len(d) <= seq_len for d in data.train)
+    stream = tokenizer.encode(text)
+    assert np.concatenate([d.ids[1:] for d in data.train]).tolist() == stream[1:]
+    firsts = [int(d.ids[0]) for d in data.train]
+    assert firsts == ([0] * len(firsts) if bos else stream[: len(stream) - 1 : seq_len - 1])
+    assert sum(d.num_targets for d in data.train) == len(stream) - 1
+
+
+# ---- truncation and split ----------------------------------------------------------------------
+def test_truncation_is_counted(tokenizer: Tokenizer, write_lines) -> None:
+    lengths = [len(tokenizer.encode(t)) + 1 for t in ("Hear. " * 3, "Hear. " * 30, "Hear. " * 40)]
+    path = write_lines(*({"text": "Hear. " * n} for n in (3, 30, 40)))
+    data = load(path, tokenizer, seq_len=23)
+    assert [len(d) for d in data.train] == [min(n, 23) for n in lengths]
+    assert data.truncated == 2 and data.cut_tokens == sum(max(0, n - 23) for n in lengths)
+    assert data.tokens == sum(map(len, data.train))
+    assert f"2 truncated to --seq-len (lost {data.cut_tokens} tokens)" in data.summary()
+
+
+def held_out(data: Dataset) -> list[str]:
+    return [d.source for d in data.held_out]
+
+
+def test_the_split_depends_on_the_seed_alone(tokenizer: Tokenizer, write_lines) -> None:
+    path = write_lines(*({"text": f"Hear number {i}."} for i in range(41)))
+    first = load(path, tokenizer, eval_fraction=0.2)
+    assert len(first.held_out) == 8 and len(first.train) == 33
+    assert not set(held_out(first)) & {d.source for d in first.train}
+    assert held_out(first) == held_out(load(path, tokenizer, eval_fraction=0.2, seq_len=9, batch_size=2))
+    assert held_out(first) != held_out(load(path, tokenizer, eval_fraction=0.2, seed=1))
+
+
+def test_at_least_one_is_held_out(tokenizer: Tokenizer, write_lines) -> None:
+    path = write_lines({"text": "Hear."}, {"text": "See."})
+    assert len(load(path, tokenizer, eval_fraction=0.01).held_out) == 1
+    with pytest.raises(WgradError, match=r"--eval-fraction: 0.9 of 2 example\(s\).*leaves none to train on"):
+        load(path, tokenizer, eval_fraction=0.9)
+
+
+def test_held_out_data_of_its_own(tokenizer: Tokenizer, write_lines) -> None:
+    train = write_lines({"text": "Hear."}, {"text": "See."})
+    other = write_lines({"text": "Speak."}, name="other.jsonl")
+    data = load(train, tokenizer, eval_data=other, eval_fraction=0.5)
+    assert (len(data.train), held_out(data)) == (2, [f"{other}:1"])
+    with pytest.raises(WgradError, match="--eval-data: no such file: absent.txt"):
+        load(train, tokenizer, eval_data="absent.txt")
+
+
+# ---- what is wrong -----------------------------------------------------------------------------
+GOOD = {"text": "Hear."}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "x"', "not valid JSON: .* at column 13"),
+        ("[" * 100_000, "not valid JSON"),
+        ("", "empty line: remove it"),
+        ('["text"]', "expected a JSON object, got a list"),
+        ("3", "expected a JSON object, got a number"),
+        ({}, "it has none"),
+        ({"txt": "x", "id": 1}, "needs 'text', .*; it has 'txt', 'id'"),
+        ({"prompt": "x"}, "it has 'prompt'"),
+        ({"text": 3}, "'text' must be text; got a number"),
+        ({"text": ""}, "'text' is empty: fill it, or remove the line"),
+        ({"prompt": "x", "completion": ""}, "'completion' is empty"),
+        ({"prompt": None, "completion": "x"}, "'prompt' must be text; got null"),
+        ({"prompt": [], "completion": "x"}, "'prompt' must be text; got an empty list"),
+        ({"messages": []}, "'messages' must be a list of messages that is not empty; got an empty list"),
+        ({"messages": "hi"}, "'messages' must be a list .* got text"),
+        ({"messages": ["hi"]}, "message 1 must be an object with 'role' and 'content'"),
+        ({"messages": [{"role": "user"}]}, "'content of message 1' must be text; got null"),
+        ({"messages": [TURNS[1], {"role": "assistant", "content": ""}]}, "'content of message 2' is empty"),
+        ({"messages": TURNS[:2]}, "no turn of the assistant"),
+        ({"prompt": "x" * 400, "completion": "y"}, "after truncation to 200 tokens: raise --seq-len"),
+    ],
+)
+def test_a_bad_line_is_named(tokenizer: Tokenizer, write_lines, line, words: str) -> None:
+    path = write_lines(GOOD, line, GOOD)
+    with pytest.raises(WgradError, match=words) as caught:
+        load(path, tokenizer)
+    assert str(caught.value).startswith(f"{path}:2: ") and "\n" not in str(caught.value)
+
+
+def test_what_the_template_refuses_is_named(make_tokenizer, write_lines) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(chat_template="{{ raise_exception('no system turn') }}"))
+    path = write_lines({"messages": TURNS})
+    with pytest.raises(WgradError, match=f"^{path}:1: the chat template refuses these messages: no system turn"):
+        load(path, tokenizer)
+
+
+def test_messages_without_a_template(make_tokenizer, write_lines) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(chat_template=None))
+    with pytest.raises(WgradError, match="^--model: .* has no chat template"):
+        load(write_lines({"messages": TURNS}), tokenizer)
+
+
+def test_a_single_token_has_nothing_to_learn(make_tokenizer, write_lines) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(eos_token=None))
+    path = write_lines(GOOD, {"text": "a"})
+    with pytest.raises(WgradError, match=f"^{path}:2: no token to learn"):
+        load(path, tokenizer)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_an_empty_file(tokenizer: Tokenizer, tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WgradError, match="--data: .* is empty"):
+        load(str(tmp_path / name), tokenizer)
+
+
+def test_files_that_cannot_be_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(WgradError, match="--data: no such file: nowhere.jsonl"):
+        load("nowhere.jsonl", tokenizer)
+    with pytest.raises(WgradError, match="--data: cannot read .*directory"):
+        load(str(tmp_path), tokenizer)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "x"}\n{"text": "\xe9t\xe9"}\n')
+    with pytest.raises(WgradError, match=r"a.jsonl:2: not UTF-8 \(byte 0xe9\): convert"):
+        load(str(tmp_path / "a.jsonl"), tokenizer)
+
+
+def test_the_kind_of_file_is_seen_where_its_name_says_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text('{"text": "Hear."}\n')
+    (tmp_path / "stream").write_text("Hear. See.\n")
+    (tmp_path / "array.json").write_text('[{"text": "Hear."}]')
+    assert load(str(tmp_path / "lines"), tokenizer).train[0].source.endswith("lines:1")
+    assert len(load(str(tmp_path / "stream"), tokenizer).train) == 1
+    with pytest.raises(WgradError, match="is a JSON array; .*jq"):
+        load(str(tmp_path / "array.json"), tokenizer)
+
+
+def test_the_data_that_comes_with_the_project(tokenizer: Tokenizer) -> None:
+    folder = Path(__file__).parents[2] / "examples" / "data"
+    stream = load(str(folder / "proverbs.txt"), tokenizer, seq_len=128, eval_fraction=0.05)
+    pairs = load(str(folder / "proverbs.jsonl"), tokenizer, seq_len=128, eval_fraction=0.05)
+    assert len(stream.train) + len(stream.held_out) > 100 and stream.truncated == 0
+    assert len(pairs.train) + len(pairs.held_out) == 462 and pairs.truncated <= 5
+    assert learnt(pairs.train[0], tokenizer).startswith(" ")
