@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from wgrad.wgsl.activation import ActivationOps
 from wgrad.wgsl.adapters import list_adapters
 from wgrad.wgsl.attention import AttentionOps
+from wgrad.wgsl.decoding import DecodingOps
+from wgrad.wgsl.dropout import DropoutOps
+from wgrad.wgsl.elementwise import ElementwiseOps
+from wgrad.wgsl.embedding import EmbeddingOps
 from wgrad.wgsl.loss import LossOps
-from wgrad.wgsl.runtime import Runtime
+from wgrad.wgsl.nf4 import NF4Ops
+from wgrad.wgsl.norm import NormOps
+from wgrad.wgsl.optimizer import OptimizerOps
+from wgrad.wgsl.rope import RopeOps
+from wgrad.wgsl.softmax import SoftmaxOps
 
 __all__ = ["WgpuDevice", "list_adapters"]
 
 
-class WgpuDevice(AttentionOps, LossOps, Runtime):
+class WgpuDevice(
+    LossOps,
+    AttentionOps,
+    NormOps,
+    ActivationOps,
+    RopeOps,
+    SoftmaxOps,
+    ElementwiseOps,
+    DropoutOps,
+    EmbeddingOps,
+    NF4Ops,
+    OptimizerOps,
+    DecodingOps,
+):
     """Every operator of the contract (autograd/device.py), in WGSL through wgpu.
 
     spec: None (best adapter), an index or a part of an adapter's name. max_binding_bytes lowers the device's own limit,

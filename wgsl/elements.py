@@ -1,0 +1,96 @@
+"""What the memory-bound operators share: element types of a shader variant, and pieces that fit one binding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.errors import DeviceError
+from wgrad.wgsl.runtime import Runtime
+
+GROUP = 256  # invocations of a workgroup
+_NAMES = {"float32": "f32", "float16": "f16", "uint32": "u32", "int32": "i32"}
+_FLAT_STEP = 1024
+
+
+def wgsl_type(dtype: np.dtype, vec: int = 1) -> str:
+    """The WGSL type of one number, or of four side by side."""
+    name = _NAMES[np.dtype(dtype).name]
+    return name if vec == 1 else f"vec{vec}<{name}>"
+
+
+def compute_type(vec: int) -> str:
+    """Arithmetic is in float32 whatever is stored."""
+    return wgsl_type(np.dtype(np.float32), vec)
+
+
+def vector_width(*sizes: int) -> int:
+    """4 where every size divides by it (16-byte accesses), else 1."""
+    return 4 if all(n % 4 == 0 for n in sizes) else 1
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """A 2-byte float that a shader reads as array<u32>: float16 or bfloat16."""
+    return np.dtype(dtype).itemsize == 2
+
+
+def same_block(a: Array, b: Array) -> bool:
+    """Both lie in one device buffer: they cannot be bound for reading and for writing in one dispatch."""
+    return a.lease.block is b.lease.block
+
+
+def same_place(a: Array, b: Array) -> bool:
+    return same_block(a, b) and a.offset == b.offset
+
+
+def next_power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+class Elements(Runtime):
+    """Windows over several arrays at once."""
+
+    def flat_parts(self, arrays: Sequence[Array], multiple: int = _FLAT_STEP) -> Iterator[tuple[int, list[Array]]]:
+        """Flat pieces of arrays of one size, each within a binding: (first element, views).
+
+        Pieces start at multiples of `multiple` elements. Arrays that fit are given back as they are.
+        """
+        size, widest = arrays[0].size, max(a.dtype.itemsize for a in arrays)
+        if size == 0:
+            return
+        if size * widest <= self.max_binding_bytes:
+            yield 0, list(arrays)
+            return
+        step = self.max_binding_bytes // widest // multiple * multiple
+        if step == 0:
+            raise DeviceError(f"{multiple} elements do not fit one binding of {self.max_binding_bytes} bytes")
+        for at in range(0, size, step):
+            yield at, [self.view(a, (min(step, size - at),), at) for a in arrays]
+
+    def row_parts(self, arrays: Sequence[Array | None]) -> Iterator[tuple[int, int, list[Array | None]]]:
+        """Pieces by rows (the first axis), each within a binding: (first row, number of rows, views)."""
+        given = [a for a in arrays if a is not None]
+        rows = given[0].shape[0]
+        widest = max(a.nbytes // max(rows, 1) for a in given)
+        if rows == 0 or widest == 0:
+            return
+        if rows * widest <= self.max_binding_bytes:
+            yield 0, rows, list(arrays)
+            return
+        # Rows from one that starts at a multiple of 256 bytes, where a binding may begin, to the next (powers of two).
+        align = max(256 // math.gcd(a.nbytes // rows, 256) for a in given)
+        step = self.max_binding_bytes // widest // align * align
+        if step == 0:
+            raise DeviceError(
+                f"{align} rows of {widest:,} bytes do not fit one binding of {self.max_binding_bytes:,} bytes;"
+                " use a smaller batch or sequence length"
+            )
+        for at in range(0, rows, step):
+            count = min(step, rows - at)
+            views = [
+                None if a is None else self.view(a, (count, *a.shape[1:]), at * math.prod(a.shape[1:])) for a in arrays
+            ]
+            yield at, count, views

@@ -1,0 +1,55 @@
+"""Embedding: gather of table rows, and its backward. Shaders: embedding.wgsl, embedding_backward.wgsl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+
+_KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+def table_type(kind: int, vec: int) -> str:
+    """How a shader reads a table: 2-byte floats come as words of two."""
+    if kind == 0:
+        return compute_type(vec)
+    return "vec2<u32>" if vec == 4 else "u32"
+
+
+class EmbeddingOps(Elements):
+    def embedding(self, table: Array, ids: Array, *, dtype: Any = np.float32) -> Array:
+        """table [V, C] float32, float16 or bfloat16, ids int32 [N] -> [N, C]. A table larger than a binding is taken in
+        windows of rows, each of which fills in its own ids."""
+        vocab_size, columns = table.shape
+        y = self.empty((ids.size, columns), dtype)
+        vec, kind = vector_width(columns), _KINDS[table.dtype.name]
+        constants = {"VEC": vec, "KIND": kind, "TABLE_T": table_type(kind, vec), "Y_T": wgsl_type(y.dtype, vec)}
+        n = y.size // vec
+        if n == 0:
+            return y
+        for first, last in self.row_windows(vocab_size, columns * table.dtype.itemsize):
+            part = self.view(table, (last - first, columns), first * columns)
+            params = [n, columns // vec, first, last]
+            work = 2.0 * y.nbytes
+            self.launch("embedding", [part, ids, y], params, self.groups(n, 4 * GROUP), constants, work=work)
+        return y
+
+    def embedding_backward(self, dy: Array, ids: Array, vocab_size: int) -> Array:
+        """-> dtable float32 [V, C]. Deterministic."""
+        columns = dy.shape[-1]
+        dtable = self.zeros((vocab_size, columns))
+        if ids.size == 0:
+            return dtable
+        vec = vector_width(columns)
+        constants = {"C_T": compute_type(vec), "DY_T": wgsl_type(dy.dtype, vec)}
+        x, y, _ = self.groups(ids.size, 1)
+        groups = (x, y, -(-columns // vec // GROUP))
+        for first, last in self.row_windows(vocab_size, columns * 4):
+            part = self.view(dtable, (last - first, columns), first * columns)
+            params = [ids.size, columns // vec, first, last]
+            work = 4.0 * ids.size * ids.size
+            self.launch("embedding_backward", [dy, ids, part], params, groups, constants, work=work)
+        return dtable

@@ -1,0 +1,89 @@
+"""RMSNorm, forward and backward, of long rows and short ones (QK-norm). Shaders: rms_norm*.wgsl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.elements import GROUP, compute_type, next_power_of_two, vector_width, wgsl_type
+from wgrad.wgsl.reduce import ReduceOps
+
+# Elements of a row that an invocation keeps in registers. The backward keeps two arrays, three with dweight's sums.
+_MOST_FORWARD = 16
+_MOST_BACKWARD = 8
+_MOST_GROUPS = 512  # workgroups of a backward with dweight: each leaves a row of sums per row that it takes at once
+_FEWEST_ROWS = 4  # that such a workgroup takes in a row, so that its sums are little beside what it reads
+
+
+def lanes_of_row(columns: int) -> int:
+    """Invocations that share a row: about four elements each, from 8 to 256."""
+    return min(GROUP, max(8, next_power_of_two(-(-columns // 4))))
+
+
+class NormOps(ReduceOps):
+    def rms_norm(self, x: Array, weight: Array, eps: float, *, dtype: Any = None) -> tuple[Array, Array]:
+        """x [R, C], weight [C] float32 -> y [R, C] (dtype), rstd [R] float32."""
+        columns = x.shape[1]
+        y = self.empty(x.shape, x.dtype if dtype is None else dtype)
+        rstd = self.empty(x.shape[:1])
+        vec = vector_width(columns)
+        lanes = lanes_of_row(columns // vec)
+        constants = {
+            "VEC": vec,
+            "LANES": lanes,
+            "PER": min(_MOST_FORWARD, -(-columns // vec // lanes)),
+            "C_T": compute_type(vec),
+            "X_T": wgsl_type(x.dtype, vec),
+            "Y_T": wgsl_type(y.dtype, vec),
+        }
+        for _, rows, (part, out, saved) in self.row_parts([x, y, rstd]):
+            params = [rows, columns // vec, 1.0 / columns, float(eps)]
+            groups = self.groups(rows * lanes, GROUP)
+            work = float(rows * columns * 8)
+            self.launch("rms_norm", [part, weight, out, saved], params, groups, constants, work=work)
+        return y, rstd
+
+    def rms_norm_backward(
+        self,
+        dy: Array,
+        x: Array,
+        weight: Array,
+        rstd: Array,
+        *,
+        residual_grad: Array | None = None,
+        need_dweight: bool = True,
+        dtype: Any = None,
+    ) -> tuple[Array, Array | None]:
+        """-> dx [R, C] (+ residual_grad), dweight [C] float32 or None. Deterministic: sums, then their sum."""
+        columns = x.shape[1]
+        dx = self.empty(x.shape, x.dtype if dtype is None else dtype)
+        dweight = self.empty((columns,)) if need_dweight else None
+        vec = vector_width(columns)
+        lanes = lanes_of_row(columns // vec)
+        constants = {
+            "VEC": vec,
+            "LANES": lanes,
+            "PER": min(_MOST_BACKWARD, -(-columns // vec // lanes)),
+            "RESIDUAL": residual_grad is not None,
+            "DWEIGHT": need_dweight,
+            "C_T": compute_type(vec),
+            "DY_T": wgsl_type(dy.dtype, vec),
+            "X_T": wgsl_type(x.dtype, vec),
+            "R_T": wgsl_type((dx if residual_grad is None else residual_grad).dtype, vec),
+            "DX_T": wgsl_type(dx.dtype, vec),
+        }
+        at_once = GROUP // lanes
+        for first, rows, (g, part, saved, extra, out) in self.row_parts([dy, x, rstd, residual_grad, dx]):
+            groups = self.groups(rows, at_once)
+            sums = None
+            if need_dweight:
+                count = max(1, min(_MOST_GROUPS, -(-rows // (at_once * _FEWEST_ROWS))))
+                groups = (count, 1, 1)
+                sums = self.empty((count * at_once, columns))
+            params = [rows, columns // vec, 1.0 / columns]
+            arrays = [g, part, weight, saved, extra, out, sums]
+            work = float(rows * columns * 16)
+            self.launch("rms_norm_backward", arrays, params, groups, constants, work=work)
+            if sums is not None and dweight is not None:
+                self.sum_rows(sums, out=dweight, accumulate=first > 0)
+        return dx, dweight

@@ -1,0 +1,118 @@
+// Backward of RMSNorm (rms_norm.wgsl): with xn = x rstd and g = dy weight,
+//   dx = rstd (g - xn mean(g xn)) [+ residual_grad];   dweight = sum over rows of dy xn.
+//   dy, x, residual_grad, dx [rows, columns] f32 or f16 (DY_T, X_T, R_T, DX_T, vec4 of them where columns divide by 4);
+//   weight [columns] f32 (C_T); rstd [rows] f32; part [groups * 256 / LANES, columns] C_T: overwritten with sums of dy xn
+//   over the rows that one place of one workgroup has taken; sum_rows.wgsl adds them up in a fixed order.
+// LANES invocations share a row. Each array is read once; what does not fit LANES * PER registers is read again.
+// Dispatch: `groups` workgroups; each takes every groups-th run of 256 / LANES rows.
+struct Params { rows: u32, columns: u32, inverse_count: f32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> dy: array<DY_T>;
+@group(0) @binding(2) var<storage, read> x: array<X_T>;
+@group(0) @binding(3) var<storage, read> weight: array<C_T>;
+@group(0) @binding(4) var<storage, read> rstd: array<f32>;
+#if RESIDUAL
+@group(0) @binding(5) var<storage, read> residual_grad: array<R_T>;
+#endif
+@group(0) @binding(6) var<storage, read_write> dx: array<DX_T>;
+#if DWEIGHT
+@group(0) @binding(7) var<storage, read_write> part: array<C_T>;
+#endif
+
+const ROWS = 256u / LANES;
+const FOLD = select(4u, 16u, LANES >= 64u);
+var<workgroup> partial: array<f32, 256>;
+var<workgroup> folded: array<f32, 256>;
+
+fn product(a: C_T, b: C_T) -> f32 {
+#if VEC == 4
+  return dot(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// Sum over the invocations of one row, in a fixed order, given to all of them. May be called again without a barrier:
+// `partial` is written only after everyone has passed the second barrier, `folded` only after the next first one.
+fn row_sum(value: f32, lid: u32) -> f32 {
+  let lane = lid % LANES;
+  let start = lid - lane;
+  partial[lid] = value;
+  workgroupBarrier();
+  if (lane < FOLD) {
+    var sum = 0.0;
+    for (var j = lane; j < LANES; j += FOLD) { sum += partial[start + j]; }
+    folded[start + lane] = sum;
+  }
+  workgroupBarrier();
+  var sum = 0.0;
+  for (var j = 0u; j < FOLD; j++) { sum += folded[start + j]; }
+  return sum;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let place = (wg.x + wg.y * nwg.x) * ROWS + lid / LANES;
+  let step = nwg.x * nwg.y * ROWS;
+  let lane = lid % LANES;
+#unroll i PER
+  let c$i = lane + $i * LANES;
+#if DWEIGHT
+  var dw$i = C_T(0.0);
+#endif
+#end
+  // The whole workgroup makes the same number of turns: row_sum has barriers.
+  for (var start = place - lid / LANES; start < p.rows; start += step) {
+    let row = start + lid / LANES;
+    let live = row < p.rows;
+    let r = rstd[min(row, p.rows - 1u)];
+    let base = min(row, p.rows - 1u) * p.columns;
+#unroll i PER
+    let dy$i = C_T(dy[base + min(c$i, p.columns - 1u)]);
+    let x$i = C_T(x[base + min(c$i, p.columns - 1u)]);
+#end
+    var sum = 0.0;
+#unroll i PER
+    if (c$i < p.columns) { sum += product(dy$i * weight[c$i], x$i); }
+#end
+    for (var c = lane + PER * LANES; c < p.columns; c += LANES) {
+      sum += product(C_T(dy[base + c]) * weight[c], C_T(x[base + c]));
+    }
+    let k = row_sum(sum, lid) * r * r * p.inverse_count;  // mean(g xn) * rstd
+    if (live) {
+#unroll i PER
+      if (c$i < p.columns) {
+        var grad = r * (dy$i * weight[c$i] - x$i * k);
+#if RESIDUAL
+        grad += C_T(residual_grad[base + c$i]);
+#endif
+        dx[base + c$i] = DX_T(grad);
+#if DWEIGHT
+        dw$i += dy$i * (x$i * r);
+#endif
+      }
+#end
+      for (var c = lane + PER * LANES; c < p.columns; c += LANES) {
+        let dyc = C_T(dy[base + c]);
+        let xc = C_T(x[base + c]);
+        var grad = r * (dyc * weight[c] - xc * k);
+#if RESIDUAL
+        grad += C_T(residual_grad[base + c]);
+#endif
+        dx[base + c] = DX_T(grad);
+#if DWEIGHT
+        let before = select(part[place * p.columns + c], C_T(0.0), row == place);
+        part[place * p.columns + c] = before + dyc * (xc * r);
+#endif
+      }
+    }
+  }
+#if DWEIGHT
+#unroll i PER
+  if (c$i < p.columns) { part[place * p.columns + c$i] = dw$i; }
+#end
+  if (place >= p.rows) {
+    for (var c = lane + PER * LANES; c < p.columns; c += LANES) { part[place * p.columns + c] = C_T(0.0); }
+  }
+#endif
+}
