@@ -41,7 +41,6 @@ class Tokenizer:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_id, self.eos_id, self.pad_id = (self._special_id(n) for n in ("bos_token", "eos_token", "pad_token"))
         self.stop_ids: frozenset[int] = frozenset(() if self.eos_id is None else (self.eos_id,))
-        self._add_bos: bool | None = config.get("add_bos_token")
         self._template_source = template
         self._template: ChatTemplate | None = None
 
@@ -59,24 +58,17 @@ class Tokenizer:
 
     # ---- text -> ids -------------------------------------------------------------------------
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoded]:
-        """As the tokenizer's own rules say, with bos in front where they (or add_bos_token) ask for it."""
+        """As the post-processor of tokenizer.json says, with or without bos.
+
+        add_bos_token of tokenizer_config.json is not looked at: transformers 5 ignores it too where there is a
+        tokenizer.json (tests/train/test_oracle_tokenizer.py compares).
+        """
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [self._with_bos(Encoded(e.ids, e.offsets), add_special_tokens) for e in encodings]
+        return [Encoded(e.ids, e.offsets) for e in encodings]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of one text; see `encode_batch`."""
         return self.encode_batch([text], add_special_tokens)[0].ids
-
-    def _with_bos(self, encoded: Encoded, add_special_tokens: bool) -> Encoded:
-        # add_bos_token overrules the post-processor of tokenizer.json, as it does in transformers.
-        if not add_special_tokens or self._add_bos is None or self.bos_id is None:
-            return encoded
-        has_bos = bool(encoded.ids) and encoded.ids[0] == self.bos_id
-        if self._add_bos and not has_bos:
-            return Encoded([self.bos_id, *encoded.ids], [(0, 0), *encoded.offsets])
-        if not self._add_bos and has_bos and encoded.offsets[0] == (0, 0):
-            return Encoded(encoded.ids[1:], encoded.offsets[1:])
-        return encoded
 
     # ---- ids -> text -------------------------------------------------------------------------
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

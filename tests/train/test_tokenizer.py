@@ -67,20 +67,12 @@ def test_a_tokenizer_that_does_not_fit_the_model(make_tokenizer) -> None:
 
 
 # ---- ids ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("in_json", [False, True])
-@pytest.mark.parametrize("add_bos", [None, False, True])
-def test_bos_by_the_rules_of_the_tokenizer(make_tokenizer, in_json: bool, add_bos: bool | None) -> None:
-    extra = {} if add_bos is None else {"add_bos_token": add_bos}
-    tokenizer = load_tokenizer(make_tokenizer(bos_in_json=in_json, **extra))
+@pytest.mark.parametrize("bos", [False, True])
+def test_bos_where_the_tokenizer_puts_it(make_tokenizer, bos: bool) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(bos_in_json=bos))
     plain = tokenizer.encode("A wise man", add_special_tokens=False)
-    expected = in_json if add_bos is None else add_bos
-    assert tokenizer.encode("A wise man") == [0] * expected + plain
+    assert tokenizer.encode("A wise man") == [0] * bos + plain
     assert 0 not in plain
-
-
-def test_a_bos_that_the_text_itself_holds_stays(make_tokenizer) -> None:
-    tokenizer = load_tokenizer(make_tokenizer(add_bos_token=False))
-    assert tokenizer.encode("<s>A wise man")[0] == 0
 
 
 def test_offsets_are_characters_of_the_text(make_tokenizer) -> None:
