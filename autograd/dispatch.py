@@ -77,9 +77,7 @@ def _hip() -> Device:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("wgrad.hip"):
             raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
-        raise DeviceUnavailable(
-            "device hip: this version has no HIP kernels; use wgpu, which runs on AMD too"
-        ) from None
+        raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD cards too") from None
     try:
         device = module.HipDevice()
     except DEVICE_ERRORS as error:
@@ -93,7 +91,7 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
         device = importlib.import_module("wgrad.wgsl.device").WgpuDevice(adapter)
-    except ModuleNotFoundError as error:
+    except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
     except DEVICE_ERRORS as error:
         raise DeviceUnavailable(f"device {name}: {error}") from error
@@ -104,41 +102,28 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
 def _list_adapters() -> list[dict[str, Any]]:
     try:
         return importlib.import_module("wgrad.wgsl.device").list_adapters()
-    except ModuleNotFoundError as error:
+    except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device wgpu: {error}; pip install wgpu") from error
     except DEVICE_ERRORS as error:
         raise DeviceUnavailable(f"device wgpu: {error}") from error
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """What `wgrad devices` prints: one entry per device, best first.
+    """What `wgrad devices` prints, best first.
 
-    Keys: spec (what to pass to --device), name, backend, type, driver, features (list), usable (bool), note.
+    Every entry: spec (what to pass to --device), name, usable, reason (why not, or a remark). A wgpu adapter has
+    also backend, type, driver, features and limits.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     try:
-        hip = _hip()
-        found.append(_entry("hip", hip.description, "HIP", "GPU"))
+        found.append({"spec": "hip", "name": _hip().description, "usable": True, "reason": ""})
     except DeviceUnavailable as error:
-        found.append(_entry("hip", "AMD HIP", "HIP", "GPU", usable=False, note=_short(error)))
+        found.append({"spec": "hip", "name": "AMD HIP", "usable": False, "reason": f"not usable: {_short(error)}"})
     try:
         for adapter in _list_adapters():
-            entry = _entry(f"wgpu:{adapter['index']}", adapter["name"], adapter["backend"], adapter["type"])
-            found.append({**entry, "driver": adapter["driver"], "features": list(adapter["features"])})
+            found.append({**adapter, "spec": f"wgpu:{adapter['index']}", "usable": True, "reason": ""})
     except DeviceUnavailable as error:
-        found.append(_entry("wgpu", "wgpu", "", "", usable=False, note=_short(error)))
-    found.append(_entry("cpu", ReferenceDevice().description, "NumPy", "CPU", note="slow; the reference of all others"))
+        found.append({"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": f"not usable: {_short(error)}"})
+    remark = "slow; what all others are checked against"
+    found.append({"spec": "cpu", "name": ReferenceDevice().description, "usable": True, "reason": remark})
     return found
-
-
-def _entry(spec: str, name: str, backend: str, kind: str, *, usable: bool = True, note: str = "") -> dict[str, Any]:
-    return {
-        "spec": spec,
-        "name": name,
-        "backend": backend,
-        "type": kind,
-        "driver": "",
-        "features": [],
-        "usable": usable,
-        "note": note,
-    }

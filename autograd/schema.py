@@ -81,9 +81,10 @@ class Args:
                 )
             self.size[letter], self._from[letter] = size, name
         elif wanted != size:
-            source = f" ({letter} = {wanted} from {self._from[letter]})" if letter in self._from else ""
+            source = f" from {self._from[letter]}" if letter in self._from else ""
+            source = "" if letter.isdigit() else f" with {letter} = {wanted}{source}"
             raise self.fail(
-                f"{name} must be [{', '.join(letters)}] with {letter} = {wanted}{source}, "
+                f"{name} must be [{', '.join(letters)}]{source}, "
                 f"got shape {list(value.shape)}; {hint or 'transpose it, or pass the array that belongs here'}"
             )
 
@@ -210,13 +211,13 @@ def rms_norm(device: Device, x: Array, weight: Array, eps: float, dtype: Any, op
     return args.dtype("dtype", dtype, x.dtype)
 
 
-def unary(op: str, device: Device, x: Array) -> None:
-    args = Args(op, device)
-    args.array("x", x, " ".join(f"axis{i}" for i in range(len(getattr(x, "shape", ())))))
+def unary(op: str, device: Device, x: Array, name: str = "x", kind: str = "float") -> Args:
+    """An array of any shape."""
+    return Args(op, device).array(name, x, " ".join(f"axis{i}" for i in range(len(getattr(x, "shape", ())))), kind)
 
 
 def gated(op: str, device: Device, gate: Array, up: Array) -> None:
-    unary(op, device, gate)
+    unary(op, device, gate, "gate")
     _same(op, device, ("gate", gate), ("up", up))
 
 
@@ -267,7 +268,7 @@ def kv_append(device: Device, cache: Array, new: Array, q_start: Array) -> None:
 # ---- softmax family, plain operators -----------------------------------------------------
 def _same(op: str, device: Device, first: tuple[str, Any], second: tuple[str, Any]) -> None:
     (name, a), (other, b) = first, second
-    unary(op, device, b)
+    unary(op, device, b, other)
     if tuple(a.shape) != tuple(b.shape):
         raise ShapeError(
             f"{op}: {other} must have the shape of {name} {list(a.shape)}, got {list(b.shape)}; "
@@ -276,7 +277,7 @@ def _same(op: str, device: Device, first: tuple[str, Any], second: tuple[str, An
 
 
 def same_shape(op: str, device: Device, a: Array, b: Array) -> None:
-    unary(op, device, a)
+    unary(op, device, a, "a")
     _same(op, device, ("a", a), ("b", b))
 
 
@@ -296,9 +297,7 @@ def scale(device: Device, x: Array, alpha: float) -> None:
 
 
 def cast(device: Device, x: Array, dtype: Any) -> np.dtype:
-    args = Args("cast", device)
-    args.array("x", x, " ".join(f"axis{i}" for i in range(len(getattr(x, "shape", ())))), "weight")
-    return args.dtype("dtype", dtype, None)
+    return unary("cast", device, x, kind="weight").dtype("dtype", dtype, x.dtype)
 
 
 def bias(device: Device, x: Array, b: Array) -> None:

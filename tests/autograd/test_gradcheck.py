@@ -1,0 +1,158 @@
+"""Every operator's gradient against central differences in float64, the operator in the middle of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.gradcheck import LIMIT, gradcheck
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import Tensor
+
+RNG = np.random.default_rng(7)
+SEED = np.array([123, 456], np.uint32)
+NF4 = ReferenceDevice().nf4_quantize(RNG.standard_normal((7, 10)).astype(np.float32), 32)
+NF4_DOUBLE = ReferenceDevice().nf4_quantize(RNG.standard_normal((7, 10)).astype(np.float32), 32, double=True)
+ANGLE = np.outer(np.arange(9), [1.0, 0.3, 0.01])
+POSITIONS = np.array([3, 0, 8, 3], np.int32)
+KEEP = (RNG.random((3, 5)) < 0.5).astype(np.uint32)
+STARTS = np.array([[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 4, 4]], np.int32)
+Q_START = np.zeros(1, np.int32)
+TARGETS = np.array([1, -100, 6, 1], np.int32)
+IDS = np.array([1, 4, 1, 0, 1], np.int32)
+
+
+def lora(a: Tensor, b: Tensor, p: float = 0.0) -> F.LoraTerm:
+    return F.LoraTerm(a, b, 1.7, p, SEED if p else None, 3)
+
+
+def attention(window: int) -> Callable[..., Tensor]:
+    return lambda q, k, v: F.attention(q, k, v, STARTS, Q_START, scale=0.4, window=window)
+
+
+def with_residual(h: Tensor, w: Tensor) -> list[Tensor]:
+    y, same = F.rms_norm_residual(h, w, 1e-5)
+    return [y, same]
+
+
+X35, X45, QKV = (3, 5), (4, 5), ((2, 6, 4, 6), (2, 6, 2, 6), (2, 6, 2, 6))
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    **{
+        f"gemm {'t' if ta else 'n'}{'t' if tb else 'n'}{' batched' if lead else ''}": (
+            lambda a, b, ta=ta, tb=tb: F.gemm(a, b, trans_a=ta, trans_b=tb, alpha=0.3),
+            ((*lead, 4, 3) if ta else (*lead, 3, 4), (*lead, 5, 4) if tb else (*lead, 4, 5)),
+        )
+        for ta in (False, True)
+        for tb in (False, True)
+        for lead in ((), (2,))
+    },
+    "linear": (lambda x, w: F.linear(x, w), ((2, 3, 10), (7, 10))),
+    "linear bias residual": (
+        lambda x, w, c, r: F.linear(x, w, bias=c, residual=r),
+        ((2, 3, 10), (7, 10), (7,), (2, 3, 7)),
+    ),
+    "linear lora": (lambda x, w, a, b: F.linear(x, w, lora=lora(a, b)), ((5, 10), (7, 10), (2, 10), (7, 2))),
+    "linear lora dropout": (
+        lambda x, w, a, b: F.linear(x, w, lora=lora(a, b, 0.4)),
+        ((5, 10), (7, 10), (2, 10), (7, 2)),
+    ),
+    "linear_nf4": (lambda x: F.linear_nf4(x, NF4), ((5, 10),)),
+    "linear_nf4 double": (lambda x: F.linear_nf4(x, NF4_DOUBLE), ((5, 10),)),
+    "linear_nf4 all": (
+        lambda x, a, b, c, r: F.linear_nf4(x, NF4, lora=lora(a, b), bias=c, residual=r),
+        ((2, 3, 10), (2, 10), (7, 2), (7,), (2, 3, 7)),
+    ),
+    "linear_nf4 dropout": (
+        lambda x, a, b: F.linear_nf4(x, NF4_DOUBLE, lora=lora(a, b, 0.4)),
+        ((5, 10), (2, 10), (7, 2)),
+    ),
+    "rms_norm": (lambda x, w: F.rms_norm(x, w, 1e-5), ((2, 3, 5), (5,))),
+    "rms_norm_residual": (with_residual, (X35, (5,))),
+    "rms_norm_residual, only h": (lambda h: F.rms_norm_residual(h, np.ones(5), 1e-5)[1], (X35,)),
+    "rms_norm_residual, only y": (lambda h, w: F.rms_norm_residual(h, w, 1e-5)[0], (X35, (5,))),
+    "silu": (F.silu, (X35,)),
+    "gelu": (F.gelu, (X35,)),
+    "swiglu": (F.swiglu, (X35, X35)),
+    "geglu": (F.geglu, (X35, X35)),
+    "rope": (lambda x: F.rope(x, np.cos(ANGLE), np.sin(ANGLE), POSITIONS), ((4, 2, 6),)),
+    "attention": (attention(0), QKV),
+    "attention window": (attention(2), QKV),
+    "softmax": (F.softmax, ((2, 3, 5),)),
+    "mask": (lambda x: F.mask(x, KEEP, -3.0), (X35,)),
+    "add": (F.add, (X35, X35)),
+    "mul": (F.mul, (X35, X35)),
+    "mul by itself": (lambda x: F.mul(x, x), (X35,)),
+    "scale": (lambda x: F.scale(x, -0.3), (X35,)),
+    "cast": (lambda x: F.cast(x, np.float64), (X35,)),
+    "bias": (F.bias, ((2, 3, 5), (5,))),
+    "sum": (F.sum, (X35,)),
+    "dropout": (lambda x: F.dropout(x, 0.4, SEED, 5), (X35,)),
+    "reshape": (lambda x: x.reshape(5, -1), (X35,)),
+    "embedding": (lambda t: F.embedding(t, IDS, dtype=np.float64), (X45[::-1],)),
+    "linear_cross_entropy": (lambda x, w: F.linear_cross_entropy(x, w, TARGETS), (X45, (7, 5))),
+    "checkpoint": (lambda x, y: F.checkpoint(lambda a, b: F.silu(F.mul(a, b)), x, y), (X35, X35)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient_equals_central_differences(name: str) -> None:
+    op, shapes = CASES[name]
+    rng = np.random.default_rng(3)
+    inputs = [rng.standard_normal(shape) for shape in shapes]
+    assert gradcheck(op, *inputs, rng=rng) < LIMIT
+
+
+def test_every_differentiable_operator_is_checked() -> None:
+    without_gradient = {"nf4_quantize", "nf4_dequantize", "kv_append", "grad_norm", "clip", "adamw", "sample"}
+    helpers = {"LoraTerm", "Tensor", "parameter", "no_grad"}
+    assert set(F.__all__) - without_gradient - helpers <= {name.split()[0].rstrip(",") for name in CASES}
+
+
+class _WrongScale(ReferenceDevice):
+    """Its silu_backward forgets the gradient from above where that is 1 only by chance."""
+
+    def silu_backward(self, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return super().silu_backward(np.ones_like(dy), x)
+
+
+def test_a_dropped_upstream_gradient_is_found() -> None:
+    rng = np.random.default_rng(3)
+    assert gradcheck(F.silu, rng.standard_normal(X35), rng=rng, device=_WrongScale()) > 0.01
+
+
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 3), tokens=st.integers(1, 9), group=st.integers(1, 3), heads=st.integers(1, 2),
+       half=st.integers(1, 4), window=st.integers(0, 5), seed=st.integers(0, 2**16))  # fmt: skip
+def test_attention_of_any_shape(
+    batch: int, tokens: int, group: int, heads: int, half: int, window: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    firsts = np.maximum.accumulate(np.minimum(rng.integers(0, tokens, (batch, tokens)), np.arange(tokens)), axis=1)
+    starts = firsts.astype(np.int32)
+    q = rng.standard_normal((batch, tokens, heads * group, 2 * half))
+    k, v = rng.standard_normal((2, batch, tokens, heads, 2 * half))
+
+    def op(*x: Tensor) -> Tensor:
+        return F.attention(*x, starts, Q_START, scale=0.5, window=window)
+
+    assert gradcheck(op, q, k, v, rng=rng, checks=4) < LIMIT
+
+
+@settings(max_examples=25, deadline=None)
+@given(m=st.integers(1, 9), n=st.integers(1, 9), k=st.integers(1, 40), r=st.integers(1, 4), p=st.sampled_from([0, 0.5]),
+       double=st.booleans(), seed=st.integers(0, 2**16))  # fmt: skip
+def test_nf4_linear_of_any_shape(m: int, n: int, k: int, r: int, p: float, double: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight = ReferenceDevice().nf4_quantize(rng.standard_normal((n, k)).astype(np.float32), 32, double=double)
+
+    def op(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return F.linear_nf4(x, weight, lora=lora(a, b, p))
+
+    arrays = [rng.standard_normal(shape) for shape in ((m, k), (r, k), (n, r))]
+    assert gradcheck(op, *arrays, rng=rng, checks=4) < LIMIT

@@ -1,0 +1,285 @@
+"""Every rule of the schema: the message names the operator, the argument, the rule, what was received, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd import functional as F
+from wgrad.autograd import schema
+from wgrad.autograd.device import HYPER_SIZE, STATE_SIZE
+from wgrad.autograd.errors import ShapeError, WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import Tensor, parameter
+
+CPU = ReferenceDevice()
+NF4 = CPU.nf4_quantize(np.ones((7, 10), np.float32))
+DOUBLE = CPU.nf4_quantize(np.ones((7, 10), np.float32), double=True)
+
+
+def f32(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def i32(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int32)
+
+
+def t(*shape: int, dtype: Any = np.float32) -> Tensor:
+    return Tensor(np.ones(shape, dtype), CPU, requires_grad=True)
+
+
+def lora(a: Tensor, b: Tensor, **options: Any) -> F.LoraTerm:
+    return F.LoraTerm(a, b, **{"scaling": 1.0, **options})
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, starts: Any = None, q_start: Any = None, window: int = 0) -> Tensor:
+    starts = i32(*q.shape[:2]) if starts is None else starts
+    return F.attention(q, k, v, starts, i32(1) if q_start is None else q_start, scale=1.0, window=window)
+
+
+def step(**changes: Any) -> None:
+    arrays = {n: f32(9) for n in ("p", "g", "exp_avg", "exp_avg_sq")}
+    arrays |= {"hyper": f32(HYPER_SIZE), "state": f32(STATE_SIZE)}
+    decay = changes.pop("decay_elements", 3)
+    arrays |= changes
+    options = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0}
+    F.adamw(CPU, **arrays, decay_elements=decay, **options)
+
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    # arrays in general
+    "not an array": (lambda: F.add(t(3), 7.0), r"add: b must be an array on the device, got float; upload it first"),
+    "dtype": (lambda: F.silu(t(3, dtype=np.int32)), r"silu: x must be float32 or float16, got int32; cast it first"),
+    "empty": (lambda: F.softmax(t(2, 0)), r"softmax: x must not be empty, got shape \[2, 0\]"),
+    "too few axes": (lambda: F.softmax(t(5)), r"softmax: x must have at least 2 axes, got shape \[5\]; reshape it"),
+    # products
+    "gemm inner": (
+        lambda: F.gemm(t(3, 4), t(5, 6)),
+        r"gemm: b must be \[K, N\] with K = 4 from a, got shape \[5, 6\]; check trans_a and trans_b",
+    ),
+    "gemm batch": (lambda: F.gemm(t(2, 3, 4), t(3, 4, 6)), r"gemm: b must be \[B, K, N\] with B = 2"),
+    "gemm axes": (lambda: F.gemm(t(2, 3, 4), t(4, 6)), r"gemm: b must be \[B, K, N\], got shape \[4, 6\]"),
+    "linear weight": (
+        lambda: F.linear(t(3, 10), f32(10, 7)),
+        r"linear: weight must be \[N, K\] with K = 10 from x, got shape \[10, 7\]; a linear weight is \[out,",
+    ),
+    "linear bias": (lambda: F.linear(t(3, 10), f32(7, 10), bias=f32(8)), r"linear: bias must be \[N\] with N = 7"),
+    "linear bias dtype": (
+        lambda: F.linear(t(3, 10), f32(7, 10), bias=np.ones(7, np.float16)),
+        r"linear: bias must be float32, got float16",
+    ),
+    "linear residual": (
+        lambda: F.linear(t(2, 3, 10), f32(7, 10), residual=t(3, 7)),
+        r"linear: residual must have the shape of the result \[2, 3, 7\], got \[3, 7\]",
+    ),
+    "linear dtype": (
+        lambda: F.linear(t(3, 10), f32(7, 10), dtype=np.int32),
+        r"linear: dtype must be float32 or float16",
+    ),
+    "lora a": (
+        lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(10, 2), t(7, 2))),
+        r"linear: lora.a must be \[r, K\] with K = 10 .*, got shape \[10, 2\]; lora_A is \[r, in\]",
+    ),
+    "lora b": (
+        lambda: F.linear_nf4(t(3, 10), NF4, lora=lora(t(2, 10), t(2, 7))),
+        r"linear_nf4: lora.b must be \[N, r\] with N = 7.*, got shape \[2, 7\]; lora_B is \[out, r\]",
+    ),
+    "lora seed": (
+        lambda: F.linear_nf4(t(3, 10), NF4, lora=lora(t(2, 10), t(7, 2), dropout=0.1)),
+        r"linear_nf4: lora.seed must be an array on the device, got NoneType",
+    ),
+    "lora dropout": (
+        lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), dropout=1.0)),
+        r"linear: p must be in \[0, 1\), got 1.0",
+    ),
+    "lora scaling": (
+        lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), scaling=float("nan"))),
+        r"linear: lora.scaling must be finite, got nan",
+    ),
+    # NF4
+    "nf4 width": (
+        lambda: F.linear_nf4(t(3, 11), NF4),
+        r"linear_nf4: weight must be \[N, K\] with K = 11 from x, got shape \[7, 10\]; pass the weight of this layer",
+    ),
+    "nf4 packed": (
+        lambda: F.linear_nf4(t(3, 10), replace(NF4, packed=NF4.packed[:-1])),
+        r"linear_nf4: weight.packed must hold 35 bytes for shape \[7, 10\], got 34; quantise the weight again",
+    ),
+    "nf4 absmax": (
+        lambda: F.nf4_dequantize(CPU, replace(NF4, absmax=f32(3))),
+        r"nf4_dequantize: w.absmax must be \[2\], got shape \[3\]",
+    ),
+    "nf4 nested dtype": (
+        lambda: F.nf4_dequantize(CPU, replace(DOUBLE, absmax=f32(2))),
+        r"nf4_dequantize: w.absmax must be uint8, got float32",
+    ),
+    "nf4 nested code": (
+        lambda: F.nf4_dequantize(CPU, replace(DOUBLE, nested_code=f32(16))),
+        r"nf4_dequantize: w.nested_code must be \[256\]",
+    ),
+    "nf4 block size": (
+        lambda: F.nf4_quantize(CPU, f32(7, 10), 48),
+        r"nf4_quantize: block_size must be one of \(32, 64, .*\), got 48; 64 is usual",
+    ),
+    "nf4 vector": (
+        lambda: F.nf4_quantize(CPU, f32(70)),
+        r"nf4_quantize: w must be \[N, K\], got shape \[70\]; only mat",
+    ),
+    # norms, activations, rotary
+    "rms_norm weight": (
+        lambda: F.rms_norm(t(3, 10), f32(9), 1e-5),
+        r"rms_norm: weight must be \[C\] with C = 10 from x, got shape \[9\]",
+    ),
+    "rms_norm eps": (lambda: F.rms_norm_residual(t(3, 10), f32(10), 0.0), r"rms_norm_residual: eps must be positive"),
+    "swiglu": (
+        lambda: F.swiglu(t(3, 10), t(3, 9)),
+        r"swiglu: up must have the shape of gate \[3, 10\], got \[3, 9\]; reshape it \(nothing is broadcast\)",
+    ),
+    "rope axes": (
+        lambda: F.rope(t(3, 10), f32(9, 5), f32(9, 5), i32(3)),
+        r"rope: x must be \[N, H, D\].*flatten batch",
+    ),
+    "rope odd": (lambda: F.rope(t(3, 2, 5), f32(9, 2), f32(9, 2), i32(3)), r"rope: x must have an even head width D"),
+    "rope table": (
+        lambda: F.rope(t(3, 2, 6), f32(9, 6), f32(9, 6), i32(3)),
+        r"rope: cos must be \[P, 3\], got shape \[9, 6\]; a rotary table has D / 2 columns",
+    ),
+    "rope positions": (
+        lambda: F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(4)),
+        r"rope: positions must be \[N\] with N",
+    ),
+    # attention
+    "attention heads": (
+        lambda: attend(t(1, 4, 3, 8), t(1, 4, 2, 8), t(1, 4, 2, 8)),
+        r"attention: q must have a multiple of the key heads G = 2, got H = 3; check num_attention_heads",
+    ),
+    "attention width": (
+        lambda: attend(t(1, 4, 1, 264), t(1, 4, 1, 264), t(1, 4, 1, 264)),
+        r"attention: q must have a head width of at most 256, got 264",
+    ),
+    "attention keys": (
+        lambda: attend(t(1, 4, 2, 8), t(1, 3, 2, 8), t(1, 3, 2, 8)),
+        r"attention: k must hold a key for every query, got T = 4 > S = 3",
+    ),
+    "attention decode gradient": (
+        lambda: attend(t(1, 1, 2, 8), t(1, 3, 2, 8), t(1, 3, 2, 8)),
+        r"attention: k must have as many tokens as q where a gradient is wanted, got T = 1, S = 3; use no_grad",
+    ),
+    "attention dtypes": (
+        lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8, dtype=np.float16), t(1, 4, 2, 8)),
+        r"attention: q, k, v must share a dtype, got float32, float16, float32; cast",
+    ),
+    "attention starts": (
+        lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), starts=i32(4)),
+        r"attention: starts must be \[B, T\], got shape \[4\]",
+    ),
+    "attention window": (
+        lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), window=-1),
+        r"attention: window must be 0 \(none\) or positive, got -1",
+    ),
+    "kv_append long": (
+        lambda: F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 5, 2, 8), i32(1)),
+        r"kv_append: new must fit into the cache of 4 tokens, got 5; make a longer cache",
+    ),
+    "kv_append dtype": (
+        lambda: F.kv_append(CPU, f32(1, 4, 2, 8), np.ones((1, 2, 2, 8), np.float16), i32(1)),
+        r"kv_append: new must have the cache's dtype float32, got float16",
+    ),
+    # plain
+    "add": (lambda: F.add(t(3, 4), t(4, 3)), r"add: b must have the shape of a \[3, 4\], got \[4, 3\]"),
+    "mask": (lambda: F.mask(t(3, 4), np.ones((3, 4), bool), 0.0), r"mask: keep must be uint32, got bool"),
+    "mask shape": (lambda: F.mask(t(3, 4), np.ones((3, 5), np.uint32), 0.0), r"mask: keep must be \[3, 4\], got"),
+    "scale": (lambda: F.scale(t(3), float("inf")), r"scale: alpha must be finite, got inf"),
+    "cast": (lambda: F.cast(t(3), np.int8), r"cast: dtype must be float32 or float16, got int8"),
+    "bias": (lambda: F.bias(t(3, 4), f32(3)), r"bias: b must be \[C\] with C = 4"),
+    "dropout p": (lambda: F.dropout(t(3), 1.5, np.ones(2, np.uint32), 0), r"dropout: p must be in \[0, 1\), got 1.5"),
+    "dropout seed": (lambda: F.dropout(t(3), 0.5, i32(2), 0), r"dropout: seed must be uint32, got int32"),
+    "dropout salt": (lambda: F.dropout(t(3), 0.5, np.ones(2, np.uint32), -1), r"dropout: salt must be in \[0, 2\^32\)"),
+    "reshape": (
+        lambda: t(3, 4).reshape(5, -1),
+        r"reshape: shape must hold the 12 elements of \[3, 4\], got \[5, -1\]; one axis may be -1",
+    ),
+    "reshape twice": (lambda: t(3, 4).reshape(-1, -1), r"reshape: shape must hold the 12 elements"),
+    # embedding, loss
+    "embedding ids": (
+        lambda: F.embedding(t(9, 4), i32(2, 3)),
+        r"embedding: ids must be \[N\], got shape \[2, 3\]; flatten",
+    ),
+    "loss x": (lambda: F.linear_cross_entropy(t(2, 3, 4), f32(9, 4), i32(3)), r"x must be \[N, C\].*flatten batch and"),
+    "loss weight": (
+        lambda: F.linear_cross_entropy(t(3, 4), f32(4, 9), i32(3)),
+        r"linear_cross_entropy: weight must be \[V, C\] with C = 4 .* the output layer is \[vocab, hidden\]",
+    ),
+    "loss targets": (
+        lambda: F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(2)),
+        r"linear_cross_entropy: targets must be \[N\] with N = 3 .*one target for each row of x, -100 to ignore it",
+    ),
+    # optimiser, decoding
+    "grad_norm": (
+        lambda: F.grad_norm(CPU, f32(3, 4)),
+        r"grad_norm: g must be \[n\], got shape \[3, 4\]; pass the flat",
+    ),
+    "clip": (
+        lambda: F.clip(CPU, f32(2), f32(3), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99),
+        r"clip: hyper must be \[4\], got shape \[3\]",
+    ),
+    "adamw": (
+        lambda: step(g=f32(8)),
+        r"adamw: g must be \[n\] with n = 9 from p, got shape \[8\]; all four are",
+    ),
+    "adamw decay": (lambda: step(decay_elements=10), r"adamw: decay_elements must be between 0 and n = 9, got 10"),
+    "sample": (lambda: F.sample(CPU, f32(2, 5), f32(1)), r"sample: logits must be \[V\], got shape \[2, 5\]; one row"),
+    "sample top_p": (lambda: F.sample(CPU, f32(5), f32(1), top_p=0.0), r"sample: top_p must be in \(0, 1\], got 0.0"),
+    "sample top_k": (lambda: F.sample(CPU, f32(5), f32(1), top_k=-2), r"sample: top_k must be 0 \(off\) or positive"),
+    "sample temperature": (lambda: F.sample(CPU, f32(5), f32(1), temperature=-1.0), r"sample: temperature must be 0"),
+    "view offset": (lambda: schema.view(f32(200), (3,), 63), r"view: offset must be a multiple of 64 elements, got 63"),
+    "view end": (
+        lambda: schema.view(f32(200), (90,), 128),
+        r"view: shape \[90\] at offset 128 must fit into 200 .*218",
+    ),
+    "parameter": (
+        lambda: parameter(f32(3, 4), CPU, f32(4, 3)),
+        r"parameter: grad must have the shape of data \[3, 4\], got \[4, 3\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_argument_is_explained(name: str) -> None:
+    call, message = BAD[name]
+    with pytest.raises(ShapeError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, WgradError) and isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+def test_right_arguments_pass() -> None:
+    """The calls above are wrong in one thing each: put right, they run."""
+    F.linear_nf4(t(2, 3, 10), NF4, bias=f32(7), residual=t(2, 3, 7), lora=lora(t(2, 10), t(7, 2)))
+    F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(3))
+    attend(t(1, 4, 4, 8), t(1, 4, 2, 8), t(1, 4, 2, 8))
+    F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 2, 2, 8), i32(1))
+    F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(3))
+    F.clip(CPU, f32(2), f32(HYPER_SIZE), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99)
+    step()
+    F.sample(CPU, f32(5), f32(1) * 0.5)
+    schema.view(f32(200), (72,), 128)
+    assert t(3, 4).reshape(2, -1).shape == (2, 6)
+
+
+class _NoFloat16(ReferenceDevice):
+    float16 = False
+
+
+def test_float16_on_a_device_without_it() -> None:
+    device = _NoFloat16()
+    x = Tensor(np.ones((3, 4), np.float32), device)
+    with pytest.raises(ShapeError, match="dtype is float16, which NumPy .* does not support; use float32"):
+        F.cast(x, np.float16)
+    with pytest.raises(ShapeError, match="x is float16, which"):
+        F.silu(Tensor(np.ones((3, 4), np.float16), device))

@@ -1,0 +1,318 @@
+"""The tape: sums of gradients, several outputs, leaf buffers, memory, checkpointing, and its errors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.device import Device
+from wgrad.autograd.errors import ShapeError, WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import Tensor, no_grad, parameter
+
+
+def leaf(device: Device, values: Any) -> Tensor:
+    return Tensor(device.upload(np.array(values, np.float32)), device, requires_grad=True)
+
+
+def grad(tensor: Tensor) -> np.ndarray:
+    assert tensor.grad is not None
+    return tensor.device.download(tensor.grad)
+
+
+def test_a_diamond_adds_both_paths(device: Device) -> None:
+    x = leaf(device, [1.0, 2.0, -3.0])
+    y = F.scale(x, 2.0)
+    F.sum(F.add(F.mul(y, y), F.scale(y, 5.0))).backward()
+    np.testing.assert_allclose(grad(x), 2 * (2 * 2 * np.array([1, 2, -3.0]) + 5), rtol=1e-6)
+
+
+def test_a_tensor_used_many_times(device: Device) -> None:
+    x = leaf(device, [1.5, -2.0])
+    total = x
+    for _ in range(7):
+        total = F.add(total, x)
+    F.sum(total).backward()
+    np.testing.assert_array_equal(grad(x), [8, 8])
+
+
+def test_a_shared_gradient_is_not_written_to(device: Device) -> None:
+    """`add` hands one array to both of its inputs; a later sum into one of them must not reach the other."""
+    a, b = leaf(device, [1.0, 2.0]), leaf(device, [3.0, 4.0])
+    y = F.add(F.scale(a, 1.0), F.scale(b, 1.0))
+    z = F.add(y, F.scale(a, 10.0))
+    F.sum(F.add(z, F.scale(y, 2.0))).backward()
+    np.testing.assert_array_equal(grad(a), [13, 13])
+    np.testing.assert_array_equal(grad(b), [3, 3])
+
+
+def test_backward_adds_to_what_a_leaf_has(device: Device) -> None:
+    x = leaf(device, [1.0, 2.0])
+    for _ in range(3):
+        F.sum(F.scale(x, 2.0)).backward()
+    np.testing.assert_array_equal(grad(x), [6, 6])
+
+
+def test_seed_scales_the_gradient(device: Device) -> None:
+    x = leaf(device, [1.0, 2.0])
+    F.sum(F.scale(x, 2.0)).backward(device.upload(np.array([8.0], np.float32)))
+    np.testing.assert_array_equal(grad(x), [16, 16])
+
+
+@pytest.mark.parametrize("used", ["first", "second", "both"])
+def test_several_outputs(device: Device, used: str) -> None:
+    """rms_norm_residual against the same thing made of two operators."""
+    host = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
+    weight = np.linspace(0.5, 1.5, 12, dtype=np.float32)
+
+    def loss(x: Tensor, w: Tensor, fused: bool) -> Tensor:
+        y, h = F.rms_norm_residual(x, w, 1e-5) if fused else (F.rms_norm(x, w, 1e-5), x)
+        terms = {"first": [F.mul(y, y)], "second": [F.mul(h, h)], "both": [F.mul(y, y), F.mul(h, h)]}[used]
+        total = F.sum(terms[0])
+        return F.add(total, F.sum(terms[1])) if len(terms) > 1 else total
+
+    grads = []
+    for fused in (True, False):
+        x, w = leaf(device, host), leaf(device, weight)
+        loss(x, w, fused).backward()
+        grads.append((grad(x), None if w.grad is None else grad(w)))
+    np.testing.assert_allclose(grads[0][0], grads[1][0], atol=1e-5)
+    if used == "second":
+        assert grads[0][1] is None
+    else:
+        np.testing.assert_allclose(grads[0][1], grads[1][1], rtol=1e-5)
+
+
+def test_the_second_output_is_the_same_storage(cpu: ReferenceDevice) -> None:
+    h = leaf(cpu, np.ones((3, 4)))
+    assert F.rms_norm_residual(h, cpu.upload(np.ones(4, np.float32)), 1e-5)[1].data is h.data
+
+
+def test_gradients_go_into_the_leaf_buffers(device: Device) -> None:
+    """Views of one flat buffer, as the optimiser has them, through operators that write there themselves and others."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"weight": (7, 10), "a": (2, 10), "b": (7, 2), "bias": (7,), "norm": (10,)}
+    flat = device.upload(np.full(64 * 8, 0.5, np.float32))
+    host = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    offsets = dict(zip(shapes, (0, 128, 192, 256, 320)))
+
+    def run(leaves: dict[str, Tensor]) -> None:
+        x = Tensor(device.upload(rng_x), device)
+        x = F.rms_norm(x, leaves["norm"], 1e-5)
+        term = F.LoraTerm(leaves["a"], leaves["b"], 1.5)
+        y = F.linear(x, leaves["weight"], bias=leaves["bias"], lora=term)
+        F.sum(F.mul(y, y)).backward()
+
+    rng_x = rng.standard_normal((4, 10)).astype(np.float32)
+    buffered = {
+        name: parameter(device.upload(host[name]), device, device.view(flat, shape, offsets[name]))
+        for name, shape in shapes.items()
+    }
+    plain = {name: leaf(device, host[name]) for name in shapes}
+    run(plain)
+    run(buffered)
+    run(buffered)
+    for name in shapes:
+        np.testing.assert_allclose(grad(buffered[name]), 0.5 + 2 * grad(plain[name]), rtol=1e-4, atol=1e-3)
+    left = device.download(flat)
+    np.testing.assert_array_equal(left[70:128], 0.5)  # between two parameters nothing is touched
+    assert not np.array_equal(left[:70], np.full(70, 0.5))
+
+
+def test_no_grad_saves_nothing(device: Device) -> None:
+    x = leaf(device, [1.0, 2.0])
+    with no_grad():
+        y = F.sum(F.mul(x, x))
+    assert not y.requires_grad and y.node is None
+    with pytest.raises(WgradError, match="nothing below this tensor requires a gradient"):
+        y.backward()
+
+
+def test_detach_cuts_the_tape(device: Device) -> None:
+    x = leaf(device, [1.0, 2.0])
+    F.sum(F.mul(x, F.scale(x, 3.0).detach())).backward()
+    np.testing.assert_array_equal(grad(x), [3, 6])
+
+
+def test_second_backward_is_an_error(cpu: ReferenceDevice) -> None:
+    y = F.scale(leaf(cpu, [1.0]), 2.0)
+    F.sum(y).backward()
+    with pytest.raises(WgradError, match="walked before through Scale.*run the forward again"):
+        F.sum(F.mul(y, y)).backward()
+
+
+def test_backward_of_several_elements_needs_a_seed(cpu: ReferenceDevice) -> None:
+    y = F.scale(leaf(cpu, [1.0, 2.0]), 2.0)
+    with pytest.raises(ShapeError, match=r"seed is needed.*shape \[2\]"):
+        y.backward()
+    with pytest.raises(ShapeError, match=r"seed must have the tensor's shape \[2\], got \[1\]"):
+        y.backward(np.ones(1, np.float32))
+
+
+def test_two_devices_are_an_error(cpu: ReferenceDevice) -> None:
+    with pytest.raises(WgradError, match="Add: arguments must be on one device"):
+        F.add(leaf(cpu, [1.0]), leaf(ReferenceDevice(), [1.0]))
+
+
+def test_no_tensor_needs_a_device(cpu: ReferenceDevice) -> None:
+    table, ids = np.ones((3, 4), np.float32), np.zeros(2, np.int32)
+    with pytest.raises(WgradError, match="no argument is a Tensor"):
+        F.embedding(table, ids)
+    assert F.embedding(table, ids, device=cpu).shape == (2, 4)
+
+
+def test_a_gradient_in_another_dtype_is_cast(device: Device) -> None:
+    if not device.float16:
+        pytest.skip(f"{device.description} has no float16")
+    x = leaf(device, np.ones((2, 3)))
+    half = F.cast(x, np.float16)
+    y = F.linear(half, device.upload(np.eye(3, dtype=np.float32)), residual=F.scale(x, 2.0), dtype=np.float16)
+    F.sum(y).backward()
+    assert grad(x).dtype == np.float32
+    np.testing.assert_array_equal(grad(x), np.full((2, 3), 3.0))
+
+
+# ---- memory ------------------------------------------------------------------------------
+def chain(x: Tensor, depth: int) -> Tensor:
+    for _ in range(depth):
+        x = F.silu(x)
+    return F.sum(x)
+
+
+def test_the_walk_frees_saved_arrays_as_it_goes(cpu: ReferenceDevice) -> None:
+    """At its peak the backward holds the saved arrays and a few gradients, never both whole."""
+    x = leaf(cpu, np.ones((64, 64)))
+    loss = chain(x, 20)
+    after_forward = cpu.memory().in_use_bytes
+    cpu.reset_peak()
+    loss.backward()
+    extra = cpu.memory().peak_bytes - after_forward
+    assert extra <= 3 * x.data.nbytes
+    del loss
+    gc.collect()
+    assert cpu.memory().in_use_bytes == 2 * x.data.nbytes  # the leaf and its gradient
+
+
+def test_saved_arrays_die_though_the_loss_lives(cpu: ReferenceDevice) -> None:
+    x = leaf(cpu, np.ones(8))
+    inner = F.scale(x, 2.0)
+    saved = weakref.ref(inner.data)
+    loss = F.sum(F.silu(inner))
+    del inner
+    gc.collect()
+    assert saved() is not None
+    loss.backward()
+    gc.collect()
+    assert saved() is None and loss.node is not None
+
+
+def test_memory_does_not_grow_from_step_to_step(device: Device) -> None:
+    x = leaf(device, np.ones((64, 64)))
+    used = []
+    for _ in range(4):
+        x.grad = None
+        chain(x, 5).backward()
+        device.synchronize()
+        gc.collect()
+        used.append(device.memory().in_use_bytes)
+    assert used[1] == used[-1]
+
+
+def test_a_deep_graph_does_not_recurse(cpu: ReferenceDevice) -> None:
+    x = leaf(cpu, [0.5])
+    chain(x, 5000).backward()
+    assert np.isfinite(grad(x)).all()
+
+
+# ---- checkpoint --------------------------------------------------------------------------
+def layer(device: Device, weights: dict[str, Any], x: Tensor) -> Tensor:
+    y, h = F.rms_norm_residual(x, weights["norm"], 1e-5)
+    seed = weights["seed"]
+    term = F.LoraTerm(weights["a"], weights["b"], 2.0, 0.3, seed, 11)
+    return F.dropout(F.linear_nf4(F.silu(y), weights["nf4"], lora=term, residual=h), 0.2, seed, 12)
+
+
+def layer_weights(device: Device, rng: np.random.Generator) -> dict[str, Any]:
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return {
+        "norm": parameter(device.upload(normal(64)), device),
+        "a": parameter(device.upload(normal(3, 64)), device),
+        "b": parameter(device.upload(normal(64, 3)), device, device.zeros((64, 3))),
+        "nf4": device.nf4_quantize(device.upload(normal(64, 64))),
+        "seed": device.upload(np.array([5, 6], np.uint32)),
+    }
+
+
+@pytest.mark.parametrize("input_needs_grad", [True, False])
+def test_checkpoint_equals_plain_bit_for_bit(device: Device, input_needs_grad: bool) -> None:
+    """Also where the input needs no gradient (a frozen embedding) but the parameters inside do."""
+    found = []
+    for use in (False, True):
+        rng = np.random.default_rng(1)
+        layers = [layer_weights(device, rng) for _ in range(2)]
+        x = Tensor(device.upload(rng.standard_normal((7, 64)).astype(np.float32)), device, input_needs_grad)
+        h = x
+        for weights in layers:
+            if use:
+                h = F.checkpoint(lambda t, w=weights: layer(device, w, t), h)
+            else:
+                h = layer(device, weights, h)
+        loss = F.sum(F.mul(h, h))
+        loss.backward()
+        grads = [grad(w[name]) for w in layers for name in ("norm", "a", "b")]
+        found.append([loss.numpy(), *grads, *([grad(x)] if input_needs_grad else [])])
+    for plain, checkpointed in zip(*found):
+        np.testing.assert_array_equal(plain, checkpointed)
+
+
+def test_checkpoint_of_several_outputs(cpu: ReferenceDevice) -> None:
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return F.mul(a, b), F.silu(a)
+
+    x, y = leaf(cpu, [1.0, 2.0]), leaf(cpu, [3.0, -1.0])
+    product, activated = F.checkpoint(fn, x, y)
+    F.sum(F.add(product, activated)).backward()
+    p, q = leaf(cpu, [1.0, 2.0]), leaf(cpu, [3.0, -1.0])
+    F.sum(F.add(*fn(p, q))).backward()
+    np.testing.assert_array_equal(grad(x), grad(p))
+    np.testing.assert_array_equal(grad(y), grad(q))
+
+
+def test_checkpoint_saves_only_its_input(cpu: ReferenceDevice) -> None:
+    x = leaf(cpu, np.ones((64, 64)))
+    loss = F.checkpoint(lambda t: chain(t, 20), x)
+    gc.collect()
+    assert cpu.memory().in_use_bytes == x.data.nbytes + loss.data.nbytes
+
+
+def test_checkpoint_under_no_grad_is_a_plain_call(cpu: ReferenceDevice) -> None:
+    with no_grad():
+        assert F.checkpoint(lambda t: F.scale(t, 2.0), leaf(cpu, [1.0])).node is None
+
+
+# ---- recording ---------------------------------------------------------------------------
+def test_a_step_replays_on_new_values(device: Device) -> None:
+    """A recorded forward and backward, run again after the input was overwritten, adds the new gradient."""
+    x = device.upload(np.array([[1.0, 2.0]], np.float32))
+    w = parameter(device.upload(np.array([[3.0, 4.0]], np.float32)), device, device.zeros((1, 2)))
+
+    def step() -> Tensor:
+        loss = F.sum(F.linear(Tensor(x, device), w))
+        loss.backward()
+        return loss
+
+    step()
+    with device.capture() as replay:
+        loss = step()
+    device.write(x, np.array([[10.0, 20.0]], np.float32))
+    replay.run()
+    np.testing.assert_allclose(grad(w), [[12, 24]])
+    np.testing.assert_allclose(loss.numpy(), [110])
+    assert replay.dispatches > 0

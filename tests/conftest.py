@@ -1,0 +1,65 @@
+"""Fixtures of all tests: the devices, and the markers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.dispatch import select_device
+from wgrad.autograd.errors import DeviceUnavailable
+from wgrad.autograd.reference import ReferenceDevice
+
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "oracle: compares with torch, transformers, peft or bitsandbytes")
+
+
+@cache
+def _wgpu_device() -> Device | str:
+    """One wgpu device for all tests, or why there is none."""
+    try:
+        return select_device("wgpu")
+    except DeviceUnavailable as error:
+        return str(error)
+
+
+def require_wgpu() -> Device:
+    """The wgpu device. Where there is none: skips with the reason, or fails when WGRAD_REQUIRE_WGPU=1."""
+    device = _wgpu_device()
+    if isinstance(device, str):
+        if os.environ.get("WGRAD_REQUIRE_WGPU") == "1":
+            pytest.fail(f"WGRAD_REQUIRE_WGPU=1, but {device}")
+        pytest.skip(device)
+    return device
+
+
+@pytest.fixture(params=["cpu", "wgpu"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Every device of this machine in turn."""
+    chosen = ReferenceDevice() if request.param == "cpu" else require_wgpu()
+    yield chosen
+    chosen.synchronize()
+
+
+@pytest.fixture
+def wgpu_device() -> Device:
+    """The wgpu device alone."""
+    return require_wgpu()
+
+
+@pytest.fixture
+def cpu() -> ReferenceDevice:
+    """A NumPy reference device of this test's own."""
+    return ReferenceDevice()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261121)
