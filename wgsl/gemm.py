@@ -41,6 +41,12 @@ SMALL = Tile(32, 32, 16, 1, 1)
 TALL_SKINNY = Tile(64, 16, 16, 1, 1)  # LoRA: N = rank
 FLAT_SKINNY = Tile(16, 64, 16, 1, 1)  # LoRA: M = rank
 
+
+def software_tile(m: int, n: int) -> Tile:
+    """On software drivers: no workgroup memory, 16 x 16 results an invocation (fewer reads a multiplication)."""
+    return Tile(16 if m <= 16 else 128, 16 if n <= 16 else 128, 4, 4, 4)
+
+
 # Workgroups below which a card is not full. WebGPU does not tell the number of cores; this many fill the largest ones.
 _FULL = 132
 _MAX_SPLITS = 16
@@ -123,7 +129,8 @@ class GemmOps(Runtime):
     ) -> Array:
         (m, k), n = x.shape, weight.shape[0]
         out = self.empty((m, n), dtype or x.dtype)
-        if k % 8:  # a row would start inside a 32-bit word of codes
+        if k % 8 or self.software:
+            # A row would start inside a 32-bit word of codes; or decoding once is cheaper than once a tile.
             w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
             return self.gemm(x, w, trans_b=True, bias=bias, residual=residual, lowrank=lowrank, out=out)
         self._product(x, weight, out, (m, n, k), 1, False, True, 1.0, bias, residual, lowrank, False)
@@ -134,7 +141,7 @@ class GemmOps(Runtime):
     ) -> Array:
         (m, n), k = dy.shape, weight.shape[1]
         out = self.empty((m, k), dtype or dy.dtype)
-        if k % 8:
+        if k % 8 or self.software:
             w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
             return self.gemm(dy, w, lowrank=lowrank, out=out)
         self._product(dy, weight, out, (m, k, n), 1, False, False, 1.0, None, None, lowrank, False)
@@ -168,6 +175,8 @@ class GemmOps(Runtime):
         ldc = ldc or n
         chosen, chosen_splits = choose_tile(m, n, k, batch, self.workgroup_bytes)
         tile, splits = tile or chosen, splits or chosen_splits
+        if self.software:
+            tile, splits = software_tile(m, n), 1
         nf4 = not isinstance(b, Array)
         vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
         constants = self._constants(tile, a, b, trans_a, trans_b, mnk)
@@ -204,9 +213,8 @@ class GemmOps(Runtime):
         if splits > 1:
             self._reduce(target, out, bias, residual, epilogue, (m, n, -(-k // k_per_split)), ldc, column, alpha)
 
-    @staticmethod
     def _constants(
-        tile: Tile, a: Array, b: Any, trans_a: bool, trans_b: bool, mnk: tuple[int, int, int]
+        self, tile: Tile, a: Array, b: Any, trans_a: bool, trans_b: bool, mnk: tuple[int, int, int]
     ) -> dict[str, Constant]:
         m, n, k = mnk
         nf4 = not isinstance(b, Array)
@@ -215,6 +223,7 @@ class GemmOps(Runtime):
             "TILE_M": tile.m,
             "TILE_N": tile.n,
             "TILE_K": tile.k,
+            "DIRECT": self.software,
             "TM4": tile.tm4,
             "TN4": tile.tn4,
             "ACC_ROWS": 4 * tile.tm4,

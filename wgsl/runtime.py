@@ -68,6 +68,8 @@ class Runtime:
         info, limits = adapter.info, self._device.limits
         self.adapter_type: str = info["adapter_type"]
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
+        # A driver that runs shaders on the CPU wants other kernels; `software` may be overridden before the first launch.
+        self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
