@@ -16,6 +16,7 @@ import wgrad
 from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
 from wgrad.train.cli_options import Parser, add_finetune_options, resolve_config
 
+EXPECTED: tuple[type[BaseException], ...] = (WgradError, *DEVICE_ERRORS)  # errors that are not ours to fix
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu (default: auto)"
 
 
@@ -146,7 +147,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return args.run(args)
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
-    except (WgradError, *DEVICE_ERRORS) as error:
+    except EXPECTED as error:
         return _fail(f"error: {_one_line(error)}", 2)
     except MemoryError:
         return _fail("error: out of main memory: use a smaller --seq-len or --batch-size, or a smaller model", 2)

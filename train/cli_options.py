@@ -45,8 +45,9 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(FinetuneConfig):
         meta = field.metadata
-        title = meta["group"]
-        group = groups.setdefault(title, parser.add_argument_group(title) if title not in groups else None)
+        group = groups.get(meta["group"])
+        if group is None:
+            group = groups[meta["group"]] = parser.add_argument_group(meta["group"])
         kind, _ = field_type(field.name)
         keywords: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
         if kind is bool:

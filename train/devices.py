@@ -57,10 +57,11 @@ def print_devices() -> int:
     """Print every device and which one `--device auto` takes, and why. -> 0, or 1 where none can be used."""
     for device in list_devices():
         print(describe(device))
+    expected: tuple[type[BaseException], ...] = (WgradError, *DEVICE_ERRORS)
     try:
         chosen = select_device("auto")
-    except (WgradError, *DEVICE_ERRORS) as error:
+    except expected as error:
         print(f"--device auto finds none: {error}")
         return 1
-    print(f"--device auto takes {chosen.name}: {chosen.description} ({chosen.reason})")
+    print(f"--device auto takes {chosen.name}: {chosen.description} ({getattr(chosen, 'reason', '')})")
     return 0

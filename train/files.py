@@ -74,7 +74,7 @@ def atomic_file(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[A
     beside = _beside(target)
     with writing(target):
         try:
-            text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+            text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
             with open(beside, mode, **text) as file:
                 yield file
                 file.flush()

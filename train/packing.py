@@ -18,6 +18,7 @@ import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -189,7 +190,7 @@ class BatchStream:
             self._epoch = (epoch, [rows[i] for i in generator.permutation(len(rows))])
         return self._epoch[1]
 
-    def state(self) -> dict[str, int | str]:
+    def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the next step, and the fingerprint of what the order depends on."""
         return {"step": self.step, "fingerprint": self.fingerprint()}
 

@@ -32,9 +32,10 @@ def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
     only: part of the names of the cases to run. WgradError where no case is called so.
     """
     device = select_device(spec)
+    reason = getattr(device, "reason", "")
     begun = time.perf_counter()
     if not as_json:
-        print(f"device: {device.name}: {device.description} ({device.reason})")
+        print(f"device: {device.name}: {device.description} ({reason})")
         print(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"), flush=True)
     results = run_selftest(device, only=only, progress=None if as_json else lambda r: print(_row(r), flush=True))
     if not results:
@@ -44,7 +45,7 @@ def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
     if as_json:
         report = {
             "wgrad": wgrad.__version__,
-            "device": {"name": device.name, "description": device.description, "reason": device.reason},
+            "device": {"name": device.name, "description": device.description, "reason": reason},
             "passed": len(results) - len(failed),
             "failed": len(failed),
             "seconds": round(seconds, 3),

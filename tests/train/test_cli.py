@@ -91,7 +91,12 @@ def test_finetune_prints_the_configuration_and_passes_it_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    put(monkeypatch, "finetune", run_finetune=lambda config: seen.append(config) or 0)
+
+    def take(config) -> int:
+        seen.append(config)
+        return 0
+
+    put(monkeypatch, "finetune", run_finetune=take)
     assert run("finetune", *NEEDED, "--rank", "3") == 0
     assert (seen[0].model, seen[0].rank) == ("m", 3)
     assert seen[0].summary() in capsys.readouterr().out
@@ -99,7 +104,12 @@ def test_finetune_prints_the_configuration_and_passes_it_on(
 
 def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[argparse.Namespace] = []
-    put(monkeypatch, "generate", run_generate=lambda args: seen.append(args) or 0)
+
+    def take(args: argparse.Namespace) -> int:
+        seen.append(args)
+        return 0
+
+    put(monkeypatch, "generate", run_generate=take)
     monkeypatch.setattr("sys.stdin", io.StringIO("A wise\nman"))
     assert run("generate", "--model", "m", "--prompt", "-", "--chat", "--no-quantize", "--temperature", "0") == 0
     args = seen[0]

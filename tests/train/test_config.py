@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.train.cli_options import FIXED_BY_RESUME, Parser, add_finetune_options, resolve_config
 from wgrad.train.config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, flag, read_config_file
 
-NEEDED = {"model": "m", "data": "d", "out": "o"}
+NEEDED: dict[str, Any] = {"model": "m", "data": "d", "out": "o"}
 
 
 def parse(*words: str) -> FinetuneConfig:
@@ -43,7 +44,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 @pytest.mark.parametrize("field", dataclasses.fields(FinetuneConfig), ids=lambda f: f.name)
 def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.Field, tmp_path: Path) -> None:
-    other = {
+    other: dict[str, Any] = {
         "rank": 3, "alpha": 7.5, "dropout": 0.25, "target_modules": ("q_proj", "v_proj"), "lr": 3e-5, "warmup": 12.0,
         "schedule": "linear", "batch_size": 2, "accumulate": 3, "seq_len": 41, "epochs": 2, "max_steps": 5,
         "eval_fraction": 0.5, "eval_data": "e", "save_every": 4, "log_every": 2, "seed": 9, "compute": "float16",
@@ -61,7 +62,7 @@ def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.F
         words = [flag(field.name), str(value)]
     config = needed(*words)
     assert getattr(config, field.name) == value and type(getattr(config, field.name)) is type(value)
-    expected = dataclasses.replace(FinetuneConfig(**NEEDED), **{field.name: value})
+    expected = dataclasses.replace(FinetuneConfig(**NEEDED), **dict[str, Any]({field.name: value}))
     assert config == expected
     config.save(tmp_path)
     assert FinetuneConfig(**read_config_file(tmp_path / CONFIG_FILE)) == config

@@ -123,7 +123,7 @@ def test_the_picture_is_well_formed_and_inside_its_frame(count: int, held_out: l
 
 
 def test_a_step_without_a_loss_is_left_out() -> None:
-    records = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 1.0}]
+    records: list[dict] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 1.0}]
     root = ElementTree.fromstring(loss_curve(records))
     (line,) = root.iter(f"{SVG}polyline")
     assert len(line.attrib["points"].split()) == 2
