@@ -1,0 +1,119 @@
+"""The choice of a device: `auto` steps down with its reasons, a name never does."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import Any
+
+import pytest
+
+from wgrad.autograd import dispatch
+from wgrad.autograd.errors import DeviceUnavailable
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.wgsl.errors import DeviceError
+
+INTEL = {"name": "Intel UHD", "backend": "Vulkan", "type": "IntegratedGPU", "driver": "Mesa", "features": []}
+LLVMPIPE = {"name": "llvmpipe", "backend": "Vulkan", "type": "CPU", "driver": "Mesa", "features": ["shader-f16"]}
+
+
+class FakeWgpu(ReferenceDevice):
+    name = "wgpu"
+    broken: tuple[str, ...] = ()
+
+    def __init__(self, spec: str | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        if spec in self.broken:
+            raise DeviceError(f"adapter {spec} has no limits")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """machine(adapters, hip, broken): what the lower rooms find here. An exception in place of a list is raised."""
+
+    def make(adapters: Any, hip: Any = None, broken: tuple[str, ...] = ()) -> None:
+        def list_adapters() -> list[dict[str, Any]]:
+            if isinstance(adapters, Exception):
+                raise adapters
+            return [{**a, "index": i} for i, a in enumerate(adapters)]
+
+        wgpu_class = type("FakeWgpu", (FakeWgpu,), {"broken": broken})
+        rooms = {"wgrad.wgsl.device": types.SimpleNamespace(WgpuDevice=wgpu_class, list_adapters=list_adapters)}
+        real = importlib.import_module
+
+        def import_module(name: str) -> Any:
+            if name == "wgrad.hip.device":
+                if hip is None:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                return types.SimpleNamespace(HipDevice=hip)
+            return rooms.get(name) or real(name)
+
+        monkeypatch.setattr(dispatch.importlib, "import_module", import_module)
+
+    return make
+
+
+def test_auto_takes_a_gpu_before_a_software_driver(machine: Any) -> None:
+    machine([LLVMPIPE, INTEL])
+    device = dispatch.select_device()
+    assert (device.name, device.spec) == ("wgpu", "1") and "first usable GPU" in device.reason
+    assert "no HIP kernels" in device.reason
+
+
+def test_auto_takes_the_software_driver_and_says_so(machine: Any) -> None:
+    machine([LLVMPIPE])
+    assert "software Vulkan driver" in dispatch.select_device("auto").reason
+
+
+def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
+    machine([INTEL, LLVMPIPE], broken=("0",))
+    device = dispatch.select_device("auto")
+    assert device.spec == "1" and "adapter 0 has no limits" in device.reason
+
+
+@pytest.mark.parametrize(
+    "adapters, reason",
+    [([], "no adapter; install a GPU driver"), (DeviceError("no Vulkan loader"), "no Vulkan loader"),
+     (ModuleNotFoundError("No module named 'wgpu'", name="wgpu"), "pip install wgpu")],
+)  # fmt: skip
+def test_auto_ends_at_numpy_with_every_reason(machine: Any, adapters: Any, reason: str) -> None:
+    machine(adapters)
+    device = dispatch.select_device("auto")
+    assert device.name == "cpu" and reason in device.reason and "no HIP kernels" in device.reason
+
+
+def test_auto_prefers_hip(machine: Any) -> None:
+    machine([INTEL], hip=type("FakeHip", (ReferenceDevice,), {"name": "hip"}))
+    device = dispatch.select_device("auto")
+    assert device.name == "hip" and device.reason == "a usable HIP device"
+
+
+@pytest.mark.parametrize("spec", ["wgpu", "wgpu:0", "hip"])
+def test_a_name_never_falls_back(machine: Any, spec: str) -> None:
+    machine([LLVMPIPE], broken=("0", None))  # type: ignore[arg-type]
+    with pytest.raises(DeviceUnavailable, match=f"device {spec.partition(':')[0]}"):
+        dispatch.select_device(spec)
+
+
+@pytest.mark.parametrize("spec", ["cuda", "", "cpu:1", "hip:0"])
+def test_an_unknown_name_lists_the_known(spec: str) -> None:
+    with pytest.raises(DeviceUnavailable, match="is not known; use one of: auto, hip, wgpu"):
+        dispatch.select_device(spec)
+
+
+def test_a_named_adapter_is_passed_on(machine: Any) -> None:
+    machine([INTEL])
+    device = dispatch.select_device("wgpu:Intel")
+    assert device.spec == "Intel" and device.reason == "asked for by name"
+    assert dispatch.select_device("cpu").reason == "asked for by name"
+
+
+def test_list_devices_names_all_with_reasons(machine: Any) -> None:
+    machine([INTEL, LLVMPIPE])
+    found = dispatch.list_devices()
+    assert [d["spec"] for d in found] == ["hip", "wgpu:0", "wgpu:1", "cpu"]
+    assert [d["usable"] for d in found] == [False, True, True, True]
+    assert "no HIP kernels" in found[0]["reason"] and found[2]["features"] == ["shader-f16"]
+    machine(DeviceError("no Vulkan loader"))
+    assert [d["usable"] for d in dispatch.list_devices()] == [False, False, True]
