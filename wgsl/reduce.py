@@ -15,13 +15,13 @@ _MAX_CHUNKS = 256
 class ReduceOps(Elements):
     def sum(self, x: Array) -> Array:
         """All elements -> float32 [1]."""
-        return self._reduce("sum_part", x, self.empty((1,)))
+        return self._reduce_all("sum_part", x, self.empty((1,)))
 
     def grad_norm(self, g: Array) -> Array:
         """float32 [2]: sum of squares of the finite elements, number of elements that are not finite."""
-        return self._reduce("norm_part", g, self.empty((2,)))
+        return self._reduce_all("norm_part", g, self.empty((2,)))
 
-    def _reduce(self, entry: str, x: Array, total: Array) -> Array:
+    def _reduce_all(self, entry: str, x: Array, total: Array) -> Array:
         vec = vector_width(x.size)
         constants = {
             "VEC": vec,
