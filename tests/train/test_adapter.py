@@ -1,0 +1,163 @@
+"""Adapter files in PEFT's format, and which modules get an adapter."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
+from wgrad.train.config import PROJECTIONS
+from wgrad.train.lora import LoraConfig, init_lora, lora_shapes, match_targets
+from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
+
+MODULES = {f"model.layers.{i}.{m}": (24, 20) for i in range(3) for m in ("self_attn.q_proj", "mlp.up_proj")}
+MODULES |= {f"model.layers.{i}.mlp.down_proj": (20, 36) for i in range(3)}
+
+
+def values_for(lora: LoraConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {n: generator.standard_normal(s).astype(np.float32) for n, s in lora_shapes(lora, MODULES).items()}
+
+
+# ---- matching ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "targets, number",
+    [
+        (("q_proj",), 3),
+        (("q_proj", "mlp.up_proj"), 6),
+        (("model.layers.1.mlp.down_proj",), 1),
+        ("all-linear", 9),
+        (r"model\.layers\.[02]\..*(q|up)_proj", 4),
+    ],
+)
+def test_targets_match_as_in_peft(targets: Any, number: int) -> None:
+    found = match_targets(targets, list(MODULES))
+    assert len(found) == number
+    assert found == [m for m in MODULES if m in found]  # in the model's order
+
+
+@pytest.mark.parametrize("targets", [("qproj",), ("q_proj", "lm_head"), "q_proj", ("proj",)])
+def test_a_target_that_matches_nothing_names_what_there_is(targets: Any) -> None:
+    with pytest.raises(WgradError, match="matches no projection of this model: it has down_proj, q_proj, up_proj"):
+        match_targets(targets, list(MODULES))
+
+
+def test_a_broken_regular_expression() -> None:
+    with pytest.raises(WgradError, match="is no regular expression"):
+        match_targets("(q_proj", list(MODULES))
+
+
+def test_rank_and_alpha_patterns() -> None:
+    lora = LoraConfig(
+        r=4, alpha=8.0, rank_pattern={"layers.1.mlp.up_proj": 2, "q_proj": 16}, alpha_pattern={"down_proj": 1.0}
+    )
+    assert lora.rank_of("model.layers.1.mlp.up_proj") == 2
+    assert lora.rank_of("model.layers.0.mlp.up_proj") == 4
+    assert lora.scaling_of("model.layers.2.self_attn.q_proj") == 8 / 16
+    assert lora.scaling_of("model.layers.2.mlp.down_proj") == 1 / 4
+    rslora = LoraConfig(r=4, alpha=8.0, rslora=True)
+    assert rslora.scaling_of("model.layers.0.mlp.up_proj") == 8 / math.sqrt(4)
+
+
+def test_start_values() -> None:
+    """B is zero; A is uniform within 1 / sqrt(in); the seed decides."""
+    shapes = lora_shapes(LoraConfig(r=16, alpha=1.0), MODULES)
+    first, again, other = init_lora(shapes, 3), init_lora(shapes, 3), init_lora(shapes, 4)
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+        if name.endswith("lora_B"):
+            assert not value.any()
+        else:
+            bound = 1 / math.sqrt(value.shape[1])
+            assert 0.9 * bound < np.abs(value).max() <= bound
+            assert (value != other[name]).any()
+
+
+# ---- files -------------------------------------------------------------------------------------
+def test_an_adapter_comes_back_as_it_was(tmp_path: Path) -> None:
+    lora = LoraConfig(
+        r=3,
+        alpha=7.5,
+        dropout=0.1,
+        rslora=True,
+        target_modules=("q_proj", "down_proj"),
+        rank_pattern={"layers.0.self_attn.q_proj": 2},
+        alpha_pattern={"down_proj": 2.0},
+    )
+    values = values_for(lora)
+    save_adapter(tmp_path / "a", lora, values, "org/name")
+    loaded, again = load_adapter(tmp_path / "a", MODULES)
+    assert loaded == LoraConfig(**{**vars(lora), "target_modules": ("down_proj", "q_proj")})
+    assert list(again) == list(values)
+    for name, value in values.items():
+        np.testing.assert_array_equal(again[name], value)
+
+
+def test_the_files_are_laid_out_as_peft_writes_them(tmp_path: Path) -> None:
+    lora = LoraConfig(r=3, alpha=6.0, target_modules=PROJECTIONS[:1])
+    save_adapter(tmp_path, lora, values_for(lora), "org/name")
+    raw = json.loads((tmp_path / CONFIG_FILE).read_text())
+    assert list(raw) == sorted(raw)
+    wanted = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/name", "r": 3}
+    assert wanted.items() <= raw.items() and raw["lora_alpha"] == 6 and isinstance(raw["lora_alpha"], int)
+    entries = read_entries(tmp_path / WEIGHTS_FILE, "")
+    assert entries["base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight"].shape == (3, 20)
+    assert entries["base_model.model.model.layers.2.self_attn.q_proj.lora_B.weight"].shape == (24, 3)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    lora = LoraConfig(r=3, alpha=6.0, target_modules=("q_proj",))
+    save_adapter(tmp_path / "saved", lora, values_for(lora), "org/name")
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"use_dora": True}, "use_dora is True: DoRA cannot be read"),
+        ({"bias": "all"}, "trained biases cannot be read"),
+        ({"modules_to_save": ["lm_head"]}, "whole modules beside the adapter cannot be read"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3': only LORA can be read"),
+        ({"fan_in_fan_out": True}, "transposed weights cannot be read"),
+        ({"init_lora_weights": "pissa_niter_16"}, "changes the base weights"),
+        ({"target_modules": ["c_attn"]}, "'c_attn' matches no projection"),
+        ({"target_modules": None}, "r and target_modules must be given"),
+        ({"target_modules": ["q_proj", "up_proj"]}, "lacks model.layers.0.mlp.up_proj.lora_A"),
+        ({"r": 4}, r"q_proj.lora_A in .* has shape \[3, 20\], the model asks for \[4, 20\]"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(changes: dict[str, Any], message: str, saved: Path) -> None:
+    raw = json.loads((saved / CONFIG_FILE).read_text())
+    (saved / CONFIG_FILE).write_text(json.dumps(raw | changes))
+    with pytest.raises(WgradError, match=message):
+        load_adapter(saved, MODULES)
+
+
+def test_tensors_that_belong_to_nothing_are_refused(saved: Path) -> None:
+    entries = read_entries(saved / WEIGHTS_FILE, "")
+    arrays = {n: np.array(e.array()) for n, e in entries.items()}
+    for extra, message in (
+        ("base_model.model.lm_head.lora_A.weight", "adapts lm_head.lora_A.weight, which is no projection"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "is a DoRA adapter"),
+    ):
+        write_safetensors(saved / WEIGHTS_FILE, from_arrays(arrays | {extra: np.ones((3, 20), np.float32)}))
+        with pytest.raises(WgradError, match=message):
+            load_adapter(saved, MODULES)
+
+
+def test_missing_files(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(WgradError, match="has no adapter_config.json: give the folder of a PEFT adapter"):
+        load_adapter(tmp_path / "nowhere", MODULES)
+    (saved / WEIGHTS_FILE).unlink()
+    with pytest.raises(WgradError, match="adapter_model.safetensors is missing"):
+        load_adapter(saved, MODULES)
+    (saved / "adapter_model.bin").write_bytes(b"x")
+    with pytest.raises(WgradError, match="has only adapter_model.bin"):
+        load_adapter(saved, MODULES)

@@ -1,0 +1,254 @@
+"""Checkpoints: streamed, quantised on the way, and refused with one clear line where they are broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device, NF4Array
+from wgrad.autograd.errors import WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.model_config import load_model_config, parse_model_config
+from wgrad.train.nf4_files import save_nf4_checkpoint
+from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, weight_specs
+
+
+def file_arrays(folder: Path) -> dict[str, np.ndarray]:
+    return {n: np.array(e.array()) for n, e in Checkpoint(folder).entries.items()}
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change or (None) drop tensors of a single-file checkpoint; '.' in names is written '__'."""
+    arrays = file_arrays(folder)
+    for name, value in changes.items():
+        name = name.replace("__", ".")
+        assert name in arrays
+        if value is None:
+            del arrays[name]
+        else:
+            arrays[name] = value
+    write_safetensors(folder / SINGLE_FILE, from_arrays(arrays))
+
+
+# ---- what is read ------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_tensor_comes_from_its_shard_in_its_dtype(dtype: str, make_checkpoint: Any, device: Device) -> None:
+    folder = make_checkpoint("Qwen2ForCausalLM", dtype=dtype, shards=3)
+    config = load_model_config(folder)
+    weights = load_frozen(folder, config, device, quantize=False)
+    stored = file_arrays(folder)
+    assert set(weights) == {s.name for s in weight_specs(config)} == set(stored)
+    for spec in weight_specs(config):
+        got, wanted = device.download(weights[spec.name]), stored[spec.name]
+        kept = spec.kind not in ("norm", "bias") and (dtype != "float16" or device.float16)
+        assert got.dtype == (wanted.dtype if kept else np.float32), spec.name
+        np.testing.assert_array_equal(got.astype(np.float32), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_projections_are_quantised_and_nothing_else(double: bool, make_checkpoint: Any, device: Device) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", dtype="bfloat16")
+    weights = load_frozen(folder, load_model_config(folder), device, double_quant=double, block_size=32)
+    stored = file_arrays(folder)
+    for name, weight in weights.items():
+        assert isinstance(weight, NF4Array) == name.endswith("_proj.weight"), name
+        if isinstance(weight, NF4Array):
+            assert weight.nested == double and weight.block_size == 32
+            exact = stored[name].astype(np.float32)
+            got = device.download(device.nf4_dequantize(weight))
+            # NF4's widest gap is 0.31 of a block's largest value, so no value moves by more than half of that
+            # (double quantisation moves the scales too, by up to half of its own widest step).
+            assert np.abs(got - exact).max() <= (0.2 if double else 0.16) * np.abs(exact).max()
+
+
+def test_a_model_never_stands_in_memory_in_full_precision(make_checkpoint: Any) -> None:
+    """The peak while loading is the quantised model and one tensor, not the model."""
+    folder = make_checkpoint("LlamaForCausalLM", num_hidden_layers=8, vocab_size=300)
+    device = ReferenceDevice()
+    load_frozen(folder, load_model_config(folder), device)  # imports and tables
+    device = ReferenceDevice()
+    weights = load_frozen(folder, load_model_config(folder), device)
+    memory = device.memory()
+    full = sum(a.nbytes for a in file_arrays(folder).values())
+    largest = max(a.nbytes for n, a in file_arrays(folder).items() if n.endswith("_proj.weight"))
+    assert len(weights) > 50
+    assert memory.peak_bytes <= memory.in_use_bytes + 4 * largest < full
+
+
+def test_a_quantised_checkpoint_is_read_back_to_the_same_bits(
+    make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
+    for double in (False, True):
+        folder = make_checkpoint("Qwen3ForCausalLM")
+        weights = load_frozen(folder, load_model_config(folder), device, double_quant=double)
+        raw = json.loads((folder / "config.json").read_text())
+        out = tmp_path / f"nf4-{double}"
+        save_nf4_checkpoint(out, raw, weights, device)
+        config = load_model_config(out)
+        assert config.quantization is not None and config.quantization["bnb_4bit_use_double_quant"] == double
+        again = load_frozen(out, config, device)
+        for name, weight in weights.items():
+            if isinstance(weight, NF4Array):
+                got, wanted = (device.download(device.nf4_dequantize(w)) for w in (again[name], weight))
+            else:
+                got, wanted = device.download(again[name]), device.download(weight)
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_safetensors_files_are_those_of_the_reference_implementation(tmp_path: Path) -> None:
+    numpy_files = pytest.importorskip("safetensors.numpy")
+    generator = np.random.default_rng(0)
+    arrays = {
+        "a": generator.standard_normal((3, 5)).astype(np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+        "half": generator.standard_normal(7).astype(np.float16),
+        "bytes": generator.integers(0, 255, 9).astype(np.uint8),
+        "brain": generator.standard_normal((2, 3)).astype(ml_dtypes.bfloat16),
+    }
+    write_safetensors(tmp_path / "ours.safetensors", from_arrays(arrays))
+    theirs = numpy_files.load_file(tmp_path / "ours.safetensors")
+    numpy_files.save_file({n: a for n, a in arrays.items() if n != "brain"}, tmp_path / "theirs.safetensors")
+    ours = read_entries(tmp_path / "theirs.safetensors", "--model")
+    assert set(theirs) == set(arrays) and set(ours) == set(arrays) - {"brain"}
+    for name, entry in ours.items():
+        np.testing.assert_array_equal(entry.array(), arrays[name])
+    for name, array in arrays.items():
+        assert theirs[name].shape == array.shape
+        np.testing.assert_array_equal(theirs[name].astype(np.float32), array.astype(np.float32))
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+def load(folder: Path) -> None:
+    load_frozen(folder, load_model_config(folder), ReferenceDevice())
+
+
+def test_no_weights_at_all(make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    (folder / SINGLE_FILE).unlink()
+    with pytest.raises(WgradError, match="has neither model.safetensors nor model.safetensors.index.json: fetch it"):
+        load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(WgradError, match="pytorch_model.bin is of another format: convert it to safetensors"):
+        load(folder)
+
+
+def test_a_missing_shard_is_named(make_checkpoint: Any) -> None:
+    folder = make_checkpoint(shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(WgradError, match=r"lacks 1 of 3 shards \(model-00002-of-00003.safetensors\)"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -1, -100])
+def test_a_truncated_shard_is_named(keep: int, make_checkpoint: Any) -> None:
+    folder = make_checkpoint(shards=2)
+    path = folder / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(WgradError, match=r"model-00002-of-00002.safetensors is cut off.*fetch the file again"):
+        load(folder)
+
+
+def test_a_file_of_another_format(make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    (folder / SINGLE_FILE).write_bytes(b"\x10" + bytes(7) + b"this is not json" + bytes(64))
+    with pytest.raises(WgradError, match="the header of .* is not JSON"):
+        load(folder)
+    header = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}'
+    (folder / SINGLE_FILE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(WgradError, match=r"the header of .* is damaged \(8 bytes for F32 \[4\]\)"):
+        load(folder)
+
+
+def test_a_broken_index(make_checkpoint: Any) -> None:
+    folder = make_checkpoint(shards=2)
+    (folder / INDEX_FILE).write_text('{"weight_map": 3}')
+    with pytest.raises(WgradError, match="index.json cannot be read"):
+        load(folder)
+
+
+def test_a_missing_tensor_is_named(make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    rewrite(folder, model__layers__1__mlp__up_proj__weight=None)
+    with pytest.raises(WgradError, match="has no tensor model.layers.1.mlp.up_proj.weight"):
+        load(folder)
+
+
+def test_a_wrong_shape_says_both(make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    rewrite(folder, model__norm__weight=np.ones(47, np.float32))
+    with pytest.raises(WgradError, match=r"model.norm.weight .* has shape \[47\]: config.json asks for \[48\]"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype, name", [(np.int8, "I8"), (np.float64, "F64"), (np.uint8, "U8")])
+def test_a_wrong_dtype_says_which(dtype: Any, name: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    rewrite(folder, model__layers__0__self_attn__q_proj__weight=np.zeros((48, 48), dtype))
+    with pytest.raises(WgradError, match=rf"q_proj.weight in .* is {name}: expected F32, F16, BF16"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "part, value, message",
+    [
+        (".absmax", None, "lacks .*absmax"),
+        (".absmax", np.zeros(3, np.float32), "3 scales"),
+        (".quant_map", np.linspace(-1, 1, 16, dtype=np.float32), "code book that is not NF4"),
+        (".quant_state.bitsandbytes__nf4", np.frombuffer(b"{}", np.uint8), "quant_state that cannot be read"),
+        (".quant_state.bitsandbytes__nf4", None, "is U8: expected"),
+    ],
+)
+def test_a_damaged_quantised_weight(part: str, value: Any, message: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    device, folder = ReferenceDevice(), make_checkpoint()
+    weights = load_frozen(folder, load_model_config(folder), device, double_quant=False)
+    save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
+    arrays = file_arrays(tmp_path / "nf4")
+    name = "model.layers.0.mlp.up_proj.weight" + part
+    arrays[name] = value
+    write_safetensors(tmp_path / "nf4" / SINGLE_FILE, from_arrays({n: a for n, a in arrays.items() if a is not None}))
+    with pytest.raises(WgradError, match=message):
+        load(tmp_path / "nf4")
+
+
+# ---- config.json -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
+        ),
+        ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "needs factor, a number above 0; got None"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads; got 4 and 3"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"vocab_size": None}, "vocab_size must be a whole number"),
+        ({"vocab_size": "300"}, "vocab_size must be a whole number of at least 1; got '300'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq' cannot be read"),
+    ],
+)
+def test_unsupported_configurations(changes: dict[str, Any], message: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    raw = json.loads((folder / "config.json").read_text()) | changes
+    with pytest.raises(WgradError, match=message):
+        parse_model_config(raw)
+
+
+def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:
+    with pytest.raises(WgradError, match="has no config.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WgradError, match="cannot read .*config.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(WgradError, match="expected a JSON object"):
+        load_model_config(tmp_path)
