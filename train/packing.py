@@ -159,6 +159,7 @@ class BatchStream:
         self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
         self.step = 0  # the next one
         self._epoch: tuple[int, list[list[int]]] | None = None
+        self._fingerprint = ""
 
     def __len__(self) -> int:
         return self.total_steps
@@ -206,6 +207,8 @@ class BatchStream:
 
     def fingerprint(self) -> str:
         """Hash of the documents and of the options that order them, 32 hexadecimal digits."""
+        if self._fingerprint:
+            return self._fingerprint
         c = self.config
         digest = hashlib.blake2b(digest_size=16)
         digest.update(repr((c.seed, c.seq_len, c.batch_size, c.accumulate, c.packing)).encode())
@@ -213,4 +216,5 @@ class BatchStream:
             digest.update(np.int64(len(document)).tobytes())
             digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())
             digest.update(np.ascontiguousarray(document.counts, np.uint8).tobytes())
-        return digest.hexdigest()
+        self._fingerprint = digest.hexdigest()
+        return self._fingerprint

@@ -218,6 +218,48 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "model.safetensors"), "--adapter")
 
 
+def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and tokenizer once: no other formats, no second copy of the weights."""
+    hub = pytest.importorskip("huggingface_hub")
+    seen = {}
+
+    def download(hub_id: str, **patterns: list[str]) -> str:
+        seen.update(patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert resolve_model("org/name") == tmp_path
+    files = [
+        "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
+        "chat_template.jinja", "README.md", "pytorch_model.bin", "consolidated.safetensors", "onnx/config.json",
+        "original/params.json",
+    ]  # fmt: skip
+    assert list(hub.utils.filter_repo_objects(files, **seen)) == files[:5]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("GatedRepoError", "accept a licence first: do so on huggingface.co/org/name"),
+        ("RepositoryNotFoundError", "there is no such model, or it is private"),
+        ("LocalEntryNotFoundError", "it cannot be reached and the model is not in its cache"),
+        ("OSError", r"fetching failed \(disk gone\): check the network"),
+    ],
+)
+def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    kind = OSError if name == "OSError" else getattr(hub.errors, name)
+
+    def download(*args, **kwargs) -> str:
+        error = kind.__new__(kind)  # their constructors want a whole response
+        error.args = ("disk gone",)
+        raise error
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    with pytest.raises(WgradError, match=f"--model: no such folder: org/name; .*{words}"):
+        resolve_model("org/name")
+
+
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     """In a process of its own: the hub's client reads its settings once. Nothing listens on port 9 of this host."""
     pytest.importorskip("huggingface_hub")

@@ -90,6 +90,8 @@ def test_decoding_piece_by_piece_is_decoding_at_once(make_tokenizer) -> None:
     ids = tokenizer.encode(text)
     step = tokenizer.decode_stream()
     assert "".join(step(i) for i in ids) == tokenizer.decode(ids) == text
+    step = tokenizer.decode_stream(ids[:5])  # what stands before is not said again
+    assert tokenizer.decode(ids[:5]) + "".join(step(i) for i in ids[5:]) == text
     assert tokenizer.decode([*ids, 1]) == text
     assert tokenizer.decode([*ids, 1], skip_special_tokens=False) == text + "</s>"
 
