@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
 
 
@@ -44,7 +45,7 @@ class ActivationOps(Elements):
         vec = vector_width(x.size)
         arrays = [x, up, dy, y, dup]
         per = 4 if dy is None else 2  # a backward reads three arrays: fewer elements keep as many bytes under way
-        constants = {
+        constants: dict[str, Constant] = {
             "PER": per,
             "GELU": gelu,
             "GATED": up is not None,

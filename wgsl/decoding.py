@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import GROUP, Elements, vector_width, wgsl_type
 
 
@@ -14,7 +15,7 @@ class DecodingOps(Elements):
         _, keys, groups, width = cache.shape
         tokens, row = new.shape[1], groups * width
         vec = vector_width(row)
-        constants = {"CACHE_T": wgsl_type(cache.dtype, vec), "NEW_T": wgsl_type(new.dtype, vec)}
+        constants: dict[str, Constant] = {"CACHE_T": wgsl_type(cache.dtype, vec), "NEW_T": wgsl_type(new.dtype, vec)}
         n = new.size // vec
         params = [n, row // vec, keys, tokens]
         self.launch("kv_append", [cache, new, q_start], params, self.groups(n, GROUP), constants, work=2.0 * new.nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Elements(Runtime):
         for at in range(0, size, step):
             yield at, [self.view(a, (min(step, size - at),), at) for a in arrays]
 
-    def row_parts(self, arrays: Sequence[Array | None]) -> Iterator[tuple[int, int, list[Array | None]]]:
+    def row_parts(self, arrays: Sequence[Array | None]) -> Iterator[tuple[int, int, list[Any]]]:
         """Pieces by rows (the first axis), each within a binding: (first row, number of rows, views)."""
         given = [a for a in arrays if a is not None]
         rows = given[0].shape[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import Elements, compute_type, same_block, same_place, vector_width, wgsl_type
 
 _PER_GROUP = 1024  # elements of a workgroup: 256 invocations, 4 each
@@ -23,7 +24,7 @@ class ElementwiseOps(Elements):
             words, tail = -(-a.nbytes // 4), a.nbytes % 4
             vec = vector_width(words) if tail == 0 else 1
             params = [words // vec, (1 << 8 * tail) - 1]
-            constants = {"W_T": "vec4<u32>" if vec == 4 else "u32"}
+            constants: dict[str, Constant] = {"W_T": "vec4<u32>" if vec == 4 else "u32"}
             self.launch("copy", [a, b], params, self.groups(words // vec, _PER_GROUP), constants, work=2.0 * a.nbytes)
 
     def _elementwise(
@@ -38,7 +39,7 @@ class ElementwiseOps(Elements):
             part_b = b if whole_b or b is None else next(pieces)
             out = next(pieces)
             b_type = wgsl_type(b.dtype, 1 if whole_b else vec) if b is not None else compute_type(vec)
-            constants = {
+            constants: dict[str, Constant] = {
                 "C_T": compute_type(vec),
                 "A_T": wgsl_type(y.dtype if a is None else a.dtype, vec),
                 "B_T": b_type,
@@ -86,7 +87,11 @@ class ElementwiseOps(Elements):
 
     def _widen(self, x: Array, y: Array) -> Array:
         vec = vector_width(x.size)
-        constants = {"VEC": vec, "X_T": "vec2<u32>" if vec == 4 else "u32", "Y_T": wgsl_type(y.dtype, vec)}
+        constants: dict[str, Constant] = {
+            "VEC": vec,
+            "X_T": "vec2<u32>" if vec == 4 else "u32",
+            "Y_T": wgsl_type(y.dtype, vec),
+        }
         for _, (a, b) in self.flat_parts([x, y]):
             n = a.size // vec
             self.launch("widen", [a, b], [n], self.groups(n, _PER_GROUP), constants, work=float(a.nbytes + b.nbytes))
@@ -96,7 +101,7 @@ class ElementwiseOps(Elements):
         """x [R, C] + b [C]."""
         y = self.empty(x.shape, x.dtype)
         vec = vector_width(b.size)
-        constants = {
+        constants: dict[str, Constant] = {
             "C_T": compute_type(vec),
             "A_T": wgsl_type(x.dtype, vec),
             "B_T": wgsl_type(b.dtype, vec),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
 
 _KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -26,7 +27,12 @@ class EmbeddingOps(Elements):
         vocab_size, columns = table.shape
         y = self.empty((ids.size, columns), dtype)
         vec, kind = vector_width(columns), _KINDS[table.dtype.name]
-        constants = {"VEC": vec, "KIND": kind, "TABLE_T": table_type(kind, vec), "Y_T": wgsl_type(y.dtype, vec)}
+        constants: dict[str, Constant] = {
+            "VEC": vec,
+            "KIND": kind,
+            "TABLE_T": table_type(kind, vec),
+            "Y_T": wgsl_type(y.dtype, vec),
+        }
         n = y.size // vec
         if n == 0:
             return y
@@ -44,7 +50,7 @@ class EmbeddingOps(Elements):
         if ids.size == 0:
             return dtable
         vec = vector_width(columns)
-        constants = {"C_T": compute_type(vec), "DY_T": wgsl_type(dy.dtype, vec)}
+        constants: dict[str, Constant] = {"C_T": compute_type(vec), "DY_T": wgsl_type(dy.dtype, vec)}
         x, y, _ = self.groups(ids.size, 1)
         groups = (x, y, -(-columns // vec // GROUP))
         for first, last in self.row_windows(vocab_size, columns * 4):

@@ -50,7 +50,7 @@ def dynamic_map() -> np.ndarray:
     Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization (2022), section 2.2. Bitsandbytes builds it in
     float32 with torch.linspace, which steps from both ends to the middle; so does this, to the bit.
     """
-    values = [np.zeros(1, np.float32), np.ones(1, np.float32)]
+    values: list[np.ndarray] = [np.zeros(1, np.float32), np.ones(1, np.float32)]
     for decade in range(7):
         parts = 2**decade
         start, stop = np.float32(0.1), np.float32(1)
@@ -113,7 +113,7 @@ class NF4Ops(ReduceOps):
         n = y.size
         vec = vector_width(n)
         nested = w.nested_absmax is not None
-        constants = {"VEC": vec, "NESTED": nested, "Y_T": wgsl_type(y.dtype, vec)}
+        constants: dict[str, Constant] = {"VEC": vec, "NESTED": nested, "Y_T": wgsl_type(y.dtype, vec)}
         shifts = [w.block_size.bit_length() - 1, w.nested_block_size.bit_length() - 1]
         for first, (part,) in self.flat_parts([y]):
             count = part.size // vec

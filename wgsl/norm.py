@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import GROUP, compute_type, next_power_of_two, vector_width, wgsl_type
 from wgrad.wgsl.reduce import ReduceOps
 
@@ -28,7 +29,7 @@ class NormOps(ReduceOps):
         rstd = self.empty(x.shape[:1])
         vec = vector_width(columns)
         lanes = lanes_of_row(columns // vec)
-        constants = {
+        constants: dict[str, Constant] = {
             "VEC": vec,
             "LANES": lanes,
             "PER": min(_MOST_FORWARD, -(-columns // vec // lanes)),
@@ -60,7 +61,7 @@ class NormOps(ReduceOps):
         dweight = self.empty((columns,)) if need_dweight else None
         vec = vector_width(columns)
         lanes = lanes_of_row(columns // vec)
-        constants = {
+        constants: dict[str, Constant] = {
             "VEC": vec,
             "LANES": lanes,
             "PER": min(_MOST_BACKWARD, -(-columns // vec // lanes)),

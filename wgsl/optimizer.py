@@ -6,13 +6,12 @@ Shaders: clip.wgsl, adamw.wgsl. Nothing is read back: whether a step is applied 
 from __future__ import annotations
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width
 
 
 class OptimizerOps(Elements):
-    def clip(
-        self, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float
-    ) -> None:
+    def clip(self, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float) -> None:
         """In place on state (float32 [8]) and loss_scale (float32 [1])."""
         params = [float(beta1), 1.0 - float(beta1), float(beta2), 1.0 - float(beta2)]
         self.launch("clip", [norm, hyper, state, loss_scale], params, (1, 1, 1))
@@ -34,7 +33,7 @@ class OptimizerOps(Elements):
     ) -> None:
         """In place on p, exp_avg, exp_avg_sq (float32 [n])."""
         vec = vector_width(p.size)
-        constants = {"VEC": vec, "C_T": compute_type(vec)}
+        constants: dict[str, Constant] = {"VEC": vec, "C_T": compute_type(vec)}
         rates = [float(beta1), 1.0 - float(beta1), float(beta2), 1.0 - float(beta2), float(eps), float(weight_decay)]
         for first, (w, grad, m, v) in self.flat_parts([p, g, exp_avg, exp_avg_sq]):
             n = w.size // vec

@@ -6,6 +6,7 @@ Shaders: reduce.wgsl, sum_rows.wgsl.
 from __future__ import annotations
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import Elements, compute_type, next_power_of_two, same_block, vector_width, wgsl_type
 
 _MAX_PARTS = 1024  # workgroups of a first pass: enough to fill a large card
@@ -23,7 +24,7 @@ class ReduceOps(Elements):
 
     def _reduce_all(self, entry: str, x: Array, total: Array) -> Array:
         vec = vector_width(x.size)
-        constants = {
+        constants: dict[str, Constant] = {
             "VEC": vec,
             "PAIR": total.size == 2,
             "C_T": compute_type(vec),
@@ -40,7 +41,7 @@ class ReduceOps(Elements):
             self.launch("reduce", [part, parts, None], params, (count, 1, 1), constants, entry=entry, work=work)
             slot += count
         # The type of x plays no part in the last pass: leave one variant of it.
-        last = {"VEC": 1, "PAIR": total.size == 2, "C_T": "f32", "B_T": "u32", "X_T": "f32"}
+        last: dict[str, Constant] = {"VEC": 1, "PAIR": total.size == 2, "C_T": "f32", "B_T": "u32", "X_T": "f32"}
         self.launch("reduce", [None, parts, total], [0, 0, slot], (1, 1, 1), last, entry="finish")
         return total
 
@@ -70,7 +71,12 @@ class ReduceOps(Elements):
 
     def _sum_rows(self, x: Array, out: Array, step: int, chunks: int, vec: int, wide: int, accumulate: bool) -> None:
         rows, columns = x.shape
-        constants = {"WIDE": wide, "ACCUMULATE": accumulate, "C_T": compute_type(vec), "X_T": wgsl_type(x.dtype, vec)}
+        constants: dict[str, Constant] = {
+            "WIDE": wide,
+            "ACCUMULATE": accumulate,
+            "C_T": compute_type(vec),
+            "X_T": wgsl_type(x.dtype, vec),
+        }
         params = [rows, columns // vec, step]
         groups = (-(-columns // vec // wide), chunks, 1)
         self.launch("sum_rows", [x, out], params, groups, constants, work=float(x.nbytes))

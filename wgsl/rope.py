@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
 
 
@@ -14,7 +15,7 @@ class RopeOps(Elements):
         vec = vector_width(width // 2)
         # Heads that an invocation takes: as many as divide the heads, so that no lane is idle.
         per = next((n for n in (4, 3, 2) if heads % n == 0), min(heads, 4))
-        constants = {
+        constants: dict[str, Constant] = {
             "HEADS": per,
             "INVERSE": inverse,
             "C_T": compute_type(vec),

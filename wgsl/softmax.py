@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.elements import Elements, wgsl_type
 
 
@@ -17,7 +18,7 @@ class SoftmaxOps(Elements):
 
     def _softmax(self, entry: str, x: Array, y: Array | None) -> Array:
         out = self.empty(x.shape, x.dtype)
-        constants = {"X_T": wgsl_type(x.dtype), "Y_T": wgsl_type((x if y is None else y).dtype)}
+        constants: dict[str, Constant] = {"X_T": wgsl_type(x.dtype), "Y_T": wgsl_type((x if y is None else y).dtype)}
         for _, rows, parts in self.row_parts([x, y, out]):
             params = [rows, x.shape[-1]]
             work = 4.0 * rows * x.shape[-1]
