@@ -87,9 +87,9 @@ def _text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT, mo
 
 
 def _range(raw: list[float], smoothed: list[float], held_out: list[float]) -> tuple[float, float]:
-    """Of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 2 % at each end."""
+    """Of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 0.5 % at each end."""
     ordered = sorted(raw) or [0.0, 1.0]
-    cut = len(ordered) // 50
+    cut = len(ordered) // 200
     shown = [ordered[cut], ordered[-1 - cut], *smoothed, *held_out]
     low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0

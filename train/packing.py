@@ -196,12 +196,17 @@ class BatchStream:
         return {"step": self.step, "fingerprint": self.fingerprint()}
 
     def restore(self, step: int, fingerprint: str | None = None) -> None:
-        """Go on at `step`. WgradError where `fingerprint` says that the data or its options are not the same."""
+        """Go on at `step`. WgradError: `fingerprint` is not that of this data, or `step` is beyond the end."""
         if fingerprint is not None and fingerprint != self.fingerprint():
             raise WgradError(
                 "--resume: the training data, or an option that orders it (--seed, --seq-len, --batch-size, "
                 "--accumulate, --packing, --eval-fraction, --loss-on), is not that of the checkpoint: restore it, "
                 "or start anew in another --out"
+            )
+        if step > self.total_steps:
+            raise WgradError(
+                f"--max-steps: the checkpoint already has {step} steps, more than the {self.total_steps} asked for: "
+                "give more --max-steps or --epochs, or leave both out"
             )
         self.step = step
 

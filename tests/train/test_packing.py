@@ -147,6 +147,14 @@ def test_other_data_is_noticed_on_resume() -> None:
             BatchStream(data, options).restore(**state)
 
 
+def test_a_checkpoint_beyond_the_end() -> None:
+    stream = BatchStream(documents(5, 41), FinetuneConfig(seq_len=41, max_steps=3))
+    stream.restore(3)
+    assert list(stream) == []
+    with pytest.raises(WgradError, match="--max-steps: the checkpoint already has 4 steps, more than the 3 asked for"):
+        stream.restore(4)
+
+
 def test_max_steps_goes_beyond_the_epochs() -> None:
     stream = BatchStream(documents(5, 41), FinetuneConfig(seq_len=41, accumulate=1, max_steps=23))
     steps = list(stream)
