@@ -34,8 +34,8 @@ class TrainingProgress:
         self._begun, self._first, self._printed = time.monotonic(), steps_done, steps_done
         self._bar: Progress | None = None
         if self.console.is_terminal:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[report]}"))
-            self._bar = Progress(*columns, console=self.console)
+            columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[report]}"))
+            self._bar = Progress(*columns, console=self.console, expand=True)  # the bar gives way, the figures stay
             self._task = self._bar.add_task("train", total=total_steps, completed=steps_done, report="")
 
     def remaining(self) -> float:

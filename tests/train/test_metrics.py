@@ -62,9 +62,9 @@ def test_no_file_is_no_metrics(tmp_path: Path) -> None:
 
 
 # ---- progress ----------------------------------------------------------------------------------
-def show(total: int, log_every: int, steps: list[int], **console) -> str:
+def show(total: int, log_every: int, steps: list[int], width: int = 160, **console) -> str:
     out = io.StringIO()
-    with TrainingProgress(total, log_every=log_every, console=Console(file=out, width=160, **console)) as progress:
+    with TrainingProgress(total, log_every=log_every, console=Console(file=out, width=width, **console)) as progress:
         for step in steps:
             progress.update(step, loss=1.23456, lr=2e-4, tokens_per_second=12345.6)
         progress.note("[not markup]")
@@ -80,9 +80,11 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     assert "\x1b" not in text
 
 
-def test_a_bar_on_a_terminal() -> None:
-    text = show(7, 3, [1, 7], force_terminal=True)
-    assert "\x1b" in text and "7/7" in text and "tok/s" in text
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_bar_on_a_terminal(width: int) -> None:
+    text = show(7, 3, [1, 7], width, force_terminal=True)
+    assert "\x1b" in text and "7/7" in text
+    assert "loss 1.2346  lr 2.00e-04  12,346 tok/s  left 0:00" in text  # whole, on a narrow terminal too
 
 
 def test_remaining_time_counts_only_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
