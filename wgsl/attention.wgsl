@@ -85,45 +85,73 @@ fn store_o(row: u32, c: u32, x: vec4<f32>) {
 }
 
 // Chunk `chunk` (4 DC4 columns) of the query tile that starts at query t0 of (b, h), into place `place`.
-fn fill_q(place: u32, chunk: u32, b: u32, h: u32, t0: u32, lid: u32) {
+fn fetch_q(chunk: u32, b: u32, h: u32, t0: u32, lid: u32) -> array<vec4<f32>, LOADS_ROWS> {
+  var x: array<vec4<f32>, LOADS_ROWS>;
 #unroll n LOADS_ROWS
   {
     let at = lid + $nu * THREADS;
-    if (at < BM * DC4) {
-      let row = at / DC4;
-      var x = vec4<f32>(0.0);
-      if (t0 + row < p.queries) { x = load_q((b * p.queries + t0 + row) * p.heads + h, chunk * DC4 + at % DC4); }
-      q_tile[row / TY][row % TY].at[place][at % DC4] = x * (p.scale * LOG2E);
-    }
+    let row = at / DC4;
+    x[$n] = vec4<f32>(0.0);
+    if (at < BM * DC4 && t0 + row < p.queries) { x[$n] = load_q((b * p.queries + t0 + row) * p.heads + h, chunk * DC4 + at % DC4) * (p.scale * LOG2E); }
+  }
+#end
+  return x;
+}
+
+fn put_q(x: array<vec4<f32>, LOADS_ROWS>, place: u32, lid: u32) {
+#unroll n LOADS_ROWS
+  {
+    let at = lid + $nu * THREADS;
+    let row = at / DC4;
+    if (at < BM * DC4) { q_tile[row / TY][row % TY].at[place][at % DC4] = x[$n]; }
   }
 #end
 }
 
-fn fill_k(chunk: u32, b: u32, kv_head: u32, j0: u32, lid: u32) {
+fn fetch_k(chunk: u32, b: u32, kv_head: u32, j0: u32, lid: u32) -> array<vec4<f32>, LOADS_COLUMNS> {
+  var x: array<vec4<f32>, LOADS_COLUMNS>;
 #unroll n LOADS_COLUMNS
   {
     let at = lid + $nu * THREADS;
-    if (at < BN * DC4) {
-      let row = at / DC4;
-      var x = vec4<f32>(0.0);
-      if (j0 + row < p.keys) { x = load_k((b * p.keys + j0 + row) * p.kv_heads + kv_head, chunk * DC4 + at % DC4); }
-      k_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = x;
-    }
+    let row = at / DC4;
+    x[$n] = vec4<f32>(0.0);
+    if (at < BN * DC4 && j0 + row < p.keys) { x[$n] = load_k((b * p.keys + j0 + row) * p.kv_heads + kv_head, chunk * DC4 + at % DC4); }
+  }
+#end
+  return x;
+}
+
+fn put_k(x: array<vec4<f32>, LOADS_COLUMNS>, lid: u32) {
+#unroll n LOADS_COLUMNS
+  {
+    let at = lid + $nu * THREADS;
+    let row = at / DC4;
+    if (at < BN * DC4) { k_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = x[$n]; }
   }
 #end
 }
 
-fn fill_v(b: u32, kv_head: u32, j0: u32, lid: u32) {
+fn fetch_v(b: u32, kv_head: u32, j0: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
+  var x: array<vec4<f32>, LOADS_FLAT>;
 #unroll n LOADS_FLAT
   {
     let at = lid + $nu * THREADS;
-    if (at < VN * RD * TX) {
-      let row = at / (RD * TX);
-      let c = at % (RD * TX);
-      var x = vec4<f32>(0.0);
-      if (j0 + row < p.keys) { x = load_v((b * p.keys + j0 + row) * p.kv_heads + kv_head, c); }
-      v_tile[row][c / TX][c % TX] = x;
-    }
+    let row = at / (RD * TX);
+    let c = at % (RD * TX);
+    x[$n] = vec4<f32>(0.0);
+    if (at < VN * RD * TX && j0 + row < p.keys) { x[$n] = load_v((b * p.keys + j0 + row) * p.kv_heads + kv_head, c); }
+  }
+#end
+  return x;
+}
+
+fn put_v(x: array<vec4<f32>, LOADS_FLAT>, lid: u32) {
+#unroll n LOADS_FLAT
+  {
+    let at = lid + $nu * THREADS;
+    let row = at / (RD * TX);
+    let c = at % (RD * TX);
+    if (at < VN * RD * TX) { v_tile[row][c / TX][c % TX] = x[$n]; }
   }
 #end
 }
@@ -161,7 +189,7 @@ fn main(
   if (p.window > 0u && first_position + 1u > p.window) { first_key = max(first_key, first_position + 1u - p.window); }
 #if Q_RESIDENT
 #unroll c ND
-  fill_q($cu, $cu, b, h, t0, lid);
+  put_q(fetch_q($cu, b, h, t0, lid), $cu, lid);
 #end
 #endif
   workgroupBarrier();
@@ -178,6 +206,13 @@ fn main(
   row_sum[$i] = 0.0;
 #end
 
+#if PREFETCH
+  var next_k = fetch_k(0u, b, kv_head, (first_key / BN + split) * BN, lid);
+  var next_v: array<vec4<f32>, LOADS_FLAT>;
+#if !Q_RESIDENT
+  var next_q = fetch_q(0u, b, h, t0, lid);
+#endif
+#endif
   for (var tile = first_key / BN + split; tile * BN < end_key; tile += p.splits) {
     let j0 = tile * BN;
     var s: array<vec4<f32>, SCORES>;
@@ -186,11 +221,23 @@ fn main(
 #end
     for (var chunk = 0u; chunk < ND; chunk++) {
       workgroupBarrier();
+#if PREFETCH
+      put_k(next_k, lid);
 #if !Q_RESIDENT
-      fill_q(0u, chunk, b, h, t0, lid);
+      put_q(next_q, 0u, lid);
 #endif
-      fill_k(chunk, b, kv_head, j0, lid);
       workgroupBarrier();
+      if (chunk + 1u < ND) { next_k = fetch_k(chunk + 1u, b, kv_head, j0, lid); } else { next_v = fetch_v(b, kv_head, j0, lid); }
+#if !Q_RESIDENT
+      next_q = fetch_q((chunk + 1u) % ND, b, h, t0, lid);
+#endif
+#else
+      put_k(fetch_k(chunk, b, kv_head, j0, lid), lid);
+#if !Q_RESIDENT
+      put_q(fetch_q(chunk, b, h, t0, lid), 0u, lid);
+#endif
+      workgroupBarrier();
+#endif
 #if Q_RESIDENT
       let place = chunk;
 #else
@@ -277,8 +324,18 @@ fn main(
 
     for (var part = 0u; part < NV; part++) {
       if (part > 0u) { workgroupBarrier(); }
-      fill_v(b, kv_head, j0 + part * VN, lid);
+#if PREFETCH
+      put_v(next_v, lid);
       workgroupBarrier();
+      if (part + 1u < NV) {
+        next_v = fetch_v(b, kv_head, j0 + (part + 1u) * VN, lid);
+      } else {
+        next_k = fetch_k(0u, b, kv_head, j0 + p.splits * BN, lid);
+      }
+#else
+      put_v(fetch_v(b, kv_head, j0 + part * VN, lid), lid);
+      workgroupBarrier();
+#endif
 #unroll n VN4
 #unroll r RD
       {

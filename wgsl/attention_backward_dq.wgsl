@@ -86,75 +86,91 @@ fn store_dq(row: u32, c: u32, x: vec4<f32>) {
 #endif
 }
 
-// Chunk `chunk` (4 DC4 columns) of BM queries or BN keys from `first` on, of one head.
-fn fill_q(chunk: u32, b: u32, head: u32, first: u32, lid: u32) {
+// Chunk `chunk` (4 DC4 columns) of the rows from `first` on, of one head: this invocation's share, on its way to the tiles.
+struct Queries { q: array<vec4<f32>, LOADS_ROWS>, dy: array<vec4<f32>, LOADS_ROWS> }
+struct Keys { k: array<vec4<f32>, LOADS_COLUMNS>, v: array<vec4<f32>, LOADS_COLUMNS> }
+
+fn fetch_queries(chunk: u32, b: u32, head: u32, first: u32, lid: u32) -> Queries {
+  var x: Queries;
 #unroll n LOADS_ROWS
   {
     let at = lid + $nu * THREADS;
-    if (at < BM * DC4) {
-      let row = at / DC4;
-      var x = vec4<f32>(0.0);
-      if (first + row < p.queries) { x = load_q((b * p.queries + first + row) * p.heads + head, chunk * DC4 + at % DC4); }
-      q_tile[row / TY][row % TY][at % DC4] = x;
+    let t = first + at / DC4;
+    let row = (b * p.queries + t) * p.heads + head;
+    x.q[$n] = vec4<f32>(0.0);
+    x.dy[$n] = vec4<f32>(0.0);
+    if (at < BM * DC4 && t < p.queries) {
+      x.q[$n] = load_q(row, chunk * DC4 + at % DC4);
+      x.dy[$n] = load_dy(row, chunk * DC4 + at % DC4);
     }
   }
 #end
+  return x;
 }
 
-fn fill_dy(chunk: u32, b: u32, head: u32, first: u32, lid: u32) {
+fn fetch_keys(chunk: u32, b: u32, head: u32, first: u32, lid: u32) -> Keys {
+  var x: Keys;
+#unroll n LOADS_COLUMNS
+  {
+    let at = lid + $nu * THREADS;
+    let t = first + at / DC4;
+    let row = (b * p.queries + t) * p.kv_heads + head;
+    x.k[$n] = vec4<f32>(0.0);
+    x.v[$n] = vec4<f32>(0.0);
+    if (at < BN * DC4 && t < p.queries) {
+      x.k[$n] = load_k(row, chunk * DC4 + at % DC4);
+      x.v[$n] = load_v(row, chunk * DC4 + at % DC4);
+    }
+  }
+#end
+  return x;
+}
+
+fn put_chunk(queries: Queries, keys: Keys, lid: u32) {
 #unroll n LOADS_ROWS
   {
     let at = lid + $nu * THREADS;
+    let row = at / DC4;
     if (at < BM * DC4) {
-      let row = at / DC4;
-      var x = vec4<f32>(0.0);
-      if (first + row < p.queries) { x = load_dy((b * p.queries + first + row) * p.heads + head, chunk * DC4 + at % DC4); }
-      dy_tile[row / TY][row % TY][at % DC4] = x;
+      q_tile[row / TY][row % TY][at % DC4] = queries.q[$n];
+      dy_tile[row / TY][row % TY][at % DC4] = queries.dy[$n];
     }
   }
 #end
-}
-
-fn fill_k(chunk: u32, b: u32, head: u32, first: u32, lid: u32) {
 #unroll n LOADS_COLUMNS
   {
     let at = lid + $nu * THREADS;
+    let row = at / DC4;
     if (at < BN * DC4) {
-      let row = at / DC4;
-      var x = vec4<f32>(0.0);
-      if (first + row < p.queries) { x = load_k((b * p.queries + first + row) * p.kv_heads + head, chunk * DC4 + at % DC4); }
-      k_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = x;
-    }
-  }
-#end
-}
-
-fn fill_v(chunk: u32, b: u32, head: u32, first: u32, lid: u32) {
-#unroll n LOADS_COLUMNS
-  {
-    let at = lid + $nu * THREADS;
-    if (at < BN * DC4) {
-      let row = at / DC4;
-      var x = vec4<f32>(0.0);
-      if (first + row < p.queries) { x = load_v((b * p.queries + first + row) * p.kv_heads + head, chunk * DC4 + at % DC4); }
-      v_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = x;
+      k_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = keys.k[$n];
+      v_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = keys.v[$n];
     }
   }
 #end
 }
 
 // VN whole rows.
-fn fill_k_rows(b: u32, head: u32, first: u32, lid: u32) {
+fn fetch_k_rows(b: u32, head: u32, first: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
+  var x: array<vec4<f32>, LOADS_FLAT>;
 #unroll n LOADS_FLAT
   {
     let at = lid + $nu * THREADS;
-    if (at < VN * RD * TX) {
-      let row = at / (RD * TX);
-      let c = at % (RD * TX);
-      var x = vec4<f32>(0.0);
-      if (first + row < p.queries) { x = load_k((b * p.queries + first + row) * p.kv_heads + head, c); }
-      flat_tile[row][c / TX][c % TX] = x;
-    }
+    let row = at / (RD * TX);
+    let c = at % (RD * TX);
+    x[$n] = vec4<f32>(0.0);
+    if (at < VN * RD * TX && first + row < p.queries) { x[$n] = load_k((b * p.queries + first + row) * p.kv_heads + head, c); }
+  }
+#end
+  return x;
+}
+
+fn put_k_rows(x: array<vec4<f32>, LOADS_FLAT>, lid: u32) {
+#unroll n LOADS_FLAT
+  {
+    let at = lid + $nu * THREADS;
+    let row = at / (RD * TX);
+    let c = at % (RD * TX);
+    if (at < VN * RD * TX) { flat_tile[row][c / TX][c % TX] = x[$n]; }
   }
 #end
 }
@@ -201,6 +217,11 @@ fn main(
   acc[$n] = vec4<f32>(0.0);
 #end
 
+#if PREFETCH
+  var next_queries = fetch_queries(0u, b, h, t0, lid);
+  var next_keys = fetch_keys(0u, b, kv_head, (first_key / BN + split) * BN, lid);
+  var next_rows: array<vec4<f32>, LOADS_FLAT>;
+#endif
   for (var tile = first_key / BN + split; tile * BN <= t_last; tile += p.splits) {
     let j0 = tile * BN;
     var s: array<vec4<f32>, SCORES>;
@@ -211,11 +232,19 @@ fn main(
 #end
     for (var chunk = 0u; chunk < ND; chunk++) {
       workgroupBarrier();
-      fill_q(chunk, b, h, t0, lid);
-      fill_dy(chunk, b, h, t0, lid);
-      fill_k(chunk, b, kv_head, j0, lid);
-      fill_v(chunk, b, kv_head, j0, lid);
+#if PREFETCH
+      put_chunk(next_queries, next_keys, lid);
       workgroupBarrier();
+      if (chunk + 1u < ND) {
+        next_keys = fetch_keys(chunk + 1u, b, kv_head, j0, lid);
+        next_queries = fetch_queries(chunk + 1u, b, h, t0, lid);
+      } else {
+        next_rows = fetch_k_rows(b, kv_head, j0, lid);
+      }
+#else
+      put_chunk(fetch_queries(chunk, b, h, t0, lid), fetch_keys(chunk, b, kv_head, j0, lid), lid);
+      workgroupBarrier();
+#endif
 #unroll c DC4
 #unroll g RN4
       {
@@ -273,8 +302,19 @@ fn main(
 
     for (var part = 0u; part < NV; part++) {
       if (part > 0u) { workgroupBarrier(); }
-      fill_k_rows(b, kv_head, j0 + part * VN, lid);
+#if PREFETCH
+      put_k_rows(next_rows, lid);
       workgroupBarrier();
+      if (part + 1u < NV) {
+        next_rows = fetch_k_rows(b, kv_head, j0 + (part + 1u) * VN, lid);
+      } else {
+        next_keys = fetch_keys(0u, b, kv_head, j0 + p.splits * BN, lid);
+        next_queries = fetch_queries(0u, b, h, t0, lid);
+      }
+#else
+      put_k_rows(fetch_k_rows(b, kv_head, j0 + part * VN, lid), lid);
+      workgroupBarrier();
+#endif
 #unroll n VN4
 #unroll r RD
       {

@@ -46,9 +46,10 @@ def test_case(case: Case, device: WgpuDevice) -> None:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=repr)
-@pytest.mark.parametrize("width", [40, 10])
-def test_every_tile_of_the_tables(tile: Tile, width: int, planned: WgpuDevice) -> None:
+@pytest.mark.parametrize(("width", "prefetch"), [(40, False), (72, True), (10, True)])
+def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, planned: WgpuDevice) -> None:
     """Packed documents and a window over three tiles, so that whole, masked and skipped tiles all occur."""
+    tile = dataclasses.replace(tile, prefetch=prefetch)
     planned.attention_plan = Plan(tile, tile, tile, wanted_groups=1)
     shape = (1, 2 * max(tile.rows, tile.columns) + 7, 2, 1, width)
     for backward in (False, True):
