@@ -1,0 +1,121 @@
+"""Generation: greedy against the whole sequence each time, sampling, stopping, the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.errors import WgradError
+from wgrad.train.adapter import save_adapter
+from wgrad.train.build import build_frozen
+from wgrad.train.cli import main
+from wgrad.train.generate import Sampling, generate_ids
+from wgrad.train.lora import LoraConfig, linear_modules, lora_shapes
+from wgrad.train.model import Inputs, Model
+from wgrad.train.model_config import load_model_config
+
+PROMPT = [3, 141, 59, 26, 53, 58, 97]
+
+
+def model_for(folder: Path, device: Device, **options: Any) -> Model:
+    return build_frozen(load_model_config(folder), folder, device, positions=64, **options)
+
+
+def greedy_by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
+    """The likeliest next token of the whole sequence, without a cache."""
+    device, ids = model.device, list(prompt)
+    for _ in range(count):
+        inputs = Inputs(
+            ids=device.upload(np.asarray(ids, np.int32)),
+            positions=device.upload(np.arange(len(ids), dtype=np.int32)),
+            starts=device.upload(np.zeros((1, len(ids)), np.int32)),
+            q_start=device.upload(np.zeros(1, np.int32)),
+        )
+        logits = device.download(model.logits(model.hidden(inputs).data))
+        ids.append(int(np.argmax(logits[-1])))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "architecture, options",
+    [("LlamaForCausalLM", {}), ("MistralForCausalLM", {"sliding_window": 5}), ("Qwen3ForCausalLM", {})],
+)
+def test_greedy_is_the_likeliest_token_of_the_whole_sequence(
+    architecture: str, options: dict[str, Any], make_checkpoint: Any, device: Device
+) -> None:
+    model = model_for(make_checkpoint(architecture, **options), device)
+    wanted = greedy_by_hand(model, PROMPT, 12)
+    assert len(set(wanted)) > 3
+    assert list(generate_ids(model, PROMPT, 12, Sampling())) == wanted
+    assert list(generate_ids(model, PROMPT[:1], 3, Sampling())) == greedy_by_hand(model, PROMPT[:1], 3)
+
+
+def test_a_stop_id_ends_the_text(make_checkpoint: Any, device: Device) -> None:
+    model = model_for(make_checkpoint(), device)
+    ids = list(generate_ids(model, PROMPT, 12, Sampling()))
+    stop = ids[4]
+    assert list(generate_ids(model, PROMPT, 12, Sampling(), {stop})) == ids[: ids.index(stop)]
+
+
+def test_sampling_follows_its_seed_and_limits(make_checkpoint: Any, device: Device) -> None:
+    model = model_for(make_checkpoint(), device)
+
+    def draw(**options: Any) -> list[int]:
+        return list(generate_ids(model, PROMPT, 16, Sampling(**options)))
+
+    greedy = draw()
+    assert draw(temperature=1.0, seed=1) == draw(temperature=1.0, seed=1)
+    assert draw(temperature=1.0, seed=1) != draw(temperature=1.0, seed=2)
+    assert draw(temperature=1.0, top_k=1, seed=3) == greedy
+    assert draw(temperature=1.0, top_p=1e-6, seed=3) == greedy
+    assert draw(temperature=1e-3, seed=3) == greedy
+
+
+def test_nothing_is_compiled_once_two_tokens_are_out(make_checkpoint: Any, device: Device) -> None:
+    tokens = generate_ids(model_for(make_checkpoint(), device), PROMPT, 12, Sampling(temperature=1.0))
+    for _ in range(3):
+        next(tokens)
+    compiled = device.pipelines_compiled()
+    assert len(list(tokens)) == 9 and device.pipelines_compiled() == compiled
+
+
+def test_an_empty_prompt_is_refused(make_checkpoint: Any, cpu: Device) -> None:
+    with pytest.raises(WgradError, match="--prompt: has no token"):
+        list(generate_ids(model_for(make_checkpoint(), cpu), [], 3, Sampling()))
+
+
+# ---- the command -------------------------------------------------------------------------------
+def run(capsys: Any, *options: object) -> tuple[int, str, str]:
+    status = main(["generate", "--device", "cpu", "--max-new-tokens", "8", *map(str, options)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_command_writes_the_text_and_nothing_else_to_stdout(make_checkpoint: Any, capsys: Any) -> None:
+    folder = make_checkpoint()
+    status, out, err = run(capsys, "--model", folder, "--prompt", "the quick", "--temperature", 0)
+    assert status == 0 and out.startswith("the quick") and len(out) > len("the quick\n")
+    assert err.startswith("device: ")
+    assert run(capsys, "--model", folder, "--prompt", "the quick", "--temperature", 0)[1] == out
+
+
+def test_the_command_takes_an_adapter(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+    folder = make_checkpoint()
+    lora = LoraConfig(r=2, alpha=8.0)
+    generator = np.random.default_rng(0)
+    shapes = lora_shapes(lora, linear_modules(load_model_config(folder)))
+    values = {n: generator.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    save_adapter(tmp_path / "adapter", lora, values, str(folder))
+    options = ("--model", folder, "--prompt", "all that", "--temperature", 0)
+    with_adapter = run(capsys, *options, "--adapter", tmp_path / "adapter")
+    assert with_adapter[0] == 0 and with_adapter[1] != run(capsys, *options)[1]
+
+
+def test_chat_without_a_template_is_one_line(make_checkpoint: Any, capsys: Any) -> None:
+    status, out, err = run(capsys, "--model", make_checkpoint(), "--prompt", "hello", "--chat")
+    assert status == 2 and out == ""
+    assert "has no chat template" in err.splitlines()[-1] and "Traceback" not in err

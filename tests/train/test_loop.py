@@ -1,0 +1,235 @@
+"""The training loop: weighing by tokens, recording, memory that stays, dropout, Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.train.build import TrainableModel, build_trainable
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.loop import Run, Trainer
+from wgrad.train.metrics import MetricsFile, read_metrics
+from wgrad.train.model_config import load_model_config
+from wgrad.train.optim import AdamW
+from wgrad.train.packing import BatchStream, Document, eval_batches
+from wgrad.train.progress import TrainingProgress
+
+TOKENS = 21
+
+
+def documents(number: int = 16, seed: int = 0) -> list[Document]:
+    """Documents of unequal length, with prompts of unequal length that do not count."""
+    generator = np.random.default_rng(seed)
+    result = []
+    for i in range(number):
+        ids = generator.integers(0, 40, 6 + (5 * i) % 15).astype(np.int32)
+        result.append(Document(ids, np.arange(len(ids)) >= i % 4))
+    return result
+
+
+def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, TrainableModel, FinetuneConfig]:
+    settings = {
+        "rank": 3,
+        "alpha": 6.0,
+        "seq_len": TOKENS,
+        "batch_size": 2,
+        "accumulate": 2,
+        "lr": 5e-3,
+        "log_every": 50,
+    }
+    config = FinetuneConfig(**(settings | options))
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=TOKENS)
+    optimizer = AdamW(built.parameters, max_grad_norm=config.max_grad_norm, scale_loss=config.compute == "float16")
+    return Trainer(built.model, optimizer, config), built, config
+
+
+def parameters_of(built: TrainableModel) -> dict[str, np.ndarray]:
+    return {name: built.parameters.get(name) for name in built.parameters.tensors}
+
+
+def test_losses_fall_and_held_out_loss_with_them(make_checkpoint: Any, device: Device) -> None:
+    trainer, _, config = trainer_for(make_checkpoint(), device, max_steps=40)
+    batches = eval_batches(documents(), config)
+    before = trainer.evaluate(batches)
+    for step in BatchStream(documents(), config):
+        trainer.step(step, config.lr)
+    losses = trainer.read_history()[:, 0]
+    assert losses.shape == (40,) and losses[-5:].mean() < 0.7 * losses[:5].mean()
+    assert trainer.evaluate(batches) < 0.7 * before
+
+
+def test_evaluation_is_the_mean_over_targets_whatever_the_batches(make_checkpoint: Any, device: Device) -> None:
+    folder = make_checkpoint()
+    means = []
+    for size in (1, 4):
+        trainer, _, config = trainer_for(folder, device, batch_size=size)
+        batches = eval_batches(documents(), config)
+        means.append(trainer.evaluate(batches))
+    assert means[0] == pytest.approx(means[1], rel=1e-6)
+    assert math.isnan(trainer.evaluate([]))
+
+
+def test_one_batch_of_eight_is_eight_batches_of_one(make_checkpoint: Any, device: Device) -> None:
+    """Loss and gradient of a step do not depend on how its rows are split: tokens are weighed, not batches."""
+    folder, results = make_checkpoint(), []
+    for size, accumulate in ((8, 1), (1, 8), (2, 4)):
+        trainer, built, config = trainer_for(
+            folder, device, batch_size=size, accumulate=accumulate, packing=False, max_grad_norm=0
+        )
+        step = BatchStream(documents(8), config).get(0)
+        assert len(step.batches) == accumulate
+        assert accumulate == 1 or len({b.num_targets for b in step.batches}) > 2  # a mean of means would differ
+        trainer.step(step, 0.0)
+        # exp_avg after one step is 0.1 times the gradient.
+        results.append((trainer.read_history()[0, 0], device.download(trainer.optimizer.exp_avg)))
+    loss, gradient = results[0]
+    assert np.linalg.norm(gradient) > 1e-3
+    for other_loss, other in results[1:]:
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        # The sums are the same in another order: a few roundings of float32.
+        assert np.linalg.norm(other - gradient) <= 2.0**-23 * 32 * np.linalg.norm(gradient)
+
+
+def test_every_matrix_moves(make_checkpoint: Any, device: Device) -> None:
+    """lora_B after the first step; lora_A, whose gradient contains B = 0 then, after the second."""
+    trainer, built, config = trainer_for(make_checkpoint("Qwen2ForCausalLM"), device)
+    stream = BatchStream(documents(), config)
+    start = parameters_of(built)
+    assert len(start) == 2 * 2 * 7
+    trainer.step(stream.get(0), 1e-3)
+    first = parameters_of(built)
+    for name, value in first.items():
+        assert (value != start[name]).any() == name.endswith("lora_B"), name
+    trainer.step(stream.get(1), 1e-3)
+    for name, value in parameters_of(built).items():
+        assert (value != first[name]).any(), name
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpointing": True, "dropout": 0.1}, {"full": True}])
+def test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps(
+    options: dict[str, Any], make_checkpoint: Any, device: Device
+) -> None:
+    """Step 0 compiles and runs as it is, step 1 records; from there on nothing changes."""
+    trainer, _, config = trainer_for(make_checkpoint(), device, accumulate=1, **options)
+    stream = BatchStream(documents(), config)
+    trainer.step(stream.get(0), 1e-3)
+    device.synchronize()
+    compiled = device.pipelines_compiled()
+    trainer.step(stream.get(1), 1e-3)
+    device.synchronize()
+    after = device.memory()
+    for index in range(2, 8):
+        trainer.step(stream.get(index), 1e-3)
+    device.synchronize()
+    assert device.pipelines_compiled() == compiled
+    memory = device.memory()
+    assert memory.in_use_bytes <= after.in_use_bytes
+    assert memory.reserved_bytes <= after.reserved_bytes
+
+
+def test_a_replayed_step_is_the_step_itself(make_checkpoint: Any, device: Device) -> None:
+    """The same batches through fresh trainers, one of them never recording: equal to the bit."""
+    folder, results = make_checkpoint(), []
+    for record in (True, False):
+        trainer, built, config = trainer_for(folder, device, dropout=0.2, checkpointing=True)
+        if not record:
+            trainer._micro_step, trainer._update = trainer._forward_backward, trainer.optimizer.step  # type: ignore[assignment]
+        stream = BatchStream(documents(), config)
+        for index in range(4):
+            trainer.step(stream.get(index), 1e-3)
+        results.append((trainer.read_history(), parameters_of(built)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    for name, value in results[0][1].items():
+        np.testing.assert_array_equal(value, results[1][1][name])
+
+
+def test_dropout_follows_the_seed_and_is_off_in_evaluation(make_checkpoint: Any, device: Device) -> None:
+    folder = make_checkpoint()
+
+    def run(seed: int, dropout: float) -> tuple[np.ndarray, float]:
+        trainer, built, config = trainer_for(folder, device, dropout=dropout, seed=0)
+        for name in built.parameters.tensors:  # B = 0 would hide the dropout
+            built.parameters.set(name, np.full(built.parameters.tensors[name].shape, 0.05, np.float32))
+        held_out = trainer.evaluate(eval_batches(documents(4), config))
+        object.__setattr__(config, "seed", seed)
+        step = BatchStream(documents(), FinetuneConfig(**(config.to_dict() | {"seed": 0}))).get(0)
+        trainer.step(step, 1e-3)
+        return trainer.read_history()[:, 0], held_out
+
+    first, held_out = run(1, 0.3)
+    np.testing.assert_array_equal(first, run(1, 0.3)[0])
+    assert first[0] != run(2, 0.3)[0][0] != run(1, 0.0)[0][0]
+    assert held_out == run(1, 0.0)[1]
+
+
+def test_float16_follows_float32(make_checkpoint: Any, device: Device) -> None:
+    if not device.float16:
+        pytest.skip(f"{device.description} has no float16")
+    folder, losses = make_checkpoint(), []
+    for compute in ("float32", "float16"):
+        trainer, _, config = trainer_for(folder, device, compute=compute, max_steps=12)
+        for step in BatchStream(documents(), config):
+            trainer.step(step, config.lr)
+        history = trainer.read_history()
+        assert np.isfinite(history).all()
+        losses.append(history[:, 0])
+    # float16 keeps 11 bits; a loss is a mean of many such errors, and twelve steps amplify them a little.
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2.0**-11 * 8)
+
+
+# ---- Run ---------------------------------------------------------------------------------------
+class Stopper(TrainingProgress):
+    """Sends this process SIGINT when step `at` is reported."""
+
+    def __init__(self, at: int, total: int) -> None:
+        super().__init__(total)
+        self.at = at
+
+    def update(self, steps_done: int, **values: float) -> None:
+        super().update(steps_done, **values)
+        if steps_done == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_finishes_the_step_and_saves_a_checkpoint(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=9, log_every=1, save_every=4)
+    saved: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    with MetricsFile(tmp_path) as metrics:
+        run = Run(trainer, BatchStream(documents(), config), metrics, Stopper(5, 9), saved.append)
+        with pytest.raises(
+            KeyboardInterrupt, match="interrupted after step 5 of 9, which is saved; go on with --resume"
+        ):
+            run.train()
+    assert saved == [4, 5]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_metrics_have_every_step_also_between_reports(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=8, log_every=3, save_every=0)
+    stream = BatchStream(documents(), config)
+    with MetricsFile(tmp_path) as metrics:
+        Run(trainer, stream, metrics, TrainingProgress(8), lambda done: None).train()
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in records] == list(range(1, 9))
+    assert all(set(r) == {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second"} for r in records)
+    assert [r["tokens"] for r in records] == [stream.get(i).num_tokens for i in range(8)]
+    assert all(r["loss"] > 0 and r["grad_norm"] > 0 for r in records)
+
+
+def test_a_step_that_is_not_finite_is_reported_as_null(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    trainer, built, config = trainer_for(make_checkpoint(), cpu, max_steps=2, log_every=1, save_every=0)
+    cpu.fill(built.parameters.grad, float("inf"))  # as if the first micro-batch had overflowed
+    with MetricsFile(tmp_path) as metrics:
+        run = Run(trainer, BatchStream(documents(), config), metrics, TrainingProgress(2), lambda done: None)
+        run.train()
+    assert [r["grad_norm"] is None for r in read_metrics(tmp_path / "metrics.jsonl")] == [True, False]
+    assert run.skipped == 1

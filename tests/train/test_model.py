@@ -1,0 +1,145 @@
+"""The decoder without an oracle package: cached decoding, dtypes, tables, adapters in the graph."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.build import activation_bytes, count_parameters, wants_checkpointing
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.lora import Adapter, LoraConfig, linear_modules, lora_shapes
+from wgrad.train.model import Inputs, KVCache, Model
+from wgrad.train.model_config import load_model_config
+from wgrad.train.optim import FlatParameters, ParameterSpec
+from wgrad.train.rope_scaling import RopeConfig, rope_tables
+from wgrad.train.weights import Checkpoint, load_frozen, weight_specs
+
+TOKENS = 19
+CASES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 6},
+    "Qwen3ForCausalLM": {},
+    "SmolLM3ForCausalLM": {"num_hidden_layers": 4},
+}
+
+
+def inputs_for(device: Device, ids: np.ndarray, begin: int = 0) -> Inputs:
+    return Inputs(
+        ids=device.upload(np.ascontiguousarray(ids, np.int32)),
+        positions=device.upload(np.arange(begin, begin + len(ids), dtype=np.int32)),
+        starts=device.upload(np.zeros((1, len(ids)), np.int32)),
+        q_start=device.upload(np.array([begin], np.int32)),
+    )
+
+
+def exact_logits(folder: Path, ids: np.ndarray) -> np.ndarray:
+    """The NumPy device in float64."""
+    device, config = ReferenceDevice(), load_model_config(folder)
+    checkpoint = Checkpoint(folder)
+    weights = {s.name: device.upload(checkpoint.read(s).astype(np.float64)) for s in weight_specs(config)}
+    model = Model(config, weights, device, positions=64, dtype=np.float64)
+    hidden = model.hidden(inputs_for(device, ids)).data
+    return np.asarray(hidden, np.float64) @ np.asarray(model.head, np.float64).T
+
+
+def frozen(folder: Path, device: Device, **options: Any) -> Model:
+    config = load_model_config(folder)
+    return Model(config, load_frozen(folder, config, device, quantize=False), device, positions=64, **options)
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence(
+    architecture: str, make_checkpoint: Any, device: Device
+) -> None:
+    folder = make_checkpoint(architecture, **CASES[architecture])
+    ids = np.random.default_rng(0).integers(0, 300, TOKENS).astype(np.int32)
+    true = exact_logits(folder, ids)
+    plain = frozen(folder, ReferenceDevice())
+    limit = 2 * np.linalg.norm(
+        plain.device.download(plain.logits(plain.hidden(inputs_for(plain.device, ids)).data)) - true
+    )
+    model = frozen(folder, device)
+    cache = KVCache.empty(model.config, 1, TOKENS + 3, np.float32, device)
+    rows = [device.download(model.logits(model.hidden(inputs_for(device, ids[:8]), cache).data))]
+    for at in range(8, TOKENS):
+        rows.append(device.download(model.logits(model.hidden(inputs_for(device, ids[at : at + 1], at), cache).data)))
+    assert np.linalg.norm(np.concatenate(rows) - true) <= limit
+
+
+def test_float16_is_as_exact_as_a_plain_float16(make_checkpoint: Any, device: Device) -> None:
+    if not device.float16:
+        pytest.skip(f"{device.description} has no float16")
+    folder = make_checkpoint("LlamaForCausalLM")
+    ids = np.random.default_rng(0).integers(0, 300, TOKENS).astype(np.int32)
+    true = exact_logits(folder, ids)
+    errors = []
+    for where in (ReferenceDevice(), device):
+        model = frozen(folder, where, dtype=np.float16)
+        hidden = model.hidden(inputs_for(where, ids))
+        assert hidden.dtype == np.float16
+        errors.append(np.linalg.norm(where.download(model.logits(hidden.data)) - true))
+    assert errors[1] <= 2 * errors[0] < 0.1 * np.linalg.norm(true)
+
+
+def test_gradients_of_an_adapter_are_those_of_the_merged_weight(make_checkpoint: Any, device: Device) -> None:
+    """dL/dA = s B^T dW and dL/dB = s dW A^T, where W + s B A is trained as a whole."""
+    folder = make_checkpoint("LlamaForCausalLM")
+    config = load_model_config(folder)
+    lora = LoraConfig(r=3, alpha=7.0, target_modules=("v_proj", "down_proj"))
+    shapes = lora_shapes(lora, linear_modules(config))
+    generator = np.random.default_rng(2)
+    values = {n: (0.3 * generator.standard_normal(s)).astype(np.float32) for n, s in shapes.items()}
+    ids = generator.integers(0, 300, TOKENS).astype(np.int32)
+
+    parameters = FlatParameters([ParameterSpec(n, s) for n, s in shapes.items()], device)
+    for name, value in values.items():
+        parameters.set(name, value)
+    weights = load_frozen(folder, config, device, quantize=False)
+    adapter = Adapter.from_tensors(lora, parameters.tensors)
+    inputs = inputs_for(device, ids)
+    inputs.targets = device.upload(np.roll(ids, -1))
+    Model(config, weights, device, adapter=adapter, positions=64).loss(inputs).backward()
+
+    merged = FlatParameters([ParameterSpec(s.name, s.shape) for s in weight_specs(config)], device)
+    for spec in weight_specs(config):
+        value = device.download(weights[spec.name])
+        module = spec.name.removesuffix(".weight")
+        if module in adapter.modules:
+            value = value + adapter.modules[module].scaling * values[module + ".lora_B"] @ values[module + ".lora_A"]
+        merged.set(spec.name, value)
+    Model(config, merged.tensors, device, positions=64).loss(inputs).backward()
+
+    assert len(adapter.modules) == 4
+    for module, part in adapter.modules.items():
+        dw = device.download(merged.tensors[module + ".weight"].grad).astype(np.float64)
+        a, b = (values[f"{module}.lora_{side}"].astype(np.float64) for side in "AB")
+        for side, wanted in (("A", part.scaling * b.T @ dw), ("B", part.scaling * dw @ a.T)):
+            got = device.download(parameters.tensors[f"{module}.lora_{side}"].grad)
+            # Two float32 computations of the same thing by different routes: a few hundred roundings apart.
+            assert np.linalg.norm(got - wanted) <= 2.0**-23 * 300 * np.linalg.norm(wanted), (module, side)
+
+
+def test_rotary_tables_rotate_by_position_times_frequency() -> None:
+    cos, sin = rope_tables(RopeConfig(head_dim=8, theta=100.0), 50)
+    for position in (0, 1, 49):
+        for pair in range(4):
+            angle = position * 100.0 ** (-pair / 4)
+            assert cos[position, pair] == pytest.approx(math.cos(angle), abs=49 * 2.0**-23)
+            assert sin[position, pair] == pytest.approx(math.sin(angle), abs=49 * 2.0**-23)
+
+
+def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoint: Any) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", tie_word_embeddings=True)
+    config = load_model_config(folder)
+    assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in Checkpoint(folder).entries.values())
+    assert activation_bytes(config, 200, 4) == 2 * activation_bytes(config, 100, 4)
+    assert not wants_checkpointing(FinetuneConfig(seq_len=64), config)
+    assert wants_checkpointing(FinetuneConfig(seq_len=64, checkpointing=True), config)
+    assert wants_checkpointing(FinetuneConfig(seq_len=1 << 20, batch_size=8), config)
+    assert not wants_checkpointing(FinetuneConfig(seq_len=1 << 20, batch_size=8, checkpointing=False), config)

@@ -1,0 +1,198 @@
+"""A run that is killed resumes to the same adapter, bit for bit; a broken checkpoint is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.adapter import WEIGHTS_FILE
+from wgrad.train.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, load_state, save_state
+from wgrad.train.cli import main
+from wgrad.train.metrics import read_metrics
+
+STEPS = 24
+
+
+def options_for(model: Path, data: Path, out: Path) -> list[str]:
+    values: dict[str, Any] = {
+        "--model": model,
+        "--data": data,
+        "--out": out,
+        "--device": "cpu",
+        "--rank": 3,
+        "--seq-len": 48,
+        "--accumulate": 2,
+        "--max-steps": STEPS,
+        "--save-every": 3,
+        "--log-every": 2,
+        "--lr": 5e-3,
+        "--dropout": 0.1,
+        "--seed": 5,
+    }
+    return ["finetune", *(str(part) for pair in values.items() for part in pair)]
+
+
+def losses(out: Path) -> list[tuple[int, float, float]]:
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in read_metrics(out / "metrics.jsonl")]
+
+
+@pytest.fixture
+def whole(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
+    """A run that nothing interrupted."""
+    assert main(options_for(make_checkpoint(), text_data, tmp_path / "whole")) == 0
+    capsys.readouterr()
+    return tmp_path / "whole"
+
+
+def same_result(out: Path, whole: Path) -> None:
+    assert (out / WEIGHTS_FILE).read_bytes() == (whole / WEIGHTS_FILE).read_bytes()
+    assert losses(out) == losses(whole) and len(losses(out)) == STEPS
+    results = [json.loads((o / "results.json").read_text()) for o in (out, whole)]
+    for key in ("held_out_loss_before", "held_out_loss_after", "sample_before", "sample_after", "steps"):
+        assert results[0][key] == results[1][key], key
+
+
+def test_a_run_killed_at_random_moments_ends_in_the_same_bits(whole: Path, text_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "wgrad.train.cli", *options_for(tmp_path / "model", text_data, out)]
+    chance = random.Random(int.from_bytes(os.urandom(4), "little"))
+    kills, resumed = 0, 0
+    for attempt in range(40):
+        more = ["--resume"] if attempt else []
+        before = newest(out)
+        process = subprocess.Popen(command + more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if kills < 3:
+            # Once a step beyond the last checkpoint is out, kill at any moment: in a step, or in the middle of a save.
+            while process.poll() is None and newest(out) <= before:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.1))
+            process.kill()
+        text = process.communicate()[0]
+        resumed += "resuming from" in text
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, text
+        assert not (out / "results.json").exists()
+        kills += 1
+    assert kills >= 1 and resumed == kills  # a fast machine may end before the third
+    same_result(out, whole)
+    assert not list(out.rglob("*.partial"))
+
+
+def newest(out: Path) -> int:
+    return max((int(p.name.removeprefix("step-")) for p in out.glob("checkpoints/step-*[0-9]")), default=0)
+
+
+def interrupted(whole: Path, out: Path) -> None:
+    """`out` as the run was right after its last checkpoint."""
+    shutil.copytree(whole, out)
+    for name in (WEIGHTS_FILE, "adapter_config.json", "results.json", "loss.svg"):
+        (out / name).unlink()
+
+
+@pytest.mark.parametrize("damage", ["none", "cut", "flip", "no info", "leftover", "all"])
+def test_the_newest_whole_checkpoint_is_used(damage: str, whole: Path, text_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupted(whole, out)
+    steps = sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name[5:]))
+    assert [p.name for p in steps] == ["step-18", "step-21"] and len(steps) == KEEP
+    state = steps[-1] / STATE_FILE
+    if damage == "cut":
+        state.write_bytes(state.read_bytes()[:-9])
+    elif damage == "flip":
+        data = bytearray(state.read_bytes())
+        data[-1000] ^= 1
+        state.write_bytes(data)
+    elif damage == "no info":
+        (steps[-1] / INFO_FILE).unlink()
+    elif damage == "leftover":
+        shutil.copytree(steps[-1], out / "checkpoints" / "step-24.12345.partial")
+    elif damage == "all":
+        for step in steps:
+            (step / STATE_FILE).unlink()
+    expected = {"none": 21, "leftover": 21, "all": None}.get(damage, 18)
+    found = load_state(out)
+    assert (found.step if found else None) == expected
+    assert main([*options_for(tmp_path / "model", text_data, out), "--resume"]) == 0
+    same_result(out, whole)
+
+
+def test_a_finished_run_is_neither_overwritten_nor_run_again(
+    whole: Path, text_data: Path, tmp_path: Path, capsys: Any
+) -> None:
+    options = options_for(tmp_path / "model", text_data, whole)
+    before = (whole / WEIGHTS_FILE).stat().st_mtime_ns
+    assert main(options) == 2
+    assert "already holds a finished run" in capsys.readouterr().err
+    assert main([*options, "--resume"]) == 0
+    assert "this run is finished" in capsys.readouterr().out
+    assert (whole / WEIGHTS_FILE).stat().st_mtime_ns == before
+    interrupted(whole, tmp_path / "out")
+    assert main(options_for(tmp_path / "model", text_data, tmp_path / "out")) == 2
+    assert "holds an unfinished run: go on with --resume" in capsys.readouterr().err
+
+
+def test_other_data_or_another_model_cannot_resume(
+    whole: Path, text_data: Path, make_checkpoint: Any, tmp_path: Path, capsys: Any
+) -> None:
+    interrupted(whole, tmp_path / "out")
+    options = [*options_for(tmp_path / "model", text_data, tmp_path / "out"), "--resume"]
+    other = make_checkpoint("LlamaForCausalLM", name="other", rms_norm_eps=1e-4)
+    assert main([*options, "--model", str(other)]) == 2
+    assert "--resume: model was" in capsys.readouterr().err
+    text_data.write_text(text_data.read_text().replace("quick", "thick"))
+    assert main(options) == 2
+    assert "--resume: the training data" in capsys.readouterr().err
+    assert losses(tmp_path / "out") == losses(whole)  # nothing was touched
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    arrays = {"parameters": np.arange(70, dtype=np.float32)}
+    for step in (2, 4, 10):
+        save_state(tmp_path, step, arrays, {"run": {}})
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-10", "step-4"]
+    state = load_state(tmp_path)
+    assert state is not None and state.step == 10
+    np.testing.assert_array_equal(state.arrays["parameters"], arrays["parameters"])
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones(tmp_path: Path) -> None:
+    arrays = {"parameters": np.arange(70, dtype=np.float32)}
+    save_state(tmp_path, 2, arrays, {"run": {}})
+
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(WgradError, match="the disk is full"):
+        save_state(tmp_path, 4, arrays, {"run": {}}, full)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
+
+
+def test_full_training_resumes_too(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
+    model = make_checkpoint(dtype="bfloat16", tie_word_embeddings=True)
+    options = options_for(model, text_data, tmp_path / "full")
+    options[options.index("--dropout") + 1] = "0"
+    assert main([*options, "--full"]) == 0
+    shutil.copytree(tmp_path / "full", tmp_path / "again")
+    for name in ("model.safetensors", "results.json"):
+        (tmp_path / "again" / name).unlink()
+    options[options.index("--out") + 1] = str(tmp_path / "again")
+    assert main([*options, "--full", "--resume"]) == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("full", "again")]
+    assert weights[0] == weights[1]
+    # The result is a checkpoint like any other: it can be fine-tuned in its turn.
+    options[options.index("--out") + 1] = str(tmp_path / "second")
+    options[options.index("--model") + 1] = str(tmp_path / "full")
+    assert main([*options, "--max-steps", "2"]) == 0
