@@ -1,0 +1,191 @@
+"""A user's mistake, or the machine's limit: exit 2, one line that says what to do, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.train import finetune
+from wgrad.train.cli import main
+from wgrad.train.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.weights import Checkpoint
+
+Case = Callable[[Path, Path], list[str]]  # model folder, data file -> further options
+
+
+def edit_config(model: Path, **changes: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def missing_shard(model: Path, data: Path) -> list[str]:
+    (model / "model-00002-of-00002.safetensors").unlink()
+    return []
+
+
+def truncated_shard(model: Path, data: Path) -> list[str]:
+    path = model / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return []
+
+
+def wrong_dtype(model: Path, data: Path) -> list[str]:
+    name = "model.layers.0.mlp.up_proj.weight"
+    path = Checkpoint(model).entries[name].path
+    arrays = {n: np.array(e.array()) for n, e in Checkpoint(model).entries.items() if e.path == path}
+    write_safetensors(path, from_arrays(arrays | {name: arrays[name].astype(np.int8)}))
+    return []
+
+
+def other_architecture(model: Path, data: Path) -> list[str]:
+    edit_config(model, architectures=["MixtralForCausalLM"])
+    return []
+
+
+def small_vocabulary(model: Path, data: Path) -> list[str]:
+    edit_config(model, vocab_size=200)
+    return []
+
+
+def no_tokenizer(model: Path, data: Path) -> list[str]:
+    (model / "tokenizer.json").unlink()
+    return []
+
+
+def empty_line(model: Path, data: Path) -> list[str]:
+    data.write_text('{"text": "one two"}\n\n{"text": "three four"}\n')
+    return []
+
+
+def malformed_line(model: Path, data: Path) -> list[str]:
+    data.write_text('{"text": "one two"}\n{"text": "three"\n')
+    return []
+
+
+def no_target(model: Path, data: Path) -> list[str]:
+    lines = [{"prompt": "short", "completion": "fine"}, {"prompt": "a long prompt " * 30, "completion": "never seen"}]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return []
+
+
+def no_such_module(model: Path, data: Path) -> list[str]:
+    return ["--target-modules", "q_proj", "query_key_value"]
+
+
+def no_such_adapter(model: Path, data: Path) -> list[str]:
+    return ["--adapter", str(model)]
+
+
+def no_such_device(model: Path, data: Path) -> list[str]:
+    return ["--device", "hip"]
+
+
+CASES: dict[Case, str] = {
+    missing_shard: r"lacks 1 of 2 shards \(model-00002-of-00002.safetensors\)",
+    truncated_shard: r"model-00001-of-00002.safetensors is cut off: \d+ bytes of \d+: fetch the file again",
+    wrong_dtype: r"model.layers.0.mlp.up_proj.weight in .* is I8: expected F32, F16, BF16",
+    other_architecture: r"architecture MixtralForCausalLM is not supported: use a checkpoint of LlamaForCausalLM",
+    small_vocabulary: r"has ids up to 299, but the model's vocab_size is 200",
+    no_tokenizer: r"has no tokenizer.json",
+    empty_line: r"data.jsonl:2: empty line",
+    malformed_line: r"data.jsonl:2: not valid JSON",
+    no_target: r"data.jsonl:2: no token to learn is left after truncation to 32 tokens",
+    no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
+    no_such_adapter: r"has no adapter_config.json",
+    no_such_device: r"hip",
+}
+
+
+def options_for(model: Path, data: Path, out: Path) -> list[str]:
+    options = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", "--seq-len", 32]
+    return list(map(str, [*options, "--rank", 2, "--max-steps", 3, "--log-every", 1, "--save-every", 1]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
+def test_one_line_exit_2_and_nothing_written(
+    case: Case, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any
+) -> None:
+    model = make_checkpoint(shards=2)
+    more = case(model, text_data)
+    assert main([*options_for(model, text_data, tmp_path / "out"), *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("wgrad: error: ")
+    assert re.search(CASES[case], captured.err), captured.err
+    assert "Traceback" not in captured.out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
+    """No file may grow beyond 16 kB (as a full disk, for every process): the first checkpoint cannot be written."""
+    model, out = make_checkpoint(), tmp_path / "out"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+
+    command = [sys.executable, "-m", "wgrad.train.cli", *options_for(model, text_data, out)]
+    process = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    assert process.returncode == 2, process.stderr
+    assert process.stderr.count("\n") == 1 and "Traceback" not in process.stderr
+    assert "cannot write" in process.stderr and "--out" in process.stderr
+    assert not list(out.rglob("*.partial")) and not list(out.rglob("*.safetensors"))
+    # With room again the same command with --resume goes through.
+    assert subprocess.run([*command, "--resume"], capture_output=True).returncode == 0
+    assert (out / "adapter_model.safetensors").exists()
+
+
+def test_a_model_that_does_not_fit(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = pytest.importorskip("wgrad.wgsl.errors")
+
+    def run(session: Any, state: Any) -> int:
+        raise errors.OutOfMemory("out of device memory: 12 GiB asked for, 8 GiB there")
+
+    monkeypatch.setattr(finetune, "_run", run)
+    assert main(options_for(make_checkpoint(), text_data, tmp_path / "out")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "does not fit on this device: try --checkpointing" in err
+
+
+def test_a_lost_device_keeps_the_last_checkpoint(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = pytest.importorskip("wgrad.wgsl.errors")
+    model, out = make_checkpoint(), tmp_path / "out"
+    step = finetune.Trainer.step
+
+    def lost(self: Any, item: Any, lr: float) -> None:
+        if item.index == 2:
+            raise errors.DeviceLost("the device was lost: restart the driver")
+        step(self, item, lr)
+
+    monkeypatch.setattr(finetune.Trainer, "step", lost)
+    assert main(options_for(model, text_data, out)) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "the device was lost" in err
+    monkeypatch.undo()
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-1", "step-2"]
+    shutil.rmtree(out / "checkpoints" / "step-1")
+    assert main([*options_for(model, text_data, out), "--resume"]) == 0
+
+
+def test_float16_where_the_device_has_none(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wgrad.autograd.reference import ReferenceDevice
+
+    monkeypatch.setattr(ReferenceDevice, "float16", False)
+    options = options_for(make_checkpoint(), text_data, tmp_path / "out")
+    assert main([*options, "--compute", "float16"]) == 2
+    assert "--compute float16: " in capsys.readouterr().err
