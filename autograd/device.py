@@ -26,8 +26,9 @@ import numpy as np
 Array = Any
 DType = Any
 
-# Optimiser scalars on the device, so that a recorded step can be replayed. Each test of `clip` holds the shaders to these.
-HYPER_LR, HYPER_MAX_NORM, HYPER_GROWTH_INTERVAL = 0, 1, 2  # float32 [4], written by the host each step; max_norm 0: no clipping
+# Optimiser scalars live on the device, so that a recorded step can be replayed. `hyper` is float32 [4] and written by
+# the host each step (max_norm 0: no clipping); `state` is float32 [8] and belongs to the device.
+HYPER_LR, HYPER_MAX_NORM, HYPER_GROWTH_INTERVAL = 0, 1, 2
 HYPER_SIZE = 4
 STATE_APPLIED = 0  # steps applied so far (float32 counts exactly to 2^24)
 STATE_GOOD = 1  # steps since the loss scale last changed
@@ -310,10 +311,8 @@ class Device(Protocol):
     def grad_norm(self, g: Array) -> Array:
         """float32 [2]: sum of squares of the finite elements, number of elements that are not finite."""
 
-    def clip(
-        self, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float
-    ) -> None:
-        """One thread, in place on `state` and `loss_scale` (float32 [1]); layouts below (HYPER_*, STATE_*). Works out
+    def clip(self, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float) -> None:
+        """One thread, in place on `state` and `loss_scale` (float32 [1]); layouts above (HYPER_*, STATE_*). Works out
         the factor for the gradients (loss scale taken out, clipped to max_norm) and the bias corrections; skips the
         step when a gradient is not finite; adjusts the dynamic loss scale (halve at a skip, down to 1; double after
         growth_interval good steps, up to 65536; growth_interval 0: it stays)."""

@@ -6,6 +6,7 @@ a gradient is a Tensor. Weights may be either.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,13 @@ def dropout(x: Tensor, p: float, seed: Array, salt: int) -> Tensor:
 def nf4_quantize(device: Device, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Array:
     """w [out, in] float32, float16 or bfloat16, value-compatible with bitsandbytes."""
     schema.nf4_quantize(device, w, block_size)
-    return device.nf4_quantize(w, block_size, double=double)
+    return as_nf4_array(device.nf4_quantize(w, block_size, double=double))
+
+
+def as_nf4_array(w: Any) -> NF4Array:
+    """What a device's nf4_quantize returned, as an NF4Array: the rooms below cannot import that class, and return an
+    object with the same fields."""
+    return w if isinstance(w, NF4Array) else NF4Array(**{f.name: getattr(w, f.name) for f in fields(NF4Array)})
 
 
 def nf4_dequantize(device: Device, w: NF4Array, dtype: DType = np.float32) -> Array:

@@ -135,6 +135,12 @@ def linear(
 ) -> np.dtype:
     """x [..., K], weight [N, K], bias [N], residual [..., N], lora_a [r, K], lora_b [N, r] -> dtype of y."""
     args = Args(op, device).array("x", x, "... K")
+    quantised = isinstance(weight, NF4Array)
+    args.rule(
+        quantised == (op == "linear_nf4"),
+        f"weight must be {'an array: call linear_nf4' if quantised else 'an NF4Array: call linear, or nf4_quantize it'}"
+        f", got {type(weight).__name__}",
+    )
     if isinstance(weight, NF4Array):
         nf4_array(args, "weight", weight)
         _weight_shape(args, weight.shape)

@@ -104,7 +104,7 @@ def test_double_quantised_scales_are_at_least_as_near(seed: int) -> None:
     packed, state, _ = theirs(w, 64, double=True)
     ours = cpu.nf4_quantize(w, double=True)
     assert ours.nested_absmax is not None and ours.nested_offset is not None
-    eps = np.finfo(np.float32).eps
+    eps = float(np.finfo(np.float32).eps)
     np.testing.assert_allclose(ours.nested_offset[0], state.offset.item(), rtol=2 * eps)
     np.testing.assert_allclose(ours.nested_absmax, state.state2.absmax.numpy(), rtol=4 * eps)
     other = ours.absmax != state.absmax.numpy()

@@ -19,7 +19,7 @@ LLVMPIPE = {"name": "llvmpipe", "backend": "Vulkan", "type": "CPU", "driver": "M
 
 class FakeWgpu(ReferenceDevice):
     name = "wgpu"
-    broken: tuple[str, ...] = ()
+    broken: tuple[str | None, ...] = ()
 
     def __init__(self, spec: str | None = None) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class FakeWgpu(ReferenceDevice):
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """machine(adapters, hip, broken): what the lower rooms find here. An exception in place of a list is raised."""
 
-    def make(adapters: Any, hip: Any = None, broken: tuple[str, ...] = ()) -> None:
+    def make(adapters: Any, hip: Any = None, broken: tuple[str | None, ...] = ()) -> None:
         def list_adapters() -> list[dict[str, Any]]:
             if isinstance(adapters, Exception):
                 raise adapters
@@ -56,19 +56,20 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_auto_takes_a_gpu_before_a_software_driver(machine: Any) -> None:
     machine([LLVMPIPE, INTEL])
-    device = dispatch.select_device()
+    device: Any = dispatch.select_device()
     assert (device.name, device.spec) == ("wgpu", "1") and "first usable GPU" in device.reason
     assert "no HIP kernels" in device.reason
 
 
 def test_auto_takes_the_software_driver_and_says_so(machine: Any) -> None:
     machine([LLVMPIPE])
-    assert "software Vulkan driver" in dispatch.select_device("auto").reason
+    device: Any = dispatch.select_device("auto")
+    assert "software Vulkan driver" in device.reason
 
 
 def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
     machine([INTEL, LLVMPIPE], broken=("0",))
-    device = dispatch.select_device("auto")
+    device: Any = dispatch.select_device("auto")
     assert device.spec == "1" and "adapter 0 has no limits" in device.reason
 
 
@@ -79,19 +80,19 @@ def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
 )  # fmt: skip
 def test_auto_ends_at_numpy_with_every_reason(machine: Any, adapters: Any, reason: str) -> None:
     machine(adapters)
-    device = dispatch.select_device("auto")
+    device: Any = dispatch.select_device("auto")
     assert device.name == "cpu" and reason in device.reason and "no HIP kernels" in device.reason
 
 
 def test_auto_prefers_hip(machine: Any) -> None:
     machine([INTEL], hip=type("FakeHip", (ReferenceDevice,), {"name": "hip"}))
-    device = dispatch.select_device("auto")
+    device: Any = dispatch.select_device("auto")
     assert device.name == "hip" and device.reason == "a usable HIP device"
 
 
 @pytest.mark.parametrize("spec", ["wgpu", "wgpu:0", "hip"])
 def test_a_name_never_falls_back(machine: Any, spec: str) -> None:
-    machine([LLVMPIPE], broken=("0", None))  # type: ignore[arg-type]
+    machine([LLVMPIPE], broken=("0", None))
     with pytest.raises(DeviceUnavailable, match=f"device {spec.partition(':')[0]}"):
         dispatch.select_device(spec)
 
@@ -104,9 +105,10 @@ def test_an_unknown_name_lists_the_known(spec: str) -> None:
 
 def test_a_named_adapter_is_passed_on(machine: Any) -> None:
     machine([INTEL])
-    device = dispatch.select_device("wgpu:Intel")
+    device: Any = dispatch.select_device("wgpu:Intel")
     assert device.spec == "Intel" and device.reason == "asked for by name"
-    assert dispatch.select_device("cpu").reason == "asked for by name"
+    cpu: Any = dispatch.select_device("cpu")
+    assert cpu.reason == "asked for by name"
 
 
 def test_list_devices_names_all_with_reasons(machine: Any) -> None:

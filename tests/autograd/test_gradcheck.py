@@ -138,8 +138,8 @@ def test_attention_of_any_shape(
     q = rng.standard_normal((batch, tokens, heads * group, 2 * half))
     k, v = rng.standard_normal((2, batch, tokens, heads, 2 * half))
 
-    def op(*x: Tensor) -> Tensor:
-        return F.attention(*x, starts, Q_START, scale=0.5, window=window)
+    def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.attention(q, k, v, starts, Q_START, scale=0.5, window=window)
 
     assert gradcheck(op, q, k, v, rng=rng, checks=4) < LIMIT
 

@@ -101,6 +101,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), scaling=float("nan"))),
         r"linear: lora.scaling must be finite, got nan",
     ),
+    "linear of nf4": (
+        lambda: F.linear(t(3, 10), NF4),
+        r"linear: weight must be an array: call linear_nf4, got NF4Array",
+    ),
+    "linear_nf4 of an array": (
+        lambda: F.linear_nf4(t(3, 10), f32(7, 10)),  # type: ignore[arg-type]
+        r"linear_nf4: weight must be an NF4Array: call linear, or nf4_quantize it, got ndarray",
+    ),
     # NF4
     "nf4 width": (
         lambda: F.linear_nf4(t(3, 11), NF4),
