@@ -54,7 +54,7 @@ _MIN_K_PER_SPLIT = 128
 
 
 def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int) -> tuple[Tile, int]:
-    """Tile and number of splits of K. Large tiles reuse most; smaller ones, then splits, where they would leave cores idle."""
+    """Tile and number of splits of K. Large tiles reuse most; smaller ones, then splits, where cores would idle."""
     if n <= 16:
         tile = TALL_SKINNY
     elif m <= 16:
@@ -211,7 +211,7 @@ class GemmOps(Runtime):
             work=2.0 * batch * m * n * k,
         )
         if splits > 1:
-            self._reduce(target, out, bias, residual, epilogue, (m, n, -(-k // k_per_split)), ldc, column, alpha)
+            self._reduce_splits(target, out, bias, residual, epilogue, (m, n, -(-k // k_per_split)), ldc, column, alpha)
 
     def _constants(
         self, tile: Tile, a: Array, b: Any, trans_a: bool, trans_b: bool, mnk: tuple[int, int, int]
@@ -237,7 +237,7 @@ class GemmOps(Runtime):
             "VEC_B": (k if trans_b else n) % 4 == 0,
         }
 
-    def _reduce(
+    def _reduce_splits(
         self,
         partial: Array,
         out: Array,
