@@ -145,7 +145,7 @@ def _load_config(folder: Path) -> LoraConfig:
         raise WgradError(f"--adapter: {path}: r and target_modules must be given; got {raw.get('r')!r} and {targets!r}")
     return LoraConfig(
         r=raw["r"],
-        alpha=float(raw.get("lora_alpha", raw["r"])),
+        alpha=float(raw.get("lora_alpha") or raw["r"]),
         dropout=float(raw.get("lora_dropout") or 0.0),
         rslora=bool(raw.get("use_rslora")),
         target_modules=targets if isinstance(targets, str) else tuple(targets),

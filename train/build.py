@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def build_trainable(
 ) -> TrainableModel:
     """The model that `config` asks to train, with its weights and the start values of what is trained. WgradError."""
     check_compute(config.compute, device)
-    options = {
+    options: dict[str, Any] = {
         "positions": max(positions, config.seq_len),
         "dtype": np.dtype(config.compute),
         "checkpointing": wants_checkpointing(config, model_config),

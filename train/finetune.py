@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from wgrad.autograd.dispatch import select_device
 
 from wgrad.autograd.device import Device
+from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
 from wgrad.train.adapter import WEIGHTS_FILE, save_adapter
 from wgrad.train.build import TrainableModel, build_trainable

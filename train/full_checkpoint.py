@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from wgrad.autograd.device import Device
+from wgrad.autograd.tensor import Tensor
 from wgrad.train.files import write_bytes, write_json
 from wgrad.train.optim import FlatParameters
 from wgrad.train.safetensors_files import TensorSource, write_safetensors
@@ -39,8 +40,9 @@ def save_full(
     config.pop("torch_dtype", None)
     config["dtype"] = "float32"
     write_json(out / "config.json", config)
-    tensors = [
-        TensorSource(name, np.dtype(np.float32), tuple(t.shape), lambda t=t: device.download(t.data))
-        for name, t in parameters.tensors.items()
-    ]
+
+    def source(name: str, tensor: Tensor) -> TensorSource:
+        return TensorSource(name, np.dtype(np.float32), tensor.shape, lambda: device.download(tensor.data))
+
+    tensors = [source(name, tensor) for name, tensor in parameters.tensors.items()]
     write_safetensors(out / "model.safetensors", tensors)

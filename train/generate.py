@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from wgrad.autograd.dispatch import select_device
 
+from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.build import build_frozen
@@ -50,7 +51,7 @@ def generate_ids(
     cache = KVCache.empty(model.config, 1, length, model.dtype, device)
     uniform = device.zeros((1,))
     generator = np.random.Generator(np.random.PCG64(sampling.seed))
-    options = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    options: dict[str, Any] = {k: v for k, v in vars(sampling).items() if k != "seed"}
 
     def draw() -> None:
         device.write(uniform, generator.random(1, np.float32))
@@ -111,7 +112,7 @@ def generate_text(
 def run_generate(args: argparse.Namespace) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
-    print(f"device: {device.description} ({device.reason})", file=sys.stderr)
+    print(f"device: {device.description} ({device.reason})", file=sys.stderr)  # type: ignore[attr-defined]
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)

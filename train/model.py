@@ -15,11 +15,12 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
-from wgrad.autograd.device import Array, Device, NF4Array
+from wgrad.autograd.device import Array, Device
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.lora import Adapter
 from wgrad.train.model_config import ModelConfig
+from wgrad.train.nf4_files import is_quantized
 from wgrad.train.rope_scaling import rope_tables
 from wgrad.train.weights import EMBEDDING, FINAL_NORM, HEAD
 
@@ -153,13 +154,13 @@ class Model:
     def _linear(self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None) -> Tensor:
         """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`."""
         weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
-        options = {
+        options: dict[str, Any] = {
             "bias": bias,
             "residual": residual,
             "lora": self._lora(module, inputs.seed),
             "dtype": self.dtype if residual is None else np.float32,
         }
-        return F.linear_nf4(x, weight, **options) if isinstance(weight, NF4Array) else F.linear(x, weight, **options)
+        return F.linear_nf4(x, weight, **options) if is_quantized(weight) else F.linear(x, weight, **options)
 
     def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
         lora = self.adapter.modules.get(module) if self.adapter else None

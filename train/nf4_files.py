@@ -30,6 +30,12 @@ NF4_LEVELS = np.array(
 _AGAIN = "fetch the checkpoint again, or use the unquantised one"
 
 
+def is_quantized(weight: Any) -> bool:
+    """Whether a loaded weight is in NF4. A device's own `nf4_quantize` may return a class of its own that has
+    NF4Array's fields, so this asks for a field and not for the class."""
+    return hasattr(weight, "packed")
+
+
 def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
     """Whether a checkpoint holds the tensor `name` in 4 bits (of whatever kind)."""
     return name + STATE_KEY in entries or name + FP4_KEY in entries
@@ -65,7 +71,7 @@ def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ..
     absmax = part(".absmax")
     if packed.size != -(-count // 2) or absmax.size != blocks:
         raise fail(f"has {packed.size} bytes and {absmax.size} scales for {count} values in blocks of {block}")
-    common = {"shape": (shape[0], shape[1]), "block_size": block}
+    common: dict[str, Any] = {"shape": (shape[0], shape[1]), "block_size": block}
     codes = device.upload(np.ascontiguousarray(packed))
     if name + ".nested_absmax" not in entries:
         return NF4Array(codes, device.upload(np.ascontiguousarray(absmax, np.float32)), **common)
@@ -97,7 +103,7 @@ def nf4_arrays(name: str, weight: NF4Array, device: Device, dtype: str = "float3
         name + ".absmax": down(weight.absmax),
         name + ".quant_map": NF4_LEVELS,
     }
-    if weight.nested:
+    if weight.nested_absmax is not None:
         state |= {"nested_blocksize": weight.nested_block_size, "nested_dtype": "float32"}
         state["nested_offset"] = float(down(weight.nested_offset)[0])
         result[name + ".nested_absmax"] = down(weight.nested_absmax)
@@ -117,8 +123,8 @@ def save_nf4_checkpoint(
     tensors: list[TensorSource] = []
     nested = False
     for name, weight in weights.items():
-        if isinstance(weight, NF4Array):
-            nested = nested or weight.nested
+        if is_quantized(weight):
+            nested = nested or weight.nested_absmax is not None
             tensors.extend(from_arrays(nf4_arrays(name, weight, device)))
         else:
             fetch = lambda w=weight: device.download(w)  # noqa: E731

@@ -116,7 +116,11 @@ class TensorSource:
 
 def from_arrays(arrays: Mapping[str, np.ndarray]) -> list[TensorSource]:
     """Arrays that are in memory already, as sources."""
-    return [TensorSource(n, a.dtype, a.shape, lambda a=a: a) for n, a in arrays.items()]
+
+    def source(name: str, array: np.ndarray) -> TensorSource:
+        return TensorSource(name, array.dtype, array.shape, lambda: array)
+
+    return [source(name, array) for name, array in arrays.items()]
 
 
 def write_safetensors(

@@ -83,7 +83,8 @@ def write_checkpoint(
     if shards == 1:
         write_safetensors(folder / "model.safetensors", from_arrays(cast))
     else:
-        names, index = list(cast), {}
+        names = list(cast)
+        index: dict[str, str] = {}
         for i in range(shards):
             file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
             part = {n: cast[n] for n in names[i::shards]}

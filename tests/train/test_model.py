@@ -108,11 +108,11 @@ def test_gradients_of_an_adapter_are_those_of_the_merged_weight(make_checkpoint:
 
     merged = FlatParameters([ParameterSpec(s.name, s.shape) for s in weight_specs(config)], device)
     for spec in weight_specs(config):
-        value = device.download(weights[spec.name])
+        weight: np.ndarray = device.download(weights[spec.name])
         module = spec.name.removesuffix(".weight")
         if module in adapter.modules:
-            value = value + adapter.modules[module].scaling * values[module + ".lora_B"] @ values[module + ".lora_A"]
-        merged.set(spec.name, value)
+            weight = weight + adapter.modules[module].scaling * values[module + ".lora_B"] @ values[module + ".lora_A"]
+        merged.set(spec.name, weight)
     Model(config, merged.tensors, device, positions=64).loss(inputs).backward()
 
     assert len(adapter.modules) == 4

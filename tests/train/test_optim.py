@@ -47,7 +47,7 @@ def textbook(
     values: dict[str, np.ndarray], grads: list[dict[str, np.ndarray]], lr: float, decay: float, clip: float, dtype: type
 ) -> tuple[dict[str, np.ndarray], float]:
     """Decoupled AdamW with global-norm clipping, in `dtype`."""
-    p = {n: v.astype(dtype) for n, v in values.items()}
+    p: dict[str, np.ndarray] = {n: v.astype(dtype) for n, v in values.items()}
     m, v = ({n: np.zeros_like(x) for n, x in p.items()} for _ in range(2))
     norm = 0.0
     for t, step in enumerate(grads, start=1):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device, NF4Array
+from wgrad.autograd.device import Device
 from wgrad.train.adapter import load_adapter, save_adapter
 from wgrad.train.build import build_frozen, build_trainable
 from wgrad.train.config import FinetuneConfig
@@ -17,7 +17,7 @@ from wgrad.train.loop import Trainer
 from wgrad.train.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model import Inputs, Model
 from wgrad.train.model_config import load_model_config
-from wgrad.train.nf4_files import nf4_arrays, save_nf4_checkpoint
+from wgrad.train.nf4_files import is_quantized, nf4_arrays, save_nf4_checkpoint
 from wgrad.train.optim import AdamW
 from wgrad.train.packing import Batch, Step
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
@@ -165,7 +165,7 @@ def test_we_load_what_bitsandbytes_quantised(
     weights = load_frozen(folder, load_model_config(folder), device)
     assert wanted
     for name, value in wanted.items():
-        assert isinstance(weights[name], NF4Array) and weights[name].nested == double
+        assert is_quantized(weights[name]) and (weights[name].nested_absmax is not None) == double
         np.testing.assert_array_equal(device.download(device.nf4_dequantize(weights[name])), value)
 
 
@@ -208,7 +208,7 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
     model = their_base(folder)
     state = model.state_dict()
     for name, weight in weights.items():
-        if isinstance(weight, NF4Array):
+        if is_quantized(weight):
             state[name].copy_(torch.tensor(device.download(device.nf4_dequantize(weight))))
     return model
 
