@@ -1,0 +1,96 @@
+"""The checker of one call's arguments: axes named by letters, kinds of dtype, and errors that say it all.
+
+Axes are named by letters (`R C`); a letter binds to the first size that it meets and must agree from then on.
+Kinds of dtype: `float` (float32, float16), `f32`, `weight` (float32, float16, bfloat16), `i32`, `u32`, `u8`. float64
+passes wherever float32 does: only the reference holds such arrays, as the oracle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.errors import ShapeError
+
+F16 = np.dtype(np.float16)
+KINDS: dict[str, tuple[Any, ...]] = {
+    "float": (np.float32, np.float16, np.float64),
+    "f32": (np.float32, np.float64),
+    "weight": (np.float32, np.float16, ml_dtypes.bfloat16, np.float64),
+    "i32": (np.int32,),
+    "u32": (np.uint32,),
+    "u8": (np.uint8,),
+}
+_ALLOWED = {kind: frozenset(np.dtype(t) for t in types) for kind, types in KINDS.items()}
+
+
+class Args:
+    """Checks the arguments of one call of one operator, and remembers the size of every axis."""
+
+    def __init__(self, op: str, device: Device | None = None) -> None:
+        self.op = op
+        self.device = device
+        self.size: dict[str, int] = {}
+        self._from: dict[str, str] = {}
+
+    def fail(self, message: str) -> ShapeError:
+        return ShapeError(f"{self.op}: {message}")
+
+    def array(self, name: str, value: Any, axes: str, kind: str = "float", hint: str = "") -> Args:
+        """value must be an array with these axes (`... C` allows any number in front; digits are exact sizes)."""
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None:
+            raise self.fail(f"{name} must be an array on the device, got {type(value).__name__}; upload it first")
+        self._dtype(name, np.dtype(dtype), kind)
+        letters = axes.split()
+        if letters and letters[0] == "...":
+            letters = letters[1:]
+            if len(shape) < len(letters) + 1:
+                raise self.fail(
+                    f"{name} must have at least {len(letters) + 1} axes, got shape {list(shape)}; reshape it"
+                )
+            shape = shape[len(shape) - len(letters) :]
+        elif len(shape) != len(letters):
+            raise self.fail(f"{name} must be [{', '.join(letters)}], got shape {list(shape)}; {hint or 'reshape it'}")
+        for letter, size in zip(letters, shape):
+            self._axis(name, letters, letter, int(size), value, hint)
+        return self
+
+    def _axis(self, name: str, letters: list[str], letter: str, size: int, value: Any, hint: str) -> None:
+        wanted = int(letter) if letter.isdigit() else self.size.get(letter)
+        if wanted is None:
+            if size < 1:
+                raise self.fail(
+                    f"{name} must not be empty, got shape {list(value.shape)}; leave the call out for an empty batch"
+                )
+            self.size[letter], self._from[letter] = size, name
+        elif wanted != size:
+            source = f" from {self._from[letter]}" if letter in self._from else ""
+            source = "" if letter.isdigit() else f" with {letter} = {wanted}{source}"
+            raise self.fail(
+                f"{name} must be [{', '.join(letters)}]{source}, "
+                f"got shape {list(value.shape)}; {hint or 'transpose it, or pass the array that belongs here'}"
+            )
+
+    def _dtype(self, name: str, dtype: np.dtype, kind: str) -> None:
+        if dtype not in _ALLOWED[kind]:
+            names = " or ".join(np.dtype(t).name for t in KINDS[kind] if t is not np.float64)
+            raise self.fail(f"{name} must be {names}, got {dtype.name}; cast it first")
+        if dtype == F16 and self.device is not None and not self.device.float16:
+            raise self.fail(
+                f"{name} is float16, which {self.device.description} does not support; use float32 (--compute float32)"
+            )
+
+    def dtype(self, name: str, value: Any, default: Any) -> np.dtype:
+        """The dtype of the result: the option `value`, or the default when it is None."""
+        dtype = np.dtype(default if value is None else value)
+        self._dtype(name, dtype, "float")
+        return dtype
+
+    def rule(self, holds: bool, message: str) -> Args:
+        if not holds:
+            raise self.fail(message)
+        return self
