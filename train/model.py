@@ -15,12 +15,11 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
-from wgrad.autograd.device import Array, Device
+from wgrad.autograd.device import Array, Device, NF4Array
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.lora import Adapter
 from wgrad.train.model_config import ModelConfig
-from wgrad.train.nf4_files import is_quantized
 from wgrad.train.rope_scaling import rope_tables
 from wgrad.train.weights import EMBEDDING, FINAL_NORM, HEAD
 
@@ -160,7 +159,7 @@ class Model:
             "lora": self._lora(module, inputs.seed),
             "dtype": self.dtype if residual is None else np.float32,
         }
-        return F.linear_nf4(x, weight, **options) if is_quantized(weight) else F.linear(x, weight, **options)
+        return F.linear_nf4(x, weight, **options) if isinstance(weight, NF4Array) else F.linear(x, weight, **options)
 
     def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
         lora = self.adapter.modules.get(module) if self.adapter else None

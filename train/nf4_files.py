@@ -30,12 +30,6 @@ NF4_LEVELS = np.array(
 _AGAIN = "fetch the checkpoint again, or use the unquantised one"
 
 
-def is_quantized(weight: Any) -> bool:
-    """Whether a loaded weight is in NF4. A device's own `nf4_quantize` may return a class of its own that has
-    NF4Array's fields, so this asks for a field and not for the class."""
-    return hasattr(weight, "packed")
-
-
 def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
     """Whether a checkpoint holds the tensor `name` in 4 bits (of whatever kind)."""
     return name + STATE_KEY in entries or name + FP4_KEY in entries
@@ -103,7 +97,7 @@ def nf4_arrays(name: str, weight: NF4Array, device: Device, dtype: str = "float3
         name + ".absmax": down(weight.absmax),
         name + ".quant_map": NF4_LEVELS,
     }
-    if weight.nested_absmax is not None:
+    if weight.nested:
         state |= {"nested_blocksize": weight.nested_block_size, "nested_dtype": "float32"}
         state["nested_offset"] = float(down(weight.nested_offset)[0])
         result[name + ".nested_absmax"] = down(weight.nested_absmax)
@@ -123,8 +117,8 @@ def save_nf4_checkpoint(
     tensors: list[TensorSource] = []
     nested = False
     for name, weight in weights.items():
-        if is_quantized(weight):
-            nested = nested or weight.nested_absmax is not None
+        if isinstance(weight, NF4Array):
+            nested = nested or weight.nested
             tensors.extend(from_arrays(nf4_arrays(name, weight, device)))
         else:
             fetch = lambda w=weight: device.download(w)  # noqa: E731

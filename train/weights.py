@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd import functional
 from wgrad.autograd.device import Array, Device
 from wgrad.autograd.errors import WgradError
 from wgrad.train.model_config import ModelConfig
@@ -170,7 +171,7 @@ def load_frozen(
             weights[spec.name] = device.upload(to_float32(value))
         elif spec.kind == "projection" and quantize:
             full = upload_weight(value, device)
-            weights[spec.name] = device.nf4_quantize(full, block_size, double=double_quant)
+            weights[spec.name] = functional.nf4_quantize(device, full, block_size, double=double_quant)
             del full
         else:
             weights[spec.name] = upload_weight(value, device)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
+from wgrad.autograd import functional as F
+from wgrad.autograd.device import Device, NF4Array
 from wgrad.train.adapter import load_adapter, save_adapter
 from wgrad.train.build import build_frozen, build_trainable
 from wgrad.train.config import FinetuneConfig
@@ -17,7 +18,7 @@ from wgrad.train.loop import Trainer
 from wgrad.train.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model import Inputs, Model
 from wgrad.train.model_config import load_model_config
-from wgrad.train.nf4_files import is_quantized, nf4_arrays, save_nf4_checkpoint
+from wgrad.train.nf4_files import nf4_arrays, save_nf4_checkpoint
 from wgrad.train.optim import AdamW
 from wgrad.train.packing import Batch, Step
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
@@ -165,7 +166,7 @@ def test_we_load_what_bitsandbytes_quantised(
     weights = load_frozen(folder, load_model_config(folder), device)
     assert wanted
     for name, value in wanted.items():
-        assert is_quantized(weights[name]) and (weights[name].nested_absmax is not None) == double
+        assert isinstance(weights[name], NF4Array) and weights[name].nested == double
         np.testing.assert_array_equal(device.download(device.nf4_dequantize(weights[name])), value)
 
 
@@ -173,7 +174,7 @@ def test_we_load_what_bitsandbytes_quantised(
 def test_bitsandbytes_loads_what_we_quantised(double: bool, device: Device) -> None:
     functional = bitsandbytes().functional
     value = np.random.default_rng(2).standard_normal((57, 96)).astype(np.float32)
-    ours = device.nf4_quantize(device.upload(value), 64, double=double)
+    ours = F.nf4_quantize(device, device.upload(value), 64, double=double)
     arrays = {key.removeprefix("w."): torch.tensor(a) for key, a in nf4_arrays("w", ours, device).items()}
     packed = arrays.pop("w")
     state = functional.QuantState.from_dict(arrays, device=torch.device("cpu"))
@@ -208,7 +209,7 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
     model = their_base(folder)
     state = model.state_dict()
     for name, weight in weights.items():
-        if is_quantized(weight):
+        if isinstance(weight, NF4Array):
             state[name].copy_(torch.tensor(device.download(device.nf4_dequantize(weight))))
     return model
 

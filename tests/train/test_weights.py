@@ -10,11 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
+from wgrad.autograd.device import Device, NF4Array
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.model_config import load_model_config, parse_model_config
-from wgrad.train.nf4_files import is_quantized, save_nf4_checkpoint
+from wgrad.train.nf4_files import save_nf4_checkpoint
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, weight_specs
 
@@ -57,9 +57,9 @@ def test_projections_are_quantised_and_nothing_else(double: bool, make_checkpoin
     weights = load_frozen(folder, load_model_config(folder), device, double_quant=double, block_size=32)
     stored = file_arrays(folder)
     for name, weight in weights.items():
-        assert is_quantized(weight) == name.endswith("_proj.weight"), name
-        if is_quantized(weight):
-            assert (weight.nested_absmax is not None) == double and weight.block_size == 32
+        assert isinstance(weight, NF4Array) == name.endswith("_proj.weight"), name
+        if isinstance(weight, NF4Array):
+            assert weight.nested == double and weight.block_size == 32
             exact = stored[name].astype(np.float32)
             got = device.download(device.nf4_dequantize(weight))
             # NF4's widest gap is 0.31 of a block's largest value, so no value moves by more than half of that
@@ -94,7 +94,7 @@ def test_a_quantised_checkpoint_is_read_back_to_the_same_bits(
         assert config.quantization is not None and config.quantization["bnb_4bit_use_double_quant"] == double
         again = load_frozen(out, config, device)
         for name, weight in weights.items():
-            if is_quantized(weight):
+            if isinstance(weight, NF4Array):
                 got, wanted = (device.download(device.nf4_dequantize(w)) for w in (again[name], weight))
             else:
                 got, wanted = device.download(again[name]), device.download(weight)
