@@ -182,7 +182,11 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
 
 
 def tile_name(tile: Tile) -> str:
-    return f"{tile.rows}x{tile.columns}/{tile.tx}x{tile.ty}/d{tile.depth}f{tile.flat}" + ("r" if tile.resident else "")
+    return (
+        f"{tile.rows}x{tile.columns}/{tile.tx}x{tile.ty}/d{tile.depth}f{tile.flat}"
+        + "r" * tile.resident
+        + "p" * tile.prefetch
+    )
 
 
 def bench_one(device: WgpuDevice, report: Report, problem: Problem, kernel: str, chosen: Plan) -> float:
@@ -193,7 +197,7 @@ def bench_one(device: WgpuDevice, report: Report, problem: Problem, kernel: str,
         op=f"attention {kernel}",
         shape="x".join(map(str, problem.shape)),
         dtype=problem.arrays["q"].dtype.name,
-        tile="table" if kernel in ("backward", "delta") else tile_name(tile),
+        tile="plan" if kernel in ("backward", "delta") else tile_name(tile),
         groups=chosen.wanted_groups,
     )
     products, work = kernels(device, problem)[kernel]
@@ -216,11 +220,17 @@ def sweep(device: WgpuDevice, report: Report, problem: Problem) -> Plan:
     best = plan(width, device.workgroup_bytes)
     assert best is not None
     for kernel, tiles in (("forward", FORWARD_TILES), ("dq", BACKWARD_TILES), ("dkv", BACKWARD_TILES)):
-        times = {}
-        for tile in dict.fromkeys([getattr(best, kernel), *tiles]):
+        times: dict[Tile, float] = {}
+
+        def measure(tile: Tile, kernel: str = kernel, times: dict[Tile, float] = times, best: Plan = best) -> None:
             used = tile.forward_bytes(width) if kernel == "forward" else tile.backward_bytes(width)
-            if used <= device.workgroup_bytes:
+            if tile not in times and used <= device.workgroup_bytes:
                 times[tile] = bench_one(device, report, problem, kernel, dataclasses.replace(best, **{kernel: tile}))
+
+        for tile in (getattr(best, kernel), *tiles):
+            measure(tile)
+        for tile in sorted(times, key=lambda t: times[t])[:5]:
+            measure(dataclasses.replace(tile, prefetch=not tile.prefetch))
         fastest = min(times, key=lambda t: times[t])
         best = dataclasses.replace(best, **{kernel: fastest})
         print(f"best {kernel}: {fastest}", flush=True)
@@ -228,6 +238,24 @@ def sweep(device: WgpuDevice, report: Report, problem: Problem) -> Plan:
         for kernel in ("forward", "dq", "dkv"):
             bench_one(device, report, problem, kernel, dataclasses.replace(best, wanted_groups=wanted))
     return best
+
+
+def bench_decode(device: WgpuDevice, report: Report, dtype: Any) -> None:
+    """One token on a long cache: the share of the card's bandwidth that reading k and v reaches."""
+    device.attention_plan = None
+    for b, s, h, g, d in ((1, 2048, 32, 8, 128), (1, 8192, 32, 8, 128), (8, 2048, 9, 3, 64)):
+        q = device.zeros((b, 1, h, d), dtype)
+        k, v = device.zeros((b, s, g, d), dtype), device.zeros((b, s, g, d), dtype)
+        starts, q_start = device.zeros((b, 1), np.int32), device.upload(np.array([s - 1], np.int32))
+
+        def work(q: Any = q, k: Any = k, v: Any = v, starts: Any = starts, q_start: Any = q_start) -> Any:
+            return device.attention(q, k, v, starts, q_start, scale=0.1)
+
+        seconds, spread = time_device(device, work)
+        report.row(
+            op="attention decode", shape=f"{b}x1,{s}x{h}x{g}x{d}", dtype=np.dtype(dtype).name, us=seconds * 1e6,
+            gb_per_s=(k.nbytes + v.nbytes) / seconds / 1e9, spread=spread,
+        )  # fmt: skip
 
 
 def torch_peers(report: Report, problem: Problem) -> None:
@@ -278,6 +306,8 @@ def main() -> None:
             bench_one(device, report, problem, kernel, chosen)
         if has_cuda():
             torch_peers(report, problem)
+    if not args.quick:
+        bench_decode(device, report, np.dtype(args.dtype))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
+
+    python bench/bench_train.py [--device wgpu] [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--profile] [--out FILE]
+
+Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW, sequence length 2048, batch 1, float32
+compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update. The peer is
+bench/peer_train.py (PEFT + bitsandbytes), a process of its own, started from here where CUDA is available.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from common import Report, has_cuda, median_spread
+
+from wgrad.autograd.device import NF4Array
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.loop import Trainer
+from wgrad.train.model import Model
+from wgrad.train.model_config import ModelConfig, parse_model_config
+from wgrad.train.optim import AdamW, FlatParameters, ParameterSpec
+from wgrad.train.packing import Batch, Step
+from wgrad.train.weights import weight_specs
+from wgrad.wgsl.device import WgpuDevice
+
+GIB = 1 << 30
+SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 4, 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model in config.json's words, and whether layers are recomputed."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    checkpointing: bool
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": self.tied,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+        }
+
+
+SHAPES = {
+    "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
+    "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 64, 128256, True, True),
+    "llama-3.1-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256, False, True),
+    "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
+}
+
+
+def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
+    """Weights of the right kinds and sizes; a block of random numbers is repeated, which changes no timing."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, 1 << 20).astype(np.uint8)
+    normal = (0.02 * rng.standard_normal(1 << 20)).astype(ml_dtypes.bfloat16)
+    code_map = device.upload(np.linspace(-1, 1, 256).astype(np.float32))
+    weights: dict[str, Any] = {}
+    for spec in weight_specs(config):
+        size = int(np.prod(spec.shape))
+        if spec.kind == "projection":
+            blocks = size // 64
+            weights[spec.name] = NF4Array(
+                packed=device.upload(np.resize(codes, size // 2)),
+                absmax=device.upload(np.resize(codes, blocks)),
+                shape=(spec.shape[0], spec.shape[1]),
+                nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
+                nested_code=code_map,
+                nested_offset=device.upload(np.array([0.04], np.float32)),
+            )
+        elif spec.kind in ("norm", "bias"):
+            weights[spec.name] = device.upload(np.ones(spec.shape, np.float32))
+        else:
+            weights[spec.name] = device.upload(np.resize(normal, spec.shape))
+    return weights
+
+
+def build(shape: Shape, seq_len: int, device: WgpuDevice, compute: str) -> tuple[Trainer, FlatParameters]:
+    config = parse_model_config(shape.config())
+    options = FinetuneConfig(batch_size=1, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
+    weights = random_weights(config, device)
+    lora = LoraConfig.from_finetune(options)
+    values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
+    parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
+    for name, value in values.items():
+        parameters.set(name, value)
+    model = Model(
+        config,
+        weights,
+        device,
+        adapter=Adapter.from_tensors(lora, parameters.tensors),
+        positions=seq_len,
+        dtype=np.dtype(compute),
+        checkpointing=shape.checkpointing,
+    )
+    return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
+
+
+def random_step(index: int, seq_len: int, vocab: int) -> Step:
+    rng = np.random.default_rng(index)
+    ids = rng.integers(0, vocab, (1, seq_len)).astype(np.int32)
+    targets = np.roll(ids, -1, axis=1)
+    targets[:, -1] = -100
+    positions = np.arange(seq_len, dtype=np.int32)[None]
+    return Step(index, 0, [Batch(ids, targets, positions, np.zeros_like(ids), seq_len - 1, seq_len)])
+
+
+def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Report, profile: bool) -> None:
+    shape = SHAPES[name]
+    trainer, parameters = build(shape, seq_len, device, compute)
+    index = 0
+
+    def steps(count: int) -> float:
+        nonlocal index
+        start = time.perf_counter()
+        for _ in range(count):
+            trainer.step(random_step(index, seq_len, shape.vocab), 1e-4)
+            index += 1
+        device.synchronize()
+        return (time.perf_counter() - start) / count
+
+    steps(SETTLE_STEPS)
+    compiled, reserved = device.pipelines_compiled(), device.memory().reserved_bytes
+    samples = [steps(TIMED_STEPS) for _ in range(SAMPLES)]
+    seconds, spread = median_spread(samples)
+    memory, losses = device.memory(), trainer.read_history()[:, 0]
+    replays = [r._replay for r in (trainer._micro_step, trainer._update)]
+    dispatches = sum(r.dispatches for r in replays if r is not None)
+    report.row(
+        work=name, stack="wgrad", compute=compute, seq_len=seq_len, checkpointing=shape.checkpointing,
+        tokens_per_second=seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
+        peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
+        fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
+        record_us_per_dispatch=1e6 * record_seconds(trainer, replays, device) / max(dispatches, 1),
+        new_pipelines=device.pipelines_compiled() - compiled, grown_bytes=memory.reserved_bytes - reserved,
+        first_loss=float(losses[0]), last_loss=float(losses[-1]),
+    )  # fmt: skip
+    if profile:
+        device.profile()
+        steps(2)
+        print(device.profile_table())
+        device.profile(False)
+
+
+def record_seconds(trainer: Trainer, replays: list[Any], device: WgpuDevice) -> float:
+    """Host time to record and submit one step; the queue holds back beyond a few submissions, so on a fast path only."""
+    device.synchronize()
+    start = time.perf_counter()
+    for replay in replays:
+        if replay is not None:
+            replay.run()
+    seconds = time.perf_counter() - start
+    device.synchronize()
+    return seconds
+
+
+def peer(name: str, seq_len: int, report: Report) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("peer_train.py"))]
+    command += [json.dumps(SHAPES[name].config()), str(seq_len), str(int(SHAPES[name].checkpointing))]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    if done.returncode:
+        print("peer failed:", done.stderr[-800:])
+        return
+    report.row(work=name, **json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
+    parser.add_argument("--shapes", default="smollm2-135m,llama-3.2-1b,llama-3.1-8b")
+    parser.add_argument("--compute", default="float32")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--peers", default="", help="shapes to run PEFT + bitsandbytes on as well")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", default=None)
+    args = parser.parse_args()
+    report = Report("train", WgpuDevice(args.device), args.out)
+    for name in args.shapes.split(","):
+        for compute in args.compute.split(","):
+            # A device of its own for each, so that one's memory does not count for the next.
+            bench(name, args.seq_len, compute, WgpuDevice(args.device), report, args.profile)
+        if name in args.peers.split(",") and has_cuda():
+            peer(name, args.seq_len, report)
+
+
+if __name__ == "__main__":
+    main()
