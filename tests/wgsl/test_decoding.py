@@ -1,0 +1,59 @@
+"""Sampling against its exact distribution in float64, and the key/value cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.wgsl.device import WgpuDevice
+
+SETTINGS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.8, 40, 0.9), (1.0, 1, 1.0), (1.0, 0, 0.0), (5.0, 3, 0.5)]
+
+
+def draw(device, logits: np.ndarray, number: float, setting: tuple[float, int, float]) -> int:
+    temperature, top_k, top_p = setting
+    uniform = device.upload(np.array([number], np.float32))
+    out = device.sample(device.upload(logits), uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+    return int(device.download(out)[0])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("vocab", [1, 7, 255, 256, 300, 5003])
+def test_sample_over_the_whole_range(vocab, setting, wgpu_device, rng) -> None:
+    """The same tokens as the reference, for numbers in the middle of a token's stretch of the cumulative sum."""
+    logits = (3 * rng.standard_normal(vocab)).astype(np.float32)
+    reference = ReferenceDevice()
+    for number in (*rng.random(8), 0.0, 1 - 2**-24):
+        found = draw(wgpu_device, logits, number, setting)
+        near = {draw(reference, logits, min(max(number + e, 0.0), 1 - 2**-24), setting) for e in (-2e-6, 0.0, 2e-6)}
+        assert found in near
+
+
+@pytest.mark.parametrize("setting", [(1.0, 5, 1.0), (1.0, 0, 0.6), (0.0, 0, 1.0)], ids=str)
+def test_ties_stay_together(setting, wgpu_device, rng) -> None:
+    logits = rng.integers(-3, 4, 1003).astype(np.float32)
+    reference = ReferenceDevice()
+    for number in np.linspace(0.003, 0.997, 23):
+        assert draw(wgpu_device, logits, number, setting) == draw(reference, logits, number, setting)
+
+
+def test_greedy_takes_the_lowest_of_equals(wgpu_device: WgpuDevice) -> None:
+    for places in ([5, 700], [256, 512], [0, 1002], [777]):
+        logits = np.full(1003, -7.0, np.float32)
+        logits[places] = 2.5
+        assert draw(wgpu_device, logits, 0.9, (0.0, 0, 1.0)) == places[0]
+    assert draw(wgpu_device, np.full(300, -1e30, np.float32), 0.5, (0.0, 0, 1.0)) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("groups", "width"), [(2, 8), (1, 5), (3, 64)])
+def test_kv_append(groups, width, dtype, wgpu_device, rng) -> None:
+    cache = rng.standard_normal((2, 9, groups, width)).astype(dtype)
+    new = rng.standard_normal((2, 3, groups, width)).astype(dtype)
+    for first in (0, 4, 6, 8):
+        found = wgpu_device.upload(cache)
+        wgpu_device.kv_append(found, wgpu_device.upload(new), wgpu_device.upload(np.array([first], np.int32)))
+        wanted = cache.copy()
+        wanted[:, first : first + 3] = new[:, : 9 - first]  # what lies past the end is left out, not wrapped
+        np.testing.assert_array_equal(wgpu_device.download(found), wanted)

@@ -1,0 +1,79 @@
+"""The self-test's cases of the memory-bound operators on wgpu, and rules that hold for all families."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wgrad.wgsl.device
+from wgrad.autograd.device import Device, NF4Array
+from wgrad.autograd.selftest import check_case
+from wgrad.autograd.selftest_cases import Case, cases
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.nf4 import NF4Blocks
+
+ELSEWHERE = ("attention", "attention_backward", "gemm", "linear_nf4", "linear_nf4_backward", "linear_cross_entropy")
+CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_case(case: Case, wgpu_device: WgpuDevice) -> None:
+    if "float16" in case.dtype and not wgpu_device.float16:
+        pytest.skip("the device has no float16")
+    result = check_case(case, wgpu_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+
+def test_every_operator_of_the_contract_is_there() -> None:
+    wanted = {name for name in vars(Device) if not name.startswith("_")}
+    assert [name for name in sorted(wanted) if not hasattr(WgpuDevice, name)] == []
+
+
+def test_no_name_is_defined_by_two_families() -> None:
+    """The families are mixins of one class: a helper of the same name in two would silently replace one."""
+    seen: dict[str, type] = {}
+    for family in WgpuDevice.__mro__[1:-1]:
+        for name in vars(family):
+            if name.startswith("__") or name in ("_abc_impl",):
+                continue
+            assert name not in seen, f"{name} is defined by {seen[name].__name__} and {family.__name__}"
+            seen[name] = family
+
+
+def test_every_shader_opens_with_its_formula_and_dispatch() -> None:
+    room = Path(wgrad.wgsl.device.__file__).parent
+    files = sorted(room.glob("*.wgsl"))
+    assert files
+    for file in files:
+        lines = file.read_text().splitlines()
+        count = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+        head = "\n".join(lines[:count])
+        assert "workgroup" in head, f"{file.name} does not open with how many workgroups it takes"
+
+
+def test_nf4_fields_are_those_of_the_contract() -> None:
+    mine = [(f.name, f.default) for f in dataclasses.fields(NF4Blocks)]
+    assert mine == [(f.name, f.default) for f in dataclasses.fields(NF4Array)]
+
+
+def test_a_new_shape_compiles_nothing(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+    """Sizes are run-time arguments: only what changes the variant (width, dtype, divisibility by 4) compiles."""
+
+    def step(rows: int) -> None:
+        x = wgpu_device.upload(rng.standard_normal((rows, 64)).astype(np.float32))
+        weight = wgpu_device.upload(np.ones(64, np.float32))
+        y, rstd = wgpu_device.rms_norm(x, weight, 1e-5)
+        wgpu_device.rms_norm_backward(y, x, weight, rstd, residual_grad=y)
+        wgpu_device.swiglu_backward(x, y, x)
+        wgpu_device.sum_rows(x)
+        wgpu_device.grad_norm(x)
+        wgpu_device.softmax(x)
+
+    step(40)
+    compiled = wgpu_device.pipelines_compiled()
+    for rows in (1, 41, 300, 3000):
+        step(rows)
+    assert wgpu_device.pipelines_compiled() == compiled

@@ -1,0 +1,119 @@
+"""RMSNorm, activations, rotary embedding and softmax: long rows, short rows, many rows, windows, extreme values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.norm import lanes_of_row
+
+F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
+# QK-norm's rows; more rows than workgroups of a dweight pass take at once; rows that fill all registers; rows longer than
+# the registers (of the forward and the backward; with and without vectors of four).
+SHAPES = [(67, 64), (37, 96), (41, 128), (4099, 64), (9, 4096), (5, 8192), (3, 16384), (3, 16388), (3, 1024), (3, 5001)]
+
+
+def norm_inputs(rng: np.random.Generator, rows: int, columns: int, dtype: np.dtype) -> dict[str, np.ndarray]:
+    x, dy, extra = (rng.standard_normal((rows, columns)).astype(dtype) for _ in range(3))
+    weight = (1 + 0.2 * rng.standard_normal(columns)).astype(np.float32)
+    rstd = ReferenceDevice().rms_norm(x, weight, 1e-5)[1]
+    return {"x": x, "dy": dy, "extra": extra, "weight": weight, "rstd": rstd}
+
+
+def norm_forward(d, a):
+    y, rstd = d.rms_norm(a["x"], a["weight"], 1e-5)
+    return {"y": y, "rstd": rstd}
+
+
+def norm_backward(d, a):
+    first = ("dy", "x", "weight", "rstd")
+    dx, dweight = d.rms_norm_backward(*(a[n] for n in first), residual_grad=a["extra"])
+    plain, nothing = d.rms_norm_backward(*(a[n] for n in first), need_dweight=False)
+    assert nothing is None
+    return {"dx": dx, "dweight": dweight, "plain": plain}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rms_norm(shape, wgpu_device, compare, rng) -> None:
+    inputs = norm_inputs(rng, *shape, F32)
+    compare(wgpu_device, norm_forward, inputs)
+    # dweight sums as many terms as there are rows, in another order than NumPy.
+    compare(wgpu_device, norm_backward, inputs, backward=True, ulps=4 + shape[0] ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("shape", [(601, 64), (433, 123), (131, 200)], ids=str)
+def test_rms_norm_over_windows(shape, dtype, narrow, compare, rng) -> None:
+    inputs = norm_inputs(rng, *shape, dtype)
+    compare(narrow, norm_forward, inputs)
+    compare(narrow, norm_backward, inputs, backward=True, ulps=4 + shape[0] ** 0.5)
+
+
+def test_rms_norm_backward_is_the_same_bits_each_time(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+    inputs = norm_inputs(rng, 1003, 72, F32)
+    arrays = {name: wgpu_device.upload(a) for name, a in inputs.items()}
+    found = [norm_backward(wgpu_device, arrays) for _ in range(3)]
+    for name in found[0]:
+        first = wgpu_device.download(found[0][name])
+        assert all((wgpu_device.download(other[name]) == first).all() for other in found[1:])
+
+
+def test_lanes_are_a_power_of_two_of_a_workgroup() -> None:
+    for columns in range(1, 5000):
+        lanes = lanes_of_row(columns)
+        assert lanes & (lanes - 1) == 0 and 8 <= lanes <= 256
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "swiglu", "geglu"])
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_activations_over_windows_and_at_extremes(name, dtype, narrow, compare, rng) -> None:
+    shape = (301, 124)
+    x, up, dy = (rng.standard_normal(shape).astype(dtype) for _ in range(3))
+    x.reshape(-1)[:12] = [0, -0.0, 1e-4, -1e-4, 20, -20, 89, -89, 1e3, -1e3, 3e4, -3e4]
+    inputs = {"x": x, "up": up, "dy": dy}
+    gated = name.endswith("glu")
+
+    def forward(d, a):
+        return {"y": getattr(d, name)(*((a["x"], a["up"]) if gated else (a["x"],)))}
+
+    def backward(d, a):
+        found = getattr(d, name + "_backward")(a["dy"], a["x"], *((a["up"],) if gated else ()))
+        return dict(zip(("dx", "dup"), found if gated else (found,)))
+
+    compare(narrow, forward, inputs, ulps=16)
+    compare(narrow, backward, inputs, backward=True, ulps=16)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("shape", [(203, 3, 64), (131, 7, 40), (65, 5, 6), (301, 1, 128)], ids=str)
+def test_rope_over_windows(shape, dtype, wgpu_device, narrow, compare, rng) -> None:
+    angle = rng.uniform(-3, 3, (53, shape[2] // 2))
+    inputs = {
+        "x": rng.standard_normal(shape).astype(dtype),
+        "cos": np.cos(angle).astype(np.float32),
+        "sin": np.sin(angle).astype(np.float32),
+        "positions": rng.integers(0, 53, shape[0]).astype(np.int32),
+    }
+    for device in (wgpu_device, narrow):
+        for inverse in (False, True):
+            compare(
+                device,
+                lambda d, a, inverse=inverse: {
+                    "y": d.rope(a["x"], a["cos"], a["sin"], a["positions"], inverse=inverse)
+                },
+                inputs,
+            )
+
+
+@pytest.mark.parametrize("shape", [(301, 64), (130, 123), (5, 5001)], ids=str)
+def test_softmax_of_large_numbers_and_over_windows(shape, wgpu_device, narrow, compare, rng) -> None:
+    x = (300 * rng.standard_normal(shape)).astype(np.float32)
+    x[0] = -1e30  # a row that is masked everywhere is uniform
+    x[1, 1:] = -1e30
+    inputs = {"x": x, "y": ReferenceDevice().softmax(x), "dy": rng.standard_normal(shape).astype(np.float32)}
+    for device in (wgpu_device, narrow) if 64 * 4 * shape[1] <= narrow.max_binding_bytes else (wgpu_device,):
+        # exp of a difference of up to 2000 loses digits of the difference: 2^-24 * 2000, in units of 2^-23.
+        compare(device, lambda d, a: {"y": d.softmax(a["x"])}, inputs, ulps=1000)
+        compare(device, lambda d, a: {"dx": d.softmax_backward(a["dy"], a["y"])}, inputs, backward=True, ulps=16)
