@@ -43,25 +43,29 @@ def _auto() -> Device:
     try:
         return _hip()
     except DeviceUnavailable as error:
-        refused.append(_short(error))
+        refused.append(_short(error).partition(";")[0])
     try:
         adapters = _list_adapters()
     except DeviceUnavailable as error:
-        return _reference(f"no other device works here ({'; '.join([*refused, _short(error)])})")
+        return _reference(f"no other device works here: {'; '.join([*refused, _short(error)])}")
     for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
         software = adapter["type"] == SOFTWARE
         reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
         try:
-            return _wgpu(str(adapter["index"]), f"{reason} ({'; '.join(refused)})")
+            return _wgpu(str(adapter["index"]), f"{reason}; {'; '.join(refused)}")
         except DeviceUnavailable as error:
             refused.append(_short(error))
     if not adapters:
         refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
-    return _reference(f"no other device works here ({'; '.join(refused)})")
+    return _reference(f"no other device works here: {'; '.join(refused)}")
 
 
 def _short(error: DeviceUnavailable) -> str:
     return str(error).removeprefix("device ")
+
+
+def _unusable(error: DeviceUnavailable) -> str:
+    return f"not usable: {str(error).partition(': ')[2]}"
 
 
 def _reference(reason: str) -> Device:
@@ -118,12 +122,12 @@ def list_devices() -> list[dict[str, Any]]:
     try:
         found.append({"spec": "hip", "name": _hip().description, "usable": True, "reason": ""})
     except DeviceUnavailable as error:
-        found.append({"spec": "hip", "name": "AMD HIP", "usable": False, "reason": f"not usable: {_short(error)}"})
+        found.append({"spec": "hip", "name": "AMD HIP", "usable": False, "reason": _unusable(error)})
     try:
         for adapter in _list_adapters():
             found.append({**adapter, "spec": f"wgpu:{adapter['index']}", "usable": True, "reason": ""})
     except DeviceUnavailable as error:
-        found.append({"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": f"not usable: {_short(error)}"})
+        found.append({"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": _unusable(error)})
     remark = "slow; what all others are checked against"
     found.append({"spec": "cpu", "name": ReferenceDevice().description, "usable": True, "reason": remark})
     return found

@@ -82,5 +82,6 @@ def _compare(
         numeric[n] = (above - value(arrays)) / (2 * STEP)
         flat[j] = kept
     tape = np.asarray(grad, np.float64).reshape(-1)
-    scale = max(float(np.abs(numeric).max()), float(np.abs(tape).max()), 1e-3 * abs(value(arrays)))
+    tiny = float(np.finfo(np.float64).tiny)  # where all is 0
+    scale = max(float(np.abs(numeric).max()), float(np.abs(tape).max()), 1e-3 * abs(value(arrays)), tiny)
     return float(np.abs(tape[chosen] - numeric).max()) / scale

@@ -156,3 +156,35 @@ def test_nf4_linear_of_any_shape(m: int, n: int, k: int, r: int, p: float, doubl
 
     arrays = [rng.standard_normal(shape) for shape in ((m, k), (r, k), (n, r))]
     assert gradcheck(op, *arrays, rng=rng, checks=4) < LIMIT
+
+
+SIZE = st.integers(1, 9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=SIZE, c=SIZE, v=SIZE, seed=st.integers(0, 2**16), data=st.data())
+def test_norm_loss_and_embedding_of_any_shape(n: int, c: int, v: int, seed: int, data: st.DataObject) -> None:
+    """A model of one token: embedding, norm, loss on the tied table, any of the targets ignored."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, v, n).astype(np.int32)
+    targets = np.array(data.draw(st.lists(st.sampled_from([-100, *range(v)]), min_size=n, max_size=n)), np.int32)
+
+    def op(table: Tensor, norm: Tensor) -> Tensor:
+        x = F.embedding(table, ids, dtype=np.float64)
+        y, h = F.rms_norm_residual(x, norm, 1e-2)
+        return F.linear_cross_entropy(F.add(y, h), table, targets)
+
+    assert gradcheck(op, rng.standard_normal((v, c)), 1 + rng.standard_normal(c), rng=rng, checks=4) < LIMIT
+
+
+@settings(max_examples=25, deadline=None)
+@given(m=SIZE, n=SIZE, k=SIZE, b=st.integers(0, 3), ta=st.booleans(), tb=st.booleans(), seed=st.integers(0, 2**16))
+def test_gemm_of_any_shape(m: int, n: int, k: int, b: int, ta: bool, tb: bool, seed: int) -> None:
+    rng, lead = np.random.default_rng(seed), (b,) if b else ()
+    a = rng.standard_normal((*lead, k, m) if ta else (*lead, m, k))
+    c = rng.standard_normal((*lead, n, k) if tb else (*lead, k, n))
+
+    def op(x: Tensor, y: Tensor) -> Tensor:
+        return F.gemm(x, y, trans_a=ta, trans_b=tb, alpha=-1.3)
+
+    assert gradcheck(op, a, c, rng=rng, checks=4) < LIMIT
