@@ -61,7 +61,7 @@ class Linear(Function):
         dtype = schema.linear(ctx.device, "linear", x, weight, bias, residual, a, b, dtype)
         rows, u = as_rows(ctx, x), None
         if lora is not None:
-            schema.lora("linear", ctx.device, lora["scaling"], lora["dropout"], lora["seed"])
+            schema.lora("linear", ctx.device, **lora)
             u = lora_forward(ctx, rows, a, lora)
         wants_x = ctx.needs_grad[1] or lora is not None
         ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, a, b, u)

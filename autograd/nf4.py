@@ -34,7 +34,7 @@ class LinearNF4(Function):
         dtype = schema.linear(ctx.device, "linear_nf4", x, weight, bias, residual, a, b, dtype)
         rows, u = as_rows(ctx, x), None
         if lora is not None:
-            schema.lora("linear_nf4", ctx.device, lora["scaling"], lora["dropout"], lora["seed"])
+            schema.lora("linear_nf4", ctx.device, **lora)
             u = lora_forward(ctx, rows, a, lora)
         ctx.save(rows if lora is not None else None, a, b, u)
         ctx.weight, ctx.lora, ctx.x_shape, ctx.x_dtype = weight, lora, tuple(x.shape), x.dtype

@@ -24,6 +24,10 @@ def _p(args: Args, p: float) -> None:
     args.rule(0 <= p < 1, f"p must be in [0, 1), got {p}; it is the probability of dropping an element")
 
 
+def _salt(args: Args, salt: int) -> None:
+    args.rule(0 <= salt < 2**32, f"salt must be in [0, 2^32), got {salt}; number the dropout layers from 0")
+
+
 # ---- products ----------------------------------------------------------------------------
 def gemm(device: Device, a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False) -> None:
     """a [M, K] or [K, M], b [K, N] or [N, K]; a leading batch axis on both."""
@@ -121,12 +125,13 @@ def _weight_shape(args: Args, shape: tuple[int, int]) -> None:
     )
 
 
-def lora(op: str, device: Device, scaling: float, p: float, seed: Array | None) -> None:
+def lora(op: str, device: Device, scaling: float, dropout: float, seed: Array | None, salt: int) -> None:
     args = Args(op, device)
     args.rule(math.isfinite(scaling), f"lora.scaling must be finite, got {scaling}; it is alpha / r")
-    _p(args, p)
-    if p > 0:
+    _p(args, dropout)
+    if dropout > 0:
         args.array("lora.seed", seed, "2", "u32", "dropout needs a seed")
+        _salt(args, salt)
 
 
 # ---- NF4 ---------------------------------------------------------------------------------
@@ -264,7 +269,7 @@ def dropout(device: Device, x: Array, p: float, seed: Array, salt: int) -> None:
     unary("dropout", device, x)
     args = Args("dropout", device).array("seed", seed, "2", "u32")
     _p(args, p)
-    args.rule(0 <= salt < 2**32, f"salt must be in [0, 2^32), got {salt}; number the dropout layers from 0")
+    _salt(args, salt)
 
 
 def reshape(x: Array, shape: Sequence[int]) -> tuple[int, ...]:

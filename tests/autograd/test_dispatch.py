@@ -54,6 +54,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
+def test_this_machine_has_a_device_with_a_reason() -> None:
+    device: Any = dispatch.select_device()
+    assert device.name in ("cpu", "wgpu", "hip") and device.reason and device.description
+    assert {d["spec"].partition(":")[0] for d in dispatch.list_devices()} == {"hip", "wgpu", "cpu"}
+
+
 def test_auto_takes_a_gpu_before_a_software_driver(machine: Any) -> None:
     machine([LLVMPIPE, INTEL])
     device: Any = dispatch.select_device()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from wgrad.autograd import functional as F
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import Tensor
+from wgrad.autograd.tensor import Tensor, run_backward
 
 RNG = np.random.default_rng(7)
 SEED = np.array([123, 456], np.uint32)
@@ -106,6 +106,23 @@ def test_gradient_equals_central_differences(name: str) -> None:
     rng = np.random.default_rng(3)
     inputs = [rng.standard_normal(shape) for shape in shapes]
     assert gradcheck(op, *inputs, rng=rng) < LIMIT
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_operator_writes_to_what_it_is_given(name: str) -> None:
+    """Neither to its inputs nor to the gradient from above: others may hold the same array."""
+    op, shapes = CASES[name]
+    rng, device = np.random.default_rng(3), ReferenceDevice()
+    leaves = [Tensor(_read_only(rng.standard_normal(shape)), device, requires_grad=True) for shape in shapes]
+    result = op(*leaves)
+    outputs = [result] if isinstance(result, Tensor) else list(result)
+    run_backward(outputs, [_read_only(rng.standard_normal(out.shape)) for out in outputs])
+    assert all(leaf.grad is not None for leaf in leaves)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
 
 
 def test_every_differentiable_operator_is_checked() -> None:

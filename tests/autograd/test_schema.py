@@ -93,6 +93,12 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.linear_nf4(t(3, 10), NF4, lora=lora(t(2, 10), t(7, 2), dropout=0.1)),
         r"linear_nf4: lora.seed must be an array on the device, got NoneType",
     ),
+    "lora salt": (
+        lambda: F.linear(
+            t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), dropout=0.1, seed=np.ones(2, np.uint32), salt=-1)
+        ),
+        r"linear: salt must be in \[0, 2\^32\), got -1; number the dropout layers from 0",
+    ),
     "lora dropout": (
         lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), dropout=1.0)),
         r"linear: p must be in \[0, 1\), got 1.0",
