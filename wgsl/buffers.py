@@ -73,6 +73,9 @@ class Pool:
         self._create, self._destroy = create, destroy
         self._free: list[tuple[int, int, Block]] = []  # (nbytes, serial, block), sorted
         self._scratch: list[tuple[int, int, Block]] = []
+        # Every block there is. Without this a block held only by a cycle of Python objects would lose its buffer when
+        # the cycle is collected (all finalisers of a cycle run), and come back from its Lease without one.
+        self._blocks: set[Block] = set()
         self._serial = 0
         self._touched: set[Block] | None = None
         self.in_use_bytes = self.peak_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
@@ -104,7 +107,9 @@ class Pool:
         self._serial += 1
         self.reserved_bytes += nbytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return Block(buffer, nbytes, self._serial)
+        block = Block(buffer, nbytes, self._serial)
+        self._blocks.add(block)
+        return block
 
     def _release(self, block: Block) -> None:
         self.in_use_bytes -= block.nbytes
@@ -115,6 +120,7 @@ class Pool:
         freed = 0
         for nbytes, _, block in self._free:
             self._destroy(block)
+            self._blocks.discard(block)
             freed += nbytes
         self._free.clear()
         self.reserved_bytes -= freed
