@@ -66,7 +66,7 @@ def generate_ids(
             logits = model.logits(model.hidden(inputs, cache).data)
         device.copy(device.sample(device.view(logits, (model.config.vocab_size,)), uniform, **options), ids)
 
-    step = Recorded(device, decode)
+    step = Recorded(device)
     for position in range(len(prompt), length):
         token = int(device.download(ids)[0])
         if token in stop_ids:
@@ -76,7 +76,7 @@ def generate_ids(
             draw()
             device.write(inputs.positions, np.array([position], np.int32))
             device.write(inputs.q_start, np.array([position], np.int32))
-            step()
+            step(decode)
 
 
 def _inputs(model: Model, ids: object, positions: np.ndarray, q_start: int) -> Inputs:

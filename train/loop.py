@@ -32,24 +32,25 @@ from wgrad.train.schedule import learning_rate
 class Recorded:
     """Device work of unchanged shapes: run as it is the first time, recorded the second, replayed from then on.
 
-    The first run compiles the pipelines and grows the memory pool, so that the recording holds neither.
+    The first run compiles the pipelines and grows the memory pool, so that the recording holds neither. The work is
+    given at each call and not kept: a kept method of the owner would be a cycle, and hold the owner's device memory.
     """
 
-    def __init__(self, device: Device, work: Callable[[], None]) -> None:
-        self._device, self._work = device, work
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._runs = 0
         self._replay: Replay | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, work: Callable[[], None]) -> None:
         if self._replay is not None:
             self._replay.run()
             return
         if self._runs:
             with self._device.capture() as replay:
-                self._work()
+                work()
             self._replay = replay
         else:
-            self._work()
+            work()
         self._runs += 1
 
 
@@ -75,8 +76,7 @@ class Trainer:
         # A row of 2 * ALIGN floats a step: loss at 0, optimiser state at ALIGN (views must be aligned).
         self._history = device.zeros((config.log_every, 2 * ALIGN))
         self._recorded = 0
-        self._micro_step = Recorded(device, self._forward_backward)
-        self._update = Recorded(device, optimizer.step)
+        self._micro_step, self._update = Recorded(device), Recorded(device)
 
     @property
     def _dropout(self) -> bool:
@@ -107,8 +107,8 @@ class Trainer:
             if self.inputs.seed is not None:
                 micro = step.index * self.config.accumulate + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
-            self._micro_step()
-        self._update()
+            self._micro_step(self._forward_backward)
+        self._update(self.optimizer.step)
         at = self._recorded * 2 * ALIGN
         device.copy(self._loss, device.view(self._history, (1,), at))
         device.copy(self.optimizer.state, device.view(self._history, (STATE_SIZE,), at + ALIGN))

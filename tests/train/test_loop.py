@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -140,7 +141,7 @@ def test_a_replayed_step_is_the_step_itself(make_checkpoint: Any, device: Device
     for record in (True, False):
         trainer, built, config = trainer_for(folder, device, dropout=0.2, checkpointing=True)
         if not record:
-            trainer._micro_step, trainer._update = trainer._forward_backward, trainer.optimizer.step  # type: ignore[assignment]
+            trainer._micro_step = trainer._update = lambda work: work()  # type: ignore[assignment]
         stream = BatchStream(documents(), config)
         for index in range(4):
             trainer.step(stream.get(index), 1e-3)
@@ -233,3 +234,38 @@ def test_a_step_that_is_not_finite_is_reported_as_null(make_checkpoint: Any, cpu
         run.train()
     assert [r["grad_norm"] is None for r in read_metrics(tmp_path / "metrics.jsonl")] == [True, False]
     assert run.skipped == 1
+
+
+def test_a_trainer_in_a_cycle_gives_its_memory_back_whole(make_checkpoint: Any, device: Device) -> None:
+    """Python's collector runs every finaliser of a cycle: blocks must come back to the pool with their buffers."""
+    folder = make_checkpoint()
+    trainer_for(folder, device)  # what a device keeps for good, such as tables, is made once
+    gc.collect()
+    before = device.memory().in_use_bytes
+    trainer, built, config = trainer_for(folder, device)
+    trainer.itself = trainer  # type: ignore[attr-defined]
+    trainer.step(BatchStream(documents(), config).get(0), 1e-3)
+    del trainer, built
+    gc.collect()
+    assert device.memory().in_use_bytes == before
+    trainer, _, config = trainer_for(folder, device)
+    trainer.step(BatchStream(documents(), config).get(0), 1e-3)
+    assert trainer.read_history()[0, 0] > 0
+
+
+def test_a_trainer_is_not_in_a_cycle(make_checkpoint: Any, device: Device) -> None:
+    """Its memory comes back when the last reference goes, not when the collector happens to run."""
+    folder = make_checkpoint()
+    trainer_for(folder, device)
+    gc.collect()
+    before = device.memory().in_use_bytes
+    gc.disable()
+    try:
+        trainer, built, config = trainer_for(folder, device, checkpointing=True, dropout=0.1)
+        for index in range(3):
+            trainer.step(BatchStream(documents(), config).get(index), 1e-3)
+        device.synchronize()
+        del trainer, built
+        assert device.memory().in_use_bytes == before
+    finally:
+        gc.enable()
