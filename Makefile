@@ -1,0 +1,93 @@
+# From a fresh clone: `make finetune` trains something, `make test` checks everything.
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_TEST ?= .venv-test
+OUT ?= out/proverbs
+MODEL ?= examples/base_model
+DATA ?= examples/data/proverbs.jsonl
+DEVICE ?= auto
+# More options for the run, such as FLAGS="--max-steps 20 --rank 8".
+FLAGS ?=
+# Where pip finds a CPU build of torch, if it is not where pip looks anyway (tests only; wgrad itself needs no torch).
+TORCH_INDEX ?=
+PYTEST_FLAGS ?=
+
+PIP_QUIET = --quiet --disable-pip-version-check
+ROOMS = src wgsl hip autograd train
+SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '*/__pycache__/*')
+
+# Mesa warns on stderr where this is not set.
+export XDG_RUNTIME_DIR ?= /tmp
+
+.PHONY: help finetune install test lint clean vulkan vulkan-test
+
+help:
+	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT))'
+	@echo 'make test       set up what the tests need and run them all'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make clean      remove environments, builds, caches and $(OUT)'
+
+# ---- the run ---------------------------------------------------------------------------------
+finetune: install vulkan
+	@$(VENV)/bin/wgrad finetune --model $(MODEL) --data $(DATA) --out $(OUT) --device $(DEVICE) --resume \
+	    --epochs 3 --seq-len 128 --batch-size 8 --accumulate 1 --lr 2e-3 --eval-fraction 0.1 --log-every 5 $(FLAGS)
+
+install: $(VENV)/installed
+
+$(VENV)/installed: $(SOURCES)
+	$(call check_python)
+	@echo 'installing wgrad into $(VENV) ...'
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@rm -rf build
+	@$(VENV)/bin/python -m pip install $(PIP_QUIET) --no-compile .
+	@touch $@
+
+# ---- tests -----------------------------------------------------------------------------------
+test: $(VENV_TEST)/installed vulkan-test
+	WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(VENV_TEST)/installed
+	$(VENV_TEST)/bin/ruff check .
+	$(VENV_TEST)/bin/mypy
+
+# torch comes first and alone: what needs it then takes the build that is there.
+$(VENV_TEST)/installed: pyproject.toml
+	$(call check_python)
+	@echo 'installing what the tests need into $(VENV_TEST) ...'
+	@test -x $(VENV_TEST)/bin/python || $(PYTHON) -m venv $(VENV_TEST)
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) -e '.[test,oracle]'
+	@touch $@
+
+# ---- a device --------------------------------------------------------------------------------
+vulkan: install
+	$(call find_device,$(VENV))
+
+vulkan-test: $(VENV_TEST)/installed
+	$(call find_device,$(VENV_TEST))
+
+define check_python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+    echo 'wgrad needs Python 3.11 or newer, and $(PYTHON) is' "$$($(PYTHON) --version 2>&1)": \
+        'name another one, for example make PYTHON=python3.12' >&2; exit 1; }
+endef
+
+# Where wgpu finds no adapter: install Mesa's software driver if that needs no password, else go on with NumPy.
+define find_device
+@set -e; adapters() { $(1)/bin/wgrad devices | grep -q '^wgpu:'; }; \
+if ! adapters; then \
+    if [ "$$(id -u)" = 0 ]; then sudo=; else sudo='sudo -n'; fi; \
+    if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
+        echo 'no GPU found: installing a software Vulkan driver (mesa-vulkan-drivers) ...'; \
+        { $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
+          $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+              mesa-vulkan-drivers libvulkan1; } </dev/null >/dev/null 2>&1 || true; \
+    fi; \
+    adapters || echo 'no GPU and no software Vulkan driver (mesa-vulkan-drivers): the NumPy device is used, which is slower'; \
+fi
+endef
+
+clean:
+	rm -rf $(VENV) $(VENV_TEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
