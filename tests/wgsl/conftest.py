@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from wgrad.autograd.device import Device
@@ -13,6 +14,15 @@ from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
 from wgrad.wgsl.device import WgpuDevice
 
 NARROW_BYTES = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def _float16_where_there_is(request: pytest.FixtureRequest) -> None:
+    """Skips the float16 variant of a test on a device that has no float16 arrays."""
+    callspec = getattr(request.node, "callspec", None)
+    dtype = callspec.params.get("dtype") if callspec is not None else None
+    if dtype is not None and np.dtype(dtype) == np.float16 and not request.getfixturevalue("wgpu_device").float16:
+        pytest.skip("the device has no float16")
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +43,12 @@ def compare() -> Callable[..., None]:
     """compare(device, call, inputs): `call(device, inputs)` against float64, with the self-test's limits."""
 
     def run(
-        device: Any, call: Callable[[Any, Inputs], Outputs], inputs: Inputs, *, backward: bool = False, ulps: float = 4.0
+        device: Any,
+        call: Callable[[Any, Inputs], Outputs],
+        inputs: Inputs,
+        *,
+        backward: bool = False,
+        ulps: float = 4.0,
     ) -> None:
         direction = "backward" if backward else "forward"
         result = check_case(Case("", "", direction, "", "", lambda rng: inputs, call, ulps), device)

@@ -49,7 +49,9 @@ def test_add_where_arrays_share_memory(wgpu_device: WgpuDevice, rng: np.random.G
         wanted[:100] = flat[first : first + 100] + flat[second : second + 100]
         np.testing.assert_array_equal(wgpu_device.download(memory), wanted)
     memory = wgpu_device.upload(flat)
-    wgpu_device.add(wgpu_device.view(memory, (100,), 64), wgpu_device.upload(other), out=wgpu_device.view(memory, (100,)))
+    wgpu_device.add(
+        wgpu_device.view(memory, (100,), 64), wgpu_device.upload(other), out=wgpu_device.view(memory, (100,))
+    )
     np.testing.assert_array_equal(wgpu_device.download(memory)[:100], flat[64:164] + other)
 
 
@@ -74,7 +76,7 @@ def test_copy_inside_one_buffer_and_over_windows(wgpu_device: WgpuDevice, narrow
 
 
 def test_a_cast_that_overflows_is_not_finite(wgpu_device: WgpuDevice) -> None:
-    """Dynamic loss scaling finds an overflow by its infinity: a device that saturates would train on wrong gradients."""
+    """Loss scaling finds an overflow by its infinity: a device that saturates would train on wrong gradients."""
     if not wgpu_device.float16:
         pytest.skip("the device has no float16")
     x = np.array([1.0, 7e4, -7e4, 1e30], np.float32)

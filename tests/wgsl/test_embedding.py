@@ -17,7 +17,7 @@ def test_gather_is_exact(shape, table_dtype, wgpu_device, narrow, rng) -> None:
     ids[:3] = (0, shape[0] - 1, shape[0] // 2)
     assert table.size * 4 > narrow.max_binding_bytes
     for device in (wgpu_device, narrow):
-        for dtype in (np.float32, np.float16):
+        for dtype in (np.float32, np.float16) if device.float16 else (np.float32,):
             y = device.embedding(device.upload(table), device.upload(ids), dtype=dtype)
             np.testing.assert_array_equal(device.download(y), table.astype(np.float32)[ids].astype(dtype))
 

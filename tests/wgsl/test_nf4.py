@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +21,7 @@ DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
 def to_host(device: WgpuDevice, q: NF4Blocks) -> NF4Array:
-    parts = {f.name: getattr(q, f.name) for f in dataclasses.fields(q)}
+    parts: dict[str, Any] = {f.name: getattr(q, f.name) for f in dataclasses.fields(q)}
     names = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
     return NF4Array(**{n: device.download(v) if n in names and v is not None else v for n, v in parts.items()})
 
@@ -73,7 +74,7 @@ def test_double_quantisation(shape, block_size, wgpu_device, rng) -> None:
         y = wgpu_device.download(wgpu_device.nf4_dequantize(quantised, out)).astype(np.float64)
         wanted = reference.nf4_dequantize(found, out).astype(np.float64)
         # code * absmax + offset may be one fused multiply-add or two roundings: a unit or two in the last place.
-        np.testing.assert_allclose(y, wanted, rtol=2 * np.finfo(out).eps, atol=1e-8)
+        np.testing.assert_allclose(y, wanted, rtol=2 * float(np.finfo(out).eps), atol=1e-8)
 
 
 def test_values_next_to_a_threshold(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:

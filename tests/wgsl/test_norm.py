@@ -10,14 +10,14 @@ from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.norm import lanes_of_row
 
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
-# QK-norm's rows; more rows than workgroups of a dweight pass take at once; rows that fill all registers; rows longer than
-# the registers (of the forward and the backward; with and without vectors of four).
+# QK-norm's rows; more rows than the workgroups of a dweight pass take at once; rows that fill all registers; longer rows
+# than the registers hold (of the forward and the backward; with and without vectors of four).
 SHAPES = [(67, 64), (37, 96), (41, 128), (4099, 64), (9, 4096), (5, 8192), (3, 16384), (3, 16388), (3, 1024), (3, 5001)]
 
 
-def norm_inputs(rng: np.random.Generator, rows: int, columns: int, dtype: np.dtype) -> dict[str, np.ndarray]:
-    x, dy, extra = (rng.standard_normal((rows, columns)).astype(dtype) for _ in range(3))
-    weight = (1 + 0.2 * rng.standard_normal(columns)).astype(np.float32)
+def norm_inputs(rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype) -> dict[str, np.ndarray]:
+    x, dy, extra = (rng.standard_normal(shape).astype(dtype) for _ in range(3))
+    weight = (1 + 0.2 * rng.standard_normal(shape[1])).astype(np.float32)
     rstd = ReferenceDevice().rms_norm(x, weight, 1e-5)[1]
     return {"x": x, "dy": dy, "extra": extra, "weight": weight, "rstd": rstd}
 
@@ -37,7 +37,7 @@ def norm_backward(d, a):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rms_norm(shape, wgpu_device, compare, rng) -> None:
-    inputs = norm_inputs(rng, *shape, F32)
+    inputs = norm_inputs(rng, shape, F32)
     compare(wgpu_device, norm_forward, inputs)
     # dweight sums as many terms as there are rows, in another order than NumPy.
     compare(wgpu_device, norm_backward, inputs, backward=True, ulps=4 + shape[0] ** 0.5)
@@ -46,13 +46,13 @@ def test_rms_norm(shape, wgpu_device, compare, rng) -> None:
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(601, 64), (433, 123), (131, 200)], ids=str)
 def test_rms_norm_over_windows(shape, dtype, narrow, compare, rng) -> None:
-    inputs = norm_inputs(rng, *shape, dtype)
+    inputs = norm_inputs(rng, shape, dtype)
     compare(narrow, norm_forward, inputs)
     compare(narrow, norm_backward, inputs, backward=True, ulps=4 + shape[0] ** 0.5)
 
 
 def test_rms_norm_backward_is_the_same_bits_each_time(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
-    inputs = norm_inputs(rng, 1003, 72, F32)
+    inputs = norm_inputs(rng, (1003, 72), F32)
     arrays = {name: wgpu_device.upload(a) for name, a in inputs.items()}
     found = [norm_backward(wgpu_device, arrays) for _ in range(3)]
     for name in found[0]:

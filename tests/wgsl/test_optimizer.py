@@ -40,9 +40,7 @@ class Training:
         a = self.arrays
         self.device.clip(self.device.grad_norm(a["g"]), a["hyper"], a["state"], a["loss_scale"], **BETAS)
         names = ("p", "g", "exp_avg", "exp_avg_sq", "hyper", "state")
-        self.device.adamw(
-            *(a[n] for n in names), **BETAS, eps=1e-8, weight_decay=0.1, decay_elements=self.decay
-        )
+        self.device.adamw(*(a[n] for n in names), **BETAS, eps=1e-8, weight_decay=0.1, decay_elements=self.decay)
 
 
 @pytest.mark.parametrize(("n", "decay"), [(41, 20), (1024, 1024), (5003, 0), (50_000, 33_001), (70_001, 33_001)])

@@ -1,0 +1,69 @@
+"""The shader loader: constants on top, #if, #unroll, bindings that a variant leaves out."""
+
+from __future__ import annotations
+
+import pytest
+
+from wgrad.wgsl.compile import assemble, declare, preprocess
+
+
+def lines(text: str, **constants: object) -> list[str]:
+    return [line.strip() for line in preprocess(text.strip("\n").split("\n"), constants) if line.strip()]  # type: ignore[arg-type]
+
+
+def test_constants_are_declared_by_type() -> None:
+    assert declare("N", 3) == "const N: u32 = 3u;"
+    assert declare("X", 0.1) == "const X: f32 = 0.1f;"
+    assert declare("B", True) == "const B: bool = true;"
+    assert declare("T", "vec4<f16>") == "alias T = vec4<f16>;"
+
+
+def test_enables_come_first_and_once() -> None:
+    text = assemble("enable f16;\nfn f() {}\nenable subgroups;", {"T": "f16", "N": 1})
+    assert text.split("\n")[:4] == ["enable f16;", "enable subgroups;", "alias T = f16;", "const N: u32 = 1u;"]
+    assert assemble("fn f() {}", {"T": "f32"}).startswith("alias T")
+
+
+CONDITIONS = """
+#if A
+a
+#if KIND == 2
+two
+#else
+not two
+#endif
+#else
+not a
+#endif
+#if !A
+never with a
+#endif
+#if KIND != 1
+not one
+#endif
+"""
+
+
+@pytest.mark.parametrize(
+    ("constants", "wanted"),
+    [
+        ({"A": True, "KIND": 2}, ["a", "two", "not one"]),
+        ({"A": True, "KIND": 1}, ["a", "not two"]),
+        ({"A": 0, "KIND": 2}, ["not a", "never with a", "not one"]),
+    ],
+)
+def test_conditions(constants, wanted) -> None:
+    assert lines(CONDITIONS, **constants) == wanted
+
+
+def test_unroll() -> None:
+    text = "#unroll i 2\nlet x$i = y[$iu];\n#unroll j N\nz$i$j\n#end\n#end"
+    assert lines(text, N=2) == ["let x0 = y[0u];", "z00", "z01", "let x1 = y[1u];", "z10", "z11"]
+    assert lines("#unroll i N\n#if A\n$i\n#endif\n#end", N=3, A=False) == []
+
+
+def test_a_block_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="no #endif"):
+        lines("#if A\nx", A=True)
+    with pytest.raises(ValueError, match="no #end "):
+        lines("#unroll i 2\nx")

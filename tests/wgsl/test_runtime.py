@@ -1,0 +1,326 @@
+"""The wgpu runtime: memory pool, transfers, views, recording and replay, errors, profile."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wgrad.wgsl import adapters
+from wgrad.wgsl.buffers import ALIGN, Pool, size_class
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.errors import DeviceError, OutOfMemory
+from wgrad.wgsl.runtime import MAX_DISPATCHES, MAX_GROUPS
+
+
+@pytest.fixture
+def fresh(wgpu_device: WgpuDevice) -> WgpuDevice:
+    """A device of this test's own, so that its pool is empty."""
+    return WgpuDevice()
+
+
+# ---- pool --------------------------------------------------------------------------------
+@given(st.integers(0, 1 << 40))
+def test_a_block_holds_its_array_and_little_more(nbytes: int) -> None:
+    block = size_class(nbytes)
+    assert block >= nbytes and block % ALIGN == 0
+    assert block <= max(nbytes * 1.125 + ALIGN, ALIGN)
+    assert size_class(block) == block
+
+
+def test_freed_memory_is_used_again(fresh: WgpuDevice) -> None:
+    def step() -> None:
+        arrays = [fresh.zeros((n,)) for n in (1000, 70_000, 5, 333_333)]
+        fresh.add(arrays[1], arrays[1])
+
+    step()
+    before = fresh.memory()
+    for _ in range(20):
+        step()
+    after = fresh.memory()
+    assert after.reserved_bytes == before.reserved_bytes
+    assert after.in_use_bytes == before.in_use_bytes
+    assert after.peak_bytes == before.peak_bytes
+
+
+def test_statistics(fresh: WgpuDevice) -> None:
+    start = fresh.memory()
+    small, large = fresh.empty((1 << 18,)), fresh.empty((3 << 18,))
+    assert fresh.memory().in_use_bytes == start.in_use_bytes + (4 << 20)
+    assert fresh.memory().fragmentation == 0.0  # nothing is free
+    del small
+    assert fresh.memory().fragmentation == 0.0  # one free block
+    del large
+    found = fresh.memory()
+    assert found.in_use_bytes == start.in_use_bytes
+    assert found.peak_bytes == start.in_use_bytes + (4 << 20)
+    assert found.fragmentation == pytest.approx(0.25)  # 1 MiB and 3 MiB free
+    fresh.reset_peak()
+    assert fresh.memory().peak_bytes == start.in_use_bytes
+    assert fresh.trim() == 4 << 20
+    assert fresh.memory().reserved_bytes == start.reserved_bytes
+
+
+def test_a_full_device_gives_back_free_blocks_before_it_fails() -> None:
+    capacity, held = 1 << 20, 0
+
+    def create(nbytes: int) -> int:
+        nonlocal held
+        if held + nbytes > capacity:
+            raise OutOfMemory("full")
+        held += nbytes
+        return nbytes
+
+    def destroy(block) -> None:
+        nonlocal held
+        held -= block.nbytes
+
+    pool = Pool(create, destroy)
+    first = pool.allocate(700 << 10)
+    del first
+    second = pool.allocate(1 << 20)  # does not fit beside the free block, which goes first
+    assert held == pool.reserved_bytes == 1 << 20
+    with pytest.raises(OutOfMemory, match="full"):
+        pool.allocate(256)
+    assert pool.in_use_bytes == second.block.nbytes
+
+
+# ---- transfers and views -------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint32, np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1003])
+def test_a_round_trip(size, dtype, wgpu_device) -> None:
+    host = (np.arange(size) % 100).astype(dtype)
+    array = wgpu_device.upload(host)
+    assert (array.shape, array.dtype, array.size) == ((size,), np.dtype(dtype), size)
+    np.testing.assert_array_equal(wgpu_device.download(array), host)
+    wgpu_device.write(array, host[::-1])  # not contiguous
+    np.testing.assert_array_equal(wgpu_device.download(array), host[::-1])
+
+
+def test_shapes_survive(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+    for shape in ((), (1, 1), (3, 1, 5), (2, 0, 4)):
+        host = rng.standard_normal(shape).astype(np.float32)
+        found = wgpu_device.download(wgpu_device.upload(host))
+        np.testing.assert_array_equal(found, host)
+        assert found.shape == shape
+
+
+def test_views_share_storage(wgpu_device: WgpuDevice) -> None:
+    whole = wgpu_device.upload(np.arange(256, dtype=np.float32))
+    part = wgpu_device.view(whole, (8, 8), 64)
+    np.testing.assert_array_equal(wgpu_device.download(part).reshape(-1), np.arange(64, 128))
+    wgpu_device.fill(part, -1.5)
+    wanted = np.arange(256, dtype=np.float32)
+    wanted[64:128] = -1.5
+    np.testing.assert_array_equal(wgpu_device.download(whole), wanted)
+    inner = wgpu_device.view(wgpu_device.view(whole, (192,), 64), (3,), 64)
+    np.testing.assert_array_equal(wgpu_device.download(inner), [128, 129, 130])
+    del whole  # a view keeps the memory
+    np.testing.assert_array_equal(wgpu_device.download(part), np.full((8, 8), -1.5))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("size", [1, 7, 1024, 40_003])
+def test_zeros_and_fill(size, dtype, wgpu_device, narrow) -> None:
+    for device in (wgpu_device, narrow):
+        array = device.zeros((size,), dtype)
+        assert not device.download(array).any()
+        device.fill(array, -2.5)
+        assert (device.download(array) == -2.5).all()
+
+
+def test_a_write_waits_for_work_recorded_before_it(wgpu_device: WgpuDevice) -> None:
+    x = wgpu_device.upload(np.ones(1003, np.float32))
+    doubled = wgpu_device.add(x, x)
+    wgpu_device.write(x, np.full(1003, 5, np.float32))
+    again = wgpu_device.add(x, x)
+    assert (wgpu_device.download(doubled) == 2).all() and (wgpu_device.download(again) == 10).all()
+
+
+# ---- launches ------------------------------------------------------------------------------
+def test_order_holds_over_many_submissions(wgpu_device: WgpuDevice) -> None:
+    x, one = wgpu_device.zeros((67,)), wgpu_device.upload(np.ones(67, np.float32))
+    for _ in range(3 * MAX_DISPATCHES + 5):
+        wgpu_device.add(x, one, out=x)
+    assert (wgpu_device.download(x) == 3 * MAX_DISPATCHES + 5).all()
+
+
+def test_more_workgroups_than_one_dimension_holds(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+    rows = MAX_GROUPS + 4466  # one workgroup each
+    x = rng.standard_normal((rows, 3)).astype(np.float32)
+    y = wgpu_device.download(wgpu_device.softmax(wgpu_device.upload(x))).astype(np.float64)
+    e = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(y, e / e.sum(axis=1, keepdims=True), atol=1e-6)
+
+
+def test_groups_cover_all_items() -> None:
+    for items in (1, 255, 256, 257, 65_535 * 256, 65_535 * 256 + 1, 1 << 31):
+        x, y, z = WgpuDevice.groups(items, 256)
+        assert z == 1 and max(x, y) <= MAX_GROUPS and x * y * 256 >= items
+        assert x * y - -(-items // 256) < y  # less than one turn of the second dimension is idle
+
+
+def test_launch_errors(wgpu_device: WgpuDevice, narrow: WgpuDevice) -> None:
+    x = wgpu_device.zeros((64,))
+    with pytest.raises(DeviceError, match="fill: a dispatch of .* exceeds 65535"):
+        wgpu_device.launch("fill", [x], [64, 0], (MAX_GROUPS + 1, 1, 1))
+    large = narrow.empty((narrow.max_binding_bytes // 4 + 1,))
+    with pytest.raises(DeviceError, match=r"fill: an array of 65,540 bytes does not fit one binding .*\(65,536\)"):
+        narrow.launch("fill", [large], [1, 0], (1, 1, 1))
+    with pytest.raises(DeviceError, match="64 rows of 4,012 bytes do not fit one binding of 65,536 bytes"):
+        narrow.softmax(narrow.empty((70, 1003)))
+
+
+def test_a_compile_error_names_shader_and_variant(wgpu_device: WgpuDevice) -> None:
+    x = wgpu_device.zeros((64,))
+    compiled = wgpu_device.pipelines_compiled()
+    with pytest.raises(DeviceError, match=r"(?s)copy\.wgsl \(main; W_T=nonsense\) does not compile.*nonsense"):
+        wgpu_device.launch("copy", [x, x], [1, 0], (1, 1, 1), {"W_T": "nonsense"})
+    assert wgpu_device.pipelines_compiled() == compiled
+    wgpu_device.synchronize()  # the error is not raised a second time
+
+
+def test_out_of_memory_says_how_much_and_what_to_do(wgpu_device: WgpuDevice) -> None:
+    before = wgpu_device.memory().in_use_bytes
+    with pytest.raises(
+        OutOfMemory, match=r"an array of [\d,]+ bytes is larger than one buffer may be .*use a smaller batch"
+    ):
+        wgpu_device.empty((wgpu_device.max_buffer_bytes // 4 + 64,))
+    assert wgpu_device.memory().in_use_bytes == before
+
+
+def test_a_refused_allocation_is_out_of_memory(fresh: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = fresh.empty((1000,))
+
+    def refuse(**_: object) -> None:
+        raise RuntimeError("driver says no")
+
+    monkeypatch.setattr(fresh._device, "create_buffer", refuse)
+    with pytest.raises(OutOfMemory, match=r"no memory for 4,194,304 bytes on .*in use.*--batch-size.*driver says no"):
+        fresh.empty((1 << 20,))
+    monkeypatch.undo()
+    assert fresh.empty((1 << 20,)).size == 1 << 20  # and the device goes on
+    assert held.size == 1000
+
+
+def test_wrong_adapters_are_named(wgpu_device: WgpuDevice) -> None:
+    names = [a["name"] for a in adapters.list_adapters()]
+    with pytest.raises(DeviceError, match="no such card") as caught:
+        WgpuDevice("no such card")
+    assert all(name in str(caught.value) for name in names)
+    with pytest.raises(DeviceError, match=f"'wgpu:{len(names)}' matches no adapter"):
+        WgpuDevice(str(len(names)))
+    assert names[0] in WgpuDevice(names[0][:6].upper()).description
+
+
+# ---- recording -----------------------------------------------------------------------------
+def step(device: WgpuDevice, x, weight):
+    """Something with scratch: two norms in a row, reduced."""
+    y, _ = device.rms_norm(x, weight, 1e-5)
+    y = device.add(device.swiglu(y, x), x)
+    return device.sum_rows(y)
+
+
+def test_a_replay_does_the_same_work_on_new_values(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+    values = [rng.standard_normal((43, 72)).astype(np.float32) for _ in range(3)]
+    x, weight = wgpu_device.upload(values[0]), wgpu_device.upload(np.ones(72, np.float32))
+    with wgpu_device.capture() as replay:
+        out = step(wgpu_device, x, weight)
+    first = wgpu_device.download(out)  # it also ran
+    assert replay.dispatches >= 4
+    compiled = wgpu_device.pipelines_compiled()
+    for value in values[1:]:
+        wgpu_device.write(x, value)
+        replay.run()
+        wanted = wgpu_device.download(step(wgpu_device, wgpu_device.upload(value), weight))
+        np.testing.assert_array_equal(wgpu_device.download(out), wanted)
+        assert (wanted != first).any()
+    assert wgpu_device.pipelines_compiled() == compiled
+
+
+def test_a_replay_writes_to_nobody_elses_memory(fresh: WgpuDevice, rng: np.random.Generator) -> None:
+    """Scratch freed inside the recording stays with the replay: arrays made later must not get it."""
+    x = fresh.upload(rng.standard_normal((43, 72)).astype(np.float32))
+    weight = fresh.upload(np.ones(72, np.float32))
+    step(fresh, x, weight)  # leaves free blocks of just these sizes, which the recording takes
+    with fresh.capture() as replay:
+        out = step(fresh, x, weight)
+    wanted = fresh.download(out)
+    others = [fresh.empty((43, 72)) for _ in range(8)] + [fresh.empty((72,)) for _ in range(8)]
+    for i, other in enumerate(others):
+        fresh.fill(other, float(i))
+    replay.run()
+    for i, other in enumerate(others):
+        assert (fresh.download(other) == i).all()
+    np.testing.assert_array_equal(fresh.download(out), wanted)
+
+
+def test_two_replays_may_share_scratch(fresh: WgpuDevice, rng: np.random.Generator) -> None:
+    """A second recording reuses the first one's scratch, where nothing lives between replays."""
+    weight = fresh.upload(np.ones(72, np.float32))
+    xs = [fresh.upload(rng.standard_normal((430, 72)).astype(np.float32)) for _ in range(2)]
+    outs = [fresh.zeros((72,)) for _ in xs]
+    replays, reserved = [], []
+    for x, out in zip(xs, outs):
+        with fresh.capture() as replay:
+            fresh.copy(step(fresh, x, weight), out)
+        replays.append(replay)
+        reserved.append(fresh.memory().reserved_bytes)
+    assert reserved[1] == reserved[0]
+    wanted = [fresh.download(out) for out in outs]
+    for out in outs:
+        fresh.fill(out, 0.0)
+    for replay in (*replays, *reversed(replays)):
+        replay.run()
+    for out, value in zip(outs, wanted):
+        np.testing.assert_array_equal(fresh.download(out), value)
+
+
+def test_a_replay_outlives_a_trim(fresh: WgpuDevice, rng: np.random.Generator) -> None:
+    x, weight = fresh.upload(rng.standard_normal((43, 72)).astype(np.float32)), fresh.upload(np.ones(72, np.float32))
+    with fresh.capture() as replay:
+        out = step(fresh, x, weight)
+    wanted = fresh.download(out)
+    spare = fresh.empty((1 << 20,))
+    del spare
+    assert fresh.trim() >= 4 << 20
+    fresh.fill(out, 0.0)
+    replay.run()
+    np.testing.assert_array_equal(fresh.download(out), wanted)
+
+
+def test_a_recording_inside_a_recording_is_refused(wgpu_device: WgpuDevice) -> None:
+    with wgpu_device.capture():
+        with pytest.raises(DeviceError, match="inside capture"):
+            with wgpu_device.capture():
+                pass
+    with wgpu_device.capture() as replay:  # and the first one has ended properly
+        wgpu_device.zeros((5,))
+    assert replay.dispatches == 1
+
+
+def test_an_error_while_recording_ends_the_recording(wgpu_device: WgpuDevice) -> None:
+    with pytest.raises(KeyError), wgpu_device.capture():
+        raise KeyError("stop")
+    with wgpu_device.capture() as replay:
+        wgpu_device.zeros((5,))
+    assert replay.dispatches == 1
+
+
+# ---- profile -------------------------------------------------------------------------------
+def test_profile_counts_calls_by_kernel(fresh: WgpuDevice, rng: np.random.Generator) -> None:
+    if "timestamp-query" not in fresh._device.features:
+        pytest.skip("the device has no timestamp-query")
+    assert fresh.profile_table() == ""
+    fresh.profile()
+    x, weight = fresh.upload(rng.standard_normal((43, 72)).astype(np.float32)), fresh.upload(np.ones(72, np.float32))
+    results = [fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]) for _ in range(3)]
+    fresh.sum(x)
+    rows = {line.split()[0]: line.split() for line in fresh.profile_table().splitlines()}
+    assert rows["rms_norm"][1] == "3" and rows["reduce:sum_part"][1] == "1" and rows["all"][1] == "5"
+    assert float(rows["rms_norm"][2]) > 0
+    fresh.profile(False)
+    assert fresh.profile_table() == ""
+    np.testing.assert_array_equal(results[0], fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]))
