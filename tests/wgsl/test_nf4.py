@@ -23,7 +23,8 @@ DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 def to_host(device: WgpuDevice, q: NF4Blocks) -> NF4Array:
     parts: dict[str, Any] = {f.name: getattr(q, f.name) for f in dataclasses.fields(q)}
     names = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
-    return NF4Array(**{n: device.download(v) if n in names and v is not None else v for n, v in parts.items()})
+    on_host: dict[str, Any] = {n: device.download(v) if n in names and v is not None else v for n, v in parts.items()}
+    return NF4Array(**on_host)
 
 
 def same_codes(found: NF4Array, wanted: NF4Array) -> bool:
