@@ -152,7 +152,7 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
     types: dict[str, Any] = {name: wide for name in ("DO_T", "Q_T", "K_T", "V_T")}
 
     def forward() -> dict[str, Any]:
-        device._attention(a["q"], a["k"], a["v"], a["starts"], o, lse, a["q_start"], scale, 0)
+        device._attention(a["q_start"], a["q"], a["k"], a["v"], a["starts"], o, lse, scale=scale, window=0)
         return {"o": o, "lse": lse}
 
     def backward_dq() -> dict[str, Any]:
@@ -217,7 +217,7 @@ def bench_one(device: WgpuDevice, report: Report, problem: Problem, kernel: str,
 def sweep(device: WgpuDevice, report: Report, problem: Problem) -> Plan:
     """Every tile that fits, kernel by kernel, then how far to split; returns the best plan."""
     width = problem.shape[4]
-    best = plan(width, device.workgroup_bytes)
+    best = plan(width, device.workgroup_bytes, device.adapter_type)
     assert best is not None
     for kernel, tiles in (("forward", FORWARD_TILES), ("dq", BACKWARD_TILES), ("dkv", BACKWARD_TILES)):
         times: dict[Tile, float] = {}
@@ -297,7 +297,7 @@ def main() -> None:
     report = Report("bench_attention", device, args.out)
     for shape in QUICK if args.quick else [SHAPES[int(i)] for i in args.shapes.split(",")]:
         problem = make_problem(device, shape, np.dtype(args.dtype))
-        chosen = plan(shape[4], device.workgroup_bytes)
+        chosen = plan(shape[4], device.workgroup_bytes, device.adapter_type)
         if chosen is None:
             raise SystemExit(f"heads of {shape[4]} elements do not fit this device")
         if args.sweep:

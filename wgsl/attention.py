@@ -18,6 +18,7 @@ from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.errors import DeviceError
 from wgrad.wgsl.runtime import Runtime
 
+DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 _SCALARS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 
 
@@ -32,7 +33,7 @@ class AttentionOps(Runtime):
     attention_plan: Plan | None = None  # in place of the table's choice: for sweeps and tests
 
     def _plan(self, width: int) -> Plan:
-        found = self.attention_plan or plan(width, self.workgroup_bytes)
+        found = self.attention_plan or plan(width, self.workgroup_bytes, self.adapter_type)
         if found is None:
             raise DeviceError(
                 f"attention with heads of {width} elements does not fit the {self.workgroup_bytes:,} bytes of workgroup"
@@ -73,10 +74,44 @@ class AttentionOps(Runtime):
         batch, queries, heads, _ = q.shape
         o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
         for _, views in self._batches([q, k, v, starts, o, lse]):
-            self._attention(*views, q_start, float(scale), window)
+            self._attention(q_start, *views, scale=float(scale), window=window)
         return o, lse
 
     def _attention(
+        self,
+        q_start: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        starts: Array,
+        o: Array,
+        lse: Array,
+        *,
+        scale: float,
+        window: int,
+    ) -> None:
+        batch, queries, heads, width = q.shape
+        if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and self.attention_plan is None:
+            return self._decode(q, k, v, starts, o, lse, q_start, scale, window)
+        chosen = self._plan(width)
+        tile = chosen.forward
+        tiles = ceil_div(queries, tile.rows)
+        groups = tiles * batch * heads
+        splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
+        part, part_lse = self._forward_parts(splits, o, lse)
+        vec = width % 4 == 0
+        types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
+        self.launch(
+            "attention",
+            [q, k, v, starts, q_start, part, part_lse],
+            [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
+            self.groups(splits * groups, 1),
+            {**tile.constants(width), **types},
+            work=2.0 * q.size * k.shape[1],
+        )
+        self._combine(part, part_lse, o, lse)
+
+    def _decode(
         self,
         q: Array,
         k: Array,
@@ -88,36 +123,54 @@ class AttentionOps(Runtime):
         scale: float,
         window: int,
     ) -> None:
+        """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
         batch, queries, heads, width = q.shape
-        chosen = self._plan(width)
-        tile = chosen.forward
-        tiles = ceil_div(queries, tile.rows)
-        groups = tiles * batch * heads
-        splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
-        part, part_lse = o, lse
-        if splits > 1:
-            part, part_lse = self.empty((splits, *q.shape)), self.empty((splits, batch, heads, queries))
-        constants: dict[str, Constant] = tile.constants(width)
-        vec = bool(constants["VEC"])
-        types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec)}
+        keys, kv_heads = k.shape[1:3]
+        groups = batch * kv_heads
+        splits = min(ceil_div(keys, 64), max(1, 512 // groups), 32)
+        part, part_lse = self._forward_parts(splits, o, lse)
+        vec, width4 = width % 4 == 0, ceil_div(width, 4)
+        columns = max(16, 1 << (width4 - 1).bit_length())
+        constants: dict[str, Constant] = {
+            "ROWS": queries * heads // kv_heads,
+            "STEPS": ceil_div(width4, 4),
+            "COLUMNS": columns,
+            "KEY_STEPS": 64 * columns // 128,
+            "W4_PADDED": ceil_div(width4, 4) * 4,
+            "W4": width4,
+            "WIDTH": width,
+            "VEC": vec,
+        }
+        types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
         self.launch(
-            "attention",
+            "attention_decode",
             [q, k, v, starts, q_start, part, part_lse],
-            [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
+            [batch, queries, keys, heads, kv_heads, splits, int(window), scale],
             self.groups(splits * groups, 1),
-            {**constants, **types, "O_T": _element(part, vec)},
-            work=2.0 * q.size * k.shape[1],
+            {**constants, **types},
+            work=float(k.nbytes + v.nbytes),
         )
-        if splits > 1:
-            row = width // 4 if vec else width
-            self.launch(
-                "attention_combine",
-                [part, part_lse, o, lse],
-                [batch, queries, heads, splits],
-                self.groups(batch * queries * heads * row, 256),
-                {"ROW": row, "P_T": _element(part, vec), "O_T": _element(o, vec)},
-                work=float(part.nbytes),
-            )
+        self._combine(part, part_lse, o, lse)
+
+    def _forward_parts(self, splits: int, o: Array, lse: Array) -> tuple[Array, Array]:
+        """Where a forward kernel writes: the results themselves, or float32 parts of them."""
+        return (o, lse) if splits == 1 else (self.empty((splits, *o.shape)), self.empty((splits, *lse.shape)))
+
+    def _combine(self, part: Array, part_lse: Array, o: Array, lse: Array) -> None:
+        """Parts of the keys put together; nothing to do where the kernel wrote `o` itself."""
+        if part is o:
+            return
+        batch, queries, heads, width = o.shape
+        vec = width % 4 == 0
+        row = width // 4 if vec else width
+        self.launch(
+            "attention_combine",
+            [part, part_lse, o, lse],
+            [batch, queries, heads, part.shape[0]],
+            self.groups(batch * queries * heads * row, 256),
+            {"ROW": row, "P_T": _element(part, vec), "O_T": _element(o, vec)},
+            work=float(part.nbytes),
+        )
 
     # ---- backward ------------------------------------------------------------------------
     def attention_backward(
@@ -137,7 +190,7 @@ class AttentionOps(Runtime):
         dtypes of q, k, v), overwritten."""
         dq, dk, dv = (self.empty(a.shape, a.dtype) for a in (q, k, v))
         for _, views in self._batches([do, q, k, v, o, lse, starts, dq, dk, dv]):
-            self._attention_backward(*views, float(scale), window)
+            self._attention_backward(*views, scale=float(scale), window=window)
         return dq, dk, dv
 
     def _attention_backward(
@@ -152,6 +205,7 @@ class AttentionOps(Runtime):
         dq: Array,
         dk: Array,
         dv: Array,
+        *,
         scale: float,
         window: int,
     ) -> None:

@@ -5,11 +5,12 @@
 //   o [B, T, H, D] (O_T), lse [B, H, T] f32; with splits > 1: o f32 [splits, B, T, H, D], lse [splits, B, H, T],
 //   each normalised on its own, for attention_combine.wgsl.
 //
-// Dispatch: splits * H * B * ceil(T / BM) workgroups (folded), the tiles with the most keys first. A workgroup of TX x TY
-// invocations owns BM queries of one head and walks the key tiles of BN that they see (of every `splits`-th). Invocation
-// (tx, ty) holds rows ty + TY i (i < RM); of the scores the columns 4 (tx + TX g) + e, of the output the columns
-// 4 (tx + TX r) + e. Scores go through workgroup memory (p_tile) to become the left operand of the second product. The row
-// maximum is shared after each tile; the row sum stays in parts until the end, as all parts are scaled alike.
+// Dispatch: splits * H * B * ceil(T / BM) workgroups (folded), the tiles with the most keys first. A workgroup of TX x
+// TY invocations owns BM queries of one head and walks the key tiles of BN that they see (of every `splits`-th).
+// Invocation (tx, ty) holds rows ty + TY i (i < RM); of the scores the columns 4 (tx + TX g) + e, of the output the
+// columns 4 (tx + TX r) + e. Scores go through workgroup memory (p_tile) to become the left operand of the second
+// product. The row maximum is shared after each tile; the row sum stays in parts until the end, as all parts are scaled
+// alike.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1; the exponent in base 2.
 struct Params {
@@ -43,46 +44,40 @@ var<workgroup> reduce_tile: array<array<array<vec4<f32>, TY>, TX>, RM4>;
 var<workgroup> low_tile: array<u32, BM>;
 
 // Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
+#if VEC
 fn load_q(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(q[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(q[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_k(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(k[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(k[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_v(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(v[row * W4 + c]);
+  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
+  return vec4<f32>(0.0);
+}
+fn store_o(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { o[row * W4 + c] = O_T(y); } }
 #else
+fn load_q(row: u32, c: u32) -> vec4<f32> {
   var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(v[row * WIDTH + 4u * c + e]); } }
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
   return x;
-#endif
 }
-
-fn store_o(row: u32, c: u32, x: vec4<f32>) {
-#if VEC
-  if (c < W4) { o[row * W4 + c] = O_T(x); }
-#else
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { o[row * WIDTH + 4u * c + e] = O_T(x[e]); } }
-#endif
+fn load_k(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
+  return x;
 }
+fn load_v(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn store_o(row: u32, c: u32, y: vec4<f32>) {
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { o[row * WIDTH + 4u * c + e] = O_T(y[e]); }
+}
+#endif
 
 // Chunk `chunk` (4 DC4 columns) of the query tile that starts at query t0 of (b, h), into place `place`.
 fn fetch_q(chunk: u32, b: u32, h: u32, t0: u32, lid: u32) -> array<vec4<f32>, LOADS_ROWS> {
@@ -92,7 +87,9 @@ fn fetch_q(chunk: u32, b: u32, h: u32, t0: u32, lid: u32) -> array<vec4<f32>, LO
     let at = lid + $nu * THREADS;
     let row = at / DC4;
     x[$n] = vec4<f32>(0.0);
-    if (at < BM * DC4 && t0 + row < p.queries) { x[$n] = load_q((b * p.queries + t0 + row) * p.heads + h, chunk * DC4 + at % DC4) * (p.scale * LOG2E); }
+    if (at < BM * DC4 && t0 + row < p.queries) {
+      x[$n] = load_q((b * p.queries + t0 + row) * p.heads + h, chunk * DC4 + at % DC4) * (p.scale * LOG2E);
+    }
   }
 #end
   return x;
@@ -108,14 +105,17 @@ fn put_q(x: array<vec4<f32>, LOADS_ROWS>, place: u32, lid: u32) {
 #end
 }
 
-fn fetch_k(chunk: u32, b: u32, kv_head: u32, j0: u32, lid: u32) -> array<vec4<f32>, LOADS_COLUMNS> {
+// Keys from `end` on are not read: beyond a cache's last token there may be anything, and 0 times NaN is not 0.
+fn fetch_k(chunk: u32, b: u32, kv_head: u32, j0: u32, end: u32, lid: u32) -> array<vec4<f32>, LOADS_COLUMNS> {
   var x: array<vec4<f32>, LOADS_COLUMNS>;
 #unroll n LOADS_COLUMNS
   {
     let at = lid + $nu * THREADS;
     let row = at / DC4;
     x[$n] = vec4<f32>(0.0);
-    if (at < BN * DC4 && j0 + row < p.keys) { x[$n] = load_k((b * p.keys + j0 + row) * p.kv_heads + kv_head, chunk * DC4 + at % DC4); }
+    if (at < BN * DC4 && j0 + row < end) {
+      x[$n] = load_k((b * p.keys + j0 + row) * p.kv_heads + kv_head, chunk * DC4 + at % DC4);
+    }
   }
 #end
   return x;
@@ -131,7 +131,7 @@ fn put_k(x: array<vec4<f32>, LOADS_COLUMNS>, lid: u32) {
 #end
 }
 
-fn fetch_v(b: u32, kv_head: u32, j0: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
+fn fetch_v(b: u32, kv_head: u32, j0: u32, end: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
   var x: array<vec4<f32>, LOADS_FLAT>;
 #unroll n LOADS_FLAT
   {
@@ -139,7 +139,9 @@ fn fetch_v(b: u32, kv_head: u32, j0: u32, lid: u32) -> array<vec4<f32>, LOADS_FL
     let row = at / (RD * TX);
     let c = at % (RD * TX);
     x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && j0 + row < p.keys) { x[$n] = load_v((b * p.keys + j0 + row) * p.kv_heads + kv_head, c); }
+    if (at < VN * RD * TX && j0 + row < end) {
+      x[$n] = load_v((b * p.keys + j0 + row) * p.kv_heads + kv_head, c);
+    }
   }
 #end
   return x;
@@ -207,7 +209,7 @@ fn main(
 #end
 
 #if PREFETCH
-  var next_k = fetch_k(0u, b, kv_head, (first_key / BN + split) * BN, lid);
+  var next_k = fetch_k(0u, b, kv_head, (first_key / BN + split) * BN, end_key, lid);
   var next_v: array<vec4<f32>, LOADS_FLAT>;
 #if !Q_RESIDENT
   var next_q = fetch_q(0u, b, h, t0, lid);
@@ -227,12 +229,16 @@ fn main(
       put_q(next_q, 0u, lid);
 #endif
       workgroupBarrier();
-      if (chunk + 1u < ND) { next_k = fetch_k(chunk + 1u, b, kv_head, j0, lid); } else { next_v = fetch_v(b, kv_head, j0, lid); }
+      if (chunk + 1u < ND) {
+        next_k = fetch_k(chunk + 1u, b, kv_head, j0, end_key, lid);
+      } else {
+        next_v = fetch_v(b, kv_head, j0, end_key, lid);
+      }
 #if !Q_RESIDENT
       next_q = fetch_q((chunk + 1u) % ND, b, h, t0, lid);
 #endif
 #else
-      put_k(fetch_k(chunk, b, kv_head, j0, lid), lid);
+      put_k(fetch_k(chunk, b, kv_head, j0, end_key, lid), lid);
 #if !Q_RESIDENT
       put_q(fetch_q(chunk, b, h, t0, lid), 0u, lid);
 #endif
@@ -275,7 +281,8 @@ fn main(
 #unroll g RN4
         {
           let key = vec4<u32>(j0 + 4u * (tx + TX * $gu)) + vec4<u32>(0u, 1u, 2u, 3u);
-          s[$iu * RN4 + $gu] = select(vec4<f32>(MASKED), s[$iu * RN4 + $gu], (key >= vec4<u32>(low)) & (key <= vec4<u32>(high)));
+          let seen = (key >= vec4<u32>(low)) & (key <= vec4<u32>(high));
+          s[$iu * RN4 + $gu] = select(vec4<f32>(MASKED), s[$iu * RN4 + $gu], seen);
         }
 #end
       }
@@ -328,12 +335,12 @@ fn main(
       put_v(next_v, lid);
       workgroupBarrier();
       if (part + 1u < NV) {
-        next_v = fetch_v(b, kv_head, j0 + (part + 1u) * VN, lid);
+        next_v = fetch_v(b, kv_head, j0 + (part + 1u) * VN, end_key, lid);
       } else {
-        next_k = fetch_k(0u, b, kv_head, j0 + p.splits * BN, lid);
+        next_k = fetch_k(0u, b, kv_head, j0 + p.splits * BN, end_key, lid);
       }
 #else
-      put_v(fetch_v(b, kv_head, j0 + part * VN, lid), lid);
+      put_v(fetch_v(b, kv_head, j0 + part * VN, end_key, lid), lid);
       workgroupBarrier();
 #endif
 #unroll n VN4
@@ -359,7 +366,8 @@ fn main(
   // Sum of each row, in the same order whatever the invocation.
   workgroupBarrier();
 #unroll i RM4
-  reduce_tile[$i][tx][ty] = vec4<f32>(row_sum[$iu * 4u], row_sum[$iu * 4u + 1u], row_sum[$iu * 4u + 2u], row_sum[$iu * 4u + 3u]);
+  reduce_tile[$i][tx][ty] =
+    vec4<f32>(row_sum[$iu * 4u], row_sum[$iu * 4u + 1u], row_sum[$iu * 4u + 2u], row_sum[$iu * 4u + 3u]);
 #end
   workgroupBarrier();
   var sums: array<vec4<f32>, RM4>;

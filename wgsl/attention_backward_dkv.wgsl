@@ -1,15 +1,15 @@
-// dv[j] = sum_t p[t, j] do[t],  dk[j] = scale sum_t ds[t, j] q[t], over the queries t that see key j, of all heads of the
-// group; p, ds and delta as in attention_backward_dq.wgsl.
+// dv[j] = sum_t p[t, j] do[t],  dk[j] = scale sum_t ds[t, j] q[t], over the queries t that see key j, of all heads of
+// the group; p, ds and delta as in attention_backward_dq.wgsl.
 //
 //   do q [B, T, H, D], k v [B, T, G, D] float32 or float16; starts [B, T] i32
 //   stats [B, H, T] vec2 f32: lse log2(e), delta (attention_delta.wgsl)
 //   dk dv [B, T, G, D] (DK_T, DV_T), overwritten; with head_splits * query_splits > 1
 //   f32 [head_splits * query_splits, B, T, G, D], for attention_reduce.wgsl.
 //
-// Dispatch: head_splits * query_splits * G * B * ceil(T / BM) workgroups (folded), the tiles with the most queries first.
-// A workgroup owns BM keys of one key/value head and walks the heads of its part of the group and the tiles of BN queries
-// that see them. Everything is transposed against attention_backward_dq.wgsl: rows are keys, columns queries. p and then
-// ds go through the same p_tile.
+// Dispatch: head_splits * query_splits * G * B * ceil(T / BM) workgroups (folded), the tiles with the most queries
+// first. A workgroup owns BM keys of one key/value head and walks the heads of its part of the group and the tiles of
+// BN queries that see them. Everything is transposed against attention_backward_dq.wgsl: rows are keys, columns
+// queries. p and then ds go through the same p_tile.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 struct Params {
@@ -44,67 +44,56 @@ var<workgroup> lse_tile: array<vec4<f32>, BN4>;
 var<workgroup> delta_tile: array<vec4<f32>, BN4>;
 
 // Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
+#if VEC
 fn load_q(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(q[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(q[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_dy(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(dy[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(dy[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(dy[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_k(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(k[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(k[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_v(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(v[row * W4 + c]);
+  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
+  return vec4<f32>(0.0);
+}
+fn store_dk(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { dk[row * W4 + c] = DK_T(y); } }
+fn store_dv(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { dv[row * W4 + c] = DV_T(y); } }
 #else
+fn load_q(row: u32, c: u32) -> vec4<f32> {
   var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(v[row * WIDTH + 4u * c + e]); } }
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
   return x;
-#endif
 }
-
-fn store_dk(row: u32, c: u32, x: vec4<f32>) {
-#if VEC
-  if (c < W4) { dk[row * W4 + c] = DK_T(x); }
-#else
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { dk[row * WIDTH + 4u * c + e] = DK_T(x[e]); } }
-#endif
+fn load_dy(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(dy[row * WIDTH + 4u * c + e]); }
+  return x;
 }
-
-fn store_dv(row: u32, c: u32, x: vec4<f32>) {
-#if VEC
-  if (c < W4) { dv[row * W4 + c] = DV_T(x); }
-#else
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { dv[row * WIDTH + 4u * c + e] = DV_T(x[e]); } }
-#endif
+fn load_k(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
+  return x;
 }
+fn load_v(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn store_dk(row: u32, c: u32, y: vec4<f32>) {
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { dk[row * WIDTH + 4u * c + e] = DK_T(y[e]); }
+}
+fn store_dv(row: u32, c: u32, y: vec4<f32>) {
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { dv[row * WIDTH + 4u * c + e] = DV_T(y[e]); }
+}
+#endif
 
-// Chunk `chunk` (4 DC4 columns) of the rows from `first` on, of one head: this invocation's share, on its way to the tiles.
+// Chunk `chunk` (4 DC4 columns) of the rows from `first` on, of one head: this invocation's share on its way to the
+// tiles.
 struct Keys { k: array<vec4<f32>, LOADS_ROWS>, v: array<vec4<f32>, LOADS_ROWS> }
 struct Queries { q: array<vec4<f32>, LOADS_COLUMNS>, dy: array<vec4<f32>, LOADS_COLUMNS> }
 
@@ -176,7 +165,9 @@ fn fetch_dy_rows(b: u32, head: u32, first: u32, lid: u32) -> array<vec4<f32>, LO
     let row = at / (RD * TX);
     let c = at % (RD * TX);
     x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && first + row < p.queries) { x[$n] = load_dy((b * p.queries + first + row) * p.heads + head, c); }
+    if (at < VN * RD * TX && first + row < p.queries) {
+      x[$n] = load_dy((b * p.queries + first + row) * p.heads + head, c);
+    }
   }
 #end
   return x;
@@ -201,7 +192,9 @@ fn fetch_q_rows(b: u32, head: u32, first: u32, lid: u32) -> array<vec4<f32>, LOA
     let row = at / (RD * TX);
     let c = at % (RD * TX);
     x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && first + row < p.queries) { x[$n] = load_q((b * p.queries + first + row) * p.heads + head, c); }
+    if (at < VN * RD * TX && first + row < p.queries) {
+      x[$n] = load_q((b * p.queries + first + row) * p.heads + head, c);
+    }
   }
 #end
   return x;

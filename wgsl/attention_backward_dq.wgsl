@@ -34,59 +34,52 @@ var<workgroup> flat_tile: array<array<array<vec4<f32>, TX>, RD>, VN>;
 var<workgroup> p_tile: array<array<ScoreRow, TY>, RM>;
 
 // Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
+#if VEC
 fn load_q(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(q[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(q[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_dy(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(dy[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(dy[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(dy[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_k(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(k[row * W4 + c]);
-#else
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(k[row * WIDTH + 4u * c + e]); } }
-  return x;
-#endif
+  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
+  return vec4<f32>(0.0);
 }
-
 fn load_v(row: u32, c: u32) -> vec4<f32> {
-#if VEC
-  if (c >= W4) { return vec4<f32>(0.0); }
-  return vec4<f32>(v[row * W4 + c]);
+  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
+  return vec4<f32>(0.0);
+}
+fn store_dq(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { dq[row * W4 + c] = DQ_T(y); } }
 #else
+fn load_q(row: u32, c: u32) -> vec4<f32> {
   var x = vec4<f32>(0.0);
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { x[e] = f32(v[row * WIDTH + 4u * c + e]); } }
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
   return x;
-#endif
 }
-
-fn store_dq(row: u32, c: u32, x: vec4<f32>) {
-#if VEC
-  if (c < W4) { dq[row * W4 + c] = DQ_T(x); }
-#else
-  for (var e = 0u; e < 4u; e++) { if (4u * c + e < WIDTH) { dq[row * WIDTH + 4u * c + e] = DQ_T(x[e]); } }
-#endif
+fn load_dy(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(dy[row * WIDTH + 4u * c + e]); }
+  return x;
 }
+fn load_k(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn load_v(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn store_dq(row: u32, c: u32, y: vec4<f32>) {
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { dq[row * WIDTH + 4u * c + e] = DQ_T(y[e]); }
+}
+#endif
 
-// Chunk `chunk` (4 DC4 columns) of the rows from `first` on, of one head: this invocation's share, on its way to the tiles.
+// Chunk `chunk` (4 DC4 columns) of the rows from `first` on, of one head: this invocation's share on its way to the
+// tiles.
 struct Queries { q: array<vec4<f32>, LOADS_ROWS>, dy: array<vec4<f32>, LOADS_ROWS> }
 struct Keys { k: array<vec4<f32>, LOADS_COLUMNS>, v: array<vec4<f32>, LOADS_COLUMNS> }
 
@@ -158,7 +151,9 @@ fn fetch_k_rows(b: u32, head: u32, first: u32, lid: u32) -> array<vec4<f32>, LOA
     let row = at / (RD * TX);
     let c = at % (RD * TX);
     x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && first + row < p.queries) { x[$n] = load_k((b * p.queries + first + row) * p.kv_heads + head, c); }
+    if (at < VN * RD * TX && first + row < p.queries) {
+      x[$n] = load_k((b * p.queries + first + row) * p.kv_heads + head, c);
+    }
   }
 #end
   return x;

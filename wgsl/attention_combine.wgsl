@@ -1,4 +1,5 @@
-// o[b, t, h] = sum_s w[s] part[s, b, t, h],  w[s] = exp(part_lse[s, b, h, t] - lse[b, h, t]),  lse = log sum_s exp(part_lse[s])
+// o[b, t, h] = sum_s w[s] part[s, b, t, h],  w[s] = exp(part_lse[s, b, h, t] - lse[b, h, t]),  lse = log sum_s
+// exp(part_lse[s])
 //
 //   part f32 [splits, B, T, H, D], part_lse f32 [splits, B, H, T] -> o [B, T, H, D] (O_T), lse [B, H, T] f32
 //

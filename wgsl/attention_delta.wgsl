@@ -1,4 +1,5 @@
-// stats[b, h, t] = (lse[b, h, t] log2(e), sum_d do[b, t, h, d] o[b, t, h, d]): what attention's backward reads for a query.
+// stats[b, h, t] = (lse[b, h, t] log2(e), sum_d do[b, t, h, d] o[b, t, h, d]): what attention's backward reads for a
+// query.
 //
 //   do o [B, T, H, D] float32 or float16, lse [B, H, T] f32 -> stats [B, H, T] vec2 f32
 //

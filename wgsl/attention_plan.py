@@ -128,9 +128,15 @@ BACKWARD = {
 }
 
 
-def plan(width: int, workgroup_bytes: int) -> Plan | None:
+# A software driver has a few cores to fill, a card hundreds of places.
+WANTED_GROUPS = {"CPU": 16}
+
+
+def plan(width: int, workgroup_bytes: int, adapter_type: str = "") -> Plan | None:
     """The tiles for heads of `width`, or None where none fits `workgroup_bytes`."""
     table = min((w for w in FORWARD if w >= width), default=max(FORWARD))
     forward = next((t for t in FORWARD[table] if t.forward_bytes(width) <= workgroup_bytes), None)
     backward = next((t for t in BACKWARD[table] if t.backward_bytes(width) <= workgroup_bytes), None)
-    return Plan(forward, backward, backward) if forward and backward else None
+    if forward is None or backward is None:
+        return None
+    return Plan(forward, backward, backward, WANTED_GROUPS.get(adapter_type, Plan.wanted_groups))

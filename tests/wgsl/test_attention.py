@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,19 +23,19 @@ CASES = [c for c in cases(True) if c.op in ("attention", "attention_backward")]
 TILES = sorted(set(itertools.chain(*FORWARD.values(), *BACKWARD.values())), key=repr)
 
 
-@pytest.fixture(scope="module")
-def device() -> WgpuDevice:
-    return WgpuDevice()
+@pytest.fixture
+def device(wgpu_device: Any) -> WgpuDevice:
+    return wgpu_device
 
 
 @pytest.fixture
-def planned(device: WgpuDevice):
+def planned(device: WgpuDevice) -> Iterator[WgpuDevice]:
     """The device, with its plan set back afterwards."""
     yield device
     device.attention_plan = None
 
 
-def check(case: Case, device: WgpuDevice) -> None:
+def check(case: Case, device: Any) -> None:
     result = check_case(case, device)
     assert result.ok, f"{result.name}: {result.output} off by {result.error:.3g}, allowed {result.limit:.3g}"
 
@@ -73,6 +75,38 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=10_000)
     check(_attention("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, q_start=1), planned)
+
+
+@pytest.mark.parametrize(
+    ("shape", "q_start", "window"),
+    [
+        ((1, 1, 8, 1, 64), 700, 0),  # the most rows that the decoding kernel takes
+        ((2, 3, 4, 2, 40), 129, 0),
+        ((1, 2, 6, 2, 10), 255, 70),  # element by element
+        ((1, 1, 3, 3, 256), 63, 0),
+        ((1, 1, 9, 1, 64), 191, 0),  # one row too many for it
+    ],
+)
+def test_decoding_ignores_the_cache_beyond_its_last_token(
+    shape: tuple[int, int, int, int, int], q_start: int, window: int, device: WgpuDevice
+) -> None:
+    """What lies there is NaN: not one bit of it may show. Against the same cache cut to its length."""
+    b, t, h, g, d = shape
+    x = _inputs(shape)
+    rng = np.random.default_rng(1)
+    for name in ("k", "v"):
+        x[name] = np.full((b, q_start + t + 333, g, d), np.nan, F32)
+        x[name][:, : q_start + t] = rng.standard_normal((b, q_start + t, g, d))
+    x["q_start"][0] = q_start
+    names = ("q", "k", "v", "starts", "q_start")
+    cut = {n: (v[:, : q_start + t] if n in "kv" else v) for n, v in x.items()}
+    wide = {n: v.astype(np.float64) if v.dtype == F32 else v for n, v in cut.items()}
+    exact = ReferenceDevice().attention(*(wide[n] for n in names), scale=0.3, window=window)
+    plain = ReferenceDevice().attention(*(cut[n] for n in names), scale=0.3, window=window)
+    found = device.attention(*(device.upload(x[n]) for n in names), scale=0.3, window=window)
+    for array, value, same in zip(found, exact, plain):
+        limit = MULTIPLE["forward"] * np.abs(same - value).max() + BUILTIN_ULPS * EPSILON * np.abs(value).max()
+        assert np.abs(device.download(array) - value).max() <= limit
 
 
 def _inputs(shape: tuple[int, int, int, int, int], seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,0 +1,213 @@
+// attention.wgsl for few queries and many keys: all ROWS = T H / G queries of a key/value head stand in one workgroup,
+// so that a key is read once.
+//
+//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; starts [B, T] i32; q_start [1] i32
+//   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
+//   attention_combine.wgsl; with splits = 1 the results themselves.
+//
+// Dispatch: splits * G * B workgroups (folded) of 128. A workgroup walks every `splits`-th tile of 64 keys in the range
+// that is seen. Scores: 4 invocations a key; softmax: 16 invocations a row; output: COLUMNS invocations across D, 128 /
+// COLUMNS keys at a time. Memory-bound: 16 bytes a load.
+//
+// Dao et al., Flash-Decoding (2023).
+struct Params {
+  batch: u32, queries: u32, keys: u32, heads: u32,
+  kv_heads: u32, splits: u32, window: u32, scale: f32,
+}
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> q: array<Q_T>;
+@group(0) @binding(2) var<storage, read> k: array<K_T>;
+@group(0) @binding(3) var<storage, read> v: array<V_T>;
+@group(0) @binding(4) var<storage, read> starts: array<i32>;
+@group(0) @binding(5) var<storage, read> q_start: array<i32>;
+@group(0) @binding(6) var<storage, read_write> o: array<O_T>;
+@group(0) @binding(7) var<storage, read_write> lse: array<f32>;
+
+const KEYS: u32 = 64u;
+const AT_ONCE: u32 = 128u / COLUMNS;
+const MASKED: f32 = -1e30;
+const FLOOR: f32 = -1e20;
+const LOG2E: f32 = 1.4426950408889634;
+const LN2: f32 = 0.6931471805599453;
+
+var<workgroup> q_tile: array<array<vec4<f32>, W4_PADDED>, ROWS>;
+var<workgroup> part_tile: array<array<array<f32, 5>, KEYS>, ROWS>;  // quarters of a score; 5: no bank twice
+var<workgroup> p_tile: array<array<f32, KEYS>, ROWS>;
+var<workgroup> reduce_tile: array<array<f32, 16>, 8>;
+var<workgroup> shrink_tile: array<f32, 8>;
+var<workgroup> out_tile: array<array<vec4<f32>, COLUMNS>, AT_ONCE>;
+
+// Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
+#if VEC
+fn load_q(row: u32, c: u32) -> vec4<f32> {
+  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
+  return vec4<f32>(0.0);
+}
+fn load_k(row: u32, c: u32) -> vec4<f32> {
+  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
+  return vec4<f32>(0.0);
+}
+fn load_v(row: u32, c: u32) -> vec4<f32> {
+  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
+  return vec4<f32>(0.0);
+}
+fn store_o(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { o[row * W4 + c] = O_T(y); } }
+#else
+fn load_q(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn load_k(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn load_v(row: u32, c: u32) -> vec4<f32> {
+  var x = vec4<f32>(0.0);
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
+  return x;
+}
+fn store_o(row: u32, c: u32, y: vec4<f32>) {
+  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { o[row * WIDTH + 4u * c + e] = O_T(y[e]); }
+}
+#endif
+
+@compute @workgroup_size(128)
+fn main(
+  @builtin(workgroup_id) wg: vec3<u32>,
+  @builtin(num_workgroups) nwg: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+) {
+  var id = wg.x + wg.y * nwg.x;
+  if (id >= p.splits * p.kv_heads * p.batch) { return; }
+  let split = id % p.splits;
+  id /= p.splits;
+  let kv_head = id % p.kv_heads;
+  let b = id / p.kv_heads;
+  let group = p.heads / p.kv_heads;
+  let first_position = u32(q_start[0]);
+  let end_key = min(first_position + p.queries, p.keys);
+  var first_key = u32(starts[b * p.queries]);
+  if (p.window > 0u) { first_key = max(first_key, first_position + 1u - min(p.window, first_position + 1u)); }
+
+  // Row r is query r / group of head kv_head * group + r % group.
+  for (var at = lid; at < ROWS * W4_PADDED; at += 128u) {
+    let r = at / W4_PADDED;
+    let row = (b * p.queries + r / group) * p.heads + kv_head * group + r % group;
+    q_tile[r][at % W4_PADDED] = load_q(row, at % W4_PADDED) * (p.scale * LOG2E);
+  }
+
+  // This invocation's row of the softmax (there are fewer rows than 8: the others idle there).
+  let r_mine = lid / 16u;
+  let t_mine = min(r_mine, ROWS - 1u) / group;
+  let high = min(first_position + t_mine, p.keys - 1u);
+  var low = u32(starts[b * p.queries + t_mine]);
+  if (p.window > 0u) {
+    low = max(low, first_position + t_mine + 1u - min(p.window, first_position + t_mine + 1u));
+  }
+  var row_max = FLOOR;
+  var row_sum = 0.0;
+
+  let column = lid % COLUMNS;
+  let key_group = lid / COLUMNS;
+  var acc: array<vec4<f32>, ROWS>;
+#unroll r ROWS
+  acc[$r] = vec4<f32>(0.0);
+#end
+
+  for (var tile = first_key / KEYS + split; tile * KEYS < end_key; tile += p.splits) {
+    let j0 = tile * KEYS;
+    workgroupBarrier();
+#unroll pass 2
+    {
+      let key = $passu * 32u + lid / 4u;
+      var dots: array<f32, ROWS>;
+#unroll r ROWS
+      dots[$r] = 0.0;
+#end
+      if (j0 + key < end_key) {
+        let row = (b * p.keys + j0 + key) * p.kv_heads + kv_head;
+#unroll step STEPS
+        {
+          let c = lid % 4u + 4u * $stepu;
+          let x = load_k(row, c);
+#unroll r ROWS
+          dots[$r] += dot(q_tile[$r][c], x);
+#end
+        }
+#end
+      }
+#unroll r ROWS
+      part_tile[$r][key][lid % 4u] = dots[$r];
+#end
+    }
+#end
+    workgroupBarrier();
+
+    var s = vec4<f32>(MASKED);
+    if (r_mine < ROWS) {
+#unroll e 4
+      {
+        let key = lid % 16u + 16u * $eu;
+        if (j0 + key >= low && j0 + key <= high) {
+          let quarters = part_tile[r_mine][key];
+          s[$e] = quarters[0] + quarters[1] + quarters[2] + quarters[3];
+        }
+      }
+#end
+    }
+    reduce_tile[r_mine][lid % 16u] = max(max(s.x, s.y), max(s.z, s.w));
+    workgroupBarrier();
+    var m = row_max;
+    for (var x = 0u; x < 16u; x++) { m = max(m, reduce_tile[r_mine][x]); }
+    let weights = exp2(s - vec4<f32>(m));
+    let shrink = exp2(row_max - m);
+    row_max = m;
+    row_sum = row_sum * shrink + (weights.x + weights.y + weights.z + weights.w);
+    if (lid % 16u == 0u) { shrink_tile[r_mine] = shrink; }
+    if (r_mine < ROWS) {
+#unroll e 4
+      p_tile[r_mine][lid % 16u + 16u * $eu] = weights[$e];
+#end
+    }
+    workgroupBarrier();
+
+#unroll r ROWS
+    acc[$r] *= shrink_tile[$r];
+#end
+#unroll n KEY_STEPS
+    {
+      let key = key_group + AT_ONCE * $nu;
+      if (j0 + key < end_key) {  // beyond it there may be anything, and 0 times NaN is not 0
+        let x = load_v((b * p.keys + j0 + key) * p.kv_heads + kv_head, column);
+#unroll r ROWS
+        acc[$r] += p_tile[$r][key] * x;
+#end
+      }
+    }
+#end
+  }
+
+  workgroupBarrier();
+  reduce_tile[r_mine][lid % 16u] = row_sum;
+  workgroupBarrier();
+  if (lid % 16u == 0u && r_mine < ROWS) {
+    var total = 0.0;
+    for (var x = 0u; x < 16u; x++) { total += reduce_tile[r_mine][x]; }
+    let head = kv_head * group + r_mine % group;
+    lse[((split * p.batch + b) * p.heads + head) * p.queries + t_mine] = LN2 * (row_max + log2(max(total, 1e-30)));
+    shrink_tile[r_mine] = select(0.0, 1.0 / total, total > 0.0);
+  }
+#unroll r ROWS
+  workgroupBarrier();
+  out_tile[key_group][column] = acc[$r];
+  workgroupBarrier();
+  if (lid < COLUMNS) {
+    var sum = out_tile[0][lid];
+    for (var x = 1u; x < AT_ONCE; x++) { sum += out_tile[x][lid]; }
+    let row = ((split * p.batch + b) * p.queries + $ru / group) * p.heads + kv_head * group + $ru % group;
+    store_o(row, lid, sum * shrink_tile[$r]);
+  }
+#end
+}
