@@ -49,13 +49,16 @@ class EmbeddingOps(Elements):
         dtable = self.zeros((vocab_size, columns))
         if ids.size == 0:
             return dtable
-        vec = vector_width(columns)
+        vec, n = vector_width(columns), ids.size
         constants: dict[str, Constant] = {"C_T": compute_type(vec), "DY_T": wgsl_type(dy.dtype, vec)}
-        x, y, _ = self.groups(ids.size, 1)
-        groups = (x, y, -(-columns // vec // GROUP))
+        links = self.empty((n,), np.uint32)
+        params = [n, columns // vec, 0, vocab_size]
+        groups = self.groups(n, GROUP)
+        self.launch("embedding_backward", [ids, links, dy, None], params, groups, constants, entry="link")
         for first, last in self.row_windows(vocab_size, columns * 4):
             part = self.view(dtable, (last - first, columns), first * columns)
-            params = [ids.size, columns // vec, first, last]
-            work = 4.0 * ids.size * ids.size
-            self.launch("embedding_backward", [dy, ids, part], params, groups, constants, work=work)
+            params = [n, columns // vec, first, last]
+            groups = self.groups(n * columns // vec, GROUP)
+            work = 2.0 * dy.nbytes
+            self.launch("embedding_backward", [ids, links, dy, part], params, groups, constants, work=work)
         return dtable
