@@ -10,7 +10,7 @@ from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.norm import lanes_of_row
 
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
-# QK-norm's rows; more rows than the workgroups of a dweight pass take at once; rows that fill all registers, longer ones
+# QK-norm's rows; more rows than the workgroups of a dweight pass take at once; rows that fill registers, longer ones
 # (of the forward and the backward; with and without vectors of four).
 SHAPES = [(67, 64), (37, 96), (41, 128), (4099, 64), (9, 4096), (5, 8192), (3, 16384), (3, 16388), (3, 1024), (3, 5001)]
 
