@@ -1,0 +1,169 @@
+"""The shape of the house: which rooms there are, what may import what, and that the package holds what the tree holds."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("wgsl", "hip", "autograd", "train")
+# What each room may import of the others. Nothing points back, and a device knows no Tensor.
+MAY_IMPORT = {
+    "wgsl": {"wgsl"},
+    "hip": {"hip"},
+    "autograd": {"autograd", "wgsl", "hip"},
+    "train": {"train", "autograd"},
+}
+PRIVATE = re.compile(r"wgpu\.backends|\._internal\b")
+LONGEST_FILE = 400
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [p for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import, and of importlib.import_module with a literal name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: relative import: write wgrad.<room>.<file>"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+            if node.args and isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.lineno
+
+
+def test_rooms_have_no_init() -> None:
+    found = [relative(p) for room in ROOMS for p in (ROOT / room).rglob("__init__.py")]
+    assert found == [], "a room with __init__.py would hide an installed `hip` or `autograd`"
+
+
+def test_packages_are_those_of_the_tree() -> None:
+    """`packages` in pyproject.toml lists every folder that holds a source file, and maps each to its place."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    kinds = {".py", ".wgsl", ".hip", ".hpp", ".md"}
+    folders = {p.parent for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in kinds}
+    tree = {"wgrad", *("wgrad." + relative(f).replace("/", ".") for f in folders)}
+    assert set(tools["packages"]) == tree
+    places = {name: name.removeprefix("wgrad.").replace(".", "/") for name in tree if name != "wgrad"}
+    assert tools["package-dir"] == {"wgrad": "src/wgrad", **places}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_links_lead_to_the_rooms(room: str) -> None:
+    link = ROOT / "src" / "wgrad" / room
+    if link.is_file():  # git on Windows writes a link as a text file
+        assert link.read_text(encoding="utf-8").strip() == f"../../{room}"
+    else:
+        assert os.readlink(link) == f"../../{room}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_one_way(room: str) -> None:
+    wrong = []
+    for path in python_files(room):
+        for module, line in imported_modules(path):
+            parts = module.split(".")
+            if parts[0] == "wgrad" and len(parts) > 1 and parts[1] in ROOMS and parts[1] not in MAY_IMPORT[room]:
+                wrong.append(f"{relative(path)}:{line}: {module}")
+            if parts[0] in ROOMS:
+                wrong.append(f"{relative(path)}:{line}: {module}: import wgrad.{parts[0]}")
+    assert wrong == [], f"{room} may import {sorted(MAY_IMPORT[room])} only"
+
+
+def test_only_wgsl_imports_wgpu() -> None:
+    wrong = [
+        f"{relative(path)}:{line}"
+        for path in python_files("autograd", "train", "hip", "src", "examples")
+        for module, line in imported_modules(path)
+        if module.split(".")[0] == "wgpu"
+    ]
+    assert wrong == []
+
+
+def test_no_torch_at_run_time() -> None:
+    wrong = [
+        f"{relative(path)}:{line}: {module}"
+        for path in python_files(*ROOMS, "src")
+        for module, line in imported_modules(path)
+        if module.split(".")[0] in {"torch", "transformers", "peft", "bitsandbytes"}
+    ]
+    assert wrong == []
+
+
+def test_one_file_touches_private_parts_of_wgpu() -> None:
+    touching = {relative(p) for p in python_files(*ROOMS, "src") if PRIVATE.search(p.read_text(encoding="utf-8"))}
+    assert touching == {"wgsl/native.py"}
+
+
+def test_no_file_is_named_like_a_standard_module() -> None:
+    """Scripts of a room run with the room on sys.path; and `hip/hip.py` would pass for hip-python."""
+    taken = sys.stdlib_module_names | {"hip", "autograd", "wgpu", "numpy"}
+    files = [p for p in python_files(*ROOMS) if p.stem != "__main__"]
+    wrong = [relative(p) for p in files if p.stem in taken]
+    assert wrong == []
+
+
+def test_python_files_stay_small() -> None:
+    lines = {relative(p): len(p.read_text(encoding="utf-8").splitlines()) for p in python_files(*ROOMS)}
+    assert {name: n for name, n in lines.items() if n > LONGEST_FILE} == {}
+
+
+def test_every_shader_is_launched_and_opens_with_a_comment() -> None:
+    launchers = "\n".join(p.read_text(encoding="utf-8") for p in python_files("wgsl"))
+    shaders = sorted((ROOT / "wgsl").glob("*.wgsl"))
+    assert shaders
+    unused = [relative(p) for p in shaders if not re.search(rf"""["']{p.stem}["']""", launchers)]
+    assert unused == [], "no launcher in wgsl/*.py names these"
+    bare = [relative(p) for p in shaders if not p.read_text(encoding="utf-8").startswith("//")]
+    assert bare == [], "a shader opens with its formula, its buffers and its dispatch"
+
+
+@pytest.mark.parametrize("links", ["absent", "text files"])
+def test_runs_without_links(tmp_path: Path, links: str) -> None:
+    """A checkout in which src/wgrad has no links to the rooms finds them at the top of the repository."""
+    skip = shutil.ignore_patterns("__pycache__")
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=skip)
+    package = tmp_path / "src" / "wgrad"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "src" / "wgrad" / "__init__.py", package)
+    if links == "text files":
+        for room in ROOMS:
+            (package / room).write_text(f"../../{room}")
+    code = (
+        "import wgrad, wgrad.autograd.tensor as a, wgrad.wgsl.compile as w, wgrad.train.cli as t\n"
+        "print(wgrad.__file__, a.__file__, w.__file__, t.__file__, sep='\\n')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert all(Path(line).is_relative_to(tmp_path) for line in run.stdout.split())
+
+
+def test_a_room_hides_no_installed_package(tmp_path: Path) -> None:
+    """With the repository's root first on sys.path, `import hip` and `import autograd` still find what is installed."""
+    for name in ("hip", "autograd"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("installed = True\n")
+    code = "import hip, autograd; assert hip.installed and autograd.installed"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
