@@ -8,16 +8,18 @@ Each timed result is checked against float64 first, on a few rows.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import common
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
-from wgrad.autograd.device import NF4Array
+from wgrad.autograd.device import Array, NF4Array
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.errors import DeviceError
-from wgrad.wgsl.gemm import FLAT_SKINNY, LARGE, MEDIUM, SMALL, TALL_SKINNY, WIDE, Tile, choose_tile
+from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]
 # SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B at 2048 tokens: projections, head
@@ -35,8 +37,20 @@ MODEL = [
     ("tn", 576, 16, 2048),
     ("tn", 16, 1536, 2048),
 ]
-SWEEP_TILES = [LARGE, WIDE, MEDIUM, Tile(128, 64, 16, 2, 2), Tile(128, 128, 8, 2, 2), Tile(128, 256, 8, 2, 2), SMALL]
+# linear_nf4: [2048, K] times a weight [N, K] of the three models
+NF4 = [(2048, n, k) for n, k in (
+    (576, 576), (192, 576), (1536, 576), (576, 1536),
+    (2048, 2048), (512, 2048), (8192, 2048), (2048, 8192),
+    (4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336),
+)]  # fmt: skip
+SWEEP_TILES = [
+    Tile(m, n, k, 2, 2, pad)
+    for m, n, k in ((128, 128, 16), (64, 128, 16), (128, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8))
+    for pad in (0, 1)
+]
+NF4_TILES = [Tile(m, n, 16, 2, 2, pad) for m, n in ((64, 128), (128, 64), (64, 64), (128, 128)) for pad in (0, 1)]
 SKINNY_TILES = [TALL_SKINNY, FLAT_SKINNY, Tile(128, 16, 16, 1, 1), Tile(32, 16, 32, 1, 1), Tile(64, 16, 32, 1, 1)]
+SKINNY_TILES += [Tile(16, 128, 16, 1, 1), Tile(16, 64, 32, 1, 1), Tile(128, 16, 16, 2, 1), Tile(16, 128, 16, 1, 2)]
 
 
 def check(device: WgpuDevice, a: np.ndarray, b: np.ndarray, kind: str, c: np.ndarray) -> float:
@@ -57,7 +71,7 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
     variants: list[tuple[Tile, int]] = [chosen]
     if sweep:
         tiles = SKINNY_TILES if min(m, n) <= 16 else SWEEP_TILES
-        splits = [1, 2, 4, 8, 16] if m * n < 2048 * 1600 else [1]
+        splits = [1, 2, 4, 8, 16, 32] if m * n <= 2048 * 600 else [1]
         variants += [(t, s) for t in tiles for s in splits if s * 64 <= k and (t, s) != chosen]
     for tile, split in variants:
         try:
@@ -76,7 +90,7 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
             print("failed", tile, split, str(problem)[:200])
             continue
         report.row(
-            op=f"gemm_{kind}", m=m, n=n, k=k, tile=f"{tile.m}x{tile.n}x{tile.k}/{tile.tm4}{tile.tn4}", splits=split,
+            op=f"gemm_{kind}", m=m, n=n, k=k, tile=name_of(tile), splits=split,
             chosen=(tile, split) == chosen, tflops=2 * m * n * k / seconds / 1e12, us=seconds * 1e6, spread=spread,
             error=error,
         )  # fmt: skip
@@ -97,11 +111,11 @@ def torch_peer(report: Report, kind: str, m: int, n: int, k: int) -> None:
     )  # fmt: skip
 
 
-def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int) -> None:
-    """linear_nf4 and its dx, with double quantisation and a LoRA term of rank 16."""
+def random_nf4(device: WgpuDevice, n: int, k: int) -> NF4Array:
+    """A weight with double quantisation."""
     rng = np.random.default_rng(0)
     blocks = n * k // 64
-    weight = NF4Array(
+    return NF4Array(
         packed=device.upload(rng.integers(0, 256, n * k // 2).astype(np.uint8)),
         absmax=device.upload(rng.integers(0, 256, blocks).astype(np.uint8)),
         shape=(n, k),
@@ -110,24 +124,62 @@ def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int) -> Non
         nested_offset=device.upload(np.ones(1, np.float32)),
     )
 
-    def normal(*shape: int) -> Any:
-        return device.upload(rng.standard_normal(shape).astype(np.float32))
 
-    x, dy, u, v, w = normal(m, k), normal(m, n), normal(m, 16), normal(n, 16), normal(16, k)
-    for name, work in (
-        ("linear_nf4", lambda: device.linear_nf4(x, weight)),
-        ("linear_nf4+lora", lambda: device.linear_nf4(x, weight, lowrank=(u, v))),
-        ("linear_nf4_backward", lambda: device.linear_nf4_backward(dy, weight)),
-        ("linear_nf4_backward+lora", lambda: device.linear_nf4_backward(dy, weight, lowrank=(u, w))),
-    ):
+def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep: bool) -> None:
+    """linear_nf4 and its dx, each with a LoRA term of rank 16, and checked against the dense product of the decoded
+    weight."""
+    rng = np.random.default_rng(0)
+    weight = random_nf4(device, n, k)
+    decoded = device.download(device.nf4_dequantize(weight)).astype(np.float64)
+    for backward in (False, True):
+        inner, outer = (n, k) if backward else (k, n)
+        x, u = rng.standard_normal((m, inner)), rng.standard_normal((m, 16))
+        v = rng.standard_normal((16, outer) if backward else (outer, 16))
+        exact = x[:8] @ (decoded if backward else decoded.T) + u[:8] @ (v if backward else v.T)
+        dx, du, dv = (device.upload(t.astype(np.float32)) for t in (x, u, v))
+        out = device.empty((m, outer))
+        chosen = choose_tile(m, outer, inner, 1, device.workgroup_bytes)
+        variants = [chosen]
+        if sweep:
+            splits = [1, 2, 3, 4] if m * outer <= 2048 * 2048 else [1]
+            variants += [(t, s) for t in NF4_TILES for s in splits if (t, s) != chosen]
+        for tile, split in variants:
+            options = {"bias": None, "residual": None, "lowrank": (du, dv), "accumulate": False}
+            work = partial(
+                device._product, dx, weight, out, (m, outer, inner), 1, False, not backward, 1.0, **options,
+                tile=tile, splits=split,
+            )  # fmt: skip
+            time_nf4(device, report, work, out, exact, {
+                "op": "linear_nf4_backward" if backward else "linear_nf4", "m": m, "n": n, "k": k,
+                "tile": name_of(tile), "splits": split, "chosen": (tile, split) == chosen,
+            })  # fmt: skip
+
+
+def time_nf4(
+    device: WgpuDevice, report: Report, work: Callable[[], None], out: Array, exact: np.ndarray, row: dict[str, Any]
+) -> None:
+    try:
+        device.fill(out, 0.0)
+        work()
+        got = device.download(out)[: len(exact)]
         seconds, spread = time_device(device, work)
-        report.row(op=name, m=m, n=n, k=k, tflops=2 * m * n * k / seconds / 1e12, us=seconds * 1e6, spread=spread)
+    except DeviceError as problem:
+        print("failed", row, str(problem)[:200])
+        return
+    error = float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+    flop = 2 * row["m"] * row["n"] * row["k"]
+    report.row(**row, tflops=flop / seconds / 1e12, us=seconds * 1e6, spread=spread, error=error)
+
+
+def name_of(tile: Tile) -> str:
+    return f"{tile.m}x{tile.n}x{tile.k}/{tile.tm4}{tile.tn4}" + (f"+{tile.pad}" if tile.pad else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
     parser.add_argument("--sweep", action="store_true", help="all tiles, not only the one that is chosen")
+    parser.add_argument("--nf4-only", action="store_true")
     parser.add_argument("--small", action="store_true", help="small sizes, to try the script on a slow device")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
@@ -139,11 +191,14 @@ def main() -> None:
         common.WARM_SECONDS = 0.1  # hundreds of variants one after another keep the card warm
     device = WgpuDevice(args.device)
     report = Report("gemm", device, args.out)
-    shapes = [("nn", 64, 64, 64), ("tn", 64, 16, 128)] if args.small else SQUARE + MODEL
-    for kind, m, n, k in shapes:
+    if args.small:
+        dense, nf4 = [("nn", 64, 64, 64), ("tn", 64, 16, 128)], [(64, 64, 128)]
+    else:
+        dense, nf4 = SQUARE + MODEL, NF4
+    for kind, m, n, k in [] if args.nf4_only else dense:
         bench_shape(device, report, kind, m, n, k, args.sweep)
-    for m, n, k in [(64, 64, 64)] if args.small else [(2048, 576, 576), (2048, 1536, 576), (2048, 14336, 4096)]:
-        bench_nf4(device, report, m, n, k)
+    for m, n, k in nf4:
+        bench_nf4(device, report, m, n, k, args.sweep)
 
 
 if __name__ == "__main__":

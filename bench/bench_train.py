@@ -25,8 +25,8 @@ from common import Report, has_cuda, median_spread
 
 from wgrad.autograd.device import NF4Array
 from wgrad.train.config import FinetuneConfig
-from wgrad.train.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.loop import Trainer
+from wgrad.train.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model import Model
 from wgrad.train.model_config import ModelConfig, parse_model_config
 from wgrad.train.optim import AdamW, FlatParameters, ParameterSpec

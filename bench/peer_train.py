@@ -13,7 +13,7 @@ import time
 from importlib.metadata import version
 
 import torch
-from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -35,7 +35,11 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
         model = AutoModelForCausalLM.from_pretrained(
             folder, quantization_config=quantization, dtype=torch.bfloat16, device_map={"": 0}
         )
-    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing)
+    # The lean way: what prepare_model_for_kbit_training does besides casting everything unquantised to float32.
+    model.requires_grad_(False)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=TARGETS, task_type="CAUSAL_LM"))
 
 

@@ -24,6 +24,7 @@ class Tile:
     k: int
     tm4: int
     tn4: int
+    pad: int = 0
 
     @property
     def threads(self) -> int:
@@ -31,7 +32,7 @@ class Tile:
 
     @property
     def workgroup_bytes(self) -> int:
-        return (self.m + self.n) * self.k * 4 + 64
+        return (self.m + self.n + 8 * self.pad) * self.k * 4 + 64
 
 
 LARGE = Tile(128, 128, 16, 2, 2)
@@ -224,6 +225,7 @@ class GemmOps(Runtime):
             "TILE_N": tile.n,
             "TILE_K": tile.k,
             "DIRECT": self.software,
+            "PAD": tile.pad,
             "TM4": tile.tm4,
             "TN4": tile.tn4,
             "ACC_ROWS": 4 * tile.tm4,
