@@ -126,6 +126,10 @@ class Pool:
         self.reserved_bytes -= freed
         return freed
 
+    def is_scratch(self, lease: Lease) -> bool:
+        """While recording: was this allocated inside the recording?"""
+        return self._touched is not None and lease.block in self._touched
+
     def begin_capture(self) -> None:
         self._touched = set()
 

@@ -1,6 +1,7 @@
-// out[i] = word, as 32-bit words.
+// out[i] = word, as 32-bit words. A last word of which only some bytes are the array's (tail_mask != 0) keeps the others:
+// they may be another view's.
 //   out [words] u32. Dispatch: ceil(words / 1024) workgroups (folded), 4 words an invocation.
-struct Params { words: u32, word: u32 }
+struct Params { words: u32, word: u32, tail_mask: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 
@@ -9,6 +10,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let base = (wg.x + wg.y * nwg.x) * 1024u + lid;
   for (var i = 0u; i < 4u; i++) {
     let at = base + i * 256u;
-    if (at < p.words) { out[at] = p.word; }
+    if (at + 1u == p.words && p.tail_mask != 0u) {
+      out[at] = (p.word & p.tail_mask) | (out[at] & ~p.tail_mask);
+    } else if (at < p.words) {
+      out[at] = p.word;
+    }
   }
 }

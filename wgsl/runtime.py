@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.wgsl import adapters, native
-from wgrad.wgsl.buffers import Array, Block, Pool
+from wgrad.wgsl.buffers import Array, Block, Lease, Pool
 from wgrad.wgsl.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.errors import DeviceError, OutOfMemory
 from wgrad.wgsl.profiler import Profiler
@@ -46,6 +46,8 @@ class Replay:
         self._runtime = runtime
         self._chunks: list[list[native.Dispatch]] = []
         self.names: list[list[str]] = []
+        # Arrays from outside of the recording: without them their memory, and the bind groups on it, could go.
+        self._leases: set[Lease] = set()
 
     @property
     def dispatches(self) -> int:
@@ -68,7 +70,7 @@ class Runtime:
         info, limits = adapter.info, self._device.limits
         self.adapter_type: str = info["adapter_type"]
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
-        # A driver that runs shaders on the CPU wants other kernels; `software` may be overridden before the first launch.
+        # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
@@ -132,20 +134,31 @@ class Runtime:
 
     def _fill_words(self, out: Array, word: int) -> None:
         for part in self.flat_windows(out):
-            words = (part.nbytes + 3) // 4
-            self.launch("fill", [part], [words, word], self.groups(words, 256 * 4))
+            words, odd = (part.nbytes + 3) // 4, part.nbytes % 4
+            self.launch("fill", [part], [words, word, (1 << 8 * odd) - 1], self.groups(words, 256 * 4))
 
     def upload(self, host: np.ndarray) -> Array:
+        if host.dtype == np.int64:
+            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
         array = self.empty(host.shape, host.dtype)
-        self.write(array, host)
+        self._write(array, host, np.zeros(0, np.uint8))
         return array
 
     def write(self, array: Array, host: np.ndarray) -> None:
+        odd = array.nbytes % 4  # bytes of a last word that may be shared with a neighbour: it keeps its own
+        self._write(array, host, self._last_word(array)[odd:] if odd else np.zeros(0, np.uint8))
+
+    def _last_word(self, array: Array) -> np.ndarray:
+        self.flush()
+        word = self._device.queue.read_buffer(array.lease.block.buffer, array.offset + array.nbytes // 4 * 4, 4)
+        return np.frombuffer(word, np.uint8)
+
+    def _write(self, array: Array, host: np.ndarray, tail: np.ndarray) -> None:
         # A write takes its place in the queue at once, so what was recorded before it goes first.
         self.flush()
         data = np.ascontiguousarray(host, dtype=array.dtype).reshape(-1).view(np.uint8)
         if data.nbytes % 4:
-            data = np.concatenate([data, np.zeros(-data.nbytes % 4, np.uint8)])
+            data = np.resize(np.append(data, tail), -(-data.nbytes // 4) * 4)
         for at in range(0, data.nbytes, _STAGING_BYTES):
             self._queue.write(array.lease.block.buffer, array.offset + at, data[at : at + _STAGING_BYTES])
             if data.nbytes > _STAGING_BYTES:
@@ -235,6 +248,8 @@ class Runtime:
                 f"{pipeline.name}: a dispatch of {groups} workgroups exceeds {MAX_GROUPS} in one dimension"
             )
         bind_group = self._bind(pipeline, arrays, params)
+        if self._replay is not None:
+            self._replay._leases.update(a.lease for a in arrays if a is not None and not self._pool.is_scratch(a.lease))
         self._pending.append((pipeline.handle, bind_group, *groups))
         self._pending_names.append(pipeline.name)
         self._pending_work += work

@@ -139,6 +139,26 @@ def test_a_write_waits_for_work_recorded_before_it(wgpu_device: WgpuDevice) -> N
     assert (wgpu_device.download(doubled) == 2).all() and (wgpu_device.download(again) == 10).all()
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16])
+@pytest.mark.parametrize("size", [1, 3, 7, 1023])
+def test_writes_and_fills_leave_the_neighbours_alone(size, dtype, wgpu_device) -> None:
+    wide = (1 + np.arange(size + 9) % 100).astype(dtype)
+    memory = wgpu_device.upload(wide)
+    part = wgpu_device.view(memory, (size,))
+    wgpu_device.write(part, np.zeros(size, dtype))
+    np.testing.assert_array_equal(wgpu_device.download(memory)[size:], wide[size:])
+    assert not wgpu_device.download(part).any()
+    if dtype == np.float16:
+        wgpu_device.fill(part, 3.0)
+        np.testing.assert_array_equal(wgpu_device.download(memory)[size:], wide[size:])
+        assert (wgpu_device.download(part) == 3).all()
+
+
+def test_int64_is_refused(wgpu_device: WgpuDevice) -> None:
+    with pytest.raises(ValueError, match=r"int64 is not a device dtype \(array of shape \(2, 3\)\); convert it"):
+        wgpu_device.upload(np.zeros((2, 3), np.int64))
+
+
 # ---- launches ------------------------------------------------------------------------------
 def test_order_holds_over_many_submissions(wgpu_device: WgpuDevice) -> None:
     x, one = wgpu_device.zeros((67,)), wgpu_device.upload(np.ones(67, np.float32))
@@ -289,6 +309,22 @@ def test_a_replay_outlives_a_trim(fresh: WgpuDevice, rng: np.random.Generator) -
     fresh.fill(out, 0.0)
     replay.run()
     np.testing.assert_array_equal(fresh.download(out), wanted)
+
+
+def test_a_replay_keeps_the_arrays_that_it_reads(fresh: WgpuDevice) -> None:
+    """An input dropped by everyone else must neither go back to the driver nor become somebody else's memory."""
+    x = fresh.upload(np.full(1 << 18, 3, np.float32))
+    start = fresh.memory().in_use_bytes
+    with fresh.capture() as replay:
+        out = fresh.add(x, x)
+    del x
+    fresh.trim()
+    others = [fresh.zeros((1 << 18,)) for _ in range(3)]
+    fresh.fill(out, 0.0)
+    replay.run()
+    assert (fresh.download(out) == 6).all()
+    del others, out, replay
+    assert fresh.memory().in_use_bytes == start - (1 << 20)  # and with the replay its hold on x goes
 
 
 def test_a_recording_inside_a_recording_is_refused(wgpu_device: WgpuDevice) -> None:
