@@ -183,6 +183,7 @@ def _run(session: Session, state: TrainingState | None) -> int:
         adapter = None if config.full else (lambda folder: _save_adapter(session, built, folder))
         save_state(config.out, done, optimizer.state_arrays(), extra, adapter)
 
+    _start_profile(session)
     done = stream.step
     session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
     begun = time.monotonic()
@@ -194,6 +195,16 @@ def _run(session: Session, state: TrainingState | None) -> int:
         results |= _measure(session, trainer, built, held_out, "after")
         _finish(session, built, metrics, results, run.skipped)
     return 0
+
+
+def _start_profile(session: Session) -> None:
+    """--profile: from here on each kernel is timed (which costs some speed)."""
+    if session.config.profile:
+        profile = getattr(session.device, "profile", None)
+        if profile is None:
+            session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")
+        else:
+            profile(True)
 
 
 def _restore(session: Session, optimizer: AdamW, state: TrainingState, info: dict[str, Any]) -> None:

@@ -180,11 +180,19 @@ def test_bitsandbytes_loads_what_we_quantised(double: bool, device: Device) -> N
     state = functional.QuantState.from_dict(arrays, device=torch.device("cpu"))
     theirs = functional.dequantize_4bit(packed, state).numpy()
     np.testing.assert_array_equal(theirs, device.download(device.nf4_dequantize(ours)))
-    # And the values are those that bitsandbytes' own quantisation gives.
+    # And the values are those that bitsandbytes' own quantisation gives. The mean of the scales, which double
+    # quantisation takes off, is summed in another order: it may move a scale or two that lie on an edge to the next code.
     packed, state = functional.quantize_4bit(
         torch.tensor(value), blocksize=64, compress_statistics=double, quant_type="nf4"
     )
-    np.testing.assert_allclose(functional.dequantize_4bit(packed, state).numpy(), theirs, rtol=0, atol=2e-7)
+    wanted = functional.dequantize_4bit(packed, state).numpy()
+    difference = np.abs(theirs - wanted).ravel()
+    if not double:
+        assert not difference.any()
+        return
+    rounding = 4 * 2.0**-24 * np.abs(wanted).max()
+    step = np.diff(device.download(ours.nested_code)).max() * device.download(ours.nested_absmax).max()
+    assert (difference > rounding).mean() <= 3 * 64 / difference.size and difference.max() <= step + rounding
 
 
 def test_transformers_loads_our_quantised_checkpoint(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
