@@ -1,4 +1,4 @@
-"""The shape of the house: which rooms there are, what may import what, and that the package holds what the tree holds."""
+"""The shape of the house: which rooms there are, what may import what, that packages and tree agree."""
 
 from __future__ import annotations
 
