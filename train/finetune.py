@@ -13,7 +13,7 @@ from rich.console import Console
 
 from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
-from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
+from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import WEIGHTS_FILE, save_adapter
 from wgrad.train.build import TrainableModel, build_trainable
 from wgrad.train.checkpoint_files import TrainingState, check_info, drop_later, has_checkpoints, load_state, save_state
@@ -67,15 +67,9 @@ def run_finetune(config: FinetuneConfig) -> int:
         return 0
     session = _open(config)
     state = load_state(config.out) if config.resume else None
-    try:
-        return _run(session, state)
-    except DEVICE_ERRORS as error:
-        if type(error).__name__ != "OutOfMemory":
-            raise
-        raise WgradError(
-            f"{error}: the run does not fit on this device: try --checkpointing, a smaller --seq-len or --batch-size, "
-            "--compute float16, or a smaller model"
-        ) from error
+    if config.resume and state is None:
+        session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
+    return _run(session, state)
 
 
 def _already_done(config: FinetuneConfig) -> bool:
@@ -127,7 +121,15 @@ def _sample_prompt(session: Session) -> list[int]:
 def _build(session: Session) -> TrainableModel:
     config, begun = session.config, time.monotonic()
     positions = len(session.prompt) + SAMPLE_TOKENS
-    built = build_trainable(config, session.model_config, session.folder, session.device, positions=positions)
+    with session.console.status("loading weights") as status:  # shown on a terminal only
+        built = build_trainable(
+            config,
+            session.model_config,
+            session.folder,
+            session.device,
+            positions=positions,
+            progress=lambda done, total: status.update(f"loading weights: {done} of {total} tensors"),
+        )
     trained = built.parameters.count
     kind = "float32" if config.full else "NF4, double-quantised" if config.double_quant else "NF4"
     session.say(

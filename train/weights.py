@@ -165,16 +165,14 @@ def load_frozen(
     for done, spec in enumerate(specs):
         if spec.kind == "projection" and is_nf4(checkpoint.entries, spec.name):
             weights[spec.name] = read_nf4(checkpoint.entries, spec.name, spec.shape, device)
-            continue
-        value = checkpoint.read(spec)
-        if spec.kind in ("norm", "bias"):
-            weights[spec.name] = device.upload(to_float32(value))
+        elif spec.kind in ("norm", "bias"):
+            weights[spec.name] = device.upload(to_float32(checkpoint.read(spec)))
         elif spec.kind == "projection" and quantize:
-            full = upload_weight(value, device)
+            full = upload_weight(checkpoint.read(spec), device)
             weights[spec.name] = functional.nf4_quantize(device, full, block_size, double=double_quant)
             del full
         else:
-            weights[spec.name] = upload_weight(value, device)
+            weights[spec.name] = upload_weight(checkpoint.read(spec), device)
         if progress:
             progress(done + 1, len(specs))
     return weights

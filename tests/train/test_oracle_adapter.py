@@ -181,7 +181,7 @@ def test_bitsandbytes_loads_what_we_quantised(double: bool, device: Device) -> N
     theirs = functional.dequantize_4bit(packed, state).numpy()
     np.testing.assert_array_equal(theirs, device.download(device.nf4_dequantize(ours)))
     # And the values are those that bitsandbytes' own quantisation gives. The mean of the scales, which double
-    # quantisation takes off, is summed in another order: it may move a scale or two that lie on an edge to the next code.
+    # quantisation takes off, is summed in another order: a scale or two on an edge may get the next code.
     packed, state = functional.quantize_4bit(
         torch.tensor(value), blocksize=64, compress_statistics=double, quant_type="nf4"
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.autograd.device import Device
 from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import WEIGHTS_FILE
 from wgrad.train.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, load_state, save_state
@@ -156,6 +157,45 @@ def test_other_data_or_another_model_cannot_resume(
     assert main(options) == 2
     assert "--resume: the training data" in capsys.readouterr().err
     assert losses(tmp_path / "out") == losses(whole)  # nothing was touched
+
+
+def test_ctrl_c_says_what_is_saved_and_resumes_to_the_same_bits(whole: Path, text_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    command = [sys.executable, "-m", "wgrad.train.cli", *options_for(tmp_path / "model", text_data, out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not newest(out):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate()[1]
+    assert process.returncode == 130, errors
+    done = newest(out)
+    assert errors == f"wgrad: interrupted after step {done} of {STEPS}, which is saved; go on with --resume\n"
+    assert main([*options_for(tmp_path / "model", text_data, out), "--resume"]) == 0
+    same_result(out, whole)
+
+
+def test_a_run_on_wgpu_resumes_to_the_same_bits(
+    wgpu_device: Device, make_checkpoint: Any, text_data: Path, tmp_path: Path
+) -> None:
+    options = options_for(make_checkpoint(), text_data, tmp_path / "whole")
+    options[options.index("--device") + 1] = "wgpu"
+    assert main(options) == 0
+    interrupted(tmp_path / "whole", tmp_path / "again")
+    options[options.index("--out") + 1] = str(tmp_path / "again")
+    assert main([*options, "--resume"]) == 0
+    same_result(tmp_path / "again", tmp_path / "whole")
+
+
+def test_an_adapter_is_trained_further(whole: Path, text_data: Path, tmp_path: Path) -> None:
+    """--adapter starts where the other run ended, with that adapter's rank and scale."""
+    options = options_for(tmp_path / "model", text_data, tmp_path / "more")
+    options[options.index("--rank") + 1] = "7"  # the adapter's own is used
+    assert main([*options, "--adapter", str(whole), "--max-steps", "3"]) == 0
+    first, second = (json.loads((o / "results.json").read_text()) for o in (whole, tmp_path / "more"))
+    assert second["held_out_loss_before"] == first["held_out_loss_after"]
+    assert second["sample_before"] == first["sample_after"]
+    assert json.loads((tmp_path / "more" / "adapter_config.json").read_text())["r"] == 3
+    assert (tmp_path / "more" / WEIGHTS_FILE).read_bytes() != (whole / WEIGHTS_FILE).read_bytes()
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
