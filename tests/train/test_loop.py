@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.device import Device
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.build import TrainableModel, build_trainable
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.loop import Run, Trainer
@@ -174,19 +175,27 @@ def test_dropout_follows_the_seed_and_is_off_in_evaluation(make_checkpoint: Any,
     assert held_out == run(1, 0.0)[1]
 
 
-def test_float16_follows_float32(make_checkpoint: Any, device: Device) -> None:
+def test_float16_follows_float32_as_closely_as_a_plain_float16(make_checkpoint: Any, device: Device) -> None:
+    """Twelve steps in float16, beside float32 and float16 in NumPy."""
     if not device.float16:
         pytest.skip(f"{device.description} has no float16")
-    folder, losses = make_checkpoint(), []
-    for compute in ("float32", "float16"):
-        trainer, _, config = trainer_for(folder, device, compute=compute, max_steps=12)
+    folder = make_checkpoint()
+
+    def losses(where: Device, compute: str) -> np.ndarray:
+        trainer, _, config = trainer_for(folder, where, compute=compute, max_steps=12)
         for step in BatchStream(documents(), config):
             trainer.step(step, config.lr)
         history = trainer.read_history()
         assert np.isfinite(history).all()
-        losses.append(history[:, 0])
-    # float16 keeps 11 bits; a loss is a mean of many such errors, and twelve steps amplify them a little.
-    np.testing.assert_allclose(losses[1], losses[0], rtol=2.0**-11 * 8)
+        return history[:, 0]
+
+    true, plain, ours = (
+        losses(ReferenceDevice(), "float32"),
+        losses(ReferenceDevice(), "float16"),
+        losses(device, "float16"),
+    )
+    assert 0 < np.abs(plain - true).max() < 0.01 * true.max()
+    assert np.abs(ours - true).max() <= 3 * np.abs(plain - true).max()
 
 
 # ---- Run ---------------------------------------------------------------------------------------
