@@ -101,6 +101,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #endif
         dx[base + c] = DX_T(grad);
 #if DWEIGHT
+        // A row this long has a workgroup to itself, and no more workgroups are launched than there are rows: the first
+        // row of a place writes its sums, the others add.
         let before = select(part[place * p.columns + c], C_T(0.0), row == place);
         part[place * p.columns + c] = before + dyc * (xc * r);
 #endif
@@ -111,8 +113,5 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #unroll i PER
   if (c$i < p.columns) { part[place * p.columns + c$i] = dw$i; }
 #end
-  if (place >= p.rows) {
-    for (var c = lane + PER * LANES; c < p.columns; c += LANES) { part[place * p.columns + c] = C_T(0.0); }
-  }
 #endif
 }
