@@ -44,11 +44,10 @@ NF4 = [(2048, n, k) for n, k in (
     (4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336),
 )]  # fmt: skip
 SWEEP_TILES = [
-    Tile(m, n, k, 2, 2, pad)
+    Tile(m, n, k, 2, 2)
     for m, n, k in ((128, 128, 16), (64, 128, 16), (128, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8))
-    for pad in (0, 1)
 ]
-NF4_TILES = [Tile(m, n, 16, 2, 2, pad) for m, n in ((64, 128), (128, 64), (64, 64), (128, 128)) for pad in (0, 1)]
+NF4_TILES = [Tile(m, n, 16, 2, 2) for m, n in ((64, 128), (128, 64), (64, 64))]
 SKINNY_TILES = [TALL_SKINNY, FLAT_SKINNY, Tile(128, 16, 16, 1, 1), Tile(32, 16, 32, 1, 1), Tile(64, 16, 32, 1, 1)]
 SKINNY_TILES += [Tile(16, 128, 16, 1, 1), Tile(16, 64, 32, 1, 1), Tile(128, 16, 16, 2, 1), Tile(16, 128, 16, 1, 2)]
 
@@ -67,7 +66,7 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
     a = rng.standard_normal((k, m) if kind[0] == "t" else (m, k)).astype(np.float32)
     b = rng.standard_normal((n, k) if kind[1] == "t" else (k, n)).astype(np.float32)
     da, db, out = device.upload(a), device.upload(b), device.empty((m, n))
-    chosen = choose_tile(m, n, k, 1, device.workgroup_bytes)
+    chosen = choose_tile(m, n, k)
     variants: list[tuple[Tile, int]] = [chosen]
     if sweep:
         tiles = SKINNY_TILES if min(m, n) <= 16 else SWEEP_TILES
@@ -138,10 +137,10 @@ def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep:
         exact = x[:8] @ (decoded if backward else decoded.T) + u[:8] @ (v if backward else v.T)
         dx, du, dv = (device.upload(t.astype(np.float32)) for t in (x, u, v))
         out = device.empty((m, outer))
-        chosen = choose_tile(m, outer, inner, 1, device.workgroup_bytes)
+        chosen = choose_tile(m, outer, inner)
         variants = [chosen]
         if sweep:
-            splits = [1, 2, 3, 4] if m * outer <= 2048 * 2048 else [1]
+            splits = [1, 2, 3, 4, 6] if m * outer <= 2048 * 2048 else [1]
             variants += [(t, s) for t in NF4_TILES for s in splits if (t, s) != chosen]
         for tile, split in variants:
             options = {"bias": None, "residual": None, "lowrank": (du, dv), "accumulate": False}
@@ -172,7 +171,7 @@ def time_nf4(
 
 
 def name_of(tile: Tile) -> str:
-    return f"{tile.m}x{tile.n}x{tile.k}/{tile.tm4}{tile.tn4}" + (f"+{tile.pad}" if tile.pad else "")
+    return f"{tile.m}x{tile.n}x{tile.k}/{tile.tm4}{tile.tn4}"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
-    python bench/bench_train.py [--device wgpu] [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--profile] [--out FILE]
+    python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--profile] [--out FILE]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW, sequence length 2048, batch 1, float32
 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update. The peer is
@@ -173,7 +173,7 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
 
 
 def record_seconds(trainer: Trainer, replays: list[Any], device: WgpuDevice) -> float:
-    """Host time to record and submit one step; the queue holds back beyond a few submissions, so on a fast path only."""
+    """Host time to record and submit one step (waiting for the queue where the device is behind)."""
     device.synchronize()
     start = time.perf_counter()
     for replay in replays:

@@ -24,7 +24,6 @@ class Tile:
     k: int
     tm4: int
     tn4: int
-    pad: int = 0
 
     @property
     def threads(self) -> int:
@@ -32,15 +31,15 @@ class Tile:
 
     @property
     def workgroup_bytes(self) -> int:
-        return (self.m + self.n + 8 * self.pad) * self.k * 4 + 64
+        return (self.m + self.n) * self.k * 4 + 64
 
 
-LARGE = Tile(128, 128, 16, 2, 2)
-WIDE = Tile(64, 128, 16, 2, 2)
-MEDIUM = Tile(64, 64, 16, 2, 2)
+# Measured on an H100 (bench/bench_gemm.py --sweep): 128 x 64 is best or within a few percent of it for every shape of
+# the 135M, 1B and 8B models; 128 x 128 leaves too few workgroups to hide latency (docs/rejected.md).
+MAIN = Tile(128, 64, 16, 2, 2)
 SMALL = Tile(32, 32, 16, 1, 1)
 TALL_SKINNY = Tile(64, 16, 16, 1, 1)  # LoRA: N = rank
-FLAT_SKINNY = Tile(16, 64, 16, 1, 1)  # LoRA: M = rank
+FLAT_SKINNY = Tile(16, 64, 16, 1, 1)  # LoRA: M = rank; decoding: M = 1
 
 
 def software_tile(m: int, n: int) -> Tile:
@@ -48,31 +47,28 @@ def software_tile(m: int, n: int) -> Tile:
     return Tile(16 if m <= 16 else 128, 16 if n <= 16 else 128, 4, 4, 4)
 
 
-# Workgroups below which a card is not full. WebGPU does not tell the number of cores; this many fill the largest ones.
-_FULL = 132
-_MAX_SPLITS = 16
-_MIN_K_PER_SPLIT = 128
+# WebGPU does not tell how many workgroups a card runs at once. Products of fewer tiles than _FEW_TILES are split over K
+# until there are about _WANTED_GROUPS, which fills the largest cards and costs small ones only the second pass.
+_FEW_TILES, _WANTED_GROUPS, _WANTED_SKINNY_GROUPS = 300, 800, 288
+_MIN_K_PER_SPLIT, _MIN_K_PER_SKINNY_SPLIT = 144, 64
+_MAX_SPLITS, _MAX_SKINNY_SPLITS = 32, 16
 
 
-def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int) -> tuple[Tile, int]:
-    """Tile and number of splits of K. Large tiles reuse most; smaller ones, then splits, where cores would idle."""
-    if n <= 16:
-        tile = TALL_SKINNY
-    elif m <= 16:
-        tile = FLAT_SKINNY
-    else:
-        tile = SMALL if min(m, n) <= 32 else MEDIUM
-        for larger in (LARGE, WIDE):
-            if larger.workgroup_bytes <= workgroup_bytes and _count(m, n, larger) * batch >= _FULL:
-                tile = larger
-                break
-    splits = 1
-    if batch == 1:
-        wanted = -(-2 * _FULL // _count(m, n, tile))
-        splits = max(1, min(wanted, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
-        if _count(m, n, tile) >= _FULL:
-            splits = 1
-    return tile, splits
+def choose_tile(m: int, n: int, k: int, batch: int = 1) -> tuple[Tile, int]:
+    """Tile and number of splits of K."""
+    if min(m, n) <= 16:
+        tile = TALL_SKINNY if n <= 16 else FLAT_SKINNY
+        if batch > 1:
+            return tile, 1
+        splits = min(round(_WANTED_SKINNY_GROUPS / _count(m, n, tile)), k // _MIN_K_PER_SKINNY_SPLIT)
+        return tile, max(1, min(splits, _MAX_SKINNY_SPLITS))
+    tile = SMALL if min(m, n) <= 32 else MAIN
+    tiles = _count(m, n, tile) * batch
+    if batch > 1 or tiles >= 2 * _FEW_TILES:
+        return tile, 1
+    if tiles >= _FEW_TILES:
+        return tile, 2 if k >= 2048 else 1
+    return tile, max(1, min(round(_WANTED_GROUPS / tiles), k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
 def _count(m: int, n: int, tile: Tile) -> int:
@@ -174,7 +170,7 @@ class GemmOps(Runtime):
         m, n, k = mnk
         lda = lda or (m if trans_a else k)
         ldc = ldc or n
-        chosen, chosen_splits = choose_tile(m, n, k, batch, self.workgroup_bytes)
+        chosen, chosen_splits = choose_tile(m, n, k, batch)
         tile, splits = tile or chosen, splits or chosen_splits
         if self.software:
             tile, splits = software_tile(m, n), 1
@@ -225,7 +221,6 @@ class GemmOps(Runtime):
             "TILE_N": tile.n,
             "TILE_K": tile.k,
             "DIRECT": self.software,
-            "PAD": tile.pad,
             "TM4": tile.tm4,
             "TN4": tile.tn4,
             "ACC_ROWS": 4 * tile.tm4,

@@ -12,8 +12,7 @@
 // sums and does the epilogue).
 // A workgroup owns a TILE_M x TILE_N tile of C. Its threads form a grid of TILE_M / (4 TM4) by TILE_N / (4 TN4); each owns
 // TM4 x TN4 blocks of 4 x 4, the blocks half a tile apart so that a warp reads and writes whole lines. Tiles of A and B
-// stand in workgroup memory k-major, rows padded by PAD vec4s
-// (so that a transposing write meets fewer bank conflicts); the next tile is fetched into registers while this one is multiplied.
+// stand in workgroup memory k-major; the next tile is fetched into registers while this one is multiplied.
 // Kinds: 0 f32, 1 f16, 2 bf16, 3 NF4. f16 and bf16 are read as u32 pairs, so reading needs no device feature.
 // VEC_x: the row length of that operand is a multiple of 4, and 4 elements are read at a time.
 // Source: the register-tiled product of V. Volkov and J. Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
@@ -84,8 +83,8 @@ const TY: u32 = M4 / TM4;  // threads along M
 const THREADS: u32 = TX * TY;
 
 #if !DIRECT
-var<workgroup> a_tile: array<array<vec4<f32>, M4 + PAD>, TILE_K>;
-var<workgroup> b_tile: array<array<vec4<f32>, N4 + PAD>, TILE_K>;
+var<workgroup> a_tile: array<array<vec4<f32>, M4>, TILE_K>;
+var<workgroup> b_tile: array<array<vec4<f32>, N4>, TILE_K>;
 #endif
 #if B_KIND == 3
 var<workgroup> level: array<f32, 16>;

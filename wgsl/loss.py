@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from wgrad.wgsl.buffers import Array
 from wgrad.wgsl.gemm import GemmOps
 
