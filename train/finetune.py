@@ -136,10 +136,10 @@ def _build(session: Session) -> TrainableModel:
         f"model: {session.model_config.architecture}, {built.total:,} parameters ({kind}), {trained:,} trained "
         f"({100 * trained / built.total:.2f} %), loaded in {time.monotonic() - begun:.1f} s"
     )
-    memory = session.device.memory()
+    in_use, optimizer = _mib(session.device.memory().in_use_bytes), _mib(8 * built.parameters.size)
     session.say(
-        f"memory: {_mib(memory.in_use_bytes)} on the device for weights, gradients and optimiser to come "
-        f"{_mib(8 * built.parameters.size)}; activation checkpointing {'on' if built.model.checkpointing else 'off'}"
+        f"memory: {in_use} on the device for weights and gradients, {optimizer} more for the optimiser; "
+        f"activation checkpointing {'on' if built.model.checkpointing else 'off'}"
     )
     return built
 

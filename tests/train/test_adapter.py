@@ -12,7 +12,7 @@ import pytest
 
 from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
-from wgrad.train.config import PROJECTIONS
+from wgrad.train.config import PROJECTIONS, FinetuneConfig
 from wgrad.train.lora import LoraConfig, init_lora, lora_shapes, match_targets
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
 
@@ -161,3 +161,9 @@ def test_missing_files(saved: Path, tmp_path: Path) -> None:
     (saved / "adapter_model.bin").write_bytes(b"x")
     with pytest.raises(WgradError, match="has only adapter_model.bin"):
         load_adapter(saved, MODULES)
+
+
+def test_the_command_line_names_projections_or_all_of_them() -> None:
+    assert LoraConfig.from_finetune(FinetuneConfig(target_modules=("all-linear",))).target_modules == "all-linear"
+    default = LoraConfig.from_finetune(FinetuneConfig())
+    assert default.target_modules == PROJECTIONS and default.r == 16 and default.alpha == 32.0

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.device import Device
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.model import Inputs, Model
 from wgrad.train.model_config import load_model_config
 from wgrad.train.optim import FlatParameters, ParameterSpec
@@ -181,6 +182,31 @@ def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: De
         wanted = true[0][2][name] + true[1][2][name]
         limit = 3 * distance(plain[0][2][name] + plain[1][2][name], wanted)
         assert distance(device.download(tensor.grad), wanted) <= limit, name
+
+
+def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
+    """Weights, configuration and tokenizer of --full, from a bfloat16 start."""
+    from wgrad.train.cli import main
+
+    folder, out = make_checkpoint("Qwen3ForCausalLM", dtype="bfloat16", tie_word_embeddings=True), tmp_path / "out"
+    options = (
+        f"--model {folder} --data {text_data} --out {out} --device cpu --full --seq-len 40 --max-steps 3 --lr 1e-2"
+    )
+    assert main(["finetune", *options.split()]) == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert next(theirs.parameters()).dtype == torch.float32
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    ids = np.array([tokenizer("the quick brown fox")["input_ids"]], np.int32)
+    words = torch.tensor(ids).long()
+    with torch.no_grad():
+        before = transformers.AutoModelForCausalLM.from_pretrained(folder)(words).logits.float()
+        plain = theirs(words).logits[0].double().numpy()
+        true = exact_norms(theirs.double())(words).logits[0].numpy()
+    assert distance(plain, before[0].double().numpy()) > 0.05
+    device = ReferenceDevice()
+    model, _ = full_model(out, device)
+    logits = device.download(model.logits(model.hidden(make_inputs(device, ids, np.full_like(ids, -100))).data))
+    assert distance(logits, true) <= 2 * distance(plain, true)
 
 
 def test_rope_parameters_of_either_version_agree(tmp_path: Path) -> None:

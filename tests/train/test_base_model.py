@@ -1,0 +1,42 @@
+"""The script that makes the embedded base model, on a few sentences."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.train.build import build_frozen, count_parameters
+from wgrad.train.generate import Sampling, generate_ids
+from wgrad.train.model_config import load_model_config
+from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.weights import Checkpoint
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "make_base_model.py"
+
+
+def test_it_trains_a_checkpoint_in_bfloat16(
+    tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch, text_data: Any
+) -> None:
+    spec = importlib.util.spec_from_file_location("make_base_model", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = tmp_path / "text.txt"
+    text.write_text(text_data.read_text() * 3)
+    out = tmp_path / "base"
+    options = f"{text} --out {out} --work {tmp_path / 'work'} --vocab-size 320 --steps 2 --batch-size 1 --seq-len 32"
+    monkeypatch.setattr(sys, "argv", ["make_base_model.py", *options.split(), "--device", "cpu"])
+    assert script.main() == 0
+    config, tokenizer = load_model_config(out), load_tokenizer(out)
+    assert config.vocab_size == tokenizer.vocab_size <= 320 and config.tie_word_embeddings
+    assert {e.dtype for e in Checkpoint(out).entries.values()} == {"BF16"}
+    assert sum(e.end - e.begin for e in Checkpoint(out).entries.values()) == 2 * count_parameters(config)
+    prompt = tokenizer.encode("the quick")
+    assert prompt and tokenizer.decode(prompt) == "the quick"
+    model = build_frozen(config, out, cpu, positions=32)
+    assert len(list(generate_ids(model, prompt, 5, Sampling()))) == 5
