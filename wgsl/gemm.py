@@ -172,7 +172,7 @@ class GemmOps(Runtime):
         ldc = ldc or n
         chosen, chosen_splits = choose_tile(m, n, k, batch)
         tile, splits = tile or chosen, splits or chosen_splits
-        if self.software:
+        if self.software and isinstance(b, Array):
             tile, splits = software_tile(m, n), 1
         nf4 = not isinstance(b, Array)
         vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
@@ -220,7 +220,7 @@ class GemmOps(Runtime):
             "TILE_M": tile.m,
             "TILE_N": tile.n,
             "TILE_K": tile.k,
-            "DIRECT": self.software,
+            "DIRECT": self.software and not nf4,
             "TM4": tile.tm4,
             "TN4": tile.tn4,
             "ACC_ROWS": 4 * tile.tm4,

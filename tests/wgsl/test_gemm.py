@@ -1,0 +1,153 @@
+"""Products and the linear cross-entropy: the self-test's cases on both kinds of kernel, every tile, splits, windows.
+
+A software driver (the one that CI has) takes kernels without workgroup memory; `tiled` makes it take a card's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import check_case
+from wgrad.autograd.selftest_cases import Case, cases
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, software_tile
+
+OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_nf4", "linear_nf4_backward")
+PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op == "linear_cross_entropy"]
+EPS = float(np.finfo(np.float32).eps)
+
+
+@pytest.fixture(scope="module")
+def _tiled() -> list[WgpuDevice]:
+    return []
+
+
+@pytest.fixture
+def tiled(wgpu_device: Any, _tiled: list[WgpuDevice]) -> WgpuDevice:
+    """A device that takes the kernels of real cards, whatever the driver."""
+    if not _tiled:
+        _tiled.append(WgpuDevice())
+        _tiled[0].software = False
+    return _tiled[0]
+
+
+def test_there_are_cases_of_every_product() -> None:
+    assert {c.op for c in PRODUCTS} >= {"linear_nf4", "linear_nf4_backward", "linear_cross_entropy"}
+    assert any(c.op.startswith("gemm") for c in PRODUCTS)
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
+def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
+    result = check_case(case, wgpu_device)
+    assert result.ok, result
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
+def test_products_on_the_tiled_kernels(case: Case, tiled: WgpuDevice) -> None:
+    result = check_case(case, tiled)
+    assert result.ok, result
+
+
+def _operands(m: int, n: int, k: int, trans_a: bool, trans_b: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(m + n + k)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    left, right = (a.T if trans_a else a), (b.T if trans_b else b)
+    left, right = np.ascontiguousarray(left, np.float32), np.ascontiguousarray(right, np.float32)
+    exact = (left.T if trans_a else left).astype(np.float64) @ (right.T if trans_b else right).astype(np.float64)
+    return left, right, exact
+
+
+def _limit(a: np.ndarray, b: np.ndarray, exact: np.ndarray) -> float:
+    """Twice what a plain float32 product, one addition after the other, may be off by in the worst element here."""
+    k = a.shape[1]
+    plain = np.zeros(exact.shape, np.float32)
+    for i in range(k):
+        plain += np.outer(a[:, i], b[i])
+    return 2 * float(np.abs(plain - exact).max()) + 4 * EPS * float(np.abs(exact).max())
+
+
+@pytest.mark.parametrize("tile", [MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY, Tile(64, 64, 8, 2, 2)], ids=str)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
+def test_every_tile_and_split(tiled: WgpuDevice, tile: Tile, splits: int, trans: str) -> None:
+    trans_a, trans_b = trans[0] == "t", trans[1] == "t"
+    a, b, exact = _operands(133, 70, 147, trans_a, trans_b)
+    rng = np.random.default_rng(1)
+    u, v = rng.standard_normal((133, 5)).astype(np.float32), rng.standard_normal((5, 70)).astype(np.float32)
+    out = tiled.upload(np.full((133, 70), np.nan, np.float32))
+    low = (tiled.upload(u), tiled.upload(np.ascontiguousarray(v.T if trans_b else v)))
+    tiled._product(
+        tiled.upload(a), tiled.upload(b), out, (133, 70, 147), 1, trans_a, trans_b, 0.5, None, None, low, False,
+        tile=tile, splits=splits,
+    )  # fmt: skip
+    exact = 0.5 * exact + u.astype(np.float64) @ v
+    left, right = (a.T if trans_a else a), (b.T if trans_b else b)
+    limit = _limit(np.hstack([0.5 * left, u]), np.vstack([right, v]), exact)
+    assert np.abs(tiled.download(out) - exact).max() <= limit
+
+
+def test_a_split_product_is_deterministic(tiled: WgpuDevice) -> None:
+    a, b, _ = _operands(16, 64, 4096, True, False)
+    da, db = tiled.upload(a), tiled.upload(b)
+    assert choose_tile(16, 64, 4096)[1] > 1
+    first, second = (tiled.download(tiled.gemm(da, db, trans_a=True)) for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("m,n,k", [(1, 1, 1), (2048, 16, 576), (16, 576, 2048), (2048, 576, 49152), (7, 100000, 3)])
+def test_choice_of_tile(m: int, n: int, k: int) -> None:
+    tile, splits = choose_tile(m, n, k)
+    assert tile.workgroup_bytes <= 16384 and tile.threads <= 256  # what every WebGPU device has
+    assert 1 <= splits <= max(1, k // 64)
+    assert software_tile(m, n).threads <= 256
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device: Any) -> None:
+    """Vocabulary in windows: logits, loss and both gradients as with one binding."""
+    narrow = WgpuDevice(max_binding_bytes=1 << 15)
+    narrow.software = software
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((13, 33)).astype(np.float32)
+    w = rng.standard_normal((577, 33)).astype(dtype)
+    targets = rng.integers(0, 577, 13).astype(np.int32)
+    targets[4] = -100
+    cpu = ReferenceDevice()
+    wide = x.astype(np.float64), w.astype(np.float64)
+    exact = [np.asarray(t) for t in cpu.linear_cross_entropy(*wide, targets, need_dweight=True)]
+    plain = cpu.linear_cross_entropy(x, w.astype(np.float32), targets, need_dweight=True)
+    arrays = narrow.upload(x), narrow.upload(w), narrow.upload(targets)
+    assert arrays[1].nbytes > narrow.max_binding_bytes
+    got = narrow.linear_cross_entropy(*arrays, need_dweight=True)
+    for value, true, near in zip(got, exact, plain):
+        limit = 3 * np.abs(np.asarray(near) - true).max() + 8 * EPS * np.abs(true).max()
+        assert np.abs(narrow.download(value) - true).max() <= limit
+    logits = narrow.download(narrow.gemm(arrays[0], arrays[1], trans_b=True))
+    assert np.abs(logits - wide[0] @ wide[1].T).max() <= _limit(x, w.astype(np.float32).T, wide[0] @ wide[1].T)
+
+
+def test_cross_entropy_in_chunks_of_tokens(tiled: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks give what one gives, and no array of all logits is made."""
+    from wgrad.wgsl import loss
+
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal((300, 20)).astype(np.float32), rng.standard_normal((999, 20)).astype(np.float32)
+    targets = rng.integers(0, 999, 300).astype(np.int32)
+    arrays = tiled.upload(x), tiled.upload(w), tiled.upload(targets)
+    whole = [tiled.download(t) for t in tiled.linear_cross_entropy(*arrays, need_dweight=True)]
+    monkeypatch.setattr(loss, "CHUNK_BYTES", 128 * 999 * 4)
+    tiled.synchronize()
+    tiled.reset_peak()
+    before = tiled.memory().in_use_bytes
+    chunked = tiled.linear_cross_entropy(*arrays, need_dweight=True)
+    gradients = (x.nbytes + w.nbytes) * 1.125
+    assert tiled.memory().peak_bytes - before < 300 * 999 * 4 + gradients
+    for a, b in zip(whole, chunked):
+        b = tiled.download(b)
+        assert np.abs(a - b).max() <= 8 * EPS * np.abs(a).max() * 300**0.5
