@@ -81,6 +81,16 @@ class NF4Array:
         return sum(p.nbytes for p in parts if p is not None)
 
 
+class Later(Protocol):
+    """An array on its way to the host, as it was when `download_later` was called."""
+
+    def ready(self) -> bool:
+        """True once `result` would not wait."""
+
+    def result(self) -> np.ndarray:
+        """Wait for the array. May be called once."""
+
+
 class Replay(Protocol):
     """A recorded stretch of device work: `run()` submits it again on the same arrays, without Python's graph."""
 
@@ -109,6 +119,9 @@ class Device(Protocol):
 
     def download(self, array: Array) -> np.ndarray:
         """Wait for the device and copy an array to the host."""
+
+    def download_later(self, array: Array) -> Later:
+        """Start copying an array to the host without waiting; what comes after may overwrite it."""
 
     def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
         """Same storage, starting `offset` elements in; writes show in both. A non-zero offset is a multiple of 64."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import STATE_GRAD_NORM, STATE_SIZE, STATE_SKIPPED, Device, Replay
+from wgrad.autograd.device import STATE_GRAD_NORM, STATE_SIZE, STATE_SKIPPED, Device, Later, Replay
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.metrics import MetricsFile
@@ -117,9 +118,12 @@ class Trainer:
 
     def read_history(self) -> np.ndarray:
         """Wait for the device -> float32 [steps since the last call, 1 + STATE_SIZE]: loss, optimiser state."""
+        return self.history_later().result()
+
+    def history_later(self) -> HistoryLater:
+        """What `read_history` gives, without waiting: further steps may be recorded meanwhile."""
         count, self._recorded = self._recorded, 0
-        rows = self.device.download(self._history)[:count]
-        return np.concatenate([rows[:, :1], rows[:, ALIGN : ALIGN + STATE_SIZE]], axis=1)
+        return HistoryLater(self.device.download_later(self._history), count)
 
     def evaluate(self, batches: Sequence[Batch]) -> float:
         """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none."""
@@ -133,6 +137,20 @@ class Trainer:
                 loss = self.model.loss(self.eval_inputs)
             self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
         return float(self.device.download(self._eval_loss)[0]) / targets
+
+
+class HistoryLater:
+    """The history of `count` steps on its way to the host."""
+
+    def __init__(self, rows: Later, count: int) -> None:
+        self._rows, self._count = rows, count
+
+    def ready(self) -> bool:
+        return self._rows.ready()
+
+    def result(self) -> np.ndarray:
+        rows = self._rows.result()[: self._count]
+        return np.concatenate([rows[:, :1], rows[:, ALIGN : ALIGN + STATE_SIZE]], axis=1)
 
 
 @dataclass
@@ -162,6 +180,7 @@ class Run:
         self.config = trainer.config
         self.skipped = 0
         self._pending: list[_Pending] = []
+        self._reads: deque[tuple[list[_Pending], HistoryLater]] = deque()
         self._since = time.monotonic()
 
     def train(self) -> None:
@@ -174,8 +193,9 @@ class Run:
                 self.trainer.step(step, lr)
                 done = step.index + 1
                 self._pending.append(_Pending(done, lr, step.num_tokens))
-                if len(self._pending) >= self.config.log_every or done == total:
-                    self._report()
+                if len(self._pending) >= self.config.log_every:
+                    self._request()
+                self._report(wait=done == total)
                 if interrupted():
                     self._save(done)
                     message = f"interrupted after step {done} of {total}, which is saved; go on with --resume"
@@ -184,17 +204,26 @@ class Run:
                     self._save(done)
 
     def _save(self, done: int) -> None:
-        self._report()
+        self._report(wait=True)
         self.metrics.sync()
         self.save(done)
         self._since = time.monotonic()  # writing a checkpoint is not training
 
-    def _report(self) -> None:
-        """Download what the steps since the last report gave, and write it down."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        history = self.trainer.read_history()
+    def _request(self) -> None:
+        """Ask for what the steps since the last request gave. The device goes on with the next step meanwhile."""
+        if self._pending:
+            self._reads.append((self._pending, self.trainer.history_later()))
+            self._pending = []
+
+    def _report(self, *, wait: bool) -> None:
+        """Write down what has arrived, or with `wait` everything that there is."""
+        if wait:
+            self._request()
+        while self._reads and (wait or self._reads[0][1].ready()):
+            pending, history = self._reads.popleft()
+            self._write(pending, history.result())
+
+    def _write(self, pending: list[_Pending], history: np.ndarray) -> None:
         now = time.monotonic()
         rate = sum(p.tokens for p in pending) / max(now - self._since, 1e-9)
         self._since = now

@@ -80,6 +80,26 @@ def enumerate_adapters() -> list[Any]:
     return list(wgpu.gpu.enumerate_adapters_sync())
 
 
+class Readback:
+    """Bytes on their way to the host. wgpu-py's own thread polls until they are there."""
+
+    def __init__(self, staging: Any) -> None:
+        self._staging = staging
+        # "READ_NOSYNC": the copy was submitted just before, wgpu-py need not submit an empty command of its own.
+        self._promise = staging.map_async("READ_NOSYNC")
+
+    def ready(self) -> bool:
+        return self._promise._state != "pending"
+
+    def bytes(self) -> bytes:
+        """Wait for them. Once."""
+        self._promise.sync_wait()
+        data = bytes(self._staging.read_mapped())
+        self._staging.destroy()
+        error_log().raise_if_any("reading from the device")
+        return data
+
+
 class Queue:
     """Encodes and submits lists of dispatches."""
 
@@ -123,6 +143,14 @@ class Queue:
         self._in_flight.clear()
         _lib.wgpuDevicePoll(self._c_device, True, _ffi.NULL)
         error_log().raise_if_any("waiting for the device")
+
+    def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
+        """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
+        staging = self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
+        encoder = self._device.create_command_encoder()
+        encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
+        self._device.queue.submit([encoder.finish()])
+        return Readback(staging)
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
         """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer."""

@@ -39,6 +39,22 @@ class MemoryStats:
     fragmentation: float
 
 
+class Later:
+    """An array on its way to the host: what it held when `download_later` was called."""
+
+    def __init__(self, readback: native.Readback, array: Array) -> None:
+        self._readback, self._shape, self._dtype, self._nbytes = readback, array.shape, array.dtype, array.nbytes
+
+    def ready(self) -> bool:
+        """True once `result` would not wait."""
+        return self._readback.ready()
+
+    def result(self) -> np.ndarray:
+        """Wait for the array. May be called once."""
+        data = np.frombuffer(self._readback.bytes(), np.uint8)[: self._nbytes]
+        return data.view(self._dtype).reshape(self._shape)
+
+
 class Replay:
     """A recorded list of dispatches. Running it submits them again on the same buffers."""
 
@@ -175,6 +191,11 @@ class Runtime:
             out[at : at + size] = np.frombuffer(part, np.uint8)
         native.error_log().raise_if_any("reading from the device")
         return out[: array.nbytes].view(array.dtype).reshape(array.shape)
+
+    def download_later(self, array: Array) -> Later:
+        """Copy an array to the host without waiting: later work may overwrite it."""
+        self.flush()
+        return Later(self._queue.read_later(array.lease.block.buffer, array.offset, (array.nbytes + 3) & ~3), array)
 
     def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
         return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)

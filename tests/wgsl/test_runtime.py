@@ -360,3 +360,11 @@ def test_profile_counts_calls_by_kernel(fresh: WgpuDevice, rng: np.random.Genera
     fresh.profile(False)
     assert fresh.profile_table() == ""
     np.testing.assert_array_equal(results[0], fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]))
+
+
+def test_download_later_holds_what_was_there_when_asked(wgpu_device: WgpuDevice) -> None:
+    array = wgpu_device.upload(np.arange(7, dtype=np.float16))
+    later = wgpu_device.download_later(array)
+    wgpu_device.fill(array, 9.0)
+    assert np.array_equal(later.result(), np.arange(7)) and later.ready()
+    assert np.array_equal(wgpu_device.download(array), np.full(7, 9.0))

@@ -1,0 +1,205 @@
+"""Write the measured tables of README.md and docs/benchmarks.md from bench/results/*.jsonl: none is typed by hand.
+
+    python bench/make_table.py [--results FOLDER] [--check]
+
+README.md has whole steps and a choice of operators, docs/benchmarks.md every row. One section a device. `ratio` is
+wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are listed once more under
+"Where it loses". --check writes nothing and exits 1 where a page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGES = {"README.md": True, "docs/benchmarks.md": False}  # page: only the chosen rows
+BEGIN, END = "<!-- measured: begin, written by bench/make_table.py -->", "<!-- measured: end -->"
+EVEN = 0.97  # a ratio above this is not called a loss: the spread between runs is of this size
+Row = dict[str, Any]
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Every row of every file, with `bench`: the file's name up to the first dash (train-h100.jsonl is of train)."""
+    rows = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            rows.append({**json.loads(line), "bench": path.stem.split("-")[0]})
+    return rows
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three digits that count, with thousands separated; a dash where nothing was measured."""
+    if value is None:
+        return "–"
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
+
+
+def ratio(ours: float, peer: float | None) -> str:
+    return "–" if peer is None else f"{ours / peer:.2f}"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+class Losses:
+    """What a peer does faster, collected while the tables are made."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, what: str, ours: float, peer: float | None, whose: str) -> None:
+        if peer is not None and ours / peer < EVEN:
+            self.lines.append(f"- {what}: {ours / peer:.2f} of {whose}")
+
+
+def train_table(rows: list[Row], losses: Losses) -> list[str]:
+    """Whole QLoRA steps, the peer under each shape."""
+    peers = {(r["work"], r["checkpointing"], r["seq_len"]): r for r in rows if r["stack"] != "wgrad"}
+    lines = []
+    for row in rows:
+        peer = peers.get((row["work"], row["checkpointing"], row["seq_len"]))
+        own = row["stack"] == "wgrad"
+        if own and peer:
+            what = f"{row['work']}, {row['compute']}"
+            whose = f"{peer['stack']}'s ({peer['compute']})"
+            losses.add(f"{what}, tokens/s", row["tokens_per_second"], peer["tokens_per_second"], whose)
+            if row["peak_gib"] > peer["peak_gib"]:
+                losses.lines.append(f"- {what}, peak memory: {row['peak_gib'] / peer['peak_gib']:.2f} times {whose}")
+        lines.append([
+            row["work"], row["stack"], row["compute"], "on" if row["checkpointing"] else "off",
+            number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row["peak_gib"]),
+            ratio(row["tokens_per_second"], peer["tokens_per_second"]) if own and peer else "–",
+        ])  # fmt: skip
+    length = ", ".join(str(n) for n in sorted({r["seq_len"] for r in rows}))
+    title = f"QLoRA step, batch 1 × {length} (NF4, double quantisation, r = 16, seven projections)"
+    head = ("model shape", "stack", "compute", "recomputing", "tokens/s", "ms a step", "peak GiB", "ratio")
+    return [f"**{title}**", "", *table(head, lines)]
+
+
+def gemm_table(rows: list[Row], losses: Losses) -> list[str]:
+    """Dense and NF4 products: the tile that a run takes, beside torch's float32 product."""
+    torch = {(r["op"], r["m"], r["n"], r["k"]): r["tflops"] for r in rows if "torch" in str(r.get("tile"))}
+    own = {
+        (r["op"], r["m"], r["n"], r["k"]): r
+        for r in rows
+        if "torch" not in str(r.get("tile")) and r.get("chosen", True)
+    }
+    lines = []
+    for (op, m, n, k), row in own.items():
+        peer = torch.get((op, m, n, k))
+        losses.add(f"{op} {m} × {n} × {k}", row["tflops"], peer, "torch's float32 product")
+        lines.append([op, f"{m} × {n} × {k}", number(row["tflops"]), number(peer), ratio(row["tflops"], peer)])
+    head = ("product", "M × N × K", "TFLOP/s", "torch float32", "ratio")
+    return ["**Matrix products, float32**", "", *table(head, lines)]
+
+
+def attention_table(rows: list[Row], losses: Losses) -> list[str]:
+    """Forward, and forward with backward. The last row of a kind counts: a sweep ends with what it chose."""
+    last: dict[tuple[str, str, str], Row] = {(r["op"], r["shape"], r["dtype"]): r for r in rows}
+    lines = []
+    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in rows if r["op"] == "attention backward"):
+        forward, backward = last.get(("attention forward", shape, dtype)), last["attention backward", shape, dtype]
+        if forward is None:
+            continue
+        both = forward["us"] + backward["us"]
+        for name, ours in (("forward", forward["us"]), ("forward and backward", both)):
+            kind = "torch sdpa " + ("forward" if name == "forward" else "both")
+            half, same = (last.get((kind, shape, d), {}).get("us") for d in ("bfloat16", dtype))
+            peer = half if dtype == "float16" else same
+            losses.add(f"attention {name}, {shape}, {dtype}", 1 / ours, 1 / peer if peer else None, "torch's SDPA")
+            cells = [name, shape.replace("x", " × "), dtype, number(ours), number(peer), number(half)]
+            lines.append([*cells, ratio(1 / ours, 1 / peer if peer else None)])
+    head = ("attention, causal", "B × T × H × G × D", "dtype", "µs", "SDPA µs", "SDPA bfloat16 µs", "ratio")
+    return ["**Attention**", "", *table(head, lines)] if lines else []
+
+
+def memory_table(rows: list[Row], losses: Losses) -> list[str]:
+    lines = []
+    for row in rows:
+        peer = row.get("torch_gb_per_s")
+        losses.add(f"{row['op']}, {row['dtype']}", row["gb_per_s"], peer, "torch's (eager; bitsandbytes for NF4)")
+        rate = number(row["gb_per_s"], 4)
+        share = f"{100 * row['share']:.0f} %"
+        lines.append([row["op"], row["dtype"], rate, share, number(peer, 4), ratio(row["gb_per_s"], peer)])
+    head = ("operator", "dtype", "GB/s", "of the copy", "torch GB/s", "ratio")
+    return ["**Memory-bound operators**", "", *table(head, lines)]
+
+
+_SHOWN = {"rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "rope", "rope_backward", "adamw"}
+_SHOWN |= {"nf4_quantize", "nf4_dequantize"}
+TABLES: dict[str, Callable[[list[Row], Losses], list[str]]] = {
+    "train": train_table,
+    "gemm": gemm_table,
+    "attention": attention_table,
+    "memory_ops": memory_table,
+}
+
+
+def is_chosen(row: Row) -> bool:
+    """Whether the README shows it: whole steps, attention, square and large products, named operators in float32."""
+    if row["bench"] == "gemm":
+        return row["m"] == row["n"] == row["k"] or (row["op"].startswith("linear_nf4") and row["n"] > 8192)
+    if row["bench"] == "memory_ops":
+        name, *sizes = row["op"].split()
+        return name in _SHOWN and row["dtype"] == "float32" and len(sizes) == 1 and not sizes[0].startswith("262144")
+    return True
+
+
+def render(rows: list[Row], short: bool = False) -> str:
+    """The text between the markers. short: only the rows of `is_chosen`."""
+    rows = [r for r in rows if is_chosen(r)] if short else rows
+    if not rows:
+        return "No figures are committed yet: `bench/results` is empty.\n"
+    lines: list[str] = []
+    for device in dict.fromkeys(r["device"] for r in rows):
+        here = [r for r in rows if r["device"] == device]
+        said = {key: sorted({str(r[key]) for r in here if key in r}) for key in ("wgpu", "python", "torch", "date")}
+        losses = Losses()
+        lines += [f"### {device}", "", ", ".join(f"{k} {' and '.join(v)}" for k, v in said.items() if v) + ".", ""]
+        for bench, make in TABLES.items():
+            part = [r for r in here if r["bench"] == bench]
+            made = make(part, losses) if part else []
+            lines += [*made, ""] if made else []
+        if losses.lines:
+            lines += ["**Where it loses** (speed as a share of the peer's, in the same run)", "", *losses.lines, ""]
+    return "\n".join(lines)
+
+
+def splice(page: str, text: str) -> str:
+    """The page with `text` between the markers. ValueError where they are not there once each, in order."""
+    before, found, rest = page.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise ValueError(f"no section between {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{text.rstrip()}\n\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    rows, stale = read_rows(args.results), 0
+    for page, short in PAGES.items():
+        path = HERE.parent / page
+        old = path.read_text(encoding="utf-8")
+        new = splice(old, render(rows, short))
+        if args.check and new != old:
+            print(f"{page} is not up to date: run python bench/make_table.py", file=sys.stderr)
+            stale = 1
+        elif new != old:
+            path.write_text(new, encoding="utf-8")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
