@@ -40,15 +40,19 @@ STATE_SKIPPED = 7  # steps skipped so far
 STATE_SIZE = 8
 
 
-@dataclass(frozen=True)
-class MemoryStats:
+class MemoryStats(Protocol):
     """Bytes of a device's memory pool. `fragmentation` = 1 - largest free block / free bytes (0 when none is free)."""
 
-    in_use_bytes: int
-    peak_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    fragmentation: float
+    @property
+    def in_use_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def peak_reserved_bytes(self) -> int: ...
+    @property
+    def fragmentation(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -142,9 +146,10 @@ class Device(Protocol):
     def pipelines_compiled(self) -> int:
         """Pipelines compiled since the device was made (0 on the reference): after the first step it must not grow."""
 
-    def capture(self) -> AbstractContextManager[Replay]:
-        """Record all device work issued inside the block (it also runs). Arrays made inside may be dropped after it:
-        their memory stays reserved for the replay as scratch, and holds nothing between replays."""
+    def capture(self) -> AbstractContextManager[Any]:
+        """Record all device work issued inside the block (it also runs); the block gets a Replay. Arrays made
+        inside may be dropped after it: their memory stays reserved for the replay as scratch, and holds nothing
+        between replays."""
 
     # ---- products ------------------------------------------------------------------------
     def gemm(
@@ -315,8 +320,9 @@ class Device(Protocol):
         Logits stand in memory only a chunk of tokens (and of vocabulary) at a time."""
 
     # ---- NF4 -----------------------------------------------------------------------------
-    def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Array:
-        """w [out, in] float32, float16 or bfloat16 -> NF4Array, value-compatible with bitsandbytes."""
+    def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> Any:
+        """w [out, in] float32, float16 or bfloat16 -> an object with the fields of NF4Array, value-compatible with
+        bitsandbytes."""
 
     def nf4_dequantize(self, w: NF4Array, dtype: DType = np.float32) -> Array: ...
 

@@ -10,11 +10,11 @@ import platform
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import MemoryStats
 from wgrad.autograd.reference_attention import ReferenceAttention
 from wgrad.autograd.reference_base import arrays_of, operator
 from wgrad.autograd.reference_elementwise import ReferenceElementwise
@@ -66,6 +66,17 @@ class ReferenceReplay:
             for old, new in zip(arrays_of(result), arrays_of(call())):
                 if old is not new:  # an operator that was given `out` wrote there itself
                     old[...] = new
+
+
+@dataclass(frozen=True)
+class Traced:
+    """MemoryStats of arrays that NumPy allocates one by one: nothing is reserved beyond what is in use."""
+
+    in_use_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float = 0.0
 
 
 class Copied:
@@ -139,9 +150,9 @@ class ReferenceDevice(
     def synchronize(self) -> None:
         return None
 
-    def memory(self) -> MemoryStats:
+    def memory(self) -> Traced:
         used, peak = self._pool.in_use_bytes, self._pool.peak_bytes
-        return MemoryStats(used, peak, used, peak, 0.0)
+        return Traced(used, peak, used, peak)
 
     def reset_peak(self) -> None:
         self._pool.peak_bytes = self._pool.in_use_bytes

@@ -178,7 +178,7 @@ class GemmOps(Runtime):
         vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
         constants = self._constants(tile, a, b, trans_a, trans_b, mnk)
         constants["VEC_A"] = lda % 4 == 0 and a_column % 4 == 0
-        epilogue = {
+        epilogue: dict[str, Constant] = {
             "HAS_BIAS": bias is not None,
             "HAS_RESIDUAL": residual is not None,
             "ACCUMULATE": accumulate,
