@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=here / "base_model", help="where the checkpoint goes")
     parser.add_argument("--work", type=Path, default=here / "base_model_work", help="folder for the run, new or empty")
     parser.add_argument("--vocab-size", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--lr", type=float, default=2e-3)

@@ -113,12 +113,12 @@ class Plan:
 # Best first; the first that fits the device's workgroup memory is taken. The last of each fits 16 KiB up to width 256.
 FORWARD = {
     64: (
-        Tile(64, 64, 16, 8, 16, 16, resident=True),
+        Tile(64, 64, 8, 16, 16, 16, resident=True),
         Tile(64, 64, 16, 8, 16, 16),
         Tile(32, 32, 8, 8, 16, 16),
         Tile(32, 32, 8, 8, 16, 4),
     ),
-    128: (Tile(64, 64, 16, 8, 16, 16), Tile(32, 64, 16, 8, 16, 8), Tile(32, 32, 8, 8, 16, 4)),
+    128: (Tile(64, 64, 16, 16, 16, 16), Tile(32, 64, 16, 8, 16, 8), Tile(32, 32, 8, 8, 16, 4)),
     256: (Tile(32, 64, 16, 8, 16, 8), Tile(32, 64, 16, 8, 16, 4), Tile(32, 32, 8, 8, 16, 4)),
 }
 BACKWARD = {

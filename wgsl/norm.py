@@ -12,7 +12,8 @@ from wgrad.wgsl.reduce import ReduceOps
 # Elements of a row that an invocation keeps in registers. The backward keeps two arrays, three with dweight's sums.
 _MOST_FORWARD = 16
 _MOST_BACKWARD = 8
-_MOST_GROUPS = 512  # workgroups of a backward with dweight: each leaves a row of sums per row that it takes at once
+# Workgroups of a backward with dweight: enough to hide latency, and each leaves a row of sums per row taken at once.
+_MOST_GROUPS = 1024
 _FEWEST_ROWS = 4  # that such a workgroup takes in a row, so that its sums are little beside what it reads
 
 

@@ -61,12 +61,6 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var dw$i = C_T(0.0);
 #endif
 #end
-  // The next row is fetched before this one's barriers, which would otherwise be waited for with nothing in flight.
-  let first = min(place, p.rows - 1u) * p.columns;
-#unroll i PER
-  var next_dy$i = dy[first + min(c$i, p.columns - 1u)];
-  var next_x$i = x[first + min(c$i, p.columns - 1u)];
-#end
   // The whole workgroup makes the same number of turns: row_sum has barriers.
   for (var start = place - lid / LANES; start < p.rows; start += step) {
     let row = start + lid / LANES;
@@ -74,16 +68,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let r = rstd[min(row, p.rows - 1u)];
     let base = min(row, p.rows - 1u) * p.columns;
 #unroll i PER
-    let dy$i = C_T(next_dy$i);
-    let x$i = C_T(next_x$i);
+    let dy$i = C_T(dy[base + min(c$i, p.columns - 1u)]);
+    let x$i = C_T(x[base + min(c$i, p.columns - 1u)]);
 #end
-    if (start + step < p.rows) {
-      let ahead = min(row + step, p.rows - 1u) * p.columns;
-#unroll i PER
-      next_dy$i = dy[ahead + min(c$i, p.columns - 1u)];
-      next_x$i = x[ahead + min(c$i, p.columns - 1u)];
-#end
-    }
     var sum = 0.0;
 #unroll i PER
     if (c$i < p.columns) { sum += product(dy$i * weight[c$i], x$i); }
