@@ -95,8 +95,7 @@ class NF4Ops(ReduceOps):
         nested_absmax = self.empty((-(-blocks // NESTED_BLOCK_SIZE),))
         offset = self.empty((1,))
         nested_code, thresholds = self._nested_tables()
-        self.launch("nf4_offset", [absmax, offset], [blocks], (1, 1, 1), work=16.0 * blocks)
-        arrays = [absmax, offset, thresholds, codes, nested_absmax]
+        arrays = [absmax, self.sum(absmax), thresholds, offset, codes, nested_absmax]
         self.launch("nf4_nested", arrays, [blocks], self.groups(blocks, NESTED_BLOCK_SIZE), work=5.0 * blocks)
         return NF4Blocks(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
 
