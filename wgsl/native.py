@@ -8,6 +8,8 @@ raw library. The names used are those of wgpu-py 0.32; pyproject.toml pins the m
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -76,6 +78,8 @@ def error_log() -> ErrorLog:
 
 
 def enumerate_adapters() -> list[Any]:
+    # Mesa writes a line to the terminal for each driver that it tries where this is not set, and never uses it here.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     error_log()  # before the instance exists, so that driver chatter stays off the user's terminal
     return list(wgpu.gpu.enumerate_adapters_sync())
 

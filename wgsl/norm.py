@@ -13,7 +13,7 @@ from wgrad.wgsl.reduce import ReduceOps
 _MOST_FORWARD = 16
 _MOST_BACKWARD = 8
 # Workgroups of a backward with dweight: enough to hide latency, and each leaves a row of sums per row taken at once.
-_MOST_GROUPS = 1024
+_MOST_GROUPS = {1: 1024, 2: 512}  # by rows in flight (TURN)
 _FEWEST_ROWS = 4  # that such a workgroup takes in a row, so that its sums are little beside what it reads
 
 
@@ -66,6 +66,7 @@ class NormOps(ReduceOps):
             "VEC": vec,
             "LANES": lanes,
             "PER": min(_MOST_BACKWARD, -(-columns // vec // lanes)),
+            "TURN": 2 if need_dweight and x.dtype.itemsize + dy.dtype.itemsize < 6 else 1,
             "RESIDUAL": residual_grad is not None,
             "DWEIGHT": need_dweight,
             "C_T": compute_type(vec),
@@ -79,7 +80,7 @@ class NormOps(ReduceOps):
             groups = self.groups(rows, at_once)
             sums = None
             if need_dweight:
-                count = max(1, min(_MOST_GROUPS, -(-rows // (at_once * _FEWEST_ROWS))))
+                count = max(1, min(_MOST_GROUPS[int(constants["TURN"])], -(-rows // (at_once * _FEWEST_ROWS))))
                 groups = (count, 1, 1)
                 sums = self.empty((count * at_once, columns))
             params = [rows, columns // vec, 1.0 / columns]

@@ -61,53 +61,57 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var dw$i = C_T(0.0);
 #endif
 #end
-  // The whole workgroup makes the same number of turns: row_sum has barriers.
-  for (var start = place - lid / LANES; start < p.rows; start += step) {
-    let row = start + lid / LANES;
-    let live = row < p.rows;
-    let r = rstd[min(row, p.rows - 1u)];
-    let base = min(row, p.rows - 1u) * p.columns;
+  // The whole workgroup makes the same number of turns: row_sum has barriers. TURN rows are fetched before the first of
+  // them, so that enough bytes are in flight where an element is small.
+  for (var start = place - lid / LANES; start < p.rows; start += TURN * step) {
+#unroll q TURN
+    let row$q = start + $qu * step + lid / LANES;
+    let r$q = rstd[min(row$q, p.rows - 1u)];
+    let base$q = min(row$q, p.rows - 1u) * p.columns;
 #unroll i PER
-    let dy$i = C_T(dy[base + min(c$i, p.columns - 1u)]);
-    let x$i = C_T(x[base + min(c$i, p.columns - 1u)]);
+    let dy$i_$q = C_T(dy[base$q + min(c$i, p.columns - 1u)]);
+    let x$i_$q = C_T(x[base$q + min(c$i, p.columns - 1u)]);
 #end
-    var sum = 0.0;
+#end
+#unroll q TURN
+    var sum$q = 0.0;
 #unroll i PER
-    if (c$i < p.columns) { sum += product(dy$i * weight[c$i], x$i); }
+    if (c$i < p.columns) { sum$q += product(dy$i_$q * weight[c$i], x$i_$q); }
 #end
     for (var c = lane + PER * LANES; c < p.columns; c += LANES) {
-      sum += product(C_T(dy[base + c]) * weight[c], C_T(x[base + c]));
+      sum$q += product(C_T(dy[base$q + c]) * weight[c], C_T(x[base$q + c]));
     }
-    let k = row_sum(sum, lid) * r * r * p.inverse_count;  // mean(g xn) * rstd
-    if (live) {
+    let k$q = row_sum(sum$q, lid) * r$q * r$q * p.inverse_count;  // mean(g xn) * rstd
+    if (row$q < p.rows) {
 #unroll i PER
       if (c$i < p.columns) {
-        var grad = r * (dy$i * weight[c$i] - x$i * k);
+        var grad = r$q * (dy$i_$q * weight[c$i] - x$i_$q * k$q);
 #if RESIDUAL
-        grad += C_T(residual_grad[base + c$i]);
+        grad += C_T(residual_grad[base$q + c$i]);
 #endif
-        dx[base + c$i] = DX_T(grad);
+        dx[base$q + c$i] = DX_T(grad);
 #if DWEIGHT
-        dw$i += dy$i * (x$i * r);
+        dw$i += dy$i_$q * (x$i_$q * r$q);
 #endif
       }
 #end
       for (var c = lane + PER * LANES; c < p.columns; c += LANES) {
-        let dyc = C_T(dy[base + c]);
-        let xc = C_T(x[base + c]);
-        var grad = r * (dyc * weight[c] - xc * k);
+        let dyc = C_T(dy[base$q + c]);
+        let xc = C_T(x[base$q + c]);
+        var grad = r$q * (dyc * weight[c] - xc * k$q);
 #if RESIDUAL
-        grad += C_T(residual_grad[base + c]);
+        grad += C_T(residual_grad[base$q + c]);
 #endif
-        dx[base + c] = DX_T(grad);
+        dx[base$q + c] = DX_T(grad);
 #if DWEIGHT
         // A row this long has a workgroup to itself, and no more workgroups are launched than there are rows: the first
         // row of a place writes its sums, the others add.
-        let before = select(part[place * p.columns + c], C_T(0.0), row == place);
-        part[place * p.columns + c] = before + dyc * (xc * r);
+        let before = select(part[place * p.columns + c], C_T(0.0), row$q == place);
+        part[place * p.columns + c] = before + dyc * (xc * r$q);
 #endif
       }
     }
+#end
   }
 #if DWEIGHT
 #unroll i PER
