@@ -211,8 +211,8 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
         restored = restored + device.download(weight.nested_offset)
         same = np.count_nonzero(device.download(weight.packed) != device.download(plain.packed))
         absmax = device.download(plain.absmax)
-        # Not `restored` itself: at an edge either code is right, and both are equally far off. The largest absmax stands
-        # at the end to give the scale: offset and restored value are rounded to float32 at that size.
+        # Not `restored` itself: at an edge either code is right, and both are equally far off. The largest absmax
+        # stands at the end to give the scale: offset and restored value are rounded to float32 at that size.
         error = np.append(np.abs(restored - absmax), absmax.max())
         return {
             "error": error,

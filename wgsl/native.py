@@ -46,24 +46,32 @@ class ErrorLog(logging.Handler):
         logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        # wgpu-py shortens a message that it has logged before; every one of ours is to say all.
+        getattr(_native._api.error_handler._per_thread_data, "error_message_counts", {}).clear()
         message = record.getMessage()
         # A driver's chatter at instance creation is no error of ours.
         if "XDG_RUNTIME_DIR" not in message and "EGL" not in message:
             self.messages.append(message)
 
     def raise_if_any(self, doing: str) -> None:
-        if not self.messages:
-            return
-        text = " | ".join(m.strip() for m in self.messages)
-        self.messages.clear()
-        if "lost" in text.lower():
-            raise DeviceLost(
-                f"the device was lost while {doing}: {text}. The driver reset it (often its watchdog, or another"
-                " program on the card); start again with --resume to go on from the last checkpoint"
-            )
-        if "out of memory" in text.lower() or "OutOfMemory" in text:
-            raise OutOfMemory(f"the device ran out of memory while {doing}: {text}")
-        raise DeviceError(f"the device refused work while {doing}: {text}")
+        if self.messages:
+            text = " | ".join(self.messages)
+            self.messages.clear()
+            raise as_device_error(text, doing)
+
+
+def as_device_error(error: Exception | str, doing: str) -> DeviceError:
+    """What wgpu said, as one line of one of our classes. `doing` completes "... while"."""
+    error_log().messages.clear()  # the same is often logged as well
+    text = " ".join(str(error).split())
+    if "lost" in text.lower():
+        return DeviceLost(
+            f"the device was lost while {doing}: {text}. The driver reset it (often its watchdog, or another program on"
+            " the card); start again with --resume to go on from the last checkpoint"
+        )
+    if "out of memory" in text.lower() or "OutOfMemory" in text:
+        return OutOfMemory(f"the device ran out of memory while {doing}: {text}")
+    return DeviceError(f"the device refused work while {doing}: {text}")
 
 
 _error_log: ErrorLog | None = None
@@ -97,8 +105,11 @@ class Readback:
 
     def bytes(self) -> bytes:
         """Wait for them. Once."""
-        self._promise.sync_wait()
-        data = bytes(self._staging.read_mapped())
+        try:
+            self._promise.sync_wait()
+            data = bytes(self._staging.read_mapped())
+        except Exception as error:
+            raise as_device_error(error, "reading from the device") from error
         self._staging.destroy()
         error_log().raise_if_any("reading from the device")
         return data
@@ -150,11 +161,14 @@ class Queue:
 
     def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
         """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
-        staging = self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
-        encoder = self._device.create_command_encoder()
-        encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
-        self._device.queue.submit([encoder.finish()])
-        return Readback(staging)
+        try:
+            staging = self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
+            encoder = self._device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
+            self._device.queue.submit([encoder.finish()])
+            return Readback(staging)
+        except Exception as error:
+            raise as_device_error(error, "reading from the device") from error
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
         """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer."""

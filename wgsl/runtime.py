@@ -14,7 +14,7 @@ import numpy as np
 from wgrad.wgsl import adapters, native
 from wgrad.wgsl.buffers import Array, Block, Lease, Pool
 from wgrad.wgsl.compile import Compiler, Constant, Pipeline
-from wgrad.wgsl.errors import DeviceError, OutOfMemory
+from wgrad.wgsl.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.wgsl.profiler import Profiler
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
@@ -118,7 +118,9 @@ class Runtime:
         try:
             return self._device.create_buffer(size=nbytes, usage="STORAGE|COPY_SRC|COPY_DST")
         except Exception as error:
-            native.error_log().messages.clear()
+            refused = native.as_device_error(error, "making an array")
+            if isinstance(refused, DeviceLost):
+                raise refused from error
             raise OutOfMemory(
                 f"no memory for {nbytes:,} bytes on {self.description}: {self._pool.in_use_bytes:,} bytes in use,"
                 f" {self._pool.reserved_bytes:,} reserved; use a smaller --batch-size or --seq-len, or --checkpointing"
@@ -187,9 +189,8 @@ class Runtime:
         out = np.empty(nbytes, np.uint8)
         for at in range(0, nbytes, _STAGING_BYTES):
             size = min(_STAGING_BYTES, nbytes - at)
-            part = self._device.queue.read_buffer(array.lease.block.buffer, array.offset + at, size)
+            part = self._queue.read_later(array.lease.block.buffer, array.offset + at, size).bytes()
             out[at : at + size] = np.frombuffer(part, np.uint8)
-        native.error_log().raise_if_any("reading from the device")
         return out[: array.nbytes].view(array.dtype).reshape(array.shape)
 
     def download_later(self, array: Array) -> Later:
@@ -313,8 +314,7 @@ class Runtime:
         try:
             group = self._device.create_bind_group(layout=pipeline.layout, entries=entries)
         except Exception as error:
-            native.error_log().messages.clear()
-            raise DeviceError(f"{pipeline.name}: arrays {arrays} cannot be bound: {error}") from error
+            raise native.as_device_error(error, f"binding {arrays} to {pipeline.name}") from error
         self._bind_groups[key] = (group, native.handle(group))
         return self._bind_groups[key]
 

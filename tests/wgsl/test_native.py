@@ -1,0 +1,59 @@
+"""What the driver and wgpu say becomes one line of our own errors, a lost device above all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.wgsl import native
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.errors import DeviceError, DeviceLost, OutOfMemory
+
+
+@pytest.mark.parametrize(
+    "text,kind",
+    [
+        ("Validation Error\n\nCaused by:\n  Parent device is lost", DeviceLost),
+        ("The WGPU device was lost (unknown):\nreset", DeviceLost),
+        ("Out of Memory", OutOfMemory),
+        ("Buffer usage mismatch", DeviceError),
+    ],
+)
+def test_messages_become_one_line_of_the_right_class(text: str, kind: type[DeviceError]) -> None:
+    error = native.as_device_error(text, "testing")
+    assert type(error) is kind
+    assert "\n" not in str(error) and "testing" in str(error)
+
+
+def test_what_can_only_be_logged_is_raised() -> None:
+    log = native.error_log()
+    log.messages.append("The WGPU device was lost (destroyed): gone")
+    with pytest.raises(DeviceLost, match="--resume"):
+        log.raise_if_any("waiting")
+    log.raise_if_any("waiting")  # once
+
+
+@pytest.mark.parametrize("after", ["launch", "allocate", "download", "download_later", "write"])
+def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
+    """A real one, destroyed under our hands: whatever comes next says that it was lost."""
+    device = WgpuDevice()
+    array = device.upload(np.ones(100, np.float32))
+    device.synchronize()
+    device._device.destroy()
+
+    def launch() -> None:
+        device.fill(array, 2.0)
+        device.flush()
+
+    calls: dict[str, Callable[[], object]] = {
+        "launch": launch,
+        "allocate": lambda: device.empty((5000,)),
+        "download": lambda: device.download(array),
+        "download_later": lambda: device.download_later(array).result(),
+        "write": lambda: device.write(array, np.zeros(100, np.float32)),
+    }
+    with pytest.raises(DeviceLost, match="lost while"):
+        calls[after]()
