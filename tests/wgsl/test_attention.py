@@ -151,10 +151,16 @@ def test_large_scores_stay_finite(device: WgpuDevice) -> None:
     reference = ReferenceDevice()
     wide = {n: v.astype(np.float64) if v.dtype == F32 else v for n, v in x.items()}
     exact, _ = reference.attention(*(wide[n] for n in ("q", "k", "v", "starts", "q_start")), scale=1.0)
-    plain, _ = reference.attention(*(x[n] for n in ("q", "k", "v", "starts", "q_start")), scale=1.0)
+    # A score of 2000 is rounded to 1e-4, and how much of that shows depends on the order of its sum: the plain error is
+    # the largest over a few orders of the head's elements.
+    rng, errors = np.random.default_rng(0), []
+    for _ in range(8):
+        order = rng.permutation(64)
+        mixed = (x["q"][..., order], x["k"][..., order], x["v"], x["starts"], x["q_start"])
+        errors.append(np.abs(reference.attention(*mixed, scale=1.0)[0] - exact).max())
     found = _all(device, x, 1.0)
     assert all(np.isfinite(r).all() for r in found)
-    limit = MULTIPLE["forward"] * np.abs(plain - exact).max() + BUILTIN_ULPS * EPSILON * np.abs(exact).max()
+    limit = MULTIPLE["forward"] * max(errors) + BUILTIN_ULPS * EPSILON * np.abs(exact).max()
     assert np.abs(found[0] - exact).max() <= limit
 
 
