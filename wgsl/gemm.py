@@ -202,7 +202,7 @@ class GemmOps(Runtime):
             "gemm",
             arrays,
             [m, n, k, k_per_split, ldc, column, rank, getattr(b, "block_size", 0)]
-            + [getattr(b, "nested_block_size", 0), lda, a_column, float(alpha)],
+            + [getattr(b, "nested_block_size", 0), lda, a_column, 0, float(alpha)],
             (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split)),
             {**constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
             work=2.0 * batch * m * n * k,

@@ -20,7 +20,7 @@
 struct Params {
   m: u32, n: u32, k: u32, k_per_split: u32,
   ldc: u32, c_col: u32, rank: u32, block_size: u32,
-  nested_block: u32, lda: u32, a_col: u32, alpha: f32,
+  nested_block: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
 }
 @group(0) @binding(0) var<uniform> p: Params;
 
@@ -100,7 +100,8 @@ fn nf4_level(code: u32) -> f32 {
 fn block_absmax(block: u32) -> f32 {
 #if NESTED
   let q = (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u;
-  return fma(nested_code[q], nested_absmax[block / p.nested_block], nested_offset[0]);
+  // Not a fused multiply-add: see nf4_dequantize.wgsl.
+  return bitcast<f32>(bitcast<u32>(nested_code[q] * nested_absmax[block / p.nested_block]) | p.zero) + nested_offset[0];
 #else
   return absmax[block];
 #endif

@@ -120,6 +120,6 @@ class NF4Ops(ReduceOps):
             codes = self.view(w.packed, (-(-part.size // 2),), first // 2)
             arrays = [codes, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset, part]
             work = float(part.nbytes)
-            params = [count, first, *shifts]
+            params = [count, first, *shifts, 0]
             self.launch("nf4_dequantize", arrays, params, self.groups(count, 4 * GROUP), constants, work=work)
         return y

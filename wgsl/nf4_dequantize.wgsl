@@ -5,7 +5,7 @@
 //   block_size = 2^block_shift, nested_size = 2^nested_shift. absmax is bound whole: first is the window's first element.
 // Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of Y_T an invocation, 256 apart: stores are contiguous.
 // Source: Dettmers et al., QLoRA (2023), section 3.
-struct Params { n: u32, first: u32, block_shift: u32, nested_shift: u32 }
+struct Params { n: u32, first: u32, block_shift: u32, nested_shift: u32, zero: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> packed: array<u32>;
 #if NESTED
@@ -31,7 +31,9 @@ var<workgroup> outer: array<f32, 256>;  // code
 fn scale_of(block: u32) -> f32 {
 #if NESTED
   let byte = (absmax[block / 4u] >> (8u * (block % 4u))) & 255u;
-  return outer[byte] * nested_absmax[block >> p.nested_shift] + offset[0];
+  // Through integers, with a zero that the compiler does not know: bitsandbytes rounds the product, so this must not
+  // become a fused multiply-add (drivers make one where they can, and WGSL has no word against it).
+  return bitcast<f32>(bitcast<u32>(outer[byte] * nested_absmax[block >> p.nested_shift]) | p.zero) + offset[0];
 #else
   return absmax[block];
 #endif
