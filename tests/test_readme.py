@@ -1,0 +1,52 @@
+"""The README says what is so: its figures are those of bench/results, its commands parse, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wgrad.train.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _blocks(page: Path) -> list[str]:
+    return re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_figures_are_those_of_the_results() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "make_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"^make (\w+)", "".join(_blocks(ROOT / "README.md")), re.MULTILINE)
+    assert set(named) >= {"finetune", "test"}
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option that the README's commands use is in that command's --help."""
+    lines = [line for block in _blocks(ROOT / "README.md") for line in block.splitlines() if line.startswith("wgrad ")]
+    assert {line.split()[1] for line in lines} >= {"finetune", "generate", "devices", "selftest"}
+    for line in lines:
+        _, command, *rest = shlex.split(line, comments=True)
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        for option in (word for word in rest if word.startswith("--")):
+            assert option in text, (command, option)
