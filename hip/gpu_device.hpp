@@ -1,0 +1,130 @@
+// The GPU half of gpu.hpp: work-item numbers, barriers, shuffles and matrix instructions as compiler builtins.
+// Needs no header of ROCm, so that plain clang compiles the kernels.
+// Sources: LLVM, User Guide for AMDGPU Backend; AMD CDNA3 and RDNA3 instruction set references.
+#pragma once
+
+#define GPU_FN __attribute__((device, always_inline)) inline
+#define GPU_KERNEL(threads) __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
+#define GPU_SHARED(type, name, count) static __attribute__((shared, aligned(16))) type name[count]
+#define GPU_CHECK_ALIGNED(p, bytes)
+
+#if defined(__GFX9__)
+#define GPU_WAVE 64
+#else
+#define GPU_WAVE 32
+#endif
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define GPU_CDNA 1
+#else
+#define GPU_CDNA 0
+#endif
+#if defined(__GFX11__)
+#define GPU_RDNA3 1
+#else
+#define GPU_RDNA3 0
+#endif
+#if defined(__GFX12__)
+#define GPU_RDNA4 1
+#else
+#define GPU_RDNA4 0
+#endif
+
+#include "gpu_types.hpp"
+
+namespace gpu {
+
+// ---- place -------------------------------------------------------------------------------------------------------
+GPU_FN unsigned thread() { return __builtin_amdgcn_workitem_id_x(); }
+GPU_FN unsigned lane() { return thread() & (GPU_WAVE - 1); }
+// The same for all lanes, and known to the compiler to be: it stays in a scalar register.
+GPU_FN unsigned wave() { return __builtin_amdgcn_readfirstlane(thread() / GPU_WAVE); }
+GPU_FN unsigned block_x() { return __builtin_amdgcn_workgroup_id_x(); }
+GPU_FN unsigned block_y() { return __builtin_amdgcn_workgroup_id_y(); }
+GPU_FN unsigned block_z() { return __builtin_amdgcn_workgroup_id_z(); }
+// The first implicit arguments of a kernel (code object version 5) are the counts of work-groups.
+GPU_FN unsigned grid_size(int axis) {
+  return ((const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr())[axis];
+}
+GPU_FN unsigned grid_x() { return grid_size(0); }
+GPU_FN unsigned grid_y() { return grid_size(1); }
+GPU_FN unsigned grid_z() { return grid_size(2); }
+
+// ---- order -------------------------------------------------------------------------------------------------------
+GPU_FN void barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// Orders LDS only: loads from global memory that are under way stay so.
+GPU_FN void lds_barrier() {
+#if defined(__GFX12__)
+  asm volatile("s_wait_dscnt 0x0\n\ts_barrier_signal -1\n\ts_barrier_wait -1" ::: "memory");
+#else
+  asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
+#endif
+}
+// Between a write to LDS and a read of it by another lane of the same wave.
+GPU_FN void wave_sync() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+// Instructions are not moved across this one.
+GPU_FN void sched_fence() { __builtin_amdgcn_sched_barrier(0); }
+#define GPU_SCHED_GROUP(mask, count, id) __builtin_amdgcn_sched_group_barrier(mask, count, id)
+#define GPU_SETPRIO(level) __builtin_amdgcn_s_setprio(level)
+
+// ---- the wave ----------------------------------------------------------------------------------------------------
+// The value that x has in lane `from`. T: 4 or 8 bytes.
+template <class T>
+GPU_FN T shuffle(T x, unsigned from) {
+  static_assert(sizeof(T) % 4 == 0, "a lane hands over whole registers");
+  struct Words {
+    int at[sizeof(T) / 4];
+  } words = __builtin_bit_cast(Words, x);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; i++) words.at[i] = __builtin_amdgcn_ds_bpermute(int(from) * 4, words.at[i]);
+  return __builtin_bit_cast(T, words);
+}
+// Lane 0's value, in a scalar register.
+GPU_FN unsigned uniform(unsigned x) { return __builtin_amdgcn_readfirstlane(x); }
+
+// ---- matrix instructions: layouts are in gpu_host.hpp ---------------------------------------------------------------
+#if GPU_CDNA
+GPU_FN f32x4 mfma_f32_16x16x16_f16(f16x4 a, f16x4 b, f32x4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0);
+}
+GPU_FN f32x4 mfma_f32_16x16x16_bf16(bf16x4 a, bf16x4 b, f32x4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+}
+GPU_FN f32x16 mfma_f32_32x32x8_f16(f16x4 a, f16x4 b, f32x16 c) {
+  return __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, c, 0, 0, 0);
+}
+GPU_FN f32x16 mfma_f32_32x32x8_bf16(bf16x4 a, bf16x4 b, f32x16 c) {
+  return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, c, 0, 0, 0);
+}
+GPU_FN f32x4 mfma_f32_16x16x4_f32(float a, float b, f32x4 c) {
+  return __builtin_amdgcn_mfma_f32_16x16x4f32(a, b, c, 0, 0, 0);
+}
+GPU_FN f32x16 mfma_f32_32x32x2_f32(float a, float b, f32x16 c) {
+  return __builtin_amdgcn_mfma_f32_32x32x2f32(a, b, c, 0, 0, 0);
+}
+#endif
+#if GPU_RDNA3
+GPU_FN f32x8 wmma_f32_16x16x16_f16(f16x16 a, f16x16 b, f32x8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c);
+}
+GPU_FN f32x8 wmma_f32_16x16x16_bf16(bf16x16 a, bf16x16 b, f32x8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, c);
+}
+#endif
+#if GPU_RDNA4
+GPU_FN f32x8 wmma_f32_16x16x16_f16(f16x8 a, f16x8 b, f32x8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c);
+}
+GPU_FN f32x8 wmma_f32_16x16x16_bf16(bf16x8 a, bf16x8 b, f32x8 c) {
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(a, b, c);
+}
+#endif
+
+}  // namespace gpu
