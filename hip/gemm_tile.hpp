@@ -1,0 +1,193 @@
+// The tiles of a 16-bit matrix product: how an operand comes from memory, is decoded, and lies in LDS.
+//
+// A tile is ROWS x DEPTH elements, DEPTH = 32 of them along K, so that a row is four slots of 16 bytes (8 elements).
+// LDS holds both operands K-contiguous, whatever their order in memory, without padding; slot() permutes the slots so
+// that eight lanes that read the same chunk of eight rows, and lanes that write the four chunks of a row, meet all 32
+// banks once (the transposed store meets 32 banks twice for its 64 lanes, which is the least there is):
+//
+//     row r, K chunk c (8 elements)   ->   slot 4 * (r ^ (r >> 3 & 1)) + (c ^ (r >> 1 & 3))
+//
+// Operands are read in chunks of 8 elements: one 128-bit load, or for NF4 32 bits of codes and one scale. A chunk
+// outside of the matrix is read at a clamped place and replaced by zeros only where it lies beyond K: rows beyond M or
+// N make results that nobody stores.
+#pragma once
+#include "gpu.hpp"
+
+// How many waves a SIMD must be able to hold: bounds the registers that the compiler may take.
+#if defined(GPU_HOST)
+#define GPU_WAVES_PER_SIMD(count)
+#else
+#define GPU_WAVES_PER_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
+#endif
+
+namespace gemm {
+
+constexpr int DEPTH = 32;
+constexpr int CHUNKS = DEPTH / 8;
+
+GPU_FN int slot(int row, int chunk) { return 4 * (row ^ (row >> 3 & 1)) + (chunk ^ (row >> 1 & 3)); }
+
+GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
+  const unsigned keep = inside ? 0xffffffffu : 0u;
+  return x & gpu::u32x4{keep, keep, keep, keep};
+}
+
+// ---- sources: `fetch` starts the loads of 8 elements, `decode` makes 16-bit operands of what arrived -----------------
+
+// Elements of 16 bits, row-major with `cols` a row. ALIGNED: cols is a multiple of 8 and the address of 16, so that a
+// chunk of 8 lies wholly in a row or outside of it.
+template <bool ALIGNED> struct Dense {
+  using Raw = gpu::u32x4;
+  const unsigned short* data;
+
+  // 8 elements at `offset` from element `origin` (the same for all lanes); `count` of them lie in the matrix.
+  GPU_FN Raw fetch(long origin, unsigned offset, int count) const {
+    const char* p = (const char*)(data + origin);
+    if (ALIGNED) return gpu::load16(p + (unsigned long)(2u * offset));
+    gpu::u32x4 x = {0u, 0u, 0u, 0u};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const unsigned e = *(const unsigned short*)(p + (unsigned long)(2u * (offset + (i < count ? i : 0))));
+      x[i / 2] |= (i < count ? e : 0u) << (16 * (i & 1));
+    }
+    return x;
+  }
+  GPU_FN gpu::u32x4 decode(Raw raw) const { return raw; }
+};
+
+// The 16 NF4 values (Dettmers et al. 2023, appendix E), one a lane: a lookup is a shuffle, and takes no LDS space.
+GPU_FN float nf4_value(int lane) {
+  constexpr float values[16] = {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+                                -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+                                0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+                                0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+  float x = values[0];
+#pragma unroll
+  for (int i = 1; i < 16; ++i) x = (lane & 15) == i ? values[i] : x;
+  return x;
+}
+
+// NF4 weights (bitsandbytes' layout): element 2j in the high nibble of byte j, one scale for 2^block_shift elements;
+// NESTED: the scale is nested_code[absmax] * nested_absmax + offset. Rows are a multiple of 8 elements, blocks too.
+template <class T, bool NESTED> struct NF4 {
+  struct Raw {
+    unsigned codes;
+    float scale, nested;
+    unsigned char index;
+  };
+  const unsigned char* data;
+  const void* absmax;
+  const float* nested_absmax;
+  const float* nested_code;
+  float nested_offset, value;  // value: nf4_value(lane)
+  int block_shift, nested_shift;
+
+  GPU_FN Raw fetch(long origin, unsigned offset, int) const {
+    Raw raw{};
+    raw.codes = *(const unsigned*)(data + origin / 2 + (unsigned long)(offset / 2));
+    const long block = (origin + (long)offset) >> block_shift;
+    if (NESTED) {
+      raw.index = ((const unsigned char*)absmax)[block];
+      raw.nested = nested_absmax[block >> nested_shift];
+    } else {
+      raw.scale = ((const float*)absmax)[block];
+    }
+    return raw;
+  }
+  GPU_FN gpu::u32x4 decode(Raw raw) const {
+    const float scale = NESTED ? nested_code[raw.index] * raw.nested + nested_offset : raw.scale;
+    gpu::u32x4 x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float even = gpu::shuffle(value, (int)(raw.codes >> (8 * i + 4)) & 15);
+      const float odd = gpu::shuffle(value, (int)(raw.codes >> (8 * i)) & 15);
+      x[i] = T::pack(even * scale, odd * scale);
+    }
+    return x;
+  }
+};
+
+// ---- tiles -------------------------------------------------------------------------------------------------------
+
+// ROWS x DEPTH of an operand that lies [rows, K] in memory (K contiguous): thread t owns chunk t % 4 of its rows.
+template <class Source, int ROWS, int THREADS> struct AlongK {
+  static constexpr int LOADS = ROWS * CHUNKS / THREADS;
+  static_assert(ROWS * CHUNKS % THREADS == 0 && THREADS % CHUNKS == 0, "every thread has the same number of chunks");
+  Source source;
+  long origin;
+  int k_total, first;
+  unsigned offsets[LOADS];
+  typename Source::Raw raw[LOADS];
+
+  GPU_FN AlongK(const Source& s, long base, int row0, int rows, int k, int thread) : source(s), k_total(k) {
+    origin = base + (long)row0 * k;
+    first = 8 * (thread % CHUNKS);
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int row = thread / CHUNKS + i * (THREADS / CHUNKS);
+      offsets[i] = (unsigned)(row < rows - row0 ? row : rows - row0 - 1) * (unsigned)k;
+    }
+  }
+  GPU_FN void fetch(int k0) {
+    const int left = k_total - k0 - first;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) raw[i] = source.fetch(origin + k0, offsets[i] + (left > 0 ? first : 0), left);
+  }
+  GPU_FN void store(gpu::u32x4* lds, int k0, int thread) {
+    const bool inside = first < k_total - k0;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+      lds[slot(thread / CHUNKS + i * (THREADS / CHUNKS), thread % CHUNKS)] = zero_unless(inside, source.decode(raw[i]));
+  }
+};
+
+// ROWS x DEPTH of an operand that lies [K, rows] in memory: a thread reads 8 rows of two successive k and writes eight
+// pairs. Lanes run over the 16 pairs of a tile first, so that their writes fall into different banks.
+template <class Source, int ROWS, int THREADS> struct AcrossK {
+  static constexpr int PAIRS = DEPTH / 2, LOADS = ROWS / 8 * PAIRS / THREADS;
+  static_assert(ROWS / 8 * PAIRS % THREADS == 0 && THREADS % PAIRS == 0, "every thread has the same number of chunks");
+  Source source;
+  long origin;
+  int k_total, stride;
+  unsigned columns[LOADS];
+  int counts[LOADS];
+  typename Source::Raw raw[LOADS][2];
+
+  GPU_FN AcrossK(const Source& s, long base, int row0, int rows, int k, int thread) : source(s), k_total(k) {
+    origin = base + row0;
+    stride = rows;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int column = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
+      columns[i] = column < rows - row0 ? column : 0;
+      counts[i] = rows - row0 - (int)columns[i];
+    }
+  }
+  GPU_FN void fetch(int k0, int thread) {
+    const int k = 2 * (thread % PAIRS), left = k_total - k0;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        raw[i][j] = source.fetch(origin + (long)k0 * stride,
+                                 columns[i] + (unsigned)(k + j < left ? k + j : 0) * (unsigned)stride, counts[i]);
+  }
+  GPU_FN void store(gpu::u32x4* lds, int k0, int thread) {
+    const int pair = thread % PAIRS, left = k_total - k0;
+    unsigned* words = (unsigned*)lds;
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const gpu::u32x4 x = zero_unless(2 * pair < left, source.decode(raw[i][0]));
+      const gpu::u32x4 y = zero_unless(2 * pair + 1 < left, source.decode(raw[i][1]));
+      const int row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const unsigned both = j & 1 ? (x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u))
+                                    : ((x[j / 2] & 0xffffu) | y[j / 2] << 16);
+        words[4 * slot(row + j, pair / 4) + pair % 4] = both;
+      }
+    }
+  }
+};
+
+}  // namespace gemm
