@@ -34,7 +34,7 @@
 #define GPU_FN __attribute__((always_inline)) inline
 #define GPU_STRING_(x) #x
 #define GPU_STRING(x) GPU_STRING_(x)
-// The build finds kernels by this mark and appends a GPU_EXPORT for each.
+// The build of the tests finds kernels by this mark and appends a gpu_kernel_<name> (host::Kernel) for each.
 #define GPU_KERNEL(threads) __attribute__((annotate("gpu_kernel:" GPU_STRING(threads))))
 #define GPU_SHARED(type, name, count) \
   static const char gpu_key_##name = 0; \
@@ -204,8 +204,3 @@ struct Export<F> {
 };
 }  // namespace host
 }  // namespace gpu
-
-#define GPU_EXPORT(kernel, threads)                                                                                   \
-  extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_##kernel = {                   \
-      #kernel, threads, unsigned(sizeof(gpu::host::Export<kernel>::sizes) - 1), gpu::host::Export<kernel>::sizes,      \
-      gpu::host::Export<kernel>::invoke};

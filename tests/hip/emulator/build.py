@@ -1,0 +1,113 @@
+"""Builds the emulated libamdhip64.so, and the kernels of hip/ as shared objects for it.
+
+    python tests/hip/emulator/build.py OUT [--arch gfx942 --arch gfx1100]
+
+makes OUT/libamdhip64.so and OUT/<arch>/<file>.co. Use: LD_LIBRARY_PATH=OUT (or load it first by path: the name is
+enough then), WGRAD_HIP_OBJECTS=OUT, WGRAD_EMULATED_ARCH=gfx1100. Only what has changed is built again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOM = HERE.parents[2] / "hip"
+HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
+FLAGS = ["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{ROOM}"]
+# GPU_KERNEL leaves this mark; the kernel's name follows.
+_MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
+
+
+def clang() -> str:
+    """clang++ 15 or later (ext_vector_type, _Float16), 19 first.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    for name in ("clang++-19", "clang++", "clang++-20", "clang++-18", "clang++-16"):
+        if found := shutil.which(name):
+            return found
+    raise FileNotFoundError("the emulator needs clang++: apt-get install clang-19")
+
+
+def _run(command: list[str], stdin: str | None = None) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:8000]}")
+    return done.stdout
+
+
+def _fresh(output: Path, key: str) -> bool:
+    note = output.with_name(output.name + ".key")
+    return output.exists() and note.exists() and note.read_text() == key
+
+
+def _publish(made: Path, output: Path, key: str) -> None:
+    made.replace(output)
+    output.with_name(output.name + ".key").write_text(key)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def build_library(out: Path) -> Path:
+    """OUT/libamdhip64.so."""
+    sources = sorted(HERE.glob("*.cpp"))
+    texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), ROOM / "gpu_host.hpp")]
+    output, key = out / "libamdhip64.so", _digest(clang(), *FLAGS, *texts)
+    if not _fresh(output, key):
+        out.mkdir(parents=True, exist_ok=True)
+        made = out / "libamdhip64.so.new"
+        soname = "-Wl,-soname,libamdhip64.so"
+        _run([clang(), *FLAGS, "-DGPU_HOST=942", "-shared", soname, *map(str, sources), "-o", str(made), "-ldl"])
+        _publish(made, output, key)
+    return output
+
+
+def build_kernels(source: Path, arch: str, out: Path) -> Path:
+    """OUT/<arch>/<source>.co: the kernels of one .hip file for the emulated architecture."""
+    output = out / arch / f"{source.stem}.co"
+    text = _run([clang(), *FLAGS, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
+    key = _digest(clang(), *FLAGS, text)
+    if not _fresh(output, key):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # GPU_EXPORT is a macro, and the text is past the preprocessor: written out here.
+        export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} = {{"{0}", {1},'
+        export += " unsigned(sizeof(gpu::host::Export<{0}>::sizes) - 1), gpu::host::Export<{0}>::sizes,"
+        export += " gpu::host::Export<{0}>::invoke}};"
+        exports = [export.format(name, threads) for threads, name in _MARK.findall(text)]
+        if not exports:
+            raise RuntimeError(f"{source.name} has no GPU_KERNEL for {arch}")
+        made = output.with_suffix(".new")
+        command = [clang(), *FLAGS, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"]
+        _run(command, stdin="\n".join([text, *exports]))
+        _publish(made, output, key)
+    return output
+
+
+def has_kernels(source: Path, arch: str) -> bool:
+    """Some files serve only some architectures: `// architectures: gfx90a gfx942` in their head."""
+    found = re.search(r"^// architectures: (.*)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    return found is None or arch in found.group(1).split()
+
+
+def build_all(out: Path, architectures: list[str]) -> None:
+    build_library(out)
+    for source in sorted(ROOM.glob("*.hip")):
+        for arch in architectures:
+            if has_kernels(source, arch):
+                build_kernels(source, arch, out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--arch", action="append", choices=sorted(HOST))
+    arguments = parser.parse_args()
+    build_all(arguments.out, arguments.arch or ["gfx942", "gfx1100"])

@@ -1,0 +1,245 @@
+// Work-groups on the CPU: each work-item is a fiber, waves run one after another between barriers, the lanes of a wave
+// one after another between meetings (shuffles, matrix instructions). $WGRAD_EMULATED_ORDER=rev turns both orders
+// around, so that a missing barrier shows. LDS starts as NaN in every work-group and ends at a page without access.
+#include "machine.hpp"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#if !defined(__x86_64__)
+#error "the emulator switches fibers in x86-64 assembly"
+#endif
+
+// Saves the callee's registers on the stack, leaves the stack pointer in *from, and goes on with stack `to`.
+extern "C" void emulator_switch(void** from, void* to);
+asm(R"(
+.text
+.globl emulator_switch
+emulator_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+namespace emulator {
+namespace {
+
+using gpu::host::Machine;
+using gpu::host::SLOT;
+
+constexpr Arch ARCHES[] = {
+    {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536}};
+constexpr size_t STACK = 256 << 10;
+constexpr unsigned MOST_THREADS = 1024, MOST_LANES = 64;
+
+enum class State { READY, MEETING, AT_BARRIER, DONE };
+
+struct Fiber {
+  void* stack_pointer;
+  State state;
+  unsigned kind, parity;
+};
+
+struct Local {  // one GPU_SHARED
+  const void* key;
+  char *pages, *first;
+  size_t bytes;
+};
+
+Machine machine;
+Fiber fibers[MOST_THREADS];
+char* stacks = nullptr;
+// What the lanes of a wave left at a meeting; two tables in turn, so that a fast lane does not overwrite a slow one's.
+char tables[MOST_THREADS / 32][2][MOST_LANES * SLOT];
+std::vector<Local> locals;
+void* main_stack;
+const Launch* running;
+sigjmp_buf escape;
+std::string failure;
+bool wrong_address;
+
+void yield() { emulator_switch(&fibers[machine.thread].stack_pointer, main_stack); }
+
+[[noreturn]] void fail(const std::string& what) {
+  failure = what + " (work-item " + std::to_string(machine.thread) + " of work-group (" +
+            std::to_string(machine.block[0]) + ", " + std::to_string(machine.block[1]) + ", " +
+            std::to_string(machine.block[2]) + "))";
+  siglongjmp(escape, 1);
+}
+
+void barrier() {
+  fibers[machine.thread].state = State::AT_BARRIER;
+  yield();
+}
+
+const char* meet(unsigned kind, const void* mine, unsigned bytes) {
+  Fiber& fiber = fibers[machine.thread];
+  char* table = tables[machine.thread / machine.wave_size][fiber.parity];
+  memcpy(table + machine.thread % machine.wave_size * SLOT, mine, bytes);
+  fiber.parity ^= 1;
+  fiber.kind = kind;
+  fiber.state = State::MEETING;
+  yield();
+  return table;
+}
+
+void* shared(const void* key, unsigned long bytes) {
+  for (Local& local : locals)
+    if (local.key == key) return local.first;
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  size_t rounded = (bytes + 15) / 16 * 16, inner = (rounded + page - 1) / page * page, all = rounded;
+  for (Local& local : locals) all += local.bytes;
+  if (all > arch().lds)
+    fail("LDS: " + std::to_string(all) + " bytes are more than the " + std::to_string(arch().lds) + " of a work-group");
+  char* pages = static_cast<char*>(mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  mprotect(pages + inner, page, PROT_NONE);
+  char* first = pages + inner - rounded;
+  memset(first, 0xff, rounded);
+  locals.push_back({key, pages, first, rounded});
+  return first;
+}
+
+void fiber_main() {
+  running->kernel->invoke(running->arguments.data());
+  fibers[machine.thread].state = State::DONE;
+  yield();
+}
+
+void start_fiber(unsigned thread) {
+  void** top = reinterpret_cast<void**>(stacks + (thread + 1) * STACK - 64);
+  *--top = nullptr;  // the return address of fiber_main, which never returns; aligns its frame
+  *--top = reinterpret_cast<void*>(fiber_main);
+  for (int i = 0; i < 6; i++) *--top = nullptr;
+  fibers[thread] = {top, State::READY, 0, 0};
+}
+
+bool reversed() {
+  const char* text = getenv("WGRAD_EMULATED_ORDER");
+  return text && !strcmp(text, "rev");
+}
+
+// Lets every lane of a wave go on until it waits or ends. True where the lanes have all met and may go on.
+bool run_wave(unsigned wave, unsigned threads, bool backwards) {
+  unsigned first = wave * machine.wave_size;
+  unsigned lanes = threads - first < machine.wave_size ? threads - first : machine.wave_size;
+  unsigned meeting = 0, live = 0, kind = 0;
+  for (unsigned i = 0; i < lanes; i++) {
+    machine.thread = first + (backwards ? lanes - 1 - i : i);
+    Fiber& fiber = fibers[machine.thread];
+    if (fiber.state == State::READY) emulator_switch(&main_stack, fiber.stack_pointer);
+    if (fiber.state == State::DONE) continue;
+    live++;
+    if (fiber.state != State::MEETING) continue;
+    if (meeting && fiber.kind != kind) fail("lanes of a wave meet at different instructions");
+    kind = fiber.kind;
+    meeting++;
+  }
+  if (!meeting) return false;
+  if (meeting < live) fail("some lanes of a wave wait for the others at a shuffle or matrix instruction that those skip");
+  unsigned parity = 0;
+  for (unsigned i = 0; i < lanes; i++)
+    if (fibers[first + i].state == State::MEETING) parity = fibers[first + i].parity ^ 1;
+  for (unsigned i = 0; i < machine.wave_size; i++)
+    if (i >= lanes || fibers[first + i].state == State::DONE)
+      memset(tables[wave][parity] + i * SLOT, 0xff, SLOT);
+    else
+      fibers[first + i].state = State::READY;
+  return true;
+}
+
+void run_group(unsigned threads, bool backwards) {
+  for (Local& local : locals) memset(local.first, 0xff, local.bytes);
+  for (unsigned i = 0; i < threads; i++) start_fiber(i);
+  unsigned waves = (threads + machine.wave_size - 1) / machine.wave_size;
+  for (;;) {
+    for (unsigned i = 0; i < waves; i++)
+      while (run_wave(backwards ? waves - 1 - i : i, threads, backwards)) {
+      }
+    bool live = false;
+    for (unsigned i = 0; i < threads; i++)
+      if (fibers[i].state == State::AT_BARRIER) {
+        fibers[i].state = State::READY;
+        live = true;
+      }
+    if (!live) return;
+  }
+}
+
+void on_signal(int, siginfo_t* info, void*) {
+  wrong_address = true;
+  std::string where = describe(info->si_addr);
+  for (Local& local : locals)
+    if (static_cast<char*>(info->si_addr) >= local.pages && static_cast<char*>(info->si_addr) < local.first + local.bytes + 4096)
+      where = "past the end of an LDS array of " + std::to_string(local.bytes) + " bytes";
+  char text[200];
+  snprintf(text, sizeof(text), "access to %p: %s", info->si_addr, where.c_str());
+  fail(text);
+}
+
+}  // namespace
+
+const Arch& arch() {
+  const char* wanted = getenv("WGRAD_EMULATED_ARCH");
+  for (const Arch& a : ARCHES)
+    if (wanted && !strcmp(wanted, a.name)) return a;
+  return ARCHES[1];
+}
+
+std::string run(const Launch& launch, bool* illegal) {
+  static char signal_stack[64 << 10];
+  if (!stacks)
+    stacks = static_cast<char*>(
+        mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.wave, barrier, meet, shared,
+             [](const char* message) { fail(message); }};
+  *launch.machine = &machine;
+  running = &launch;
+  failure.clear();
+  wrong_address = false;
+  stack_t alternate = {signal_stack, 0, sizeof(signal_stack)}, old_alternate;
+  sigaltstack(&alternate, &old_alternate);
+  struct sigaction action = {}, old_segv, old_bus;
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &old_segv);
+  sigaction(SIGBUS, &action, &old_bus);
+  if (!sigsetjmp(escape, 1)) {
+    bool backwards = reversed();
+    unsigned long all = (unsigned long)launch.grid[0] * launch.grid[1] * launch.grid[2];
+    for (unsigned long i = 0; i < all; i++) {
+      unsigned long at = backwards ? all - 1 - i : i;
+      machine.block[0] = unsigned(at % launch.grid[0]);
+      machine.block[1] = unsigned(at / launch.grid[0] % launch.grid[1]);
+      machine.block[2] = unsigned(at / launch.grid[0] / launch.grid[1]);
+      run_group(launch.kernel->threads, backwards);
+    }
+  }
+  sigaction(SIGSEGV, &old_segv, nullptr);
+  sigaction(SIGBUS, &old_bus, nullptr);
+  sigaltstack(&old_alternate, nullptr);
+  for (Local& local : locals) munmap(local.pages, size_t(local.first + local.bytes - local.pages) + size_t(sysconf(_SC_PAGESIZE)));
+  locals.clear();
+  *illegal = wrong_address;
+  return failure;
+}
+
+}  // namespace emulator

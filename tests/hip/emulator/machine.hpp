@@ -1,0 +1,43 @@
+// The emulated card: memory with guards, and a machine that runs work-groups of fibers. See machine.cpp, memory.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "gpu_host.hpp"
+
+namespace emulator {
+
+struct Arch {
+  const char* name;
+  unsigned host;  // GPU_HOST of the kernels made for it
+  unsigned wave;
+  unsigned lds;
+};
+// The card that this process has: $WGRAD_EMULATED_ARCH, gfx942 unless said.
+const Arch& arch();
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+// Bytes that end at a page without access; nullptr when the card ($WGRAD_EMULATED_MEMORY bytes) is full.
+void* allocate(size_t bytes);
+bool release(void* address);
+// Does [address, address + bytes) lie within one allocation?
+bool inside(const void* address, size_t bytes);
+// "16 bytes after an allocation of 4,096 bytes": where an address lies, in words.
+std::string describe(const void* address);
+size_t total_memory();
+size_t used_memory();
+
+// ---- running -----------------------------------------------------------------------------------------------------
+struct Launch {
+  const gpu::host::Kernel* kernel;
+  gpu::host::Machine** machine;  // where the kernel's shared object looks for the machine
+  unsigned grid[3];
+  unsigned wave;  // lanes of a wave in this shared object
+  std::string arguments;
+};
+// Runs all work-groups. Empty, or what went wrong and where; `illegal` says that it was a wrong address.
+std::string run(const Launch& launch, bool* illegal);
+
+}  // namespace emulator

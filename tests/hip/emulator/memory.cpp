@@ -1,0 +1,76 @@
+// Device memory: each allocation has pages of its own, ends at a page without access, and starts as NaN.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "machine.hpp"
+
+namespace emulator {
+namespace {
+
+struct Allocation {
+  char* pages;
+  size_t mapped, bytes;
+};
+std::map<const char*, Allocation> allocations;  // by first byte
+size_t used = 0;
+const size_t page = size_t(sysconf(_SC_PAGESIZE));
+constexpr size_t ALIGN = 16;
+
+}  // namespace
+
+size_t total_memory() {
+  const char* text = getenv("WGRAD_EMULATED_MEMORY");
+  return text ? strtoull(text, nullptr, 10) : size_t(8) << 30;
+}
+
+size_t used_memory() { return used; }
+
+void* allocate(size_t bytes) {
+  size_t rounded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+  if (used + rounded > total_memory()) return nullptr;
+  size_t inner = (rounded + page - 1) / page * page, mapped = inner + 2 * page;
+  void* pages = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(pages) + page;
+  mprotect(start, inner, PROT_READ | PROT_WRITE);
+  char* first = start + (inner - rounded);
+  memset(first, 0xff, rounded);
+  allocations[first] = {static_cast<char*>(pages), mapped, rounded};
+  used += rounded;
+  return first;
+}
+
+bool release(void* address) {
+  auto found = allocations.find(static_cast<char*>(address));
+  if (found == allocations.end()) return false;
+  used -= found->second.bytes;
+  munmap(found->second.pages, found->second.mapped);
+  allocations.erase(found);
+  return true;
+}
+
+bool inside(const void* address, size_t bytes) {
+  const char* at = static_cast<const char*>(address);
+  auto after = allocations.upper_bound(at);
+  if (after == allocations.begin()) return false;
+  auto& [first, a] = *--after;
+  return at + bytes <= first + a.bytes;
+}
+
+std::string describe(const void* address) {
+  const char* at = static_cast<const char*>(address);
+  for (auto& [first, a] : allocations) {
+    if (at < a.pages || at >= a.pages + a.mapped) continue;
+    std::string size = " an allocation of " + std::to_string(a.bytes) + " bytes";
+    if (at < first) return std::to_string(first - at) + " bytes before" + size;
+    if (at >= first + a.bytes) return std::to_string(at - first - a.bytes) + " bytes after the end of" + size;
+    return "inside" + size;
+  }
+  return "near no allocation";
+}
+
+}  // namespace emulator

@@ -1,0 +1,286 @@
+// The entry points of libamdhip64.so that wgrad uses, on the emulated card of machine.hpp. A code object is a shared
+// object of the kernels compiled for the CPU. Work runs at once; as on a card, what goes wrong inside a kernel is
+// reported by the next call that waits for it (with HIP_LAUNCH_BLOCKING=1 by the launch), and stays.
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "machine.hpp"
+#include "properties.hpp"
+
+using namespace emulator;
+
+namespace {
+
+enum Error {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NO_DEVICE = 100,
+  INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200,
+  NO_BINARY_FOR_GPU = 209,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  ILLEGAL_ADDRESS = 700,
+  LAUNCH_FAILURE = 719,
+  CAPTURE_UNSUPPORTED = 900,
+};
+
+struct Module {
+  void* handle;
+  gpu::host::Machine** machine;
+  unsigned wave;
+};
+struct Function {
+  Module* module;
+  const gpu::host::Kernel* kernel;
+};
+using Work = std::function<int()>;
+struct Graph {
+  std::vector<Work> nodes;
+};
+struct Stream {
+  Graph* capturing = nullptr;
+};
+struct Event {
+  double milliseconds = -1;
+};
+
+int sticky = SUCCESS;
+std::string last_failure;
+unsigned long launches = 0;
+
+int blocking(int error) {
+  const char* text = getenv("HIP_LAUNCH_BLOCKING");
+  return text && !strcmp(text, "1") ? error : SUCCESS;
+}
+
+int submit(Stream* stream, Work work) {
+  if (sticky) return sticky;
+  if (stream && stream->capturing) {
+    stream->capturing->nodes.push_back(std::move(work));
+    return SUCCESS;
+  }
+  return work();
+}
+
+int execute(const Launch& launch) {
+  if (sticky) return sticky;
+  launches++;
+  bool illegal = false;
+  std::string failure = run(launch, &illegal);
+  if (failure.empty()) return SUCCESS;
+  last_failure = std::string(launch.kernel->name) + ": " + failure;
+  fprintf(stderr, "emulator: %s\n", last_failure.c_str());
+  sticky = illegal ? ILLEGAL_ADDRESS : LAUNCH_FAILURE;
+  return blocking(sticky);
+}
+
+int move(void* to, const void* from, size_t bytes, int kind) {
+  // kind: 1 host to device, 2 device to host, 3 device to device
+  if ((kind == 1 || kind == 3) && !inside(to, bytes)) return INVALID_VALUE;
+  if ((kind == 2 || kind == 3) && !inside(from, bytes)) return INVALID_VALUE;
+  memmove(to, from, bytes);
+  return SUCCESS;
+}
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
+}
+
+// The arguments as one block: `extra` as it is, or gathered from one pointer each.
+bool pack(const gpu::host::Kernel* kernel, void** params, void** extra, std::string* packed) {
+  size_t wanted = 0;
+  for (unsigned i = 0; i < kernel->arguments; i++) {
+    size_t size = kernel->sizes[i];
+    wanted = (wanted + size - 1) / size * size;
+    if (params) {
+      packed->resize(wanted + size);
+      memcpy(packed->data() + wanted, params[i], size);
+    }
+    wanted += size;
+  }
+  if (params) return true;
+  const void* buffer = nullptr;
+  size_t bytes = 0;
+  for (; extra && reinterpret_cast<size_t>(*extra) != 3; extra += 2) {
+    if (reinterpret_cast<size_t>(*extra) == 1) buffer = extra[1];
+    if (reinterpret_cast<size_t>(*extra) == 2) bytes = *static_cast<size_t*>(extra[1]);
+  }
+  if (bytes) packed->assign(static_cast<const char*>(buffer), bytes);
+  return packed->size() >= wanted && packed->size() < wanted + 8;
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default")))
+
+// ---- for tests ---------------------------------------------------------------------------------------------------
+API const char* emulator_last_failure() { return last_failure.c_str(); }
+API unsigned long emulator_launches() { return launches; }
+API void emulator_clear() { sticky = SUCCESS, last_failure.clear(); }
+
+// ---- device ------------------------------------------------------------------------------------------------------
+API int hipInit(unsigned) { return SUCCESS; }
+API int hipGetDeviceCount(int* count) {
+  const char* text = getenv("WGRAD_EMULATED_DEVICES");
+  *count = text ? atoi(text) : 1;
+  return *count ? SUCCESS : NO_DEVICE;
+}
+API int hipSetDevice(int device) { return device == 0 ? SUCCESS : INVALID_DEVICE; }
+API int hipGetDevice(int* device) { return *device = 0, SUCCESS; }
+API int hipDriverGetVersion(int* version) { return *version = 70100000, SUCCESS; }
+API int hipRuntimeGetVersion(int* version) { return *version = 70100000, SUCCESS; }
+API int hipGetDevicePropertiesR0600(Properties* p, int device) {
+  if (device) return INVALID_DEVICE;
+  memset(p, 0, sizeof(*p));
+  snprintf(p->name, sizeof(p->name), "Emulated %s", arch().name);
+  snprintf(p->gcnArchName, sizeof(p->gcnArchName), arch().wave == 64 ? "%s:sramecc+:xnack-" : "%s", arch().name);
+  p->totalGlobalMem = total_memory();
+  p->sharedMemPerBlock = arch().lds;
+  p->warpSize = int(arch().wave);
+  p->maxThreadsPerBlock = 1024;
+  p->multiProcessorCount = 4;
+  p->clockRate = 1000000;
+  return SUCCESS;
+}
+API int hipMemGetInfo(size_t* free, size_t* total) {
+  *total = total_memory();
+  *free = *total - used_memory();
+  return SUCCESS;
+}
+API int hipDeviceSynchronize() { return sticky; }
+API int hipGetLastError() { return sticky; }
+API int hipPeekAtLastError() { return sticky; }
+API const char* hipGetErrorName(int error) {
+  switch (error) {
+    case SUCCESS: return "hipSuccess";
+    case INVALID_VALUE: return "hipErrorInvalidValue";
+    case OUT_OF_MEMORY: return "hipErrorOutOfMemory";
+    case NO_DEVICE: return "hipErrorNoDevice";
+    case NO_BINARY_FOR_GPU: return "hipErrorNoBinaryForGpu";
+    case NOT_FOUND: return "hipErrorNotFound";
+    case ILLEGAL_ADDRESS: return "hipErrorIllegalAddress";
+    case LAUNCH_FAILURE: return "hipErrorLaunchFailure";
+    default: return "hipErrorUnknown";
+  }
+}
+API const char* hipGetErrorString(int error) {
+  switch (error) {
+    case SUCCESS: return "no error";
+    case INVALID_VALUE: return "invalid argument";
+    case OUT_OF_MEMORY: return "out of memory";
+    case NO_DEVICE: return "no ROCm-capable device is detected";
+    case NO_BINARY_FOR_GPU: return "no kernel image is available for execution on the device";
+    case INVALID_IMAGE: return "device kernel image is invalid";
+    case NOT_FOUND: return "named symbol not found";
+    case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
+    case LAUNCH_FAILURE: return "unspecified launch failure";
+    default: return "unknown error";
+  }
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+API int hipMalloc(void** address, size_t bytes) {
+  if (sticky) return sticky;
+  *address = allocate(bytes);
+  return *address ? SUCCESS : OUT_OF_MEMORY;
+}
+API int hipFree(void* address) { return !address || release(address) ? SUCCESS : INVALID_VALUE; }
+API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
+  return sticky ? sticky : move(to, from, bytes, kind);
+}
+API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, Stream* stream) {
+  return submit(stream, [=] { return move(to, from, bytes, kind); });
+}
+API int hipMemsetAsync(void* to, int value, size_t bytes, Stream* stream) {
+  if (!inside(to, bytes)) return INVALID_VALUE;
+  return submit(stream, [=] { return memset(to, value, bytes), SUCCESS; });
+}
+API int hipMemset(void* to, int value, size_t bytes) { return hipMemsetAsync(to, value, bytes, nullptr); }
+
+// ---- modules -----------------------------------------------------------------------------------------------------
+API int hipModuleLoadData(Module** module, const void* image) {
+  const unsigned char* bytes = static_cast<const unsigned char*>(image);
+  if (memcmp(bytes, "\x7f" "ELF", 4)) return INVALID_IMAGE;
+  if (bytes[18] != 62) return NO_BINARY_FOR_GPU;  // e_machine: x86-64
+  // The section headers come last: their offset, size and number give the file's length.
+  uint64_t sections;
+  uint16_t size, count;
+  memcpy(&sections, bytes + 40, 8), memcpy(&size, bytes + 58, 2), memcpy(&count, bytes + 60, 2);
+  size_t length = sections + size_t(size) * count;
+  int file = memfd_create("kernels", 0);
+  for (size_t at = 0; at < length;) {
+    ssize_t n = write(file, bytes + at, length - at);
+    if (n <= 0) return close(file), OUT_OF_MEMORY;
+    at += size_t(n);
+  }
+  std::string path = "/proc/self/fd/" + std::to_string(file);
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // The file stays open: the loader takes a second file of the same number for the first.
+  if (!handle) return fprintf(stderr, "emulator: %s\n", dlerror()), INVALID_IMAGE;
+  auto host = static_cast<const unsigned*>(dlsym(handle, "gpu_host_arch"));
+  auto machine = static_cast<gpu::host::Machine**>(dlsym(handle, "gpu_host_machine"));
+  if (!host || !machine) return INVALID_IMAGE;
+  if (*host != arch().host) return NO_BINARY_FOR_GPU;
+  *module = new Module{handle, machine, arch().wave};
+  return SUCCESS;
+}
+API int hipModuleUnload(Module* module) { return delete module, SUCCESS; }
+API int hipModuleGetFunction(Function** function, Module* module, const char* name) {
+  auto kernel = static_cast<const gpu::host::Kernel*>(dlsym(module->handle, (std::string("gpu_kernel_") + name).c_str()));
+  if (!kernel) return NOT_FOUND;
+  *function = new Function{module, kernel};
+  return SUCCESS;
+}
+API int hipModuleLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                              unsigned bz, unsigned lds, Stream* stream, void** params, void** extra) {
+  if (sticky) return sticky;
+  if (!gx || !gy || !gz || bx != function->kernel->threads || by != 1 || bz != 1 || lds) return INVALID_VALUE;
+  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, function->module->wave, {}};
+  if (!pack(function->kernel, params, extra, &launch.arguments)) return INVALID_VALUE;
+  return submit(stream, [launch] { return execute(launch); });
+}
+
+// ---- streams, events, graphs ---------------------------------------------------------------------------------------
+API int hipStreamCreate(Stream** stream) { return *stream = new Stream, SUCCESS; }
+API int hipStreamCreateWithFlags(Stream** stream, unsigned) { return hipStreamCreate(stream); }
+API int hipStreamDestroy(Stream* stream) { return delete stream, SUCCESS; }
+API int hipStreamSynchronize(Stream* stream) { return stream && stream->capturing ? CAPTURE_UNSUPPORTED : sticky; }
+API int hipEventCreate(Event** event) { return *event = new Event, SUCCESS; }
+API int hipEventDestroy(Event* event) { return delete event, SUCCESS; }
+API int hipEventRecord(Event* event, Stream*) { return event->milliseconds = now(), sticky; }
+API int hipEventSynchronize(Event*) { return sticky; }
+API int hipEventElapsedTime(float* milliseconds, Event* start, Event* stop) {
+  if (start->milliseconds < 0 || stop->milliseconds < 0) return INVALID_HANDLE;
+  return *milliseconds = float(stop->milliseconds - start->milliseconds), SUCCESS;
+}
+API int hipStreamBeginCapture(Stream* stream, int) {
+  if (!stream || stream->capturing) return CAPTURE_UNSUPPORTED;
+  return stream->capturing = new Graph, SUCCESS;
+}
+API int hipStreamEndCapture(Stream* stream, Graph** graph) {
+  if (!stream || !stream->capturing) return CAPTURE_UNSUPPORTED;
+  *graph = stream->capturing;
+  return stream->capturing = nullptr, SUCCESS;
+}
+API int hipGraphInstantiate(Graph** executable, Graph* graph, void*, char*, size_t) {
+  return *executable = new Graph(*graph), SUCCESS;
+}
+API int hipGraphLaunch(Graph* executable, Stream*) {
+  for (Work& work : executable->nodes)
+    if (int error = work()) return error;
+  return SUCCESS;
+}
+API int hipGraphDestroy(Graph* graph) { return delete graph, SUCCESS; }
+API int hipGraphExecDestroy(Graph* executable) { return delete executable, SUCCESS; }
