@@ -14,8 +14,10 @@
 //     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
 //                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit, accumulators in registers
 //
+// The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them.
+//
 // CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators a lane, 64 KiB of LDS, 2 waves a SIMD); small 128 x 128 with
-// 4 waves of 64 x 64. RDNA: big 128 x 128 with 4 waves of 64 x 64; small 64 x 128 with 4 waves of 32 x 64.
+// 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
 //
 // Sources: Goto and van de Geijn 2008 (blocking); Dettmers et al. 2023 (NF4); AMD's instruction set manuals (fragments).
 #include "gemm_epilogue.hpp"
@@ -28,13 +30,14 @@ template <int TILE_M_, int TILE_N_, int WAVE_M_> struct Shape {
   static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WAVE_M = WAVE_M_;
   static constexpr int WAVES = TILE_M / WAVE_M * (TILE_N / WAVE_N), THREADS = WAVES * GPU_WAVE;
   static constexpr int SLOTS = (TILE_M + TILE_N) * CHUNKS;  // of one of the two LDS buffers
-  static_assert(WAVES * STAGE_FLOATS * 4 <= 2 * SLOTS * 16, "the epilogue's stage fits into the tiles' LDS");
+  static constexpr int STAGE_SLOTS = WAVES * STAGE_FLOATS / 4, LDS = 2 * SLOTS > STAGE_SLOTS ? 2 * SLOTS : STAGE_SLOTS;
+  static_assert(LDS * 16 <= 65536, "a work-group has 64 KiB");
 };
 #if GPU_CDNA
 using Big = Shape<256, 256, 128>;
 using Small = Shape<128, 128, 64>;
 #else
-using Big = Shape<128, 128, 64>;
+using Big = Shape<128, 128, 32>;
 using Small = Shape<64, 128, 32>;
 #endif
 
@@ -47,21 +50,34 @@ template <class S, int ROWS, int THREADS> struct Tile<S, ROWS, THREADS, false> :
   GPU_FN void fetch_tile(int k0, int thread) { this->fetch(k0, thread); }
 };
 
-// acc += A B^T of one LDS buffer, for the wave whose rows of A and of B start at row_a and row_b.
-template <class U, class S>
-GPU_FN void multiply(const gpu::u32x4* lds, typename U::Acc (&acc)[S::WAVE_M / 16][WAVE_N / 16], int row_a, int row_b, int lane) {
-  typename U::Fragment b[WAVE_N / 16];
+// acc += A B^T of one LDS buffer, for the wave whose rows of A and of B start at row_a and row_b. `meanwhile(i)` is done
+// beside the i-th of STAGES stretches of matrix instructions: that is where the next tile is decoded and stored.
+template <class U, class S> struct Product {
+  static constexpr int TM = S::WAVE_M / 16, TN = WAVE_N / 16, STAGES = TM * U::LOADS;
+  static constexpr int AHEAD = GPU_CDNA ? 2 : 1;  // fragments of A read before they are used
+  typename U::Acc acc[TM][TN];
+
+  template <class F> GPU_FN void multiply(const gpu::u32x4* lds, int row_a, int row_b, int lane, F meanwhile) {
 #pragma unroll
-  for (int j = 0; j < WAVE_N / 16; ++j) b[j] = U::load(lds + S::TILE_M * CHUNKS, row_b + 16 * j, lane);
+    for (int part = 0; part < U::LOADS; ++part) {
+      typename U::Fragment b[TN];
 #pragma unroll
-  for (int i = 0; i < S::WAVE_M / 16; ++i) {
-    const typename U::Fragment a = U::load(lds, row_a + 16 * i, lane);
+      for (int j = 0; j < TN; ++j) b[j] = U::load(lds + S::TILE_M * CHUNKS, row_b + 16 * j, part, lane);
+      typename U::Fragment a[AHEAD + 1];
 #pragma unroll
-    for (int s = 0; s < U::STEPS; ++s)
+      for (int i = 0; i < AHEAD; ++i) a[i] = U::load(lds, row_a + 16 * i, part, lane);
 #pragma unroll
-      for (int j = 0; j < WAVE_N / 16; ++j) acc[i][j] = U::mma(s, a, b[j], acc[i][j]);
+      for (int i = 0; i < TM; ++i) {
+        if (i + AHEAD < TM) a[(i + AHEAD) % (AHEAD + 1)] = U::load(lds, row_a + 16 * (i + AHEAD), part, lane);
+#pragma unroll
+        for (int s = 0; s < U::STEPS; ++s)
+#pragma unroll
+          for (int j = 0; j < TN; ++j) acc[i][j] = U::mma(s, a[i % (AHEAD + 1)], b[j], acc[i][j]);
+        meanwhile(part * TM + i);
+      }
+    }
   }
-}
+};
 
 template <class T, class S, Layout L, class SourceA, class SourceB>
 GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e, int k, int k_per_split, long stride_a,
@@ -76,17 +92,24 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
   Tile<SourceA, S::TILE_M, S::THREADS, L != TN> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
   Tile<SourceB, S::TILE_N, S::THREADS, L == NT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
   const int row_a = wave / (S::TILE_N / WAVE_N) * S::WAVE_M, row_b = wave % (S::TILE_N / WAVE_N) * WAVE_N;
-  typename U::Acc acc[S::WAVE_M / 16][WAVE_N / 16];
+  using P = Product<U, S>;
+  P p;
 #pragma unroll
-  for (int i = 0; i < S::WAVE_M / 16; ++i)
+  for (int i = 0; i < P::TM; ++i)
 #pragma unroll
-    for (int j = 0; j < WAVE_N / 16; ++j) acc[i][j] = typename U::Acc(0.0f);
+    for (int j = 0; j < P::TN; ++j) p.acc[i][j] = typename U::Acc(0.0f);
+  // Stores of the next tile, one load of each thread at a time; the last stretches of a tile have one or more each.
+  constexpr int STORES = decltype(a)::LOADS + decltype(b)::LOADS;
+  const auto store = [&](int i, int to, int k0) {
+    if (i < decltype(a)::LOADS) a.store(lds + to, k0, thread, i);
+    else b.store(lds + to + S::TILE_M * CHUNKS, k0, thread, i - decltype(a)::LOADS);
+  };
 
   if (begin < end) {
     a.fetch_tile(begin, thread);
     b.fetch_tile(begin, thread);
-    a.store(lds, begin, thread);
-    b.store(lds + S::TILE_M * CHUNKS, begin, thread);
+#pragma unroll
+    for (int i = 0; i < STORES; ++i) store(i, 0, begin);
   }
   gpu::barrier();
   int now = 0;
@@ -97,14 +120,19 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
     a.fetch_tile(next, thread);
     b.fetch_tile(next, thread);
     gpu::sched_fence();
-    multiply<U, S>(lds + now, acc, row_a, row_b, lane);
-    gpu::sched_fence();
-    now = S::SLOTS - now;
-    a.store(lds + now, next, thread);
-    b.store(lds + now + S::TILE_M * CHUNKS, next, thread);
+    const int other = S::SLOTS - now;
+    p.multiply(lds + now, row_a, row_b, lane, [&](int stage) {
+      gpu::sched_fence();
+      constexpr int FIRST = P::STAGES > STORES ? P::STAGES - STORES : 0;
+      if (stage < FIRST) return;
+#pragma unroll
+      for (int i = 0; i < STORES; ++i)
+        if (i * (P::STAGES - FIRST) / STORES == stage - FIRST) store(i, other, next);
+    });
+    now = other;
     gpu::barrier();
   }
-  epilogue<U, S::WAVE_M / 16, WAVE_N / 16>(e, acc, (float*)lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane,
+  epilogue<U, P::TM, P::TN>(e, p.acc, (float*)lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane,
                                            (long)z * e.m * e.n);
 }
 
@@ -120,7 +148,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
 #define DENSE(name, T, SHAPE, LAYOUT, ALIGNED)                                                                        \
   extern "C" GPU_KERNEL(gemm::SHAPE::THREADS) OCCUPANCY void name(const unsigned short* a, const unsigned short* b,    \
                                                                   EPILOGUE_ARGUMENTS, long stride_a, long stride_b) { \
-    GPU_SHARED(gpu::u32x4, lds, 2 * gemm::SHAPE::SLOTS);                                                              \
+    GPU_SHARED(gpu::u32x4, lds, gemm::SHAPE::LDS);                                                              \
     using Source = gemm::Dense<ALIGNED>;                                                                              \
     gemm::product<gemm::T, gemm::SHAPE, gemm::LAYOUT>(Source{a}, Source{b}, EPILOGUE, k, k_per_split, stride_a, stride_b, lds); \
   }
@@ -139,7 +167,7 @@ DENSE_TYPES(TN, tn)
   extern "C" GPU_KERNEL(gemm::SHAPE::THREADS) OCCUPANCY void name(                                                    \
       const unsigned short* a, const unsigned char* packed, const void* absmax, const float* nested_absmax,           \
       const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, EPILOGUE_ARGUMENTS) {   \
-    GPU_SHARED(gpu::u32x4, lds, 2 * gemm::SHAPE::SLOTS);                                                              \
+    GPU_SHARED(gpu::u32x4, lds, gemm::SHAPE::LDS);                                                              \
     const gemm::NF4<gemm::T, NESTED> w{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,     \
                                        gemm::nf4_value(gpu::lane()), block_shift, nested_shift};                      \
     gemm::product<gemm::T, gemm::SHAPE, gemm::LAYOUT>(gemm::Dense<true>{a}, w, EPILOGUE, k, k_per_split, 0, 0, lds);   \

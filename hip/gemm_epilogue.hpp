@@ -84,13 +84,15 @@ GPU_FN void add_low_rank(const Epilogue& e, typename U::Acc (&acc)[TM][TN], int 
 #pragma unroll
       for (int c = 0; c < U::CONTIGUOUS; ++c) v[j][c] = v_at(e, n0 + 16 * j + U::column(lane, c), r);
 #pragma unroll
-    for (int i = 0; i < TM; ++i)
+    for (int i = 0; i < TM; ++i) {
+      gpu::sched_fence();  // or the loads of all pieces come first, and their results are spilled
 #pragma unroll
       for (int k = 0; k < U::ELEMENTS; ++k) {
         const float u = u_at(e, m0 + 16 * i + U::row(lane, k), r);  // RDNA4: the same for all k
 #pragma unroll
         for (int j = 0; j < TN; ++j) acc[i][j][k] += u * v[j][k % U::CONTIGUOUS];
       }
+    }
   }
 #endif
 }

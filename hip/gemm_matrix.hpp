@@ -1,6 +1,9 @@
 // The matrix unit of an architecture, seen as one thing: a fragment of 16 rows x DEPTH of an operand from LDS, and
 // acc += A B^T of two fragments. Where an element of `acc` lies is row() and column().
 //
+// A fragment starts at a row that is a multiple of 16, so that slot() splits into a part of the lane and one of the row.
+// It covers DEPTH / LOADS of K and feeds STEPS instructions.
+//
 //   CDNA (MFMA 16x16x16, wave64)   lane l holds K chunk l / 16 (8 elements) of row l % 16: one 128-bit LDS read feeds two
 //                                  instructions (the order of K is free as long as A and B agree). B goes in as the
 //                                  first operand, which transposes the result: m = l % 16, n = 4 (l / 16) + e.
@@ -35,11 +38,11 @@ GPU_FN gpu::f32x4 mma16(BF16, gpu::u32x2 a, gpu::u32x2 b, gpu::f32x4 c) {
   return gpu::mfma_f32_16x16x16_bf16(__builtin_bit_cast(gpu::bf16x4, a), __builtin_bit_cast(gpu::bf16x4, b), c);
 }
 template <class T> struct Unit {
-  static constexpr int STEPS = 2, ELEMENTS = 4, CONTIGUOUS = 4;
+  static constexpr int LOADS = 1, STEPS = 2, ELEMENTS = 4, CONTIGUOUS = 4;
   using Fragment = gpu::u32x4;
   using Acc = gpu::f32x4;
-  GPU_FN static Fragment load(const gpu::u32x4* lds, int row0, int lane) {
-    return lds[slot(row0 + lane % 16, lane / 16)];
+  GPU_FN static Fragment load(const gpu::u32x4* lds, int row0, int, int lane) {
+    return lds[4 * row0 + slot(lane % 16, lane / 16)];
   }
   GPU_FN static Acc mma(int step, Fragment a, Fragment b, Acc c) {
     return step ? mma16(T{}, b.hi, a.hi, c) : mma16(T{}, b.lo, a.lo, c);
@@ -51,16 +54,11 @@ template <class T> struct Unit {
 #elif GPU_RDNA4
 
 template <class T> struct Unit {
-  static constexpr int STEPS = 2, ELEMENTS = 8, CONTIGUOUS = 8;
-  struct Fragment {
-    gpu::u32x4 step[2];
-  };
+  static constexpr int LOADS = 2, STEPS = 1, ELEMENTS = 8, CONTIGUOUS = 8;
+  using Fragment = gpu::u32x4;
   using Acc = gpu::f32x8;
-  GPU_FN static Fragment load(const gpu::u32x4* lds, int row0, int lane) {
-    Fragment f;
-    f.step[0] = lds[slot(row0 + lane % 16, lane / 16)];
-    f.step[1] = lds[slot(row0 + lane % 16, 2 + lane / 16)];
-    return f;
+  GPU_FN static Fragment load(const gpu::u32x4* lds, int row0, int part, int lane) {
+    return lds[4 * row0 + slot(lane % 16, 2 * part + lane / 16)];
   }
   GPU_FN static Acc wmma(F16, gpu::u32x4 a, gpu::u32x4 b, Acc c) {
     return gpu::wmma_f32_16x16x16_f16(__builtin_bit_cast(gpu::f16x8, a), __builtin_bit_cast(gpu::f16x8, b), c);
@@ -68,7 +66,7 @@ template <class T> struct Unit {
   GPU_FN static Acc wmma(BF16, gpu::u32x4 a, gpu::u32x4 b, Acc c) {
     return gpu::wmma_f32_16x16x16_bf16(__builtin_bit_cast(gpu::bf16x8, a), __builtin_bit_cast(gpu::bf16x8, b), c);
   }
-  GPU_FN static Acc mma(int step, Fragment a, Fragment b, Acc c) { return wmma(T{}, b.step[step], a.step[step], c); }
+  GPU_FN static Acc mma(int, Fragment a, Fragment b, Acc c) { return wmma(T{}, b, a, c); }
   GPU_FN static int row(int lane, int) { return lane % 16; }
   GPU_FN static int column(int lane, int e) { return 8 * (lane / 16) + e; }
 };
@@ -77,18 +75,13 @@ template <class T> struct Unit {
 
 typedef unsigned u32x8 __attribute__((ext_vector_type(8)));
 template <class T> struct Unit {
-  static constexpr int STEPS = 2, ELEMENTS = 8, CONTIGUOUS = 1;
-  struct Fragment {
-    u32x8 step[2];
-  };
+  static constexpr int LOADS = 2, STEPS = 1, ELEMENTS = 8, CONTIGUOUS = 1;
+  using Fragment = u32x8;
   using Acc = gpu::f32x8;
-  GPU_FN static Fragment load(const gpu::u32x4* lds, int row0, int lane) {
+  GPU_FN static Fragment load(const gpu::u32x4* lds, int row0, int part, int lane) {
     Fragment f;
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      f.step[s].lo = lds[slot(row0 + lane % 16, 2 * s)];
-      f.step[s].hi = lds[slot(row0 + lane % 16, 2 * s + 1)];
-    }
+    f.lo = lds[4 * row0 + slot(lane % 16, 2 * part)];
+    f.hi = lds[4 * row0 + slot(lane % 16, 2 * part + 1)];
     return f;
   }
   GPU_FN static Acc wmma(F16, u32x8 a, u32x8 b, Acc c) {
@@ -97,7 +90,7 @@ template <class T> struct Unit {
   GPU_FN static Acc wmma(BF16, u32x8 a, u32x8 b, Acc c) {
     return gpu::wmma_f32_16x16x16_bf16(__builtin_bit_cast(gpu::bf16x16, a), __builtin_bit_cast(gpu::bf16x16, b), c);
   }
-  GPU_FN static Acc mma(int step, Fragment a, Fragment b, Acc c) { return wmma(T{}, a.step[step], b.step[step], c); }
+  GPU_FN static Acc mma(int, Fragment a, Fragment b, Acc c) { return wmma(T{}, a, b, c); }
   GPU_FN static int row(int lane, int e) { return 2 * e + lane / 16; }
   GPU_FN static int column(int lane, int) { return lane % 16; }
 };

@@ -16,8 +16,11 @@
 // How many waves a SIMD must be able to hold: bounds the registers that the compiler may take.
 #if defined(GPU_HOST)
 #define GPU_WAVES_PER_SIMD(count)
+#define GPU_PIN(x) ((void)0)
 #else
 #define GPU_WAVES_PER_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
+// What is computed from x is computed after this place: keeps the wait for a load where its value is used.
+#define GPU_PIN(x) asm volatile("" : "+v"(x))
 #endif
 
 namespace gemm {
@@ -52,6 +55,7 @@ template <bool ALIGNED> struct Dense {
     }
     return x;
   }
+  GPU_FN static void pin(Raw& raw) { GPU_PIN(raw); }
   GPU_FN gpu::u32x4 decode(Raw raw) const { return raw; }
 };
 
@@ -94,6 +98,10 @@ template <class T, bool NESTED> struct NF4 {
     }
     return raw;
   }
+  GPU_FN static void pin(Raw& raw) {
+    GPU_PIN(raw.codes);
+    GPU_PIN(raw.scale);
+  }
   GPU_FN gpu::u32x4 decode(Raw raw) const {
     const float scale = NESTED ? nested_code[raw.index] * raw.nested + nested_offset : raw.scale;
     gpu::u32x4 x;
@@ -133,11 +141,11 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) raw[i] = source.fetch(origin + k0, offsets[i] + (left > 0 ? first : 0), left);
   }
-  GPU_FN void store(gpu::u32x4* lds, int k0, int thread) {
-    const bool inside = first < k_total - k0;
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-      lds[slot(thread / CHUNKS + i * (THREADS / CHUNKS), thread % CHUNKS)] = zero_unless(inside, source.decode(raw[i]));
+  // Load i of LOADS: decoded, and into LDS.
+  GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
+    Source::pin(raw[i]);
+    const gpu::u32x4 x = zero_unless(first < k_total - k0, source.decode(raw[i]));
+    lds[slot(thread / CHUNKS + i * (THREADS / CHUNKS), thread % CHUNKS)] = x;
   }
 };
 
@@ -172,20 +180,18 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
         raw[i][j] = source.fetch(origin + (long)k0 * stride,
                                  columns[i] + (unsigned)(k + j < left ? k + j : 0) * (unsigned)stride, counts[i]);
   }
-  GPU_FN void store(gpu::u32x4* lds, int k0, int thread) {
+  GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
     const int pair = thread % PAIRS, left = k_total - k0;
     unsigned* words = (unsigned*)lds;
+    Source::pin(raw[i][0]);
+    Source::pin(raw[i][1]);
+    const gpu::u32x4 x = zero_unless(2 * pair < left, source.decode(raw[i][0]));
+    const gpu::u32x4 y = zero_unless(2 * pair + 1 < left, source.decode(raw[i][1]));
+    const int row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const gpu::u32x4 x = zero_unless(2 * pair < left, source.decode(raw[i][0]));
-      const gpu::u32x4 y = zero_unless(2 * pair + 1 < left, source.decode(raw[i][1]));
-      const int row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const unsigned both = j & 1 ? (x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u))
-                                    : ((x[j / 2] & 0xffffu) | y[j / 2] << 16);
-        words[4 * slot(row + j, pair / 4) + pair % 4] = both;
-      }
+    for (int j = 0; j < 8; ++j) {
+      const unsigned both = j & 1 ? (x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u)) : ((x[j / 2] & 0xffffu) | y[j / 2] << 16);
+      words[4 * slot(row + j, pair / 4) + pair % 4] = both;
     }
   }
 };
