@@ -274,7 +274,7 @@ API int hipStreamEndCapture(Stream* stream, Graph** graph) {
   *graph = stream->capturing;
   return stream->capturing = nullptr, SUCCESS;
 }
-API int hipGraphInstantiate(Graph** executable, Graph* graph, void*, char*, size_t) {
+API int hipGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long) {
   return *executable = new Graph(*graph), SUCCESS;
 }
 API int hipGraphLaunch(Graph* executable, Stream*) {

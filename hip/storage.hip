@@ -1,0 +1,24 @@
+// fill: out = the 32-bit pattern `word`, repeated; copy: out = in. Both count bytes.
+//   out, in [bytes] on addresses that are multiples of 16.
+// Launch: ceil(bytes / 4096) work-groups of 256, 16 bytes a work-item; the last bytes one by one.
+#include "gpu.hpp"
+
+using namespace gpu;
+
+extern "C" GPU_KERNEL(256) void fill(u8* out, u32 word, u64 bytes) {
+  u64 at = (u64(block_x()) * 256 + thread()) * 16;
+  if (at + 16 <= bytes) {
+    store16(out + at, u32x4{word, word, word, word});
+  } else {
+    for (; at < bytes; at++) out[at] = u8(word >> (at % 4 * 8));
+  }
+}
+
+extern "C" GPU_KERNEL(256) void copy(const u8* in, u8* out, u64 bytes) {
+  u64 at = (u64(block_x()) * 256 + thread()) * 16;
+  if (at + 16 <= bytes) {
+    store16(out + at, load16(in + at));
+  } else {
+    for (; at < bytes; at++) out[at] = in[at];
+  }
+}
