@@ -1,0 +1,207 @@
+// Matrix product in float32: operands of any kind widened to float32, float32 multiplied and added.
+//
+//     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
+//
+// Shapes, layouts (nn, nt, tn), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x 128, 256 threads.
+// Kernels: gemm_f32_*: a, b float32; gemm_f32_f16_*, gemm_f32_bf16_*: b 16-bit; gemm_nf4_f32_*, gemm_nf4_nested_f32_*: b NF4;
+// gemm_any_*: every kind, every alignment, one element a load.
+//
+// CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, and 8 x 8 results a lane in four 4 x 4 blocks:
+//
+//     wave:  4 x 8 lanes; lane (y, x) owns rows 4 y .. + 3 and 16 + 4 y .. + 3, columns 4 x .. + 3 and 32 + 4 x .. + 3
+//     a step of K: 4 LDS reads of 128 bits (rows are broadcasts) for 64 FMAs, which the compiler pairs (v_dual_fmac_f32)
+//
+// Tiles are double-buffered in LDS, the next one is on its way in registers: one barrier a tile of 16 along K.
+// Sources: Goto and van de Geijn 2008; Volkov and Demmel 2008 (register blocking); the RDNA3 ISA manual, 7.6 (dual issue).
+#include "gemm_f32.hpp"
+
+namespace gemm {
+
+enum Layout { NN, NT, TN };
+constexpr int TILE = 128, STRIDE = TILE, BUFFER = 2 * DEPTH_F32 * STRIDE;  // floats of one of the two buffers
+constexpr int THREADS = 256;
+
+#if GPU_CDNA
+struct Core {
+  using U = Unit<F16>;  // 16 x 16 results lie the same for all inputs
+  gpu::f32x4 acc[4][4] = {};
+  int row_a, row_b, lane;
+
+  GPU_FN Core(int wave, int l) : row_a(wave / 2 * 64), row_b(wave % 2 * 64), lane(l) {}
+  GPU_FN void multiply(const float* a, const float* b) {
+#pragma unroll
+    for (int step = 0; step < DEPTH_F32 / 4; ++step) {
+      const int k = 4 * step + lane / 16, at = lane % 16;
+      float x[4], y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = a[place(STRIDE, k, row_a + 16 * i + at)];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) y[j] = b[place(STRIDE, k, row_b + 16 * j + at)];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[i][j] = gpu::mfma_f32_16x16x4_f32(y[j], x[i], acc[i][j]);
+    }
+  }
+  GPU_FN void finish_all(const Epilogue& e, float* lds, int wave, int m0, int n0, long offset) {
+    epilogue<U, 4, 4>(e, acc, lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane, offset);
+  }
+};
+#else
+struct Core {
+  gpu::f32x4 acc[8][2] = {};
+  int row_a, row_b;
+
+  GPU_FN Core(int wave, int lane) : row_a(wave / 2 * 32 + lane / 8 * 4), row_b(wave % 2 * 64 + lane % 8 * 4) {}
+  GPU_FN static int row(int i) { return i / 4 * 16 + i % 4; }
+  GPU_FN void multiply(const float* a, const float* b) {
+#pragma unroll
+    for (int k = 0; k < DEPTH_F32; ++k) {
+      gpu::f32x4 x[2], y[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        x[h] = *(const gpu::f32x4*)(a + place(STRIDE, k, row_a + 16 * h));
+        y[h] = *(const gpu::f32x4*)(b + place(STRIDE, k, row_b + 32 * h));
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) acc[i][h][j] = gpu::fma(x[i / 4][i % 4], y[h][j], acc[i][h][j]);
+    }
+  }
+  GPU_FN void finish_all(const Epilogue& e, float*, int, int m0, int n0, long offset) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) acc[i][h] *= e.alpha;
+#pragma unroll 1
+    for (int r = 0; r < e.rank; ++r) {
+      float v[2][4];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j / 4][j % 4] = v_at(e, n0 + row_b + j / 4 * 32 + j % 4, r);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float u = u_at(e, m0 + row_a + row(i), r);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) acc[i][j / 4][j % 4] += u * v[j / 4][j % 4];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) finish(e, acc[i][h], m0 + row_a + row(i), n0 + row_b + 32 * h, offset);
+  }
+};
+#endif
+
+template <Layout L, class SourceA, class SourceB>
+GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e, int k, int k_per_split, long stride_a,
+                    long stride_b, float* lds) {
+#if GPU_CDNA
+  const int thread = gpu::thread(), wave = gpu::wave(), lane = gpu::lane();
+#else
+  const int thread = gpu::thread(), wave = thread / 32, lane = thread % 32;  // 32 also where a wave has 64 lanes
+#endif
+  const int m0 = gpu::block_y() * TILE, n0 = gpu::block_x() * TILE, z = gpu::block_z();
+  const bool split = k_per_split > 0;
+  const int begin = split ? z * k_per_split : 0, end = split && begin + k_per_split < k ? begin + k_per_split : k;
+  if (split && z > 0) e.rank = 0;
+
+  TileF32<SourceA, TILE, THREADS, L != TN> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
+  TileF32<SourceB, TILE, THREADS, L == NT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
+  Core core(wave, lane);
+  if (begin < end) {
+    a.fetch(begin, thread);
+    b.fetch(begin, thread);
+    a.store(lds, begin, thread);
+    b.store(lds + BUFFER / 2, begin, thread);
+  }
+  gpu::barrier();
+  int now = 0;
+#pragma unroll 1
+  for (int k0 = begin; k0 < end; k0 += DEPTH_F32) {
+    const int next = k0 + DEPTH_F32 < end ? k0 + DEPTH_F32 : k0;  // no branch: the last tile once more, not used
+    a.fetch(next, thread);
+    b.fetch(next, thread);
+    gpu::sched_fence();
+    core.multiply(lds + now, lds + now + BUFFER / 2);
+    gpu::sched_fence();
+    now = BUFFER - now;
+    a.store(lds + now, next, thread);
+    b.store(lds + now + BUFFER / 2, next, thread);
+    gpu::barrier();
+  }
+  core.finish_all(e, lds, wave, m0, n0, (long)z * e.m * e.n);
+}
+
+}  // namespace gemm
+
+#define EPILOGUE_ARGUMENTS                                                                                             \
+  void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k, int k_per_split, \
+      int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha
+#define EPILOGUE                                                                                                      \
+  gemm::Epilogue { c, bias, residual, u, v, m, n, rank, c_kind, residual_kind, u_kind, v_kind, flags, alpha }
+
+#define DENSE(name, KIND, LAYOUT)                                                                                     \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, EPILOGUE_ARGUMENTS,          \
+                                                             long stride_a, long stride_b) {                          \
+    GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
+    gemm::product<gemm::LAYOUT>(gemm::DenseF32<0>{a}, gemm::DenseF32<KIND>{b}, EPILOGUE, k, k_per_split, stride_a,       \
+                                stride_b, lds);                                                                       \
+  }
+DENSE(gemm_f32_nn, 0, NN)
+DENSE(gemm_f32_nt, 0, NT)
+DENSE(gemm_f32_tn, 0, TN)
+DENSE(gemm_f32_f16_nn, 1, NN)
+DENSE(gemm_f32_f16_nt, 1, NT)
+DENSE(gemm_f32_bf16_nn, 2, NN)
+DENSE(gemm_f32_bf16_nt, 2, NT)
+
+#define ANY(name, LAYOUT)                                                                                             \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, int a_kind, int b_kind,      \
+                                                             EPILOGUE_ARGUMENTS, long stride_a, long stride_b) {      \
+    GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
+    gemm::product<gemm::LAYOUT>(gemm::AnyF32{a, a_kind}, gemm::AnyF32{b, b_kind}, EPILOGUE, k, k_per_split, stride_a,    \
+                                stride_b, lds);                                                                       \
+  }
+ANY(gemm_any_nn, NN)
+ANY(gemm_any_nt, NT)
+ANY(gemm_any_tn, TN)
+
+#define WEIGHT(name, LAYOUT, NESTED)                                                                                   \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(                                                         \
+      const void* a, const unsigned char* packed, const void* absmax, const float* nested_absmax,                     \
+      const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, EPILOGUE_ARGUMENTS) {   \
+    GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
+    const gemm::NF4F32<NESTED> w{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,           \
+                                 gemm::nf4_value(gpu::lane()), block_shift, nested_shift};                            \
+    gemm::product<gemm::LAYOUT>(gemm::DenseF32<0>{a}, w, EPILOGUE, k, k_per_split, 0, 0, lds);                         \
+  }
+WEIGHT(gemm_nf4_f32_nn, NN, false)
+WEIGHT(gemm_nf4_f32_nt, NT, false)
+WEIGHT(gemm_nf4_nested_f32_nn, NN, true)
+WEIGHT(gemm_nf4_nested_f32_nt, NT, true)
+
+// out = alpha-scaled parts summed in order + bias + residual (+ out). parts: float32 [splits, m, n].
+// Launch: ceil(m * ceil(n / 4) / 256) groups of 256, 4 results of a row a work-item.
+extern "C" GPU_KERNEL(256) void gemm_reduce(const float* parts, void* c, const float* bias, const void* residual, int m, int n,
+                                            int splits, int c_kind, int residual_kind, int flags) {
+  const gemm::Epilogue e{c, bias, residual, nullptr, nullptr, m, n, 0, c_kind, residual_kind, 0, 0, flags, 1.0f};
+  const int per_row = (n + 3) / 4;
+  const long item = (long)gpu::block_x() * 256 + gpu::thread();
+  const int row = (int)(item / per_row), column = (int)(item % per_row) * 4;
+  if (row >= m) return;
+  const long at = (long)row * n + column;
+  gpu::f32x4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int s = 0; s < splits; ++s) {
+    const float* p = parts + (long)s * m * n + at;
+    if (n % 4 == 0) {
+      sum += *(const gpu::f32x4*)p;
+    } else {
+      for (int i = 0; i < 4; ++i) sum[i] += column + i < n ? p[i] : 0.0f;
+    }
+  }
+  gemm::finish(e, sum, row, column, 0);
+}

@@ -1,0 +1,126 @@
+// The tiles of a float32 product: ROWS x DEPTH of an operand, decoded to float32 on the way into LDS.
+//
+// LDS holds [k][row] without padding: element (k, r) at k * ROWS + (r ^ 8 (k / 4) ^ 16 (k % 2)). A wave that stores 4 chunks
+// of 8 rows (operand with K contiguous) meets 32 different banks; a 128-bit read of 4 successive rows stays one; and the 16
+// lanes of a matrix instruction that read row k lie 16 banks from those that read row k + 1.
+// Operands are read 4 elements at a time: 128 bits of float32, 64 of a 16-bit type, 16 bits of NF4 codes and one scale.
+#pragma once
+#include "gemm_epilogue.hpp"
+
+namespace gemm {
+
+constexpr int DEPTH_F32 = 16;
+
+GPU_FN int place(int stride, int k, int row) { return k * stride + (row ^ (k / 4 * 8) ^ (k % 2 * 16)); }
+
+template <int KIND> struct DenseF32 {  // 0 float32, 1 float16, 2 bfloat16; rows and address are multiples of 4 elements
+  struct Raw {
+    gpu::f32x4 wide;
+    gpu::u32x2 narrow;
+  };
+  const void* data;
+  GPU_FN Raw fetch(long origin, unsigned offset, int) const {
+    Raw raw{};
+    if (KIND == 0) raw.wide = gpu::load16<gpu::f32x4>((const float*)data + origin + (unsigned long)offset);
+    else raw.narrow = *(const gpu::u32x2*)((const unsigned short*)data + origin + (unsigned long)offset);
+    return raw;
+  }
+  GPU_FN gpu::f32x4 decode(Raw raw) const {
+    if (KIND == 0) return raw.wide;
+    gpu::f32x4 x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = widen((unsigned short)(raw.narrow[i / 2] >> (16 * (i & 1))), KIND);
+    return x;
+  }
+};
+
+struct AnyF32 {  // any kind, any alignment: one element at a time
+  using Raw = gpu::f32x4;
+  const void* data;
+  int kind;
+  GPU_FN Raw fetch(long origin, unsigned offset, int count) const {
+    Raw x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float e = read(data, kind, origin + (unsigned long)(offset + (i < count ? i : 0)));
+      x[i] = i < count ? e : 0.0f;
+    }
+    return x;
+  }
+  GPU_FN gpu::f32x4 decode(Raw raw) const { return raw; }
+};
+
+template <bool NESTED> struct NF4F32 {  // see NF4 in gemm_tile.hpp
+  struct Raw {
+    unsigned short codes;
+    unsigned char index;
+    float scale;
+  };
+  const unsigned char* data;
+  const void* absmax;
+  const float* nested_absmax;
+  const float* nested_code;
+  float nested_offset, value;
+  int block_shift, nested_shift;
+  GPU_FN Raw fetch(long origin, unsigned offset, int) const {
+    Raw raw{};
+    raw.codes = *(const unsigned short*)(data + origin / 2 + (unsigned long)(offset / 2));
+    const long block = (origin + (long)offset) >> block_shift;
+    if (NESTED) raw.index = ((const unsigned char*)absmax)[block], raw.scale = nested_absmax[block >> nested_shift];
+    else raw.scale = ((const float*)absmax)[block];
+    return raw;
+  }
+  GPU_FN gpu::f32x4 decode(Raw raw) const {
+    const float scale = NESTED ? nested_code[raw.index] * raw.scale + nested_offset : raw.scale;
+    gpu::f32x4 x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = scale * gpu::shuffle(value, raw.codes >> (4 * (i ^ 1)) & 15);
+    return x;
+  }
+};
+
+template <class S, int ROWS, int THREADS, bool ALONG_K> struct TileF32 {
+  static constexpr int CHUNKS_K = DEPTH_F32 / 4, LOADS = ROWS * CHUNKS_K / THREADS, STRIDE = ROWS;
+  static_assert(ROWS * CHUNKS_K % THREADS == 0, "every thread has the same number of chunks");
+  S source;
+  long origin;
+  int k_total, stride, row0, rows;
+  typename S::Raw raw[LOADS];
+
+  GPU_FN TileF32(const S& s, long base, int first_row, int all_rows, int k, int)
+      : source(s), k_total(k), stride(ALONG_K ? k : all_rows), row0(first_row), rows(all_rows - first_row) {
+    origin = base + (ALONG_K ? (long)first_row * k : first_row);
+  }
+  GPU_FN static int row(int thread, int i) {
+    return ALONG_K ? thread / CHUNKS_K + i * (THREADS / CHUNKS_K) : (thread + i * THREADS) % (ROWS / 4) * 4;
+  }
+  GPU_FN static int depth(int thread, int i) {
+    return ALONG_K ? 4 * (thread % CHUNKS_K) : (thread + i * THREADS) / (ROWS / 4);
+  }
+  GPU_FN void fetch(int k0, int thread) {
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int r = row(thread, i), k = depth(thread, i), left = k_total - k0 - k;
+      const int k_in = left > 0 ? k : 0;
+      if (ALONG_K) raw[i] = source.fetch(origin + k0, (unsigned)(r < rows ? r : rows - 1) * (unsigned)stride + k_in, left);
+      else raw[i] = source.fetch(origin + (long)k0 * stride, (unsigned)k_in * (unsigned)stride + (r < rows ? r : 0), rows - r);
+    }
+  }
+  GPU_FN void store(float* lds, int k0, int thread) {
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int r = row(thread, i), k = depth(thread, i), left = k_total - k0 - k;
+      const float keep = left > 0 ? 1.0f : 0.0f;
+      gpu::f32x4 x = source.decode(raw[i]);
+      x = keep != 0.0f ? x : gpu::f32x4{0.0f, 0.0f, 0.0f, 0.0f};
+      if (ALONG_K) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) lds[place(STRIDE, k + j, r)] = x[j];
+      } else {
+        *(gpu::f32x4*)(lds + place(STRIDE, k, r)) = x;
+      }
+    }
+  }
+};
+
+}  // namespace gemm
