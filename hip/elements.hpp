@@ -1,0 +1,88 @@
+// Memory-bound kernels read and write any of three element types, told by a number at run time: the branch is the same
+// for all lanes and costs a scalar instruction. Arithmetic is in float32.
+// A kernel's argument `types` holds four bits for each array, in the order of its arguments.
+#pragma once
+
+#include "gpu.hpp"
+
+namespace gpu {
+
+constexpr u32 F32 = 0, F16 = 1, BF16 = 2;
+
+GPU_FN u32 type_of(u32 types, u32 index) { return types >> (4 * index) & 15; }
+
+template <class T>
+GPU_FN const T* as(const void* p) {
+  return static_cast<const T*>(p);
+}
+template <class T>
+GPU_FN T* as(void* p) {
+  return static_cast<T*>(p);
+}
+
+GPU_FN float load(const void* p, u32 type, u64 i) {
+  if (type == F32) return as<float>(p)[i];
+  if (type == F16) return to_float(as<half>(p)[i]);
+  return to_float(as<bf16>(p)[i]);
+}
+GPU_FN void store(void* p, u32 type, u64 i, float x) {
+  if (type == F32) {
+    as<float>(p)[i] = x;
+  } else if (type == F16) {
+    as<half>(p)[i] = from_float<half>(x);
+  } else {
+    as<bf16>(p)[i] = from_float<bf16>(x);
+  }
+}
+
+// Eight neighbours; those at `end` and after count as 0 and are not touched.
+struct Eight {
+  float at[8];
+};
+template <class T>
+GPU_FN Eight widen(const T* p) {
+  Eight v;
+  constexpr int N = 16 / sizeof(T);
+#pragma unroll
+  for (int part = 0; part < 8 / N; part++) {
+    Pack<N, T> loaded = __builtin_bit_cast(Pack<N, T>, load16(p + part * N));
+#pragma unroll
+    for (int i = 0; i < N; i++) v.at[part * N + i] = to_float(loaded.at[i]);
+  }
+  return v;
+}
+template <class T>
+GPU_FN void narrow(T* p, const Eight& v) {
+  constexpr int N = 16 / sizeof(T);
+#pragma unroll
+  for (int part = 0; part < 8 / N; part++) {
+    Pack<N, T> made;
+#pragma unroll
+    for (int i = 0; i < N; i++) made.at[i] = from_float<T>(v.at[part * N + i]);
+    store16(p + part * N, __builtin_bit_cast(u32x4, made));
+  }
+}
+// `aligned`: the elements start at a multiple of 8 of an aligned array (128-bit accesses).
+GPU_FN Eight load8(const void* p, u32 type, u64 i, u64 end, bool aligned = true) {
+  if (aligned && i + 8 <= end) {
+    if (type == F32) return widen(as<float>(p) + i);
+    if (type == F16) return widen(as<half>(p) + i);
+    return widen(as<bf16>(p) + i);
+  }
+  Eight v;
+#pragma unroll
+  for (u32 e = 0; e < 8; e++) v.at[e] = i + e < end ? load(p, type, i + e) : 0.f;
+  return v;
+}
+GPU_FN void store8(void* p, u32 type, u64 i, u64 end, const Eight& v, bool aligned = true) {
+  if (aligned && i + 8 <= end) {
+    if (type == F32) return narrow(as<float>(p) + i, v);
+    if (type == F16) return narrow(as<half>(p) + i, v);
+    return narrow(as<bf16>(p) + i, v);
+  }
+#pragma unroll
+  for (u32 e = 0; e < 8; e++)
+    if (i + e < end) store(p, type, i + e, v.at[e]);
+}
+
+}  // namespace gpu
