@@ -1,0 +1,266 @@
+// Flash attention forward on the matrix units: o = softmax(scale q k^T, masked) v and the log-sum-exp of every row.
+//
+//     s[t, j] = scale sum_d q[t, h, d] k[j, g, d],   h = query head, g = h / (H / G)
+//     o[t] = sum_j exp(s[t, j] - lse[t]) v[j],       lse[t] = log sum_j exp(s[t, j])
+//
+// q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64 or 128; starts int32 [B, T]; q_start int32 [1]; lse float32
+// [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS. With splits > 1 each
+// takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T] for attention_combine.
+//
+// Pipeline of a work-group: eight waves in two groups; wave w and w + 4 share a SIMD and are of different groups.
+//
+//     K tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2, by all waves together, 128 bits at a time
+//     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
+//     V tile t:     memory (L1: all waves read the same) -> registers, turned over there: operand A of O^T = V^T P^T
+//     P:            S^T leaves the matrix unit as operand B of the second product: registers only (attention_matrix.hpp)
+//
+//     early group   | K Q^T t | softmax t | V P t | barrier          one barrier a tile; the late group meets it between its
+//     late group    V P t-1 | K Q^T t | softmax t | barrier          softmax and V P, so that one group's softmax runs beside
+//                                                                   the other's products
+//
+// The running maximum is only raised when a row outgrows it by 2^8: o and the sum are rescaled rarely, and stay exact.
+// Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
+// Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608: two groups of waves).
+#include "attention_mask.hpp"
+#include "attention_matrix.hpp"
+
+namespace attention {
+
+#if GPU_CDNA
+constexpr int WAVES = 8, TILES = 2, KEYS = 64;
+#else
+constexpr int WAVES = 8, TILES = 1, KEYS = 32;
+#endif
+constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, STEPS_K = KEYS / 16;
+constexpr float SLACK = 8.f;  // how far, as a power of two, a score may stand above the maximum in use
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+struct Problem {
+  const void *q, *k, *v;
+  const int *starts, *q_start;
+  void* o;
+  float* lse;
+  int batch, queries, keys, heads, kv_heads, splits, window;
+  float scale;
+};
+
+template <class T, int D>
+struct Forward {
+  using V = Turned<D>;
+  using K = Staged<KEYS, D, THREADS>;
+  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16;
+  // V steps held in registers ahead of their product: a whole tile where registers allow.
+  static constexpr int AHEAD = GPU_CDNA ? STEPS_K * V::PARTS : 1;
+
+  Chunk q[TILES][DEPTHS];
+  Acc o[PIECES][TILES];
+  float top[TILES], sum[TILES];
+  int first[TILES], last[TILES];
+
+  GPU_FN void start(const Problem& p, const Mask& mask, int query0, int head) {
+    const u32 stride = u32(p.heads) * D * 2;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const int query = mask.clamp(query0 + 16 * n + column());
+      const char* mine = (const char*)p.q + ((long)gpu::block_z() * p.queries + query) * stride + head * D * 2;
+#pragma unroll
+      for (int s = 0; s < DEPTHS; s++) q[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
+      first[n] = mask.first(query), last[n] = mask.last(query);
+      top[n] = HIDDEN, sum[n] = 0.f;
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) o[i][n] = Acc(0.f);
+    }
+  }
+
+  GPU_FN void scores(Acc (&s)[STEPS_K][TILES], const u32x4* lds, float scale) {
+#pragma unroll
+    for (int i = 0; i < STEPS_K; i++) {
+#pragma unroll
+      for (int n = 0; n < TILES; n++) s[i][n] = Acc(0.f);
+#pragma unroll
+      for (int d = 0; d < DEPTHS; d++) {
+        const Chunk k = K::read(lds, i, d);
+#pragma unroll
+        for (int n = 0; n < TILES; n++) s[i][n] = multiply(T{}, k, q[n][d], s[i][n]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < STEPS_K; i++)
+#pragma unroll
+      for (int n = 0; n < TILES; n++) s[i][n] *= scale;
+  }
+  GPU_FN void hide(Acc (&s)[STEPS_K][TILES], int key0) {
+#pragma unroll
+    for (int i = 0; i < STEPS_K; i++)
+#pragma unroll
+      for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++) {
+          const int j = key0 + 16 * i + row(e);
+          s[i][n][e] = j >= first[n] && j <= last[n] ? s[i][n][e] : HIDDEN;
+        }
+  }
+  // Scores (powers of two) -> probabilities as operands; raises the maximum where it must.
+  GPU_FN void softmax(Acc (&s)[STEPS_K][TILES], Piece (&p)[STEPS_K][TILES]) {
+    float most[TILES];
+    bool grows = false;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      most[n] = s[0][n][0];
+#pragma unroll
+      for (int i = 0; i < STEPS_K; i++)
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++) most[n] = __builtin_fmaxf(most[n], s[i][n][e]);
+      most[n] = column_max(most[n]);
+      grows |= most[n] > top[n] + SLACK;
+    }
+    if (any(grows)) rescale(most);
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      Acc total(0.f);
+#pragma unroll
+      for (int i = 0; i < STEPS_K; i++) {
+        Acc x = s[i][n] - top[n];
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++) x[e] = exp2_fast(x[e]);
+        total += x;
+        p[i][n] = piece_of<T>(x);
+      }
+#pragma unroll
+      for (int e = 0; e < ELEMENTS; e++) sum[n] += total[e];
+    }
+  }
+  GPU_FN void rescale(const float (&most)[TILES]) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const float raised = __builtin_fmaxf(top[n], most[n]), factor = exp2_fast(top[n] - raised);
+      top[n] = raised;
+      sum[n] *= factor;
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) o[i][n] *= factor;
+    }
+  }
+  GPU_FN static void load_values(V& v, const Rows& rows, int key0, u32 stride, int step) {
+    v.load(rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
+  }
+  GPU_FN void values(const Piece (&p)[STEPS_K][TILES], V (&v)[AHEAD], const Rows& rows, int key0, u32 stride) {
+#pragma unroll
+    for (int step = 0; step < STEPS_K * V::PARTS; step++) {
+      V& now = v[step % AHEAD];
+#pragma unroll
+      for (int j = 0; j < V::WIDE; j++) {
+        const Piece a = now.piece(j);
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+          Acc& to = o[step % V::PARTS * V::WIDE + j][n];
+          to = mma(T{}, a, p[step / V::PARTS][n], to);
+        }
+      }
+      if (step + AHEAD < STEPS_K * V::PARTS) load_values(now, rows, key0, stride, step + AHEAD);
+    }
+  }
+
+  GPU_FN void finish(const Problem& p, int query0, int head, int split) {
+    using Out = Pairs<T>;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const int query = query0 + 16 * n + column();
+      const float total = column_sum(sum[n]), inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
+      if (query >= p.queries) continue;
+      const long place = ((long)gpu::block_z() * p.queries + query) * p.heads + head;
+      const long part = (long)split * p.batch * p.queries * p.heads;
+      if (group() == 0)
+        p.lse[part + ((long)gpu::block_z() * p.heads + head) * p.queries + query] =
+            total > 0.f ? top[n] * LN2 + gpu::log(total) : HIDDEN;
+#pragma unroll
+      for (int part_d = 0; part_d < V::PARTS; part_d++)
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++) {
+          const int d = V::WIDE * (16 * part_d + row(e));
+          float x[V::WIDE];
+#pragma unroll
+          for (int j = 0; j < V::WIDE; j++) x[j] = o[part_d * V::WIDE + j][n][e] * inverse;
+          if (p.splits > 1) Out::store_floats((float*)p.o + (part + place) * D + d, x);
+          else Out::store((char*)p.o + (place * D + d) * 2, x);
+        }
+    }
+  }
+};
+
+template <class T, int D>
+GPU_FN void forward(const Problem& p, u32x4* lds) {
+  using F = Forward<T, D>;
+  const int head = gpu::block_y(), batch = gpu::block_z(), split = gpu::block_x() % p.splits;
+  // The longest rows come first, so that the card does not end on them.
+  const int blocks = (p.queries + QUERIES - 1) / QUERIES, block = blocks - 1 - int(gpu::block_x()) / p.splits;
+  const Mask mask{p.starts + (long)batch * p.queries, p.queries, p.keys, *p.q_start, p.window};
+  const int wave = gpu::wave(), query0 = block * QUERIES + wave * WAVE_QUERIES;
+  const Seen all(mask, block * QUERIES, QUERIES), mine(mask, query0, WAVE_QUERIES);
+  const int tiles = (all.end + KEYS - 1) / KEYS - all.begin / KEYS, share = (tiles + p.splits - 1) / p.splits;
+  const int tile0 = all.begin / KEYS + split * share;
+  const int begin = tile0 * KEYS, end = gpu::min(begin + share * KEYS, all.end);
+
+  const u32 stride = u32(p.kv_heads) * D * 2;
+  const long slice = (long)batch * p.keys * stride + head / (p.heads / p.kv_heads) * D * 2;
+  const Rows k_rows((const char*)p.k + slice, u32(all.end - 1) * stride + D * 2);
+  const Rows v_rows((const char*)p.v + slice, u32(all.end - 1) * stride + D * 2);
+  const bool late = wave >= WAVES / 2;
+  const float scale = p.scale * LOG2E;
+
+  F f;
+  f.start(p, mask, query0, head);
+  typename F::K k;
+  k.load(k_rows, begin, stride);
+  k.store(lds);
+  gpu::lds_barrier();
+  int now = 0;
+#pragma unroll 1
+  for (int key0 = begin; key0 < end; key0 += KEYS) {
+    k.load(k_rows, key0 + KEYS, stride);
+    const int next = F::K::SLOTS - now;
+    if (mine.touches(key0, KEYS)) {
+      typename F::V v[F::AHEAD];
+#pragma unroll
+      for (int i = 0; i < F::AHEAD; i++) F::load_values(v[i], v_rows, key0, stride, i);
+      gpu::sched_fence();
+      Acc s[STEPS_K][TILES];
+      Piece probabilities[STEPS_K][TILES];
+      f.scores(s, lds + now, scale);
+      if (!mine.whole(key0, KEYS)) f.hide(s, key0);
+      f.softmax(s, probabilities);
+      if (late) {
+        k.store(lds + next);
+        gpu::lds_barrier();
+      }
+      f.values(probabilities, v, v_rows, key0, stride);
+    } else if (late) {
+      k.store(lds + next);
+      gpu::lds_barrier();
+    }
+    if (!late) {
+      k.store(lds + next);
+      gpu::lds_barrier();
+    }
+    now = next;
+  }
+  f.finish(p, query0, head, split);
+}
+
+}  // namespace attention
+
+#define FORWARD(name, T, D)                                                                                               \
+  extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void name(                                              \
+      const void* q, const void* k, const void* v, const int* starts, const int* q_start, void* o, float* lse, int batch,  \
+      int queries, int keys, int heads, int kv_heads, int splits, int window, float scale) {                              \
+    GPU_SHARED(gpu::u32x4, lds, (2 * attention::KEYS * (D) / 8));                                                         \
+    const attention::Problem p{q,     k,       v,    starts, q_start,  o,      lse,    batch,                             \
+                               queries, keys, heads, kv_heads, splits, window, scale};                                    \
+    attention::forward<attention::T, D>(p, lds);                                                                          \
+  }
+#define FORWARD_WIDTHS(suffix, T)               \
+  FORWARD(attention_forward_##suffix##_64, T, 64) \
+  FORWARD(attention_forward_##suffix##_128, T, 128)
+FORWARD_WIDTHS(f16, F16)
+FORWARD_WIDTHS(bf16_rtne, BF16<gpu::Round::RTNE>)
+FORWARD_WIDTHS(bf16_rtna, BF16<gpu::Round::RTNA>)
+FORWARD_WIDTHS(bf16_rtz, BF16<gpu::Round::RTZ>)
