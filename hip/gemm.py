@@ -1,4 +1,4 @@
-"""Matrix products: dense and NF4 weights, forward and backward (gemm.hip on the matrix unit, gemm_f32.hip for the rest)."""
+"""Matrix products: dense and NF4 weights, forward and backward (gemm.hip: matrix unit; gemm_f32.hip: the rest)."""
 
 from __future__ import annotations
 

@@ -22,11 +22,17 @@ struct F16 {
   static constexpr int KIND = 1;
   GPU_FN static unsigned short bits(float x) { return __builtin_bit_cast(unsigned short, (gpu::half)x); }
   GPU_FN static unsigned pack(float lo, float hi) { return bits(lo) | (unsigned)bits(hi) << 16; }
+  GPU_FN static unsigned pack_finite(float lo, float hi) { return pack(lo, hi); }
 };
 struct BF16 {
   static constexpr int KIND = 2;
   GPU_FN static unsigned short bits(float x) { return gpu::float_to_bf16_bits(x); }
   GPU_FN static unsigned pack(float lo, float hi) { return bits(lo) | (unsigned)bits(hi) << 16; }
+  // Of decoded weights, which are no NaN: half the instructions.
+  GPU_FN static unsigned rounded(unsigned u) { return u + 0x7fffu + (u >> 16 & 1u); }
+  GPU_FN static unsigned pack_finite(float lo, float hi) {
+    return rounded(gpu::float_to_bits(lo)) >> 16 | (rounded(gpu::float_to_bits(hi)) & 0xffff0000u);
+  }
 };
 
 #if GPU_CDNA

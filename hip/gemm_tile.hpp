@@ -109,7 +109,7 @@ template <class T, bool NESTED> struct NF4 {
     for (int i = 0; i < 4; ++i) {
       const float even = gpu::shuffle(value, (int)(raw.codes >> (8 * i + 4)) & 15);
       const float odd = gpu::shuffle(value, (int)(raw.codes >> (8 * i)) & 15);
-      x[i] = T::pack(even * scale, odd * scale);
+      x[i] = T::pack_finite(even * scale, odd * scale);
     }
     return x;
   }

@@ -1,0 +1,175 @@
+"""What the compiled products do: executed instruction by instruction against float64, and counted.
+
+    WGRAD_RUN_HSACO=.../run_hsaco.py TINYGRAD_DIR=.../tinygrad python bench/hip_isa.py [--arch gfx942] [--only nt_big]
+
+Every kernel of hip/gemm.hip and hip/gemm_f32.hip runs at a size that divides nothing, waves forward and reversed
+(run_hsaco.py; not gfx1201, whose matrix instructions it does not execute); isa_report.py, beside it, gives registers,
+spills, widths of accesses and the share of time the matrix unit is busy at 600 clocks of memory latency, by waves a SIMD;
+of the float32 kernels of RDNA the share of multiply-adds that the compiler pairs. Rows go to
+bench/results/hip_isa.jsonl. A model, not a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.hip.build import compile_source
+from wgrad.hip.compile import ROOM
+
+OUT = Path(__file__).parent / "results" / "hip_isa.jsonl"
+EXECUTED = ("gfx90a", "gfx942", "gfx1100")
+CODE = np.array(
+    "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
+    " -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171229224"
+    " 0.44070982933044434 0.5626170039176941 0.7229568362236023 1".split(),
+    np.float32,
+)
+
+
+def encode(x: np.ndarray, kind: str, tool: Any) -> tuple[np.ndarray, np.ndarray]:
+    """x as the kernel reads it, and the values of that in float64."""
+    if kind == "bf16":
+        bits = tool.bf16(x)
+        return bits, tool.unbf16(bits).astype(np.float64)
+    stored = x.astype(np.float16 if kind == "f16" else np.float32)
+    return stored, stored.astype(np.float64)
+
+
+def nf4(rng: np.random.Generator, shape: tuple[int, int], nested: bool) -> tuple[list[Any], np.ndarray]:
+    """Kernel arguments of a random NF4 weight, and its values in float32."""
+    codes = rng.integers(0, 16, shape).astype(np.uint8).ravel()
+    packed = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)
+    blocks = -(-codes.size // 64)
+    absmax: np.ndarray = rng.random(blocks).astype(np.float32)
+    extra: list[Any] = [None, None, None]
+    scale = absmax
+    if nested:
+        absmax = rng.integers(0, 256, blocks).astype(np.uint8)
+        outer = rng.random(-(-blocks // 256)).astype(np.float32) + np.float32(0.5)
+        table, offset = np.sort(rng.standard_normal(256)).astype(np.float32), np.array([0.3], np.float32)
+        extra = [outer, table, offset]
+        scale = table[absmax] * np.repeat(outer, 256)[:blocks] + offset
+    values = (CODE[codes] * np.repeat(scale, 64)[: codes.size].astype(np.float32)).reshape(shape)
+    return [packed, absmax, *extra, np.int32(6), np.int32(8)], values
+
+
+def tile_of(name: str, cdna: bool) -> tuple[int, int, int]:
+    """Rows, columns and threads of a work-group."""
+    if re.search("_f32_|_any_", name):
+        return 128, 128, 256
+    if name.endswith("_big"):
+        return (256, 256, 512) if cdna else (128, 128, 256)
+    return (128, 128, 256) if cdna else (64, 128, 128)
+
+
+def execute(tool: Any, path: Path, name: str, cdna: bool) -> dict[str, float]:
+    """Largest error relative to the largest result, for each order of waves."""
+    rng = np.random.default_rng(0)
+    tile_m, tile_n, threads = tile_of(name, cdna)
+    layout = re.search("_(nn|nt|tn)(_|$)", name)[1]  # type: ignore[index]
+    loose = "unaligned" in name or "_any_" in name
+    m, n, k = (tile_m + 37, 131, 83) if loose else (tile_m + 40 if layout == "tn" else tile_m + 37, 136, 104)
+    both = re.search("_(bf16|f16|f32)_", name)
+    kind_b = both[1] if both else "f32"
+    kind_a = "f32" if name.startswith("gemm_f32") or not both else kind_b
+    if "f32_bf16" in name or "f32_f16" in name:
+        kind_b = "bf16" if "bf16" in name else "f16"
+    if "_any_" in name:  # not float16 here: the executor takes a 16-bit source above v127 for the upper half of another
+        kind_a, kind_b = "bf16", "f32"
+    a, a_values = encode(rng.standard_normal((k, m) if layout == "tn" else (m, k)), kind_a, tool)
+    if "nf4" in name:
+        operands, values = nf4(rng, (n, k) if layout == "nt" else (k, n), "nested" in name)
+        b_values = encode(values, kind_b, tool)[1]
+        head = [a, *operands]
+    else:
+        b, b_values = encode(rng.standard_normal((n, k) if layout == "nt" else (k, n)), kind_b, tool)
+        head = [a, b] + ([np.int32(2), np.int32(0)] if "_any_" in name else [])
+    product = (a_values.T if layout == "tn" else a_values) @ (b_values.T if layout == "nt" else b_values)
+    u, v, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, 5), (n, 5), (n,)))
+    residual, before = rng.standard_normal((m, n)).astype(np.float16), rng.standard_normal((m, n)).astype(np.float32)
+    want = 0.5 * product + u.astype(np.float64) @ v.T.astype(np.float64) + bias + residual + before
+    numbers = [np.int32(x) for x in (m, n, k, 0, 5, 0, 1, 0, 0, 3)]
+    arguments = [*head, before, bias, residual, u, v, *numbers, np.float32(0.5)]
+    if "nf4" not in name:
+        arguments += [np.int64(0), np.int64(0)]
+    at = sum(isinstance(x, np.ndarray) for x in head)
+    grid, errors = (-(-n // tile_n), -(-m // tile_m), 1), {}
+    for order in ("fwd", "rev"):
+        got = tool.run(str(path), name, grid, (threads, 1, 1), arguments, order=order)[at]
+        errors[order] = float(f"{np.abs(got - want).max() / np.abs(want).max():.2e}")
+    return errors
+
+
+def dual_issued(tool: Any, report: Any, code: Any, name: str) -> float | None:
+    """Share of the multiply-adds of the largest loop that are issued in pairs."""
+    instructions = report.trim(report.kernel_listing(code, name))
+    index = {address: i for i, (address, _, _) in enumerate(instructions)}
+    best = collections.Counter[str]()
+    for i, (address, text, _) in enumerate(instructions):
+        target = report.branch_target(address, text)
+        if target in index and target <= address:
+            body = " ; ".join(t for _, t, _ in instructions[index[target] : i + 1])
+            found = collections.Counter(re.findall(r"(v_dual_fmac|v_fmac|v_fma)_", body))
+            best = max(best, found, key=lambda c: c.total())
+    return round(best["v_dual_fmac"] / best.total(), 3) if best.total() else None
+
+
+def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -> dict[str, Any]:
+    name, loop = kernel["name"], kernel.get("hot_loop", {})
+    result = {
+        "arch": arch,
+        "kernel": name,
+        "vgpr": kernel["vgpr_total"],
+        "spills": kernel["vgpr_spills"] + kernel["sgpr_spills"],
+        "scratch": kernel["scratch_bytes"],
+        "lds": kernel["lds_bytes"],
+    }
+    if loop:
+        result |= {"loop_instructions": loop["instructions"], "matrix": loop["matrix"], "widths": loop["widths"]}
+        result["busy_600"] = {n: model["matrix_utilisation"] for n, model in loop["model"].items()}
+    elif not name.endswith("reduce"):
+        result["dual_issued"] = dual_issued(tool, report, tool.CodeObject(str(path)), name)
+    if arch in EXECUTED and not name.endswith("reduce"):
+        result["error"] = execute(tool, path, name, arch.startswith("gfx9"))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", action="append", choices=[*EXECUTED, "gfx1201"])
+    parser.add_argument("--only", default="", help="part of a kernel's name")
+    arguments = parser.parse_args()
+    named = os.environ.get("WGRAD_RUN_HSACO")
+    if not named or "TINYGRAD_DIR" not in os.environ:
+        print("skipped: $WGRAD_RUN_HSACO names run_hsaco.py and $TINYGRAD_DIR a checkout of tinygrad", file=sys.stderr)
+        return
+    sys.path.insert(0, str(Path(named).parent))
+    tool, report = importlib.import_module("run_hsaco"), importlib.import_module("isa_report")
+    architectures = arguments.arch or [*EXECUTED, "gfx1201"]
+    kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
+    rows = {(r["arch"], r["kernel"]): r for r in kept}
+    with tempfile.TemporaryDirectory() as scratch:
+        for arch in architectures:
+            for source in ("gemm", "gemm_f32"):
+                path = Path(scratch) / arch / f"{source}.co"
+                compile_source(ROOM / f"{source}.hip", arch, path)
+                for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:
+                    made = rows[arch, kernel["name"]] = row(tool, report, path, arch, kernel)
+                    print(json.dumps(made), flush=True)
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
+
+
+if __name__ == "__main__":
+    main()
