@@ -1,0 +1,41 @@
+"""The HIP device: the runtime, and one mixin per operator family."""
+
+from __future__ import annotations
+
+from wgrad.hip.activation import ActivationOps
+from wgrad.hip.attention_plain import PlainAttentionOps
+from wgrad.hip.decoding import DecodingOps
+from wgrad.hip.dropout import DropoutOps
+from wgrad.hip.elementwise import ElementwiseOps
+from wgrad.hip.embedding import EmbeddingOps
+from wgrad.hip.gemm_plain import PlainGemmOps
+from wgrad.hip.loss import LossOps
+from wgrad.hip.norm import NormOps
+from wgrad.hip.optimizer import OptimizerOps
+from wgrad.hip.rope import RopeOps
+from wgrad.hip.softmax import SoftmaxOps
+
+__all__ = ["HipDevice"]
+
+
+class HipDevice(
+    LossOps,
+    PlainGemmOps,
+    PlainAttentionOps,
+    NormOps,
+    ActivationOps,
+    RopeOps,
+    SoftmaxOps,
+    ElementwiseOps,
+    DropoutOps,
+    EmbeddingOps,
+    OptimizerOps,
+    DecodingOps,
+):
+    """Every operator of the contract (autograd/device.py), in HIP through hip-python.
+
+    index: which card. exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
+
+    Raises:
+        DeviceError: hip-python, the driver or a card is missing, or the card's architecture has no kernels.
+    """

@@ -1,0 +1,40 @@
+"""What the memory-bound operators share: the type codes of elements.hpp, and a work-item's eight elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.hip.buffers import Array
+from wgrad.hip.errors import DeviceError
+from wgrad.hip.runtime import Runtime
+
+GROUP = 256  # work-items of a work-group
+PER = 8  # elements of a work-item
+_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+def type_code(dtype: Any) -> int:
+    """0 float32, 1 float16, 2 bfloat16: as elements.hpp has them.
+
+    Raises:
+        DeviceError: another dtype.
+    """
+    name = np.dtype(dtype).name
+    if name not in _CODES:
+        raise DeviceError(f"dtype {name} is not one that the HIP kernels read; use float32, float16 or bfloat16")
+    return _CODES[name]
+
+
+def type_codes(*arrays: Array | None) -> int:
+    """Four bits for each array, the first lowest; an array that is not there counts as float32."""
+    return sum((0 if a is None else type_code(a.dtype)) << 4 * i for i, a in enumerate(arrays))
+
+
+class Elements(Runtime):
+    """Launch sizes by elements."""
+
+    def eights(self, n: int) -> tuple[int, int, int]:
+        """Work-groups for n elements, eight a work-item."""
+        return self.groups(n, GROUP * PER)

@@ -1,0 +1,46 @@
+"""NF4 with and without double quantisation, quantised and dequantised on the device. Kernel: nf4.hip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.hip.buffers import Array
+from wgrad.hip.elements import GROUP, Elements, type_code
+from wgrad.hip.nf4_tables import NESTED_BLOCK_SIZE, NF4Blocks, dynamic_map, thresholds
+from wgrad.hip.runtime import Long
+
+
+class NF4Ops(Elements):
+    _nf4_tables: tuple[Array, Array] | None = None
+
+    def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Blocks:
+        """w [out, in] float32, float16 or bfloat16 -> packed codes and absmax (8-bit absmax when double)."""
+        n = w.size
+        packed, absmax = self.empty((-(-n // 2),), np.uint8), self.empty((-(-n // block_size),))
+        words = max(1, block_size // (8 * GROUP))
+        arguments = [w, packed, absmax, Long(n), block_size, type_code(w.dtype)]
+        self.launch("nf4", "nf4_quantize", arguments, self.groups(n, 8 * words * GROUP), work=w.nbytes + packed.nbytes)
+        shape = (int(w.shape[0]), int(w.shape[1]))
+        return self._nest(packed, absmax, shape, block_size) if double else NF4Blocks(packed, absmax, shape, block_size)
+
+    def _nest(self, packed: Array, absmax: Array, shape: tuple[int, int], block_size: int) -> NF4Blocks:
+        blocks = absmax.size
+        codes, offset = self.empty((blocks,), np.uint8), self.empty((1,))
+        nested_absmax = self.empty((-(-blocks // NESTED_BLOCK_SIZE),))
+        if self._nf4_tables is None:  # shared by all weights of this device
+            self._nf4_tables = (self.upload(dynamic_map()), self.upload(thresholds(dynamic_map())))
+        nested_code, limits = self._nf4_tables
+        self.launch("nf4", "nf4_mean", [absmax, offset, blocks], (1, 1, 1), work=absmax.nbytes)
+        arguments = [absmax, offset, limits, codes, nested_absmax, blocks]
+        self.launch("nf4", "nf4_nest", arguments, self.groups(blocks, NESTED_BLOCK_SIZE), work=absmax.nbytes)
+        return NF4Blocks(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
+
+    def nf4_dequantize(self, w: Any, dtype: Any = np.float32) -> Array:
+        """-> [out, in] float32, float16 or bfloat16. w: an NF4Blocks, or anything with its fields."""
+        y = self.empty(w.shape, dtype)
+        parts = [w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
+        arguments = [*parts, y, Long(y.size), w.block_size, w.nested_block_size, type_code(dtype)]
+        self.launch("nf4", "nf4_dequantize", arguments, self.eights(y.size), work=y.nbytes + w.packed.nbytes)
+        return y
