@@ -4,8 +4,8 @@
 
 Every kernel of hip/gemm.hip and hip/gemm_f32.hip runs at a size that divides nothing, waves forward and reversed
 (run_hsaco.py; not gfx1201, whose matrix instructions it does not execute); isa_report.py, beside it, gives registers,
-spills, widths of accesses and the share of time the matrix unit is busy at 600 clocks of memory latency, by waves a SIMD;
-of the float32 kernels of RDNA the share of multiply-adds that the compiler pairs. Rows go to
+spills, widths of accesses, the share of time the matrix unit is busy at 600 clocks of memory latency, by waves a SIMD,
+and for the float32 kernels of RDNA the share of multiply-adds that the compiler pairs. Rows go to
 bench/results/hip_isa.jsonl. A model, not a card.
 """
 

@@ -9,7 +9,8 @@
 // CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, and 8 x 8 results a lane in four 4 x 4 blocks:
 //
 //     wave:  4 x 8 lanes; lane (y, x) owns rows 4 y .. + 3 and 16 + 4 y .. + 3, columns 4 x .. + 3 and 32 + 4 x .. + 3
-//     a step of K: 4 LDS reads of 128 bits (rows are broadcasts) for 64 FMAs, which the compiler pairs (v_dual_fmac_f32)
+//     a step of K: 4 LDS reads of 128 bits (rows are broadcasts), one step ahead, for 64 FMAs in an order that the compiler
+//     can pair (v_dual_fmac_f32)
 //
 // Tiles are double-buffered in LDS, the next one is on its way in registers: one barrier a tile of 16 along K.
 // Sources: Goto and van de Geijn 2008; Volkov and Demmel 2008 (register blocking); the RDNA3 ISA manual, 7.6 (dual issue).
@@ -55,21 +56,34 @@ struct Core {
   GPU_FN Core(int wave, int lane) : row_a(wave / 2 * 32 + lane / 8 * 4), row_b(wave % 2 * 64 + lane % 8 * 4) {}
   GPU_FN static int row(int i) { return i / 4 * 16 + i % 4; }
   GPU_FN void multiply(const float* a, const float* b) {
+    gpu::f32x4 x[2][2], y[2][2];
+    load(a, b, 0, x[0], y[0]);
 #pragma unroll
     for (int k = 0; k < DEPTH_F32; ++k) {
-      gpu::f32x4 x[2], y[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        x[h] = *(const gpu::f32x4*)(a + place(STRIDE, k, row_a + 16 * h));
-        y[h] = *(const gpu::f32x4*)(b + place(STRIDE, k, row_b + 32 * h));
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) acc[i][h][j] = gpu::fma(x[i / 4][i % 4], y[h][j], acc[i][h][j]);
+      if (k + 1 < DEPTH_F32) load(a, b, k + 1, x[(k + 1) % 2], y[(k + 1) % 2]);
+      step(x[k % 2], y[k % 2]);
+      gpu::sched_fence();  // pairs are found within a step of K
     }
+  }
+  GPU_FN void load(const float* a, const float* b, int k, gpu::f32x4 (&x)[2], gpu::f32x4 (&y)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      x[h] = *(const gpu::f32x4*)(a + place(STRIDE, k, row_a + 16 * h));
+      y[h] = *(const gpu::f32x4*)(b + place(STRIDE, k, row_b + 32 * h));
+    }
+  }
+  // acc += x y^T. Along the diagonals of 2 x 2 blocks: neighbours then differ in both sources, which come from different
+  // register banks, and one result is even and one odd, so that the compiler can issue them as a pair.
+  GPU_FN void step(const gpu::f32x4 (&x)[2], const gpu::f32x4 (&y)[2]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2)
+#pragma unroll
+      for (int j = 0; j < 8; j += 2)
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          const int row = i + pair % 2, c = j + (pair % 2 ^ pair / 2);
+          acc[row][c / 4][c % 4] = gpu::fma(x[row / 4][row % 4], y[c / 4][c % 4], acc[row][c / 4][c % 4]);
+        }
   }
   GPU_FN void finish_all(const Epilogue& e, float*, int, int m0, int n0, long offset) {
 #pragma unroll
