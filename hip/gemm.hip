@@ -123,7 +123,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
     gpu::sched_fence();
     const int other = S::SLOTS - now;
     p.multiply(lds + now, row_a, row_b, lane, [&](int stage) {
-      gpu::sched_fence();
+      if (!GPU_CDNA) gpu::sched_fence();  // RDNA: or fragments pile up; CDNA: the compiler mixes better without
       constexpr int FIRST = P::STAGES > STORES ? P::STAGES - STORES : 0;
       if (stage < FIRST) return;
 #pragma unroll
