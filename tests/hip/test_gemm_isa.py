@@ -1,0 +1,86 @@
+"""The compiled products: the committed table keeps its bars, and a few kernels are executed again from the sources."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from wgrad.hip.build import CLANG, compile_source
+from wgrad.hip.compile import ROOM
+
+BENCH = Path(__file__).parents[2] / "bench"
+ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_isa.jsonl").read_text().splitlines()]
+TOOL = os.environ.get("WGRAD_RUN_HSACO")
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hip_isa", BENCH / "hip_isa.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_table_has_every_architecture() -> None:
+    kernels = {a: {r["kernel"] for r in ROWS if r["arch"] == a} for a in ("gfx90a", "gfx942", "gfx1100", "gfx1201")}
+    assert kernels["gfx942"] and all(k == kernels["gfx942"] for k in kernels.values())
+
+
+def test_nothing_spills() -> None:
+    assert [(r["arch"], r["kernel"]) for r in ROWS if r["spills"] or r["scratch"]] == []
+
+
+def test_executed_results_are_float32_sums() -> None:
+    """float32 sums of ~100 products: 1e-6 of the largest. gfx90a's matrix unit takes float16 subnormals for zeros."""
+    for r in ROWS:
+        limit = 1e-5 if r["arch"] == "gfx90a" and "f16" in r["kernel"] else 1e-6
+        assert max(r.get("error", {"none": 0.0}).values()) < limit, r
+
+
+def test_few_kernels_are_beyond_the_executor() -> None:
+    """Their bfloat16 twins, which are the same code, are executed."""
+    skipped = {r["kernel"] for r in ROWS if "not_executed" in r}
+    executed = {r["kernel"] for r in ROWS if "error" in r}
+    assert all("_f16_" in name and name.replace("_f16_", "_bf16_") in executed for name in skipped)
+
+
+def test_matrix_unit_is_busy() -> None:
+    """bf16 on gfx942, two waves a SIMD, 600 clocks of memory latency."""
+    busy = {r["kernel"]: r["busy_600"]["2"] for r in ROWS if r["arch"] == "gfx942" and "busy_600" in r}
+    assert min(busy[f"gemm_bf16_{layout}_big"] for layout in ("nn", "nt", "tn")) >= 0.75
+
+
+def test_loads_are_128_bits_wide() -> None:
+    for r in ROWS:
+        if r["kernel"].startswith(("gemm_bf16", "gemm_f16")) and "unaligned" not in r["kernel"]:
+            assert list(r["widths"]["global_load"]) == ["global:128"], r
+
+
+def test_multiply_adds_are_paired() -> None:
+    pairs = {r["kernel"]: r["dual_issued"] for r in ROWS if r["arch"] == "gfx1100" and r.get("dual_issued") is not None}
+    assert min(pairs[f"gemm_f32_{layout}"] for layout in ("nn", "nt", "tn")) >= 0.9
+
+
+@pytest.mark.skipif(not TOOL or "TINYGRAD_DIR" not in os.environ, reason="$WGRAD_RUN_HSACO, $TINYGRAD_DIR are not set")
+@pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is not installed")
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("kernel", ["gemm_bf16_tn_small", "gemm_nf4_nested_f16_nt_small", "gemm_f32_nn"])
+def test_executes(bench: ModuleType, tmp_path: Path, arch: str, kernel: str) -> None:
+    source = "gemm_f32" if "f32" in kernel else "gemm"
+    path = tmp_path / f"{source}.co"
+    compile_source(ROOM / f"{source}.hip", arch, path)
+    sys.path.insert(0, str(Path(str(TOOL)).parent))
+    try:
+        tool = importlib.import_module("run_hsaco")
+    finally:
+        sys.path.pop(0)
+    errors = bench.execute(tool, path, kernel, arch.startswith("gfx9"))
+    assert max(errors.values()) < (1e-5 if arch == "gfx90a" else 1e-6)
