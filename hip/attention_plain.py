@@ -66,4 +66,6 @@ class PlainAttentionOps(Elements):
 
 def _check_width(width: int) -> None:
     if width > WIDEST:
-        raise DeviceError(f"attention with heads of {width} elements: the HIP kernels take up to {WIDEST}; use wgpu or cpu")
+        raise DeviceError(
+            f"attention with heads of {width} elements: the HIP kernels take up to {WIDEST}; use --device wgpu or cpu"
+        )

@@ -1,7 +1,7 @@
 """Makes the code objects that ship with the package: `python -m wgrad.hip.build [--arch gfx942] [--check]`.
 
-Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. The same compiler gives
-the same bytes: --check compares with what is there and writes nothing.
+Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. The same compiler
+gives the same bytes: --check compares with what is there and writes nothing.
 """
 
 from __future__ import annotations

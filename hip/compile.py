@@ -1,7 +1,7 @@
 """Code objects by architecture: those that ship with the package, hiprtc's for other cards; loaded once a process.
 
-Shipped: objects/<architecture>/<file>.co beside this file, made by `python -m wgrad.hip.build`; $WGRAD_HIP_OBJECTS names
-another folder of the same shape. hiprtc's results are kept under $XDG_CACHE_HOME/wgrad/hip (~/.cache).
+Shipped: objects/<architecture>/<file>.co beside this file, made by `python -m wgrad.hip.build`; $WGRAD_HIP_OBJECTS
+names another folder of the same shape. hiprtc's results are kept under $XDG_CACHE_HOME/wgrad/hip (~/.cache).
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Modules:
             if architecture and path.is_file():
                 return path.read_bytes(), str(path)
         if self.architecture in SHIPPED and "WGRAD_HIP_OBJECTS" in os.environ:
-            raise DeviceError(f"no code object {folder / self.architecture / source}.co; $WGRAD_HIP_OBJECTS names this folder")
+            path = folder / self.architecture / f"{source}.co"
+            raise DeviceError(f"no code object {path}; $WGRAD_HIP_OBJECTS names this folder")
         return compile_with_hiprtc(source, self.architecture)
 
 

@@ -123,7 +123,8 @@ class Runtime:
         try:
             return int(check(self._hip.hipMalloc(nbytes), f"no memory for {nbytes:,} bytes on {self.description}"))
         except OutOfMemory as error:
-            raise OutOfMemory(f"{error}; {pool.in_use_bytes:,} bytes in use, {pool.reserved_bytes:,} reserved") from None
+            used = f"{pool.in_use_bytes:,} bytes in use, {pool.reserved_bytes:,} reserved"
+            raise OutOfMemory(f"{error}; {used}") from None
 
     def _destroy_block(self, block: Block) -> None:
         self.synchronize()

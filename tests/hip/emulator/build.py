@@ -77,8 +77,8 @@ def build_kernels(source: Path, arch: str, out: Path) -> Path:
     key = _digest(clang(), *FLAGS, text)
     if not _fresh(output, key):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # GPU_EXPORT is a macro, and the text is past the preprocessor: written out here.
-        export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} = {{"{0}", {1},'
+        export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} ='
+        export += ' {{"{0}", {1},'
         export += " unsigned(sizeof(gpu::host::Export<{0}>::sizes) - 1), gpu::host::Export<{0}>::sizes,"
         export += " gpu::host::Export<{0}>::invoke}};"
         exports = [export.format(name, threads) for threads, name in _MARK.findall(text)]

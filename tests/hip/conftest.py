@@ -1,0 +1,128 @@
+"""The HIP device on an emulated card: builds the emulator and the kernels once, and lends devices of each wave size.
+
+Where clang or hip-python is missing, the tests that need a device are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.selftest import check_case
+from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
+from wgrad.hip.errors import DeviceError
+
+HERE = Path(__file__).parent
+ARCHITECTURES = ("gfx942", "gfx1100")  # wave64 and wave32
+
+
+def load_builder() -> ModuleType:
+    """tests/hip/emulator/build.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("emulator_build", HERE / "emulator" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Emulator:
+    """The emulated libamdhip64.so in this process, and kernels built for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.builder = load_builder()
+        path = self.builder.build_library(folder)
+        # hip-python opens the same one by its name. Not RTLD_GLOBAL: kernels have symbols of their own of these names.
+        self.library = ctypes.CDLL(str(path))
+        self.library.emulator_last_failure.restype = ctypes.c_char_p
+        self.library.emulator_launches.restype = ctypes.c_ulong
+        self._devices: dict[str, Any] = {}
+
+    @property
+    def last_failure(self) -> str:
+        return self.library.emulator_last_failure().decode()
+
+    def clear(self) -> None:
+        """Forget an error that would stay, as on a card, for the rest of the process."""
+        self.library.emulator_clear()
+
+    def build(self, source: str, architecture: str) -> None:
+        self.builder.build_kernels(self.builder.ROOM / f"{source}.hip", architecture, self.folder)
+
+    def new(self, architecture: str, **options: Any) -> Any:
+        """A device of its own; arrays end where memory ends unless told otherwise."""
+        from wgrad.hip.device import HipDevice
+
+        os.environ["WGRAD_EMULATED_ARCH"] = architecture
+        device = HipDevice(**{"exact_blocks": True, **options})
+        load = device.modules._image
+
+        def build_and_load(source: str) -> Any:
+            if (self.builder.ROOM / f"{source}.hip").exists():  # kernels are built when they are first asked for
+                self.build(source, architecture)
+            return load(source)
+
+        device.modules._image = build_and_load
+        return device
+
+    def device(self, architecture: str) -> Any:
+        """The session's device of this architecture."""
+        if architecture not in self._devices:
+            self._devices[architecture] = self.new(architecture)
+        os.environ["WGRAD_EMULATED_ARCH"] = architecture
+        return self._devices[architecture]
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """$WGRAD_EMULATOR_DIR keeps what was built from one run to the next."""
+    kept = os.environ.get("WGRAD_EMULATOR_DIR")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("emulator")
+    os.environ.pop("WGRAD_EMULATED_MEMORY", None)
+    os.environ["WGRAD_HIP_OBJECTS"] = str(folder)
+    os.environ["HIP_LAUNCH_BLOCKING"] = "1"
+    try:
+        found = Emulator(folder)
+        from wgrad.hip import binding
+
+        binding.hip()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    except DeviceError as error:
+        if "not installed" not in str(error):
+            raise
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def hip_device(emulator: Emulator, request: pytest.FixtureRequest) -> Any:
+    """A device on each wave size. After a kernel that failed, the next test starts anew."""
+    yield emulator.device(request.param)
+    emulator.clear()
+
+
+@pytest.fixture
+def compare() -> Callable[..., None]:
+    """compare(device, call, inputs): `call(device, inputs)` against float64, with the self-test's limits."""
+
+    def run(
+        device: Any,
+        call: Callable[[Any, Inputs], Outputs],
+        inputs: Inputs,
+        *,
+        backward: bool = False,
+        ulps: float = 4.0,
+    ) -> None:
+        direction = "backward" if backward else "forward"
+        result = check_case(Case("", "", direction, "", "", lambda rng: inputs, call, ulps), device)
+        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+    return run
