@@ -74,9 +74,7 @@ class Array:
 class Pool:
     """Blocks by size; freed blocks are reused in order of size, and given back to the driver only by `trim`."""
 
-    def __init__(
-        self, create: Callable[[int], Any], destroy: Callable[[Block], None], *, exact: bool = False
-    ) -> None:
+    def __init__(self, create: Callable[[int], Any], destroy: Callable[[Block], None], *, exact: bool = False) -> None:
         """exact: a block is as large as its array (in multiples of 16 bytes), so that a guarded memory behind it
         sees every access past an array's end; for tests."""
         self._create, self._destroy, self._exact = create, destroy, exact
