@@ -230,7 +230,7 @@ class Runtime:
         self,
         source: str,
         kernel: str,
-        arguments: Sequence[Array | int | float | None],
+        arguments: Sequence[Any],
         grid: tuple[int, int, int],
         *,
         threads: int = 256,
@@ -242,7 +242,8 @@ class Runtime:
         grid: work-groups; threads: work-items of each, as the kernel declares. work: FLOP, or bytes if memory-bound.
         """
         function = self.modules.get(source, kernel)
-        kinds, values = [], []
+        kinds: list[str] = []
+        values: list[int | float] = []
         for a in arguments:
             if isinstance(a, Array):
                 self.check_owner(a)
@@ -272,7 +273,7 @@ class Runtime:
         self._last = launch
         if self.profiler is not None:
             self.profiler.before(launch.name)
-        self._arguments[: len(launch.packed)] = launch.packed
+        ctypes.memmove(self._arguments, launch.packed, len(launch.packed))
         self._arguments_size.value = len(launch.packed)
         code = self._hip.hipModuleLaunchKernel(
             launch.function, *launch.grid, launch.threads, 1, 1, 0, self._stream, None, self._extra_address

@@ -69,7 +69,7 @@ class Emulator:
                 self.build(source, architecture)
             return load(source)
 
-        device.modules._image = build_and_load
+        device.modules._image = build_and_load  # type: ignore[method-assign]
         return device
 
     def device(self, architecture: str) -> Any:
