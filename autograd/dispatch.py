@@ -41,7 +41,10 @@ def select_device(spec: str = "auto") -> Device:
 def _auto() -> Device:
     refused = []
     try:
-        return _hip()
+        device = _hip()
+        if getattr(device, "proven", True):
+            return device
+        refused.append("hip: its kernels have run on an emulated card only; --device hip asks for them")
     except DeviceUnavailable as error:
         refused.append(_short(error).partition(";")[0])
     try:

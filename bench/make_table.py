@@ -26,7 +26,8 @@ Row = dict[str, Any]
 def read_rows(folder: Path) -> list[Row]:
     """Every row of every file, with `bench`: the file's name up to the first dash (train-h100.jsonl is of train)."""
     rows = []
-    for path in sorted(folder.glob("*.jsonl")):
+    # hip_*.jsonl are counts of instructions, not figures of a card.
+    for path in sorted(p for p in folder.glob("*.jsonl") if not p.name.startswith("hip_")):
         for line in path.read_text(encoding="utf-8").splitlines():
             rows.append({**json.loads(line), "bench": path.stem.split("-")[0]})
     return rows
