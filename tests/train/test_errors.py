@@ -87,7 +87,7 @@ def no_such_adapter(model: Path, data: Path) -> list[str]:
 
 
 def no_such_device(model: Path, data: Path) -> list[str]:
-    return ["--device", "hip"]
+    return ["--device", "wgpu:no such card"]
 
 
 CASES: dict[Case, str] = {
@@ -102,7 +102,7 @@ CASES: dict[Case, str] = {
     no_target: r"data.jsonl:2: no token to learn is left after truncation to 32 tokens",
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
     no_such_adapter: r"has no adapter_config.json",
-    no_such_device: r"hip",
+    no_such_device: r"wgpu",
 }
 
 
