@@ -49,9 +49,11 @@ struct Forward {
   using V = Turned<D>;
   using K = Staged<KEYS, D, THREADS>;
   static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16;
-  // V steps held in registers ahead of their product: a whole tile where registers allow.
-  static constexpr int AHEAD = GPU_CDNA ? STEPS_K * V::PARTS : 1;
+  // Steps of V P^T, how many of them have their V in registers at once, and how many are fetched before the scores (the
+  // others take the registers of the scores).
+  static constexpr int STEPS_V = STEPS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1, EARLY = GPU_CDNA ? AHEAD / 2 : 1;
 
+  K k;  // the next tile of K on its way to LDS
   Chunk q[TILES][DEPTHS];
   Acc o[PIECES][TILES];
   float top[TILES], sum[TILES];
@@ -120,9 +122,12 @@ struct Forward {
       Acc total(0.f);
 #pragma unroll
       for (int i = 0; i < STEPS_K; i++) {
-        Acc x = s[i][n] - top[n];
+        Acc x;
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e++) x[e] = exp2_fast(x[e]);
+        for (int e = 0; e < ELEMENTS; e += 2) {
+          const gpu::f32x2 d = gpu::f32x2{s[i][n][e], s[i][n][e + 1]} + gpu::f32x2(-top[n]);
+          x[e] = exp2_fast(d[0]), x[e + 1] = exp2_fast(d[1]);
+        }
         total += x;
         p[i][n] = piece_of<T>(x);
       }
@@ -145,7 +150,7 @@ struct Forward {
   }
   GPU_FN void values(const Piece (&p)[STEPS_K][TILES], V (&v)[AHEAD], const Rows& rows, int key0, u32 stride) {
 #pragma unroll
-    for (int step = 0; step < STEPS_K * V::PARTS; step++) {
+    for (int step = 0; step < STEPS_V; step++) {
       V& now = v[step % AHEAD];
 #pragma unroll
       for (int j = 0; j < V::WIDE; j++) {
@@ -156,8 +161,48 @@ struct Forward {
           to = mma(T{}, a, p[step / V::PARTS][n], to);
         }
       }
-      if (step + AHEAD < STEPS_K * V::PARTS) load_values(now, rows, key0, stride, step + AHEAD);
+      if (step + AHEAD < STEPS_V) load_values(now, rows, key0, stride, step + AHEAD);
     }
+  }
+
+  // Where a wave stands in its keys: LDS buffer `now` holds K of the tile at key0.
+  struct Walk {
+    const Rows &k_rows, &v_rows;
+    const u32 stride;
+    const float scale;
+    u32x4* lds;
+    int now, key0;
+  };
+  GPU_FN void meet(const Walk& w) {
+    k.store(w.lds + (K::SLOTS - w.now));
+    gpu::lds_barrier();
+  }
+  template <bool PARTLY>
+  GPU_FN void tile(Walk& w, bool late, const Seen& mine) {
+    const u32 stride = each_time(w.stride);
+    k.load(w.k_rows, w.key0 + KEYS, stride);
+    if (!PARTLY || mine.touches(w.key0, KEYS)) {
+      V v[AHEAD];
+#pragma unroll
+      for (int i = 0; i < EARLY; i++) load_values(v[i], w.v_rows, w.key0, stride, i);
+      gpu::sched_fence();
+      Acc s[STEPS_K][TILES];
+      Piece probabilities[STEPS_K][TILES];
+      scores(s, w.lds + w.now, w.scale);
+      if (PARTLY) hide(s, w.key0);
+      gpu::sched_fence();
+      softmax(s, probabilities);
+      gpu::sched_fence();
+#pragma unroll
+      for (int i = EARLY; i < AHEAD; i++) load_values(v[i], w.v_rows, w.key0, stride, i);
+      gpu::sched_fence();
+      if (late) meet(w);
+      values(probabilities, v, w.v_rows, w.key0, stride);
+    } else if (late) {
+      meet(w);
+    }
+    if (!late) meet(w);
+    w.now = K::SLOTS - w.now, w.key0 += KEYS;
   }
 
   GPU_FN void finish(const Problem& p, int query0, int head, int split) {
@@ -205,44 +250,26 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
   const Rows k_rows((const char*)p.k + slice, u32(all.end - 1) * stride + D * 2);
   const Rows v_rows((const char*)p.v + slice, u32(all.end - 1) * stride + D * 2);
   const bool late = wave >= WAVES / 2;
-  const float scale = p.scale * LOG2E;
 
   F f;
   f.start(p, mask, query0, head);
-  typename F::K k;
-  k.load(k_rows, begin, stride);
-  k.store(lds);
+  f.k.load(k_rows, begin, stride);
+  f.k.store(lds);
   gpu::lds_barrier();
-  int now = 0;
+  // Tiles that a wave's queries see in part come first and last.
+  const int whole_begin = gpu::max(begin, (mine.all_begin + KEYS - 1) / KEYS * KEYS), whole_end = mine.all_end / KEYS * KEYS;
+  const int a = gpu::min(end, whole_begin), b = gpu::max(a, gpu::min(end, whole_end));
+  typename F::Walk walk{k_rows, v_rows, stride, p.scale * LOG2E, lds, 0, begin};
 #pragma unroll 1
-  for (int key0 = begin; key0 < end; key0 += KEYS) {
-    k.load(k_rows, key0 + KEYS, stride);
-    const int next = F::K::SLOTS - now;
-    if (mine.touches(key0, KEYS)) {
-      typename F::V v[F::AHEAD];
-#pragma unroll
-      for (int i = 0; i < F::AHEAD; i++) F::load_values(v[i], v_rows, key0, stride, i);
-      gpu::sched_fence();
-      Acc s[STEPS_K][TILES];
-      Piece probabilities[STEPS_K][TILES];
-      f.scores(s, lds + now, scale);
-      if (!mine.whole(key0, KEYS)) f.hide(s, key0);
-      f.softmax(s, probabilities);
-      if (late) {
-        k.store(lds + next);
-        gpu::lds_barrier();
-      }
-      f.values(probabilities, v, v_rows, key0, stride);
-    } else if (late) {
-      k.store(lds + next);
-      gpu::lds_barrier();
-    }
-    if (!late) {
-      k.store(lds + next);
-      gpu::lds_barrier();
-    }
-    now = next;
-  }
+  while (walk.key0 < a) f.template tile<true>(walk, late, mine);
+  if (late)
+#pragma unroll 1
+    while (walk.key0 < b) f.template tile<false>(walk, true, mine);
+  else
+#pragma unroll 1
+    while (walk.key0 < b) f.template tile<false>(walk, false, mine);
+#pragma unroll 1
+  while (walk.key0 < end) f.template tile<true>(walk, late, mine);
   f.finish(p, query0, head, split);
 }
 

@@ -58,10 +58,18 @@ GPU_FN u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
 GPU_FN u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
 GPU_FN float exp2_fast(float x) { return gpu::exp2(x); }
 GPU_FN bool any(bool yes) { return gpu::wave_max(yes ? 1.f : 0.f) > 0.f; }
+GPU_FN u32 each_time(u32 x) { return x; }
 #else
 GPU_FN u32 low_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
 GPU_FN u32 high_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
 GPU_FN float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }  // denormal results are 0
+// A number that the compiler takes for a new one wherever this stands: what follows from it is worked out there again, in
+// scalar registers, instead of being kept in vector registers through a loop.
+GPU_FN u32 each_time(u32 x) {
+  x = __builtin_amdgcn_readfirstlane(x);
+  asm volatile("" : "+s"(x));
+  return x;
+}
 GPU_FN bool any(bool yes) {
 #if GPU_WAVE == 64
   return __builtin_amdgcn_ballot_w64(yes) != 0;
@@ -184,7 +192,7 @@ GPU_FN Piece piece_of(Acc d) {
 #if defined(GPU_HOST)
     const u32 other = gpu::shuffle_xor(mine, 16);
 #else
-    const u32 other = __builtin_amdgcn_permlanex16(mine, mine, 0x76543210, 0xfedcba98, false, false);
+    const u32 other = __builtin_amdgcn_permlanex16(0u, mine, 0x76543210, 0xfedcba98, false, false);
 #endif
     p[i] = group() ? other : mine;
     p[i + 4] = group() ? mine : other;
