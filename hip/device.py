@@ -8,7 +8,7 @@ from wgrad.hip.decoding import DecodingOps
 from wgrad.hip.dropout import DropoutOps
 from wgrad.hip.elementwise import ElementwiseOps
 from wgrad.hip.embedding import EmbeddingOps
-from wgrad.hip.gemm_plain import PlainGemmOps
+from wgrad.hip.gemm import GemmOps
 from wgrad.hip.loss import LossOps
 from wgrad.hip.norm import NormOps
 from wgrad.hip.optimizer import OptimizerOps
@@ -20,7 +20,7 @@ __all__ = ["HipDevice"]
 
 class HipDevice(
     LossOps,
-    PlainGemmOps,
+    GemmOps,
     PlainAttentionOps,
     NormOps,
     ActivationOps,

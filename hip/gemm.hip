@@ -1,150 +1,16 @@
 // architectures: gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1102 gfx1103 gfx1150 gfx1151 gfx1200 gfx1201
-// Matrix product with 16-bit operands on the matrix unit, float32 accumulation; dense or NF4 weights.
+// Matrix product with 16-bit operands on the matrix unit, float32 accumulation.
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
-// a: [M, K] (layouts nn, nt) or [K, M] (tn); b: [K, N] (nn, tn) or [N, K] (nt); float16 or bfloat16, row-major. NF4: b is
-// a frozen [out, in] weight, decoded on the way into LDS: nt is the forward x W^T, nn the backward dy W. c: [M, N] float32,
-// float16 or bfloat16; bias float32 [N]; residual, u, v of any kind (gemm_epilogue.hpp). M, N, K, rank are run-time arguments.
+// a: [M, K] (layouts nn, nt) or [K, M] (tn); b: [K, N] (nn, tn) or [N, K] (nt); float16 or bfloat16, row-major. c: [M, N]
+// float32, float16 or bfloat16; bias float32 [N]; residual, u, v of any kind (gemm_epilogue.hpp). M, N, K, rank are run-time
+// arguments; *_unaligned take rows and addresses of any alignment, the others rows of multiples of 8 elements.
 //
 // Launch: (ceil(N / TILE_N), ceil(M / TILE_M), batch) groups, or with k_per_split > 0 (a multiple of 32) as many in z as
 // there are splits: each writes its own float32 [M, N] behind `c`, and gemm_reduce adds them and does the epilogue.
-//
-// Pipeline of a group (both waves of a SIMD overlap; one barrier a tile):
-//
-//     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
-//                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit, accumulators in registers
-//
-// The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them.
-//
-// CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators a lane, 64 KiB of LDS, 2 waves a SIMD); small 128 x 128 with
-// 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
-//
-// Sources: Goto and van de Geijn 2008 (blocking); Dettmers et al. 2023 (NF4); AMD's instruction set manuals (fragments).
-#include "gemm_epilogue.hpp"
-
-namespace gemm {
-
-enum Layout { NN, NT, TN };
-
-template <int TILE_M_, int TILE_N_, int WAVE_M_> struct Shape {
-  static constexpr int TILE_M = TILE_M_, TILE_N = TILE_N_, WAVE_M = WAVE_M_;
-  static constexpr int WAVES = TILE_M / WAVE_M * (TILE_N / WAVE_N), THREADS = WAVES * GPU_WAVE;
-  static constexpr int SLOTS = (TILE_M + TILE_N) * CHUNKS;  // of one of the two LDS buffers
-  static constexpr int STAGE_SLOTS = WAVES * STAGE_FLOATS / 4, LDS = 2 * SLOTS > STAGE_SLOTS ? 2 * SLOTS : STAGE_SLOTS;
-  static_assert(LDS * 16 <= 65536, "a work-group has 64 KiB");
-};
-#if GPU_CDNA
-using Big = Shape<256, 256, 128>;
-using Small = Shape<128, 128, 64>;
-#else
-using Big = Shape<128, 128, 32>;
-using Small = Shape<64, 128, 32>;
-#endif
-
-template <class S, int ROWS, int THREADS, bool ALONG> struct Tile : AlongK<S, ROWS, THREADS> {
-  using AlongK<S, ROWS, THREADS>::AlongK;
-  GPU_FN void fetch_tile(int k0, int) { this->fetch(k0); }
-};
-template <class S, int ROWS, int THREADS> struct Tile<S, ROWS, THREADS, false> : AcrossK<S, ROWS, THREADS> {
-  using AcrossK<S, ROWS, THREADS>::AcrossK;
-  GPU_FN void fetch_tile(int k0, int thread) { this->fetch(k0, thread); }
-};
-
-// acc += A B^T of one LDS buffer, for the wave whose rows of A and of B start at row_a and row_b. `meanwhile(i)` is done
-// beside the i-th of STAGES stretches of matrix instructions: that is where the next tile is decoded and stored.
-template <class U, class S> struct Product {
-  static constexpr int TM = S::WAVE_M / 16, TN = WAVE_N / 16, STAGES = TM * U::LOADS;
-  static constexpr int AHEAD = GPU_CDNA ? 2 : 1;  // fragments of A read before they are used
-  typename U::Acc acc[TM][TN];
-
-  template <class F> GPU_FN void multiply(const gpu::u32x4* lds, int row_a, int row_b, int lane, F meanwhile) {
-#pragma unroll
-    for (int part = 0; part < U::LOADS; ++part) {
-      typename U::Fragment b[TN];
-#pragma unroll
-      for (int j = 0; j < TN; ++j) b[j] = U::load(lds + S::TILE_M * CHUNKS, row_b + 16 * j, part, lane);
-      typename U::Fragment a[AHEAD + 1];
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) a[i] = U::load(lds, row_a + 16 * i, part, lane);
-#pragma unroll
-      for (int i = 0; i < TM; ++i) {
-        if (i + AHEAD < TM) a[(i + AHEAD) % (AHEAD + 1)] = U::load(lds, row_a + 16 * (i + AHEAD), part, lane);
-#pragma unroll
-        for (int s = 0; s < U::STEPS; ++s)
-#pragma unroll
-          for (int j = 0; j < TN; ++j) acc[i][j] = U::mma(s, a[i % (AHEAD + 1)], b[j], acc[i][j]);
-        meanwhile(part * TM + i);
-      }
-    }
-  }
-};
-
-template <class T, class S, Layout L, class SourceA, class SourceB>
-GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e, int k, int k_per_split, long stride_a,
-                    long stride_b, gpu::u32x4* lds) {
-  using U = Unit<T>;
-  const int thread = gpu::thread(), lane = gpu::lane(), wave = gpu::wave();
-  const int m0 = gpu::block_y() * S::TILE_M, n0 = gpu::block_x() * S::TILE_N, z = gpu::block_z();
-  const bool split = k_per_split > 0;
-  const int begin = split ? z * k_per_split : 0, end = split && begin + k_per_split < k ? begin + k_per_split : k;
-  if (split && z > 0) e.rank = 0;
-
-  Tile<SourceA, S::TILE_M, S::THREADS, L != TN> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
-  Tile<SourceB, S::TILE_N, S::THREADS, L == NT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
-  const int row_a = wave / (S::TILE_N / WAVE_N) * S::WAVE_M, row_b = wave % (S::TILE_N / WAVE_N) * WAVE_N;
-  using P = Product<U, S>;
-  P p;
-#pragma unroll
-  for (int i = 0; i < P::TM; ++i)
-#pragma unroll
-    for (int j = 0; j < P::TN; ++j) p.acc[i][j] = typename U::Acc(0.0f);
-  // Stores of the next tile, one load of each thread at a time; the last stretches of a tile have one or more each.
-  constexpr int STORES = decltype(a)::LOADS + decltype(b)::LOADS;
-  const auto store = [&](int i, int to, int k0) {
-    if (i < decltype(a)::LOADS) a.store(lds + to, k0, thread, i);
-    else b.store(lds + to + S::TILE_M * CHUNKS, k0, thread, i - decltype(a)::LOADS);
-  };
-
-  if (begin < end) {
-    a.fetch_tile(begin, thread);
-    b.fetch_tile(begin, thread);
-#pragma unroll
-    for (int i = 0; i < STORES; ++i) store(i, 0, begin);
-  }
-  gpu::barrier();
-  int now = 0;
-#pragma unroll 1
-  for (int k0 = begin; k0 < end; k0 += DEPTH) {
-    // The last tile is fetched once more instead of one beyond it: no branch in the loop, and the copy is not used.
-    const int next = k0 + DEPTH < end ? k0 + DEPTH : k0;
-    a.fetch_tile(next, thread);
-    b.fetch_tile(next, thread);
-    gpu::sched_fence();
-    const int other = S::SLOTS - now;
-    p.multiply(lds + now, row_a, row_b, lane, [&](int stage) {
-      if (!GPU_CDNA) gpu::sched_fence();  // RDNA: or fragments pile up; CDNA: the compiler mixes better without
-      constexpr int FIRST = P::STAGES > STORES ? P::STAGES - STORES : 0;
-      if (stage < FIRST) return;
-#pragma unroll
-      for (int i = 0; i < STORES; ++i)
-        if (i * (P::STAGES - FIRST) / STORES == stage - FIRST) store(i, other, next);
-    });
-    now = other;
-    gpu::barrier();
-  }
-  epilogue<U, P::TM, P::TN>(e, p.acc, (float*)lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane,
-                                           (long)z * e.m * e.n);
-}
-
-}  // namespace gemm
-
-#define EPILOGUE_ARGUMENTS                                                                                             \
-  void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k, int k_per_split, \
-      int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha
-#define EPILOGUE                                                                                                      \
-  gemm::Epilogue { c, bias, residual, u, v, m, n, rank, c_kind, residual_kind, u_kind, v_kind, flags, alpha }
-#define OCCUPANCY GPU_WAVES_PER_SIMD(2)
+// Sources: Goto and van de Geijn 2008 (blocking); AMD's instruction set manuals (fragments).
+#include "gemm_product.hpp"
 
 #define DENSE(name, T, SHAPE, LAYOUT, ALIGNED)                                                                        \
   extern "C" GPU_KERNEL(gemm::SHAPE::THREADS) OCCUPANCY void name(const unsigned short* a, const unsigned short* b,    \
@@ -164,23 +30,3 @@ DENSE_TYPES(NN, nn)
 DENSE_TYPES(NT, nt)
 DENSE_TYPES(TN, tn)
 
-#define WEIGHT(name, T, SHAPE, LAYOUT, NESTED)                                                                         \
-  extern "C" GPU_KERNEL(gemm::SHAPE::THREADS) OCCUPANCY void name(                                                    \
-      const unsigned short* a, const unsigned char* packed, const void* absmax, const float* nested_absmax,           \
-      const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, EPILOGUE_ARGUMENTS) {   \
-    GPU_SHARED(gpu::u32x4, lds, gemm::SHAPE::LDS);                                                              \
-    const gemm::NF4<gemm::T, NESTED> w{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,     \
-                                       gemm::nf4_value(gpu::lane()), block_shift, nested_shift};                      \
-    gemm::product<gemm::T, gemm::SHAPE, gemm::LAYOUT>(gemm::Dense<true>{a}, w, EPILOGUE, k, k_per_split, 0, 0, lds);   \
-  }
-#define WEIGHT_TYPES(LAYOUT, layout)                                          \
-  WEIGHT(gemm_nf4_f16_##layout##_big, F16, Big, LAYOUT, false)                \
-  WEIGHT(gemm_nf4_f16_##layout##_small, F16, Small, LAYOUT, false)            \
-  WEIGHT(gemm_nf4_nested_f16_##layout##_big, F16, Big, LAYOUT, true)          \
-  WEIGHT(gemm_nf4_nested_f16_##layout##_small, F16, Small, LAYOUT, true)      \
-  WEIGHT(gemm_nf4_bf16_##layout##_big, BF16, Big, LAYOUT, false)              \
-  WEIGHT(gemm_nf4_bf16_##layout##_small, BF16, Small, LAYOUT, false)          \
-  WEIGHT(gemm_nf4_nested_bf16_##layout##_big, BF16, Big, LAYOUT, true)        \
-  WEIGHT(gemm_nf4_nested_bf16_##layout##_small, BF16, Small, LAYOUT, true)
-WEIGHT_TYPES(NN, nn)
-WEIGHT_TYPES(NT, nt)

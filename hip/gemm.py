@@ -1,50 +1,42 @@
-"""Matrix products: dense and NF4 weights, forward and backward (gemm.hip: matrix unit; gemm_f32.hip: the rest)."""
+"""Matrix products: dense and NF4 weights, forward and backward. gemm_plan.py says which kernel serves which."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from wgrad.hip import gemm_plan
 from wgrad.hip.buffers import Array
-from wgrad.hip.runtime import Long, Runtime
+from wgrad.hip.elements import type_code
+from wgrad.hip.errors import DeviceError
+from wgrad.hip.gemm_plan import Card, Plan
+from wgrad.hip.nf4 import NF4Ops
+from wgrad.hip.runtime import Long
 
-_KIND = {"float32": 0, "float16": 1, "bfloat16": 2}
-_SHORT = ("f32", "f16", "bf16")
-_HAS_ACCUMULATE, _V_ALONG_RANK = 1, 2  # gemm_epilogue.hpp
-_MIN_K_PER_SPLIT, _MAX_SPLITS = 256, 16
-_DEPTH = 32  # splits of K are multiples of a tile's
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A work-group's tile of the result, and its work-items."""
-
-    m: int
-    n: int
-    threads: int
-
-
-# The shapes of gemm.hip; the float32 kernels have one.
-_CDNA = {"big": Tile(256, 256, 512), "small": Tile(128, 128, 256)}
-_RDNA = {"big": Tile(128, 128, 256), "small": Tile(64, 128, 128)}
-_F32 = Tile(128, 128, 256)
+_HAS_ACCUMULATE, _V_ALONG_RANK, _LOOSE, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
+LowRank = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """Which kernel serves a product: file, name, tile, and the operands' arguments in front of the epilogue's."""
+class _Finish:
+    """What is added to a product: alpha * product + u op(v) + bias + residual (+ out where accumulated)."""
 
-    source: str
-    name: str
-    tile: Tile
-    operands: list[Any]
-    dense: bool
+    alpha: float = 1.0
+    bias: Array | None = None
+    residual: Array | None = None
+    lowrank: LowRank | None = None
+    accumulate: bool = False
 
 
-class GemmOps(Runtime):
-    """gemm, linear_nf4, linear_nf4_backward (autograd/device.py)."""
+class GemmOps(NF4Ops):
+    """gemm, linear_nf4, linear_nf4_backward (autograd/device.py).
+
+    Raises:
+        DeviceError: K differs, a dtype that no kernel reads, an array of another device, NF4 codes that do not start at
+            a multiple of 4 bytes, more than 65,535 batches; before anything is launched.
+    """
+
+    _gemm_card: Card | None = None
 
     def gemm(
         self,
@@ -56,20 +48,29 @@ class GemmOps(Runtime):
         alpha: float = 1.0,
         bias: Array | None = None,
         residual: Array | None = None,
-        lowrank: tuple[Array, Array] | None = None,
+        lowrank: LowRank | None = None,
         out: Array | None = None,
         accumulate: bool = False,
         dtype: Any = None,
     ) -> Array:
-        batch = a.shape[0] if len(a.shape) == 3 else 1
+        """out = alpha * op(a) op(b) + u op(v) + bias + residual (+ out when `accumulate`); see the contract."""
+        self._check_gemm(a, b, trans_a, trans_b, bias, residual, lowrank, out)
+        batch = a.shape[0] if a.ndim == 3 else 1
         m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
         n = b.shape[-2] if trans_b else b.shape[-1]
         if out is None:
-            shape = (batch, m, n) if len(a.shape) == 3 else (m, n)
-            out = self.empty(shape, dtype or (np.float32 if a.dtype != b.dtype else a.dtype))
+            out = self.empty((batch, m, n) if a.ndim == 3 else (m, n), a.dtype if dtype is None else dtype)
+        if not out.size:
+            return out
         layout = ("t" if trans_a else "n") + ("t" if trans_b else "n")
-        kernel = self._dense_kernel(a, b, layout, (m, n, k), batch)
-        self._product(kernel, out, (m, n, k), batch, trans_b, alpha, bias, residual, lowrank, accumulate)
+        kinds = (type_code(a.dtype), type_code(b.dtype))
+        plan = gemm_plan.dense(self._card, kinds, layout, (m, n, k), batch, _multiple(16, a, b))
+        operands: list[Any] = [a, b, *(kinds if plan.kinds else ())]
+        if plan.swapped:
+            operands = [b, a, *reversed(kinds)]
+        strides = [] if plan.source in ("gemv", "gemm_skinny") else [Long(m * k), Long(k * n)]
+        finish = _Finish(alpha, bias, residual, lowrank, accumulate)
+        self._product(plan, operands, strides, out, (m, n, k), batch, trans_b, finish)
         return out
 
     def linear_nf4(
@@ -79,117 +80,126 @@ class GemmOps(Runtime):
         *,
         bias: Array | None = None,
         residual: Array | None = None,
-        lowrank: tuple[Array, Array] | None = None,
+        lowrank: LowRank | None = None,
         dtype: Any = None,
     ) -> Array:
+        """[M, K] x dequant([N, K])^T + u v^T + bias + residual -> [M, N]."""
+        self._check_nf4("linear_nf4", "x", x, weight, weight.shape[1], bias, residual, *(lowrank or ()))
         (m, k), n = x.shape, weight.shape[0]
-        out = self.empty((m, n), dtype or x.dtype)
-        if k % 8:  # a row would start inside a group of codes
-            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
-            return self.gemm(x, w, trans_b=True, bias=bias, residual=residual, lowrank=lowrank, out=out)
-        kernel = self._nf4_kernel(x, weight, "nt", (m, n, k))
-        self._product(kernel, out, (m, n, k), 1, True, 1.0, bias, residual, lowrank, False)
-        return out
+        finish = _Finish(1.0, bias, residual, lowrank)
+        return self._nf4_product(x, weight, (m, n, k), True, x.dtype if dtype is None else dtype, finish)
 
     def linear_nf4_backward(
-        self, dy: Array, weight: Any, *, lowrank: tuple[Array, Array] | None = None, dtype: Any = None
+        self, dy: Array, weight: Any, *, lowrank: LowRank | None = None, dtype: Any = None
     ) -> Array:
+        """[M, N] dy x dequant([N, K]) + u v -> dx [M, K]."""
+        self._check_nf4("linear_nf4_backward", "dy", dy, weight, weight.shape[0], *(lowrank or ()))
         (m, n), k = dy.shape, weight.shape[1]
-        out = self.empty((m, k), dtype or dy.dtype)
-        if k % 8 or n % 8:
-            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
-            return self.gemm(dy, w, lowrank=lowrank, out=out)
-        kernel = self._nf4_kernel(dy, weight, "nn", (m, k, n))
-        self._product(kernel, out, (m, k, n), 1, False, 1.0, None, None, lowrank, False)
-        return out
+        finish = _Finish(1.0, lowrank=lowrank)
+        return self._nf4_product(dy, weight, (m, k, n), False, dy.dtype if dtype is None else dtype, finish)
 
-    # ---- which kernel --------------------------------------------------------------------
-    def _shape(self, m: int, n: int, batch: int) -> tuple[str, Tile]:
-        """The big tile where it fills the card."""
-        shapes = _CDNA if self.wave == 64 else _RDNA
-        big = shapes["big"]
-        fills = _count(m, n, big) * batch >= self.compute_units
-        return ("big", big) if fills else ("small", shapes["small"])
-
-    def _dense_kernel(self, a: Array, b: Array, layout: str, mnk: tuple[int, int, int], batch: int) -> Kernel:
+    def _nf4_product(
+        self, x: Array, w: Any, mnk: tuple[int, int, int], trans_b: bool, dtype: Any, finish: _Finish
+    ) -> Array:
         m, n, k = mnk
-        kind_a, kind_b = _KIND[a.dtype.name], _KIND[b.dtype.name]
-        # Elements of a row of each operand: what vector loads must divide.
-        rows = {"nn": (k, n), "nt": (k,), "tn": (m, n)}[layout]
-        if kind_a == kind_b and kind_a and self.modules.has("gemm"):
-            shape, tile = self._shape(m, n, batch)
-            if any(row % 8 for row in rows):
-                shape, tile = "unaligned", (_CDNA if self.wave == 64 else _RDNA)["small"]
-            return Kernel("gemm", f"gemm_{_SHORT[kind_a]}_{layout}_{shape}", tile, [a, b], True)
-        if kind_a == 0 and (kind_b == 0 or layout != "tn") and not any(row % 4 for row in rows):
-            name = f"gemm_f32_{layout}" if kind_b == 0 else f"gemm_f32_{_SHORT[kind_b]}_{layout}"
-            return Kernel("gemm_f32", name, _F32, [a, b], True)
-        return Kernel("gemm_f32", f"gemm_any_{layout}", _F32, [a, b, kind_a, kind_b], True)
-
-    def _nf4_kernel(self, x: Array, w: Any, layout: str, mnk: tuple[int, int, int]) -> Kernel:
-        m, n, _ = mnk
+        if not m * n:
+            return self.empty((m, n), dtype)
+        if w.shape[1] % 8 or k % 8 or not _multiple(16, x):
+            # A row would start inside of a group of codes, or one of x inside of a vector.
+            decoded = self.nf4_dequantize(w)
+            return self.gemm(
+                x, decoded, trans_b=trans_b, bias=finish.bias, residual=finish.residual, lowrank=finish.lowrank, dtype=dtype
+            )
+        out = self.empty((m, n), dtype)
+        kind, nested = type_code(x.dtype), w.nested_absmax is not None
+        plan = gemm_plan.nf4(self._card, kind, type_code(dtype), nested, "nt" if trans_b else "nn", mnk)
         operands = [x, w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
         operands += [w.block_size.bit_length() - 1, w.nested_block_size.bit_length() - 1]
-        nested = "_nested" if w.nested_absmax is not None else ""
-        kind = _KIND[x.dtype.name]
-        if kind and self.modules.has("gemm"):
-            shape, tile = self._shape(m, n, 1)
-            return Kernel("gemm", f"gemm_nf4{nested}_{_SHORT[kind]}_{layout}_{shape}", tile, operands, False)
-        if kind:
-            operands[0] = self.cast(x, np.float32)  # type: ignore[attr-defined]
-        return Kernel("gemm_f32", f"gemm_nf4{nested}_f32_{layout}", _F32, operands, False)
+        operands += [kind] if plan.kinds else []
+        self._product(plan, operands, [], out, mnk, 1, trans_b, finish)
+        return out
+
+    # ---- checks --------------------------------------------------------------------------
+    @property
+    def _card(self) -> Card:
+        if self._gemm_card is None:
+            self._gemm_card = Card(self.wave, self.compute_units, self.modules.has("gemm"))
+        return self._gemm_card
+
+    def _check_gemm(
+        self,
+        a: Array,
+        b: Array,
+        trans_a: bool,
+        trans_b: bool,
+        bias: Array | None,
+        residual: Array | None,
+        lowrank: LowRank | None,
+        out: Array | None,
+    ) -> None:
+        self._check_arrays(a, b, bias, residual, *(lowrank or ()), out)
+        left, right = a.shape[-2 if trans_a else -1], b.shape[-1 if trans_b else -2]
+        if left != right or a.ndim != b.ndim or (a.ndim == 3 and a.shape[0] != b.shape[0]):
+            raise DeviceError(
+                f"gemm: a {list(a.shape)} and b {list(b.shape)} (trans_a={trans_a}, trans_b={trans_b}) must agree in K and"
+                f" in their batches, got K = {left} and {right}; check trans_a and trans_b"
+            )
+        if a.ndim == 3 and a.shape[0] > 65535:
+            raise DeviceError(f"gemm: a batch holds at most 65,535 products, got {a.shape[0]:,}; split it")
+
+    def _check_nf4(self, op: str, name: str, x: Array, w: Any, k: int, *others: Array | None) -> None:
+        self._check_arrays(x, *others)
+        for part in (w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset):
+            if part is not None:
+                self.check_owner(part)
+        if x.ndim != 2 or x.shape[1] != k:
+            raise DeviceError(
+                f"{op}: {name} must be [M, {k}] for a weight of {list(w.shape)}, got {list(x.shape)}; pass this layer's weight"
+            )
+        if w.packed.address % 4 or (w.nested_absmax is None and w.absmax.address % 4):
+            raise DeviceError(
+                f"{op}: weight.packed and weight.absmax must start at multiples of 4 bytes, got addresses"
+                f" {w.packed.address:#x} and {w.absmax.address:#x}; copy the views into arrays of their own"
+            )
+
+    def _check_arrays(self, *arrays: Array | None) -> None:
+        for array in arrays:
+            if array is not None:
+                self.check_owner(array)
+                type_code(array.dtype)
 
     # ---- launch --------------------------------------------------------------------------
-    def _splits(self, m: int, n: int, k: int, batch: int, tile: Tile) -> tuple[int, int]:
-        """Splits of K, and K of each: until every compute unit has work, as long as each split is worth its launch."""
-        tiles = _count(m, n, tile)
-        wanted = min(self.compute_units // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS)
-        if batch > 1 or wanted < 2:
-            return 1, 0
-        per_split = -(-k // wanted // _DEPTH) * _DEPTH
-        return -(-k // per_split), per_split
-
     def _product(
         self,
-        kernel: Kernel,
+        plan: Plan,
+        operands: list[Any],
+        strides: list[Any],
         out: Array,
         mnk: tuple[int, int, int],
         batch: int,
         trans_b: bool,
-        alpha: float,
-        bias: Array | None,
-        residual: Array | None,
-        lowrank: tuple[Array, Array] | None,
-        accumulate: bool,
+        finish: _Finish,
     ) -> None:
         m, n, k = mnk
-        tile = kernel.tile
-        splits, per_split = self._splits(m, n, k, batch, tile)
-        u, v = lowrank or (None, None)
-        flags = _HAS_ACCUMULATE * accumulate
-        kinds = [_kind(out), _kind(residual), _kind(u), _kind(v)]
-        parts = None
-        target, now_bias, now_residual, now_flags = out, bias, residual, flags
-        if splits > 1:
-            parts = target = self.empty((splits, m, n))
-            now_bias, now_residual, now_flags = None, None, 0
-        rank = u.shape[1] if u is not None else 0
-        arguments = [*kernel.operands, target, now_bias, now_residual, u, v, m, n, k, per_split, rank]
-        arguments += [_kind(target), *kinds[1:], now_flags | _V_ALONG_RANK * trans_b, float(alpha)]
-        if kernel.dense:
-            arguments += [Long(m * k), Long(k * n)]
-        grid = (-(-n // tile.n), -(-m // tile.m), batch if parts is None else splits)
+        u, v = finish.lowrank or (None, None)
+        kinds = [0 if x is None else type_code(x.dtype) for x in (out, finish.residual, u, v)]
+        loose = not _multiple(16, out, finish.bias, finish.residual)
+        flags = _HAS_ACCUMULATE * finish.accumulate | _LOOSE * loose
+        target, bias, residual, now, kind = out, finish.bias, finish.residual, flags, kinds[0]
+        if plan.splits > 1:
+            target, bias, residual, now, kind = self.empty((plan.splits, m, n)), None, None, 0, 0
+        now |= _V_ALONG_RANK * trans_b | _SWAPPED * plan.swapped
+        arguments = [*operands, target, bias, residual, u, v, m, n, k, plan.per_split, 0 if u is None else u.shape[1]]
+        arguments += [kind, *kinds[1:], now, float(finish.alpha), *strides]
+        grid = (-(-n // plan.tile.n), -(-m // plan.tile.m), batch * plan.splits)
         work = 2.0 * batch * m * n * k
-        self.launch(kernel.source, kernel.name, arguments, grid, threads=tile.threads, work=work)
-        if parts is not None:
+        self.launch(plan.source, plan.name, arguments, grid, threads=plan.tile.threads, work=work)
+        if plan.splits > 1:
             groups = self.groups(m * -(-n // 4), 256)
-            reduce = [parts, out, bias, residual, m, n, splits, kinds[0], kinds[1], flags]
-            self.launch("gemm_f32", "gemm_reduce", reduce, groups, work=4.0 * m * n * (splits + 1))
+            reduce = [target, out, finish.bias, finish.residual, m, n, plan.splits, kinds[0], kinds[1], flags]
+            self.launch("gemm_f32", "gemm_reduce", reduce, groups, work=4.0 * m * n * (plan.splits + 1))
 
 
-def _count(m: int, n: int, tile: Tile) -> int:
-    return -(-m // tile.m) * -(-n // tile.n)
-
-
-def _kind(array: Array | None) -> int:
-    return 0 if array is None else _KIND[array.dtype.name]
+def _multiple(nbytes: int, *arrays: Array | None) -> bool:
+    """Do all of them start at a multiple of this many bytes?"""
+    return all(a is None or a.address % nbytes == 0 for a in arrays)

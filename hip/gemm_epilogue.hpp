@@ -11,7 +11,9 @@
 namespace gemm {
 
 constexpr int WAVE_N = 64, STAGE_STRIDE = WAVE_N + 4, STAGE_FLOATS = 16 * STAGE_STRIDE;
-enum { HAS_ACCUMULATE = 1, V_ALONG_RANK = 2 };  // flags; V_ALONG_RANK: v is [N, r], otherwise [r, N]
+// Flags. V_ALONG_RANK: v is [N, r], otherwise [r, N]. LOOSE: c, bias or residual start at no multiple of 16 bytes. SWAPPED:
+// the tile is one of the transposed result (gemm_skinny.hip).
+enum { HAS_ACCUMULATE = 1, V_ALONG_RANK = 2, LOOSE = 4, SWAPPED = 8 };
 
 struct Epilogue {
   void* c;
@@ -97,11 +99,21 @@ GPU_FN void add_low_rank(const Epilogue& e, typename U::Acc (&acc)[TM][TN], int 
 #endif
 }
 
-// One group of 4 results: bias, residual, what was there, and the store.
+// One result: bias, residual, what was there, and the store.
+GPU_FN void finish_one(const Epilogue& e, float x, int m, int n, long batch_offset) {
+  if (m >= e.m || n >= e.n) return;
+  const long at = (long)m * e.n + n;
+  if (e.bias) x += e.bias[n];
+  if (e.residual) x += read(e.residual, e.residual_kind, at);
+  if (e.flags & HAS_ACCUMULATE) x += read(e.c, e.c_kind, batch_offset + at);
+  write(e.c, e.c_kind, batch_offset + at, x);
+}
+
+// 4 results of a row at once where they are aligned.
 GPU_FN void finish(const Epilogue& e, gpu::f32x4 x, int m, int n, long batch_offset) {
   if (m >= e.m || n >= e.n) return;
   const long at = (long)m * e.n + n;
-  if (e.n % 4 == 0) {
+  if (e.n % 4 == 0 && !(e.flags & LOOSE)) {
     if (e.bias) x += *(const gpu::f32x4*)(e.bias + n);
     if (e.residual) x += read4(e.residual, e.residual_kind, at);
     if (e.flags & HAS_ACCUMULATE) x += read4(e.c, e.c_kind, batch_offset + at);
@@ -109,13 +121,7 @@ GPU_FN void finish(const Epilogue& e, gpu::f32x4 x, int m, int n, long batch_off
     return;
   }
 #pragma unroll 1
-  for (int i = 0; i < 4 && n + i < e.n; ++i) {
-    float y = i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3];
-    if (e.bias) y += e.bias[n + i];
-    if (e.residual) y += read(e.residual, e.residual_kind, at + i);
-    if (e.flags & HAS_ACCUMULATE) y += read(e.c, e.c_kind, batch_offset + at + i);
-    write(e.c, e.c_kind, batch_offset + at + i, y);
-  }
+  for (int i = 0; i < 4; ++i) finish_one(e, i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3], m, n + i, batch_offset);
 }
 
 // `stage`: STAGE_FLOATS of LDS of this wave. Every wave of the group calls this (it holds barriers).
@@ -146,3 +152,10 @@ GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* s
 }
 
 }  // namespace gemm
+
+// The arguments of every product behind its operands, and the Epilogue made of them.
+#define EPILOGUE_ARGUMENTS                                                                                             \
+  void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k, int k_per_split, \
+      int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha
+#define EPILOGUE                                                                                                      \
+  gemm::Epilogue { c, bias, residual, u, v, m, n, rank, c_kind, residual_kind, u_kind, v_kind, flags, alpha }

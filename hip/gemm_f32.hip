@@ -2,9 +2,9 @@
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
-// Shapes, layouts (nn, nt, tn), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x 128, 256 threads.
-// Kernels: gemm_f32_*: a, b float32; gemm_f32_f16_*, gemm_f32_bf16_*: b 16-bit; gemm_nf4_f32_*, gemm_nf4_nested_f32_*: b NF4;
-// gemm_any_*: every kind, every alignment, one element a load.
+// Shapes, layouts (nn, nt, tn, here also tt), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x 128,
+// 256 threads. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_nf4_f32_*,
+// gemm_nf4_nested_f32_*: b NF4, a of any kind; gemm_any_*: every kind, every alignment, one element a load.
 //
 // CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, and 8 x 8 results a lane in four 4 x 4 blocks:
 //
@@ -18,7 +18,7 @@
 
 namespace gemm {
 
-enum Layout { NN, NT, TN };
+enum Layout { NN, NT, TN, TT };
 constexpr int TILE = 128, STRIDE = TILE, BUFFER = 2 * DEPTH_F32 * STRIDE;  // floats of one of the two buffers
 constexpr int THREADS = 256;
 
@@ -123,8 +123,8 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
   const int begin = split ? z * k_per_split : 0, end = split && begin + k_per_split < k ? begin + k_per_split : k;
   if (split && z > 0) e.rank = 0;
 
-  TileF32<SourceA, TILE, THREADS, L != TN> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
-  TileF32<SourceB, TILE, THREADS, L == NT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
+  TileF32<SourceA, TILE, THREADS, L == NN || L == NT> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
+  TileF32<SourceB, TILE, THREADS, L == NT || L == TT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
   Core core(wave, lane);
   if (begin < end) {
     a.fetch(begin, thread);
@@ -152,46 +152,42 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
 
 }  // namespace gemm
 
-#define EPILOGUE_ARGUMENTS                                                                                             \
-  void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k, int k_per_split, \
-      int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha
-#define EPILOGUE                                                                                                      \
-  gemm::Epilogue { c, bias, residual, u, v, m, n, rank, c_kind, residual_kind, u_kind, v_kind, flags, alpha }
-
-#define DENSE(name, KIND, LAYOUT)                                                                                     \
+#define DENSE(name, LAYOUT)                                                                                           \
   extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, EPILOGUE_ARGUMENTS,          \
                                                              long stride_a, long stride_b) {                          \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
-    gemm::product<gemm::LAYOUT>(gemm::DenseF32<0>{a}, gemm::DenseF32<KIND>{b}, EPILOGUE, k, k_per_split, stride_a,       \
-                                stride_b, lds);                                                                       \
+    using Source = gemm::DenseF32<false>;                                                                             \
+    gemm::product<gemm::LAYOUT>(Source{a, 0}, Source{b, 0}, EPILOGUE, k, k_per_split, stride_a, stride_b, lds);          \
   }
-DENSE(gemm_f32_nn, 0, NN)
-DENSE(gemm_f32_nt, 0, NT)
-DENSE(gemm_f32_tn, 0, TN)
-DENSE(gemm_f32_f16_nn, 1, NN)
-DENSE(gemm_f32_f16_nt, 1, NT)
-DENSE(gemm_f32_bf16_nn, 2, NN)
-DENSE(gemm_f32_bf16_nt, 2, NT)
+DENSE(gemm_f32_nn, NN)
+DENSE(gemm_f32_nt, NT)
+DENSE(gemm_f32_tn, TN)
 
-#define ANY(name, LAYOUT)                                                                                             \
+#define KINDS(name, SOURCE, LAYOUT)                                                                                    \
   extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, int a_kind, int b_kind,      \
                                                              EPILOGUE_ARGUMENTS, long stride_a, long stride_b) {      \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
-    gemm::product<gemm::LAYOUT>(gemm::AnyF32{a, a_kind}, gemm::AnyF32{b, b_kind}, EPILOGUE, k, k_per_split, stride_a,    \
-                                stride_b, lds);                                                                       \
+    using Source = gemm::SOURCE;                                                                                      \
+    gemm::product<gemm::LAYOUT>(Source{a, a_kind}, Source{b, b_kind}, EPILOGUE, k, k_per_split, stride_a, stride_b,      \
+                                lds);                                                                                 \
   }
-ANY(gemm_any_nn, NN)
-ANY(gemm_any_nt, NT)
-ANY(gemm_any_tn, TN)
+KINDS(gemm_mix_nn, DenseF32<true>, NN)
+KINDS(gemm_mix_nt, DenseF32<true>, NT)
+KINDS(gemm_mix_tn, DenseF32<true>, TN)
+KINDS(gemm_any_nn, AnyF32, NN)
+KINDS(gemm_any_nt, AnyF32, NT)
+KINDS(gemm_any_tn, AnyF32, TN)
+KINDS(gemm_any_tt, AnyF32, TT)
 
 #define WEIGHT(name, LAYOUT, NESTED)                                                                                   \
   extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(                                                         \
       const void* a, const unsigned char* packed, const void* absmax, const float* nested_absmax,                     \
-      const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, EPILOGUE_ARGUMENTS) {   \
+      const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, int a_kind,             \
+      EPILOGUE_ARGUMENTS) {                                                                                           \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     const gemm::NF4F32<NESTED> w{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,           \
                                  gemm::nf4_value(gpu::lane()), block_shift, nested_shift};                            \
-    gemm::product<gemm::LAYOUT>(gemm::DenseF32<0>{a}, w, EPILOGUE, k, k_per_split, 0, 0, lds);                         \
+    gemm::product<gemm::LAYOUT>(gemm::DenseF32<true>{a, a_kind}, w, EPILOGUE, k, k_per_split, 0, 0, lds);                         \
   }
 WEIGHT(gemm_nf4_f32_nn, NN, false)
 WEIGHT(gemm_nf4_f32_nt, NT, false)

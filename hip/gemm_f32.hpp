@@ -13,23 +13,21 @@ constexpr int DEPTH_F32 = 16;
 
 GPU_FN int place(int stride, int k, int row) { return k * stride + (row ^ (k / 4 * 8) ^ (k % 2 * 16)); }
 
-template <int KIND> struct DenseF32 {  // 0 float32, 1 float16, 2 bfloat16; rows and address are multiples of 4 elements
-  struct Raw {
-    gpu::f32x4 wide;
-    gpu::u32x2 narrow;
-  };
+// Rows and address are multiples of 4 elements. MIXED: of the kind named at run time, otherwise float32.
+template <bool MIXED> struct DenseF32 {
+  using Raw = gpu::u32x4;  // of a 16-bit kind only the lower half
   const void* data;
+  int kind;
   GPU_FN Raw fetch(long origin, unsigned offset, int) const {
-    Raw raw{};
-    if (KIND == 0) raw.wide = gpu::load16<gpu::f32x4>((const float*)data + origin + (unsigned long)offset);
-    else raw.narrow = *(const gpu::u32x2*)((const unsigned short*)data + origin + (unsigned long)offset);
-    return raw;
+    if (!MIXED || kind == 0) return gpu::load16((const float*)data + origin + (unsigned long)offset);
+    const gpu::u32x2 x = *(const gpu::u32x2*)((const unsigned short*)data + origin + (unsigned long)offset);
+    return gpu::u32x4{x[0], x[1], 0u, 0u};
   }
   GPU_FN gpu::f32x4 decode(Raw raw) const {
-    if (KIND == 0) return raw.wide;
+    if (!MIXED || kind == 0) return __builtin_bit_cast(gpu::f32x4, raw);
     gpu::f32x4 x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = widen((unsigned short)(raw.narrow[i / 2] >> (16 * (i & 1))), KIND);
+    for (int i = 0; i < 4; ++i) x[i] = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), kind);
     return x;
   }
 };

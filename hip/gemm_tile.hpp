@@ -76,7 +76,7 @@ GPU_FN float nf4_value(int lane) {
 template <class T, bool NESTED> struct NF4 {
   struct Raw {
     unsigned codes;
-    float scale, nested;
+    float absmax, nested;
     unsigned char index;
   };
   const unsigned char* data;
@@ -94,22 +94,25 @@ template <class T, bool NESTED> struct NF4 {
       raw.index = ((const unsigned char*)absmax)[block];
       raw.nested = nested_absmax[block >> nested_shift];
     } else {
-      raw.scale = ((const float*)absmax)[block];
+      raw.absmax = ((const float*)absmax)[block];
     }
     return raw;
   }
   GPU_FN static void pin(Raw& raw) {
     GPU_PIN(raw.codes);
-    GPU_PIN(raw.scale);
+    GPU_PIN(raw.absmax);
   }
-  GPU_FN gpu::u32x4 decode(Raw raw) const {
-    const float scale = NESTED ? nested_code[raw.index] * raw.nested + nested_offset : raw.scale;
+  GPU_FN float scale(const Raw& raw) const {
+    return NESTED ? nested_code[raw.index] * raw.nested + nested_offset : raw.absmax;
+  }
+  GPU_FN gpu::u32x4 decode(const Raw& raw) const {
+    const float s = scale(raw);
     gpu::u32x4 x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = gpu::shuffle(value, (int)(raw.codes >> (8 * i + 4)) & 15);
       const float odd = gpu::shuffle(value, (int)(raw.codes >> (8 * i)) & 15);
-      x[i] = T::pack_finite(even * scale, odd * scale);
+      x[i] = T::pack_finite(even * s, odd * s);
     }
     return x;
   }

@@ -19,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 ROOM = HERE.parents[2] / "hip"
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
 FLAGS = ["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{ROOM}"]
+# What is unrolled for a card would only take long to compile here.
+FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
 _MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
 

@@ -1,0 +1,136 @@
+"""Which kernel serves a product: pure decisions from shapes, dtypes and alignment, so that they can be tested by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHORT = ("f32", "f16", "bf16")  # by kind: 0 float32, 1 float16, 2 bfloat16
+SKINNY = 64  # results at most this wide take the kernels for LoRA's products
+_MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
+_DEPTH = 32  # splits of K are multiples of a tile's
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A work-group's tile of the result, and its work-items."""
+
+    m: int
+    n: int
+    threads: int
+
+
+# The shapes of gemm_product.hpp; the other files have one each.
+_CDNA = {"big": Tile(256, 256, 512), "small": Tile(128, 128, 256)}
+_RDNA = {"big": Tile(128, 128, 256), "small": Tile(64, 128, 128)}
+_F32 = Tile(128, 128, 256)
+_GEMV = Tile(1, 4, 256)
+
+
+@dataclass(frozen=True)
+class Card:
+    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16: gemm.hip serves this architecture."""
+
+    wave: int
+    compute_units: int
+    matrix16: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """source.hip and the kernel in it; its tile; splits of K and K of each (1, 0: not split); swapped: the kernel makes
+    the transposed result, from b and a in this order; kinds: it takes the operands' kinds as arguments."""
+
+    source: str
+    name: str
+    tile: Tile
+    splits: int = 1
+    per_split: int = 0
+    swapped: bool = False
+    kinds: bool = False
+
+
+def dense(
+    card: Card, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, aligned: bool
+) -> Plan:
+    """kinds of a and b; layout nn, nt, tn or tt; aligned: both operands start at multiples of 16 bytes."""
+    m, n, k = mnk
+    # Elements of a row of each operand: what vector loads must divide.
+    rows = {"nn": (k, n), "nt": (k,), "tn": (m, n), "tt": (m, k)}[layout]
+    by8 = aligned and not any(row % 8 for row in rows)
+    by4 = aligned and not any(row % 4 for row in rows)
+    if m == 1 and layout[1] == "t" and batch == 1:  # [K, 1] and [1, K] are the same
+        return Plan("gemv", "gemv" if aligned and k % 8 == 0 else "gemv_unaligned", _GEMV, kinds=True)
+    if layout == "tt":
+        return _wide(card, "gemm_any_tt", mnk, batch, True)
+    if kinds[0] == kinds[1] and kinds[0] and card.matrix16:
+        shape, tile = _shape(card, m, n, batch)
+        if not by8:
+            shape, tile = "unaligned", _shapes(card)["small"]
+        name = f"gemm_{SHORT[kinds[0]]}_{layout}_{shape}"
+        return Plan("gemm", name, tile, *_splits(card, mnk, batch, tile))
+    narrow = min(m, n) if layout == "tn" else n
+    if narrow <= SKINNY and batch == 1 and by8:
+        return _skinny(card, layout, mnk)
+    if by4:
+        return _wide(card, f"gemm_mix_{layout}" if any(kinds) else f"gemm_f32_{layout}", mnk, batch, any(kinds))
+    return _wide(card, f"gemm_any_{layout}", mnk, batch, True)
+
+
+def nf4(card: Card, kind: int, out: int, nested: bool, layout: str, mnk: tuple[int, int, int]) -> Plan:
+    """kind of x or dy; layout nt (forward) or nn (backward). Rows of the weight are multiples of 8.
+
+    The 16-bit matrix unit rounds the decoded weight to x's type: only for a result of 16 bits, where that does not show.
+    """
+    m, n, _ = mnk
+    name = "nf4_nested" if nested else "nf4"
+    if m == 1 and layout == "nt":
+        return Plan("gemv", f"gemv_{name}", _GEMV, kinds=True)
+    if kind and out and card.matrix16:
+        shape, tile = _shape(card, m, n, 1)
+        full = f"gemm_{name}_{SHORT[kind]}_{layout}_{shape}"
+        return Plan("gemm_nf4", full, tile, *_splits(card, mnk, 1, tile))
+    return _wide(card, f"gemm_{name}_f32_{layout}", mnk, 1, True)
+
+
+def _shapes(card: Card) -> dict[str, Tile]:
+    return _CDNA if card.wave == 64 else _RDNA
+
+
+def _shape(card: Card, m: int, n: int, batch: int) -> tuple[str, Tile]:
+    """The big tile where it fills the card."""
+    name = "big" if _count(m, n, _shapes(card)["big"]) * batch >= card.compute_units else "small"
+    return name, _shapes(card)[name]
+
+
+def _wide(card: Card, name: str, mnk: tuple[int, int, int], batch: int, kinds: bool) -> Plan:
+    return Plan("gemm_f32", name, _F32, *_splits(card, mnk, batch, _F32), kinds=kinds)
+
+
+def _skinny(card: Card, layout: str, mnk: tuple[int, int, int]) -> Plan:
+    """Tiles of 128 x 16 or 128 x 64, over the longer side of a tn product. K is split until the card is full twice."""
+    m, n, k = mnk
+    swapped = layout == "tn" and m < n
+    long, narrow = (n, m) if swapped else (m, n)
+    width = 16 if narrow <= 16 else 64
+    tiles = -(-long // 128)
+    wanted = min(2 * card.compute_units // tiles, k // _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS)
+    tile = Tile(width, 128, 256) if swapped else Tile(128, width, 256)
+    return Plan("gemm_skinny", f"gemm_skinny_{layout}_{width}", tile, *_divide(k, wanted), swapped=swapped, kinds=True)
+
+
+def _splits(card: Card, mnk: tuple[int, int, int], batch: int, tile: Tile) -> tuple[int, int]:
+    """Splits of K, and K of each: until every compute unit has work, as long as each split is worth its launch."""
+    m, n, k = mnk
+    wanted = min(card.compute_units // _count(m, n, tile), k // _MIN_K_PER_SPLIT, _MAX_SPLITS)
+    return _divide(k, 1 if batch > 1 else wanted)
+
+
+def _divide(k: int, wanted: int) -> tuple[int, int]:
+    if wanted < 2:
+        return 1, 0
+    per_split = -(-k // wanted // _DEPTH) * _DEPTH
+    return -(-k // per_split), per_split
+
+
+def _count(m: int, n: int, tile: Tile) -> int:
+    return -(-m // tile.m) * -(-n // tile.n)

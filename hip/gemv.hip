@@ -1,0 +1,127 @@
+// One row times a weight (decoding): every dense kind, and NF4. Bound by reading the weight once.
+//
+//     C[n] = alpha * sum_k x[k] B[n, k] + sum_r u[r] v[r, n] + bias[n] + residual[n] (+ C[n])
+//
+// x: [K], b: [N, K] row-major, kinds at run time (0 float32, 1 float16, 2 bfloat16), or an NF4 weight, plain or
+// double-quantised. Rows and addresses of x and b are multiples of 8 elements and 16 bytes, save in gemv_unaligned.
+// c, bias, residual, u, v as in gemm_epilogue.hpp; m is 1.
+//
+// Launch: (ceil(N / 4), 1, 1) groups of 256. A group makes 4 results: its work-items share K out in chunks of 8, each
+// reads its chunk of x once for the 4 rows; sums over the wave by shuffles, over the waves in LDS, in a fixed order.
+// Sources: Dettmers et al. 2023 (NF4).
+#include "gemm_epilogue.hpp"
+
+namespace gemm {
+
+constexpr int ROWS = 4, GROUP = 256;
+
+struct Eight {
+  float at[8];
+};
+
+// 8 elements of a kind named at run time, at a multiple of 16 bytes.
+struct AlignedRow {
+  const void* data;
+  int kind;
+  GPU_FN Eight fetch(long i, int) const {
+    Eight x;
+    if (kind == 0) {
+      const gpu::f32x4 lo = gpu::load16<gpu::f32x4>((const float*)data + i);
+      const gpu::f32x4 hi = gpu::load16<gpu::f32x4>((const float*)data + i + 4);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x.at[e] = lo[e], x.at[e + 4] = hi[e];
+    } else {
+      const gpu::u32x4 raw = gpu::load16((const unsigned short*)data + i);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x.at[e] = widen((unsigned short)(raw[e / 2] >> (16 * (e & 1))), kind);
+    }
+    return x;
+  }
+};
+// The same at any address, of which `count` exist; the others are 0.
+struct AnyRow {
+  const void* data;
+  int kind;
+  GPU_FN Eight fetch(long i, int count) const {
+    Eight x;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float y = read(data, kind, i + (e < count ? e : 0));
+      x.at[e] = e < count ? y : 0.0f;
+    }
+    return x;
+  }
+};
+
+template <bool NESTED> struct WeightRow {
+  NF4<F16, NESTED> weight;  // decoded to float32 here
+  GPU_FN Eight fetch(long i, int) const {
+    const auto raw = weight.fetch(i, 0, 8);
+    const float scale = weight.scale(raw);
+    Eight x;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x.at[e] = scale * gpu::shuffle(weight.value, (int)(raw.codes >> (4 * (e ^ 1))) & 15);
+    return x;
+  }
+};
+
+template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilogue& e, int k, float* lds) {
+  const int thread = gpu::thread(), n0 = gpu::block_x() * ROWS;
+  float sum[ROWS] = {};
+#pragma unroll 1
+  for (int base = 0; base < k; base += 8 * GROUP) {
+    const int at = base + 8 * thread, inside = at < k ? at : 0;  // every lane takes part: NF4 decodes by shuffles
+    const int count = k - inside < 8 ? k - inside : 8;
+    Eight left = x.fetch(inside, count), right[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) right[r] = b.fetch((long)(n0 + r < e.n ? n0 + r : e.n - 1) * k + inside, count);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) left.at[i] = at < k ? left.at[i] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      float part = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) part = gpu::fma(left.at[i], at < k ? right[r].at[i] : 0.0f, part);
+      sum[r] += part;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    sum[r] *= e.alpha;
+#pragma unroll 1
+    for (int i = thread; i < e.rank; i += GROUP) sum[r] += u_at(e, 0, i) * v_at(e, n0 + r, i);
+    sum[r] = gpu::wave_sum(sum[r]);
+    if (gpu::lane() == 0) lds[gpu::wave() * ROWS + r] = sum[r];
+  }
+  gpu::barrier();
+  if (thread >= ROWS) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < GROUP / GPU_WAVE; ++w) total += lds[w * ROWS + thread];
+  finish_one(e, total, 0, n0 + thread, 0);
+}
+
+}  // namespace gemm
+
+#define DENSE(name, ROW)                                                                                              \
+  extern "C" GPU_KERNEL(256) void name(const void* x, const void* b, int x_kind, int b_kind, EPILOGUE_ARGUMENTS) {     \
+    GPU_SHARED(float, lds, 256 / GPU_WAVE * gemm::ROWS);                                                              \
+    (void)k_per_split;                                                                                                \
+    gemm::gemv(gemm::ROW{x, x_kind}, gemm::ROW{b, b_kind}, EPILOGUE, k, lds);                                          \
+  }
+DENSE(gemv, AlignedRow)
+DENSE(gemv_unaligned, AnyRow)
+
+#define WEIGHT(name, NESTED)                                                                                          \
+  extern "C" GPU_KERNEL(256) void name(const void* x, const unsigned char* packed, const void* absmax,                \
+                                       const float* nested_absmax, const float* nested_code,                          \
+                                       const float* nested_offset, int block_shift, int nested_shift, int x_kind,     \
+                                       EPILOGUE_ARGUMENTS) {                                                          \
+    GPU_SHARED(float, lds, 256 / GPU_WAVE * gemm::ROWS);                                                              \
+    (void)k_per_split;                                                                                                \
+    const gemm::WeightRow<NESTED> w{{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,        \
+                                     gemm::nf4_value(gpu::lane()), block_shift, nested_shift}};                       \
+    gemm::gemv(gemm::AlignedRow{x, x_kind}, w, EPILOGUE, k, lds);                                                      \
+  }
+WEIGHT(gemv_nf4, false)
+WEIGHT(gemv_nf4_nested, true)
