@@ -2,7 +2,7 @@
 
     WGRAD_RUN_HSACO=.../run_hsaco.py TINYGRAD_DIR=.../tinygrad python bench/hip_isa.py [--arch gfx942] [--only nt_big]
 
-Every kernel of hip/gemm.hip and hip/gemm_f32.hip runs at a size that divides nothing, waves forward and reversed
+Every kernel of hip/gemm*.hip and hip/gemv.hip runs at a size that divides nothing, waves forward and reversed
 (run_hsaco.py; not gfx1201, whose matrix instructions it does not execute); isa_report.py, beside it, gives registers,
 spills, widths of accesses, the share of time the matrix unit is busy at 600 clocks of memory latency, by waves a SIMD,
 and for the float32 kernels of RDNA the share of multiply-adds that the compiler pairs. Rows go to
@@ -29,6 +29,7 @@ from wgrad.hip.compile import ROOM
 
 OUT = Path(__file__).parent / "results" / "hip_isa.jsonl"
 EXECUTED = ("gfx90a", "gfx942", "gfx1100")
+SOURCES = ("gemm", "gemm_nf4", "gemm_f32", "gemm_skinny", "gemv")
 CODE = np.array(
     "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
     " -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171229224"
@@ -66,42 +67,60 @@ def nf4(rng: np.random.Generator, shape: tuple[int, int], nested: bool) -> tuple
 
 def tile_of(name: str, cdna: bool) -> tuple[int, int, int]:
     """Rows, columns and threads of a work-group."""
-    if re.search("_f32_|_any_", name):
+    if name.startswith("gemv"):
+        return 1, 4, 256
+    if "skinny" in name:
+        return 128, int(name.rpartition("_")[2]), 256
+    if re.search("_f32_|_any_|_mix_", name):
         return 128, 128, 256
     if name.endswith("_big"):
         return (256, 256, 512) if cdna else (128, 128, 256)
     return (128, 128, 256) if cdna else (64, 128, 128)
 
 
+def kinds_of(name: str) -> tuple[str, str]:
+    """Dtypes of a and b that a kernel is run with."""
+    if re.search("_any_|_mix_|skinny|^gemv$|gemv_unaligned", name):
+        # Not float16 here: the executor takes a 16-bit source above v127 for the upper half of another register.
+        return ("f32", "bf16") if name.startswith("gemv") else ("bf16", "f32")
+    found = re.search("_(bf16|f16|f32)_", name)
+    return (found[1], found[1]) if found else ("f32", "f32")
+
+
+def sizes_of(name: str, layout: str, tile_m: int, tile_n: int) -> tuple[int, int, int]:
+    """M, N, K that divide nothing that the kernel does not ask for."""
+    loose = "unaligned" in name or "_any_" in name
+    if name.startswith("gemv"):
+        return 1, 131, 2083 if loose else 2088
+    if "skinny" in name:
+        return tile_m + 40, tile_n - 8, 104
+    return (tile_m + 37, 131, 83) if loose else (tile_m + 40 if layout == "tn" else tile_m + 37, 136, 104)
+
+
 def execute(tool: Any, path: Path, name: str, cdna: bool) -> dict[str, float]:
     """Largest error relative to the largest result, for each order of waves."""
     rng = np.random.default_rng(0)
     tile_m, tile_n, threads = tile_of(name, cdna)
-    layout = re.search("_(nn|nt|tn)(_|$)", name)[1]  # type: ignore[index]
-    loose = "unaligned" in name or "_any_" in name
-    m, n, k = (tile_m + 37, 131, 83) if loose else (tile_m + 40 if layout == "tn" else tile_m + 37, 136, 104)
-    both = re.search("_(bf16|f16|f32)_", name)
-    kind_b = both[1] if both else "f32"
-    kind_a = "f32" if name.startswith("gemm_f32") or not both else kind_b
-    if "f32_bf16" in name or "f32_f16" in name:
-        kind_b = "bf16" if "bf16" in name else "f16"
-    if "_any_" in name:  # not float16 here: the executor takes a 16-bit source above v127 for the upper half of another
-        kind_a, kind_b = "bf16", "f32"
-    a, a_values = encode(rng.standard_normal((k, m) if layout == "tn" else (m, k)), kind_a, tool)
+    found = re.search("_(nn|nt|tn|tt)(_|$)", name)
+    layout = found[1] if found else "nt"
+    m, n, k = sizes_of(name, layout, tile_m, tile_n)
+    kind_a, kind_b = kinds_of(name)
+    numbers_of = {"f32": np.int32(0), "f16": np.int32(1), "bf16": np.int32(2)}
+    a, a_values = encode(rng.standard_normal((k, m) if layout[0] == "t" else (m, k)), kind_a, tool)
     if "nf4" in name:
         operands, values = nf4(rng, (n, k) if layout == "nt" else (k, n), "nested" in name)
         b_values = encode(values, kind_b, tool)[1]
-        head = [a, *operands]
+        head = [a, *operands] + ([numbers_of[kind_a]] if kind_a == "f32" else [])
     else:
-        b, b_values = encode(rng.standard_normal((n, k) if layout == "nt" else (k, n)), kind_b, tool)
-        head = [a, b] + ([np.int32(2), np.int32(0)] if "_any_" in name else [])
-    product = (a_values.T if layout == "tn" else a_values) @ (b_values.T if layout == "nt" else b_values)
+        b, b_values = encode(rng.standard_normal((n, k) if layout[1] == "t" else (k, n)), kind_b, tool)
+        head = [a, b] + ([numbers_of[kind_a], numbers_of[kind_b]] if kind_a != kind_b else [])
+    product = (a_values.T if layout[0] == "t" else a_values) @ (b_values.T if layout[1] == "t" else b_values)
     u, v, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, 5), (n, 5), (n,)))
     residual, before = rng.standard_normal((m, n)).astype(np.float16), rng.standard_normal((m, n)).astype(np.float32)
     want = 0.5 * product + u.astype(np.float64) @ v.T.astype(np.float64) + bias + residual + before
     numbers = [np.int32(x) for x in (m, n, k, 0, 5, 0, 1, 0, 0, 3)]
     arguments = [*head, before, bias, residual, u, v, *numbers, np.float32(0.5)]
-    if "nf4" not in name:
+    if not re.search("nf4|skinny|gemv", name):
         arguments += [np.int64(0), np.int64(0)]
     at = sum(isinstance(x, np.ndarray) for x in head)
     grid, errors = (-(-n // tile_n), -(-m // tile_m), 1), {}
@@ -164,7 +183,8 @@ def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", action="append", choices=[*EXECUTED, "gfx1201"])
-    parser.add_argument("--only", default="", help="part of a kernel's name")
+    parser.add_argument("--only", default="", help="part of a kernel's name; other rows stay as they are")
+    parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     named = os.environ.get("WGRAD_RUN_HSACO")
     if not named or "TINYGRAD_DIR" not in os.environ:
@@ -173,18 +193,20 @@ def main() -> None:
     sys.path.insert(0, str(Path(named).parent))
     tool, report = importlib.import_module("run_hsaco"), importlib.import_module("isa_report")
     architectures = arguments.arch or [*EXECUTED, "gfx1201"]
-    kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
-    rows = {(r["arch"], r["kernel"]): r for r in kept}
+    out: Path = arguments.out
+    kept = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    stale = [] if arguments.only else architectures
+    rows = {(r["arch"], r["kernel"]): r for r in kept if r["arch"] not in stale}
     with tempfile.TemporaryDirectory() as scratch:
         for arch in architectures:
-            for source in ("gemm", "gemm_f32"):
+            for source in SOURCES:
                 path = Path(scratch) / arch / f"{source}.co"
                 compile_source(ROOM / f"{source}.hip", arch, path)
                 for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:
                     made = rows[arch, kernel["name"]] = row(tool, report, path, arch, kernel)
                     print(json.dumps(made), flush=True)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
+    out.parent.mkdir(exist_ok=True)
+    out.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ class GemmOps(NF4Ops):
         m, n, k = mnk
         if not m * n:
             return self.empty((m, n), dtype)
-        if w.shape[1] % 8 or k % 8 or not _multiple(16, x):
+        if w.shape[1] % 8 or k % 8 or not _multiple(16, x) or n * k >= 1 << 32:
             # A row would start inside of a group of codes, or one of x inside of a vector.
             decoded = self.nf4_dequantize(w)
             return self.gemm(

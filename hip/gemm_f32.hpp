@@ -72,7 +72,7 @@ template <bool NESTED> struct NF4F32 {  // see NF4 in gemm_tile.hpp
     const float scale = NESTED ? nested_code[raw.index] * raw.scale + nested_offset : raw.scale;
     gpu::f32x4 x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = scale * gpu::shuffle(value, raw.codes >> (4 * (i ^ 1)) & 15);
+    for (int i = 0; i < 4; ++i) x[i] = scale * lookup16(value, raw.codes, 4 * (i ^ 1));
     return x;
   }
 };

@@ -5,7 +5,8 @@
 //     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
 //                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit, accumulators in registers
 //
-// The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them.
+// The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them. What
+// the loads of tile t + 2 depend on (the index of a nested scale) is loaded with them.
 //
 // CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators a lane, 64 KiB of LDS, 2 waves a SIMD); small 128 x 128 with
 // 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
@@ -35,11 +36,9 @@ using Small = Shape<64, 128, 32>;
 
 template <class S, int ROWS, int THREADS, bool ALONG> struct Tile : AlongK<S, ROWS, THREADS> {
   using AlongK<S, ROWS, THREADS>::AlongK;
-  GPU_FN void fetch_tile(int k0, int) { this->fetch(k0); }
 };
 template <class S, int ROWS, int THREADS> struct Tile<S, ROWS, THREADS, false> : AcrossK<S, ROWS, THREADS> {
   using AcrossK<S, ROWS, THREADS>::AcrossK;
-  GPU_FN void fetch_tile(int k0, int thread) { this->fetch(k0, thread); }
 };
 
 // acc += A B^T of one LDS buffer, for the wave whose rows of A and of B start at row_a and row_b. `meanwhile(i)` is done
@@ -90,16 +89,25 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
   for (int i = 0; i < P::TM; ++i)
 #pragma unroll
     for (int j = 0; j < P::TN; ++j) p.acc[i][j] = typename U::Acc(0.0f);
-  // Stores of the next tile, one load of each thread at a time; the last stretches of a tile have one or more each.
-  constexpr int STORES = decltype(a)::LOADS + decltype(b)::LOADS;
+  // Stores of the next tile, one load of each thread at a time; the last stretches of a tile have one or more each. What
+  // is long to decode goes first, and begins EARLY stretches sooner: CDNA then still has matrix instructions beside it.
+  using A = decltype(a);
+  using B = decltype(b);
+  constexpr int STORES = A::LOADS + B::LOADS, EARLY = !GPU_CDNA || !SourceB::DECODES ? 0 : L == NT ? 2 : 1;
+  constexpr int FIRST = P::STAGES > STORES + EARLY ? P::STAGES - STORES - EARLY : 0;
+  constexpr int LAST = P::STAGES - FIRST - (EARLY > 0), FRONT = EARLY > 0 ? B::LOADS : 0;  // loads of B before those of A
   const auto store = [&](int i, int to, int k0) {
-    if (i < decltype(a)::LOADS) a.store(lds + to, k0, thread, i);
-    else b.store(lds + to + S::TILE_M * CHUNKS, k0, thread, i - decltype(a)::LOADS);
+    if (i < FRONT) b.store(lds + to + S::TILE_M * CHUNKS, k0, thread, i);
+    else if (i < FRONT + A::LOADS) a.store(lds + to, k0, thread, i - FRONT);
+    else b.store(lds + to + S::TILE_M * CHUNKS, k0, thread, i - A::LOADS);
   };
 
+  const auto after = [&](int k0) { return k0 + DEPTH < end ? k0 + DEPTH : k0; };
   if (begin < end) {
-    a.fetch_tile(begin, thread);
-    b.fetch_tile(begin, thread);
+    a.fetch(begin, thread);
+    b.look(begin, thread);
+    b.fetch(begin, thread);
+    b.look(after(begin), thread);
 #pragma unroll
     for (int i = 0; i < STORES; ++i) store(i, 0, begin);
   }
@@ -108,18 +116,18 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
 #pragma unroll 1
   for (int k0 = begin; k0 < end; k0 += DEPTH) {
     // The last tile is fetched once more instead of one beyond it: no branch in the loop, and the copy is not used.
-    const int next = k0 + DEPTH < end ? k0 + DEPTH : k0;
-    a.fetch_tile(next, thread);
-    b.fetch_tile(next, thread);
+    const int next = after(k0);
+    a.fetch(next, thread);
+    b.fetch(next, thread);
+    b.look(after(next), thread);
     gpu::sched_fence();
     const int other = S::SLOTS - now;
     p.multiply(lds + now, row_a, row_b, lane, [&](int stage) {
       if (!GPU_CDNA) gpu::sched_fence();  // RDNA: or fragments pile up; CDNA: the compiler mixes better without
-      constexpr int FIRST = P::STAGES > STORES ? P::STAGES - STORES : 0;
       if (stage < FIRST) return;
 #pragma unroll
       for (int i = 0; i < STORES; ++i)
-        if (i * (P::STAGES - FIRST) / STORES == stage - FIRST) store(i, other, next);
+        if (i * LAST / STORES == stage - FIRST) store(i, other, next);
     });
     now = other;
     gpu::barrier();

@@ -17,10 +17,18 @@
 #if defined(GPU_HOST)
 #define GPU_WAVES_PER_SIMD(count)
 #define GPU_PIN(x) ((void)0)
+GPU_FN float lookup16(float table, unsigned codes, int at) { return gpu::shuffle(table, codes >> at & 15u); }
+GPU_FN unsigned upper_halves(unsigned lo, unsigned hi) { return lo >> 16 | (hi & 0xffff0000u); }
 #else
 #define GPU_WAVES_PER_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
 // What is computed from x is computed after this place: keeps the wait for a load where its value is used.
 #define GPU_PIN(x) asm volatile("" : "+v"(x))
+// Entry (codes >> at) % 16 of a table of which lane l holds entry l % 16.
+GPU_FN float lookup16(float table, unsigned codes, int at) {
+  const unsigned address = (at < 2 ? codes << (2 - at) : codes >> (at - 2)) & 60u;  // in bytes
+  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((int)address, __builtin_bit_cast(int, table)));
+}
+GPU_FN unsigned upper_halves(unsigned lo, unsigned hi) { return __builtin_amdgcn_perm(hi, lo, 0x07060302u); }
 #endif
 
 namespace gemm {
@@ -36,15 +44,20 @@ GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
 }
 
 // ---- sources: `fetch` starts the loads of 8 elements, `decode` makes 16-bit operands of what arrived -----------------
+// `look` starts, a tile earlier, the loads that those of `fetch` wait for.
+struct Nothing {};
 
 // Elements of 16 bits, row-major with `cols` a row. ALIGNED: cols is a multiple of 8 and the address of 16, so that a
 // chunk of 8 lies wholly in a row or outside of it.
 template <bool ALIGNED> struct Dense {
   using Raw = gpu::u32x4;
+  using Ahead = Nothing;
+  static constexpr bool DECODES = false;
   const unsigned short* data;
 
   // 8 elements at `offset` from element `origin` (the same for all lanes); `count` of them lie in the matrix.
-  GPU_FN Raw fetch(long origin, unsigned offset, int count) const {
+  GPU_FN Ahead look(long, unsigned) const { return {}; }
+  GPU_FN Raw fetch(long origin, unsigned offset, int count, Ahead) const {
     const char* p = (const char*)(data + origin);
     if (ALIGNED) return gpu::load16(p + (unsigned long)(2u * offset));
     gpu::u32x4 x = {0u, 0u, 0u, 0u};
@@ -71,13 +84,20 @@ GPU_FN float nf4_value(int lane) {
   return x;
 }
 
+// An offset of 32 bits: one register beside a base that all lanes share. Tables are smaller than 4 GiB.
+GPU_FN float float_at(const float* p, unsigned i) { return *(const float*)((const char*)p + (unsigned long)(4u * i)); }
+
 // NF4 weights (bitsandbytes' layout): element 2j in the high nibble of byte j, one scale for 2^block_shift elements;
 // NESTED: the scale is nested_code[absmax] * nested_absmax + offset. Rows are a multiple of 8 elements, blocks too.
 template <class T, bool NESTED> struct NF4 {
+  static constexpr bool DECODES = true;
+  struct Ahead {  // of a nested scale: where in nested_code, and its own scale
+    unsigned index;
+    float nested;
+  };
   struct Raw {
     unsigned codes;
-    float absmax, nested;
-    unsigned char index;
+    float absmax, nested;  // NESTED: the entry of nested_code, and its scale
   };
   const unsigned char* data;
   const void* absmax;
@@ -86,32 +106,37 @@ template <class T, bool NESTED> struct NF4 {
   float nested_offset, value;  // value: nf4_value(lane)
   int block_shift, nested_shift;
 
-  GPU_FN Raw fetch(long origin, unsigned offset, int) const {
-    Raw raw{};
-    raw.codes = *(const unsigned*)(data + origin / 2 + (unsigned long)(offset / 2));
-    const long block = (origin + (long)offset) >> block_shift;
+  // 32 bits: a weight has fewer than 2^32 elements.
+  GPU_FN unsigned block(long origin, unsigned offset) const { return ((unsigned)origin + offset) >> block_shift; }
+  GPU_FN Ahead look(long origin, unsigned offset) const {
+    Ahead ahead{};
     if (NESTED) {
-      raw.index = ((const unsigned char*)absmax)[block];
-      raw.nested = nested_absmax[block >> nested_shift];
-    } else {
-      raw.absmax = ((const float*)absmax)[block];
+      const unsigned i = block(origin, offset);
+      ahead.index = ((const unsigned char*)absmax)[(unsigned long)i];
+      ahead.nested = float_at(nested_absmax, i >> nested_shift);
     }
+    return ahead;
+  }
+  GPU_FN Raw fetch(long origin, unsigned offset, int, Ahead ahead) const {
+    Raw raw{};
+    if (NESTED) GPU_PIN(ahead.index);  // or the compiler waits for it a tile early, to scale it
+    if (NESTED) GPU_PIN(ahead.nested);
+    raw.codes = *(const unsigned*)(data + origin / 2 + (unsigned long)(offset / 2));
+    raw.absmax = NESTED ? float_at(nested_code, ahead.index) : float_at((const float*)absmax, block(origin, offset));
+    raw.nested = ahead.nested;
     return raw;
   }
   GPU_FN static void pin(Raw& raw) {
     GPU_PIN(raw.codes);
     GPU_PIN(raw.absmax);
   }
-  GPU_FN float scale(const Raw& raw) const {
-    return NESTED ? nested_code[raw.index] * raw.nested + nested_offset : raw.absmax;
-  }
+  GPU_FN float scale(const Raw& raw) const { return NESTED ? raw.absmax * raw.nested + nested_offset : raw.absmax; }
   GPU_FN gpu::u32x4 decode(const Raw& raw) const {
     const float s = scale(raw);
     gpu::u32x4 x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float even = gpu::shuffle(value, (int)(raw.codes >> (8 * i + 4)) & 15);
-      const float odd = gpu::shuffle(value, (int)(raw.codes >> (8 * i)) & 15);
+      const float even = lookup16(value, raw.codes, 8 * i + 4), odd = lookup16(value, raw.codes, 8 * i);
       x[i] = T::pack_finite(even * s, odd * s);
     }
     return x;
@@ -129,6 +154,7 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
   int k_total, first;
   unsigned offsets[LOADS];
   typename Source::Raw raw[LOADS];
+  typename Source::Ahead ahead[LOADS];
 
   GPU_FN AlongK(const Source& s, long base, int row0, int rows, int k, int thread) : source(s), k_total(k) {
     origin = base + (long)row0 * k;
@@ -139,10 +165,15 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
       offsets[i] = (unsigned)(row < rows - row0 ? row : rows - row0 - 1) * (unsigned)k;
     }
   }
-  GPU_FN void fetch(int k0) {
-    const int left = k_total - k0 - first;
+  GPU_FN unsigned inside(int k0) const { return first < k_total - k0 ? first : 0; }
+  GPU_FN void look(int k0, int) {
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) raw[i] = source.fetch(origin + k0, offsets[i] + (left > 0 ? first : 0), left);
+    for (int i = 0; i < LOADS; ++i) ahead[i] = source.look(origin + k0, offsets[i] + inside(k0));
+  }
+  GPU_FN void fetch(int k0, int) {
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+      raw[i] = source.fetch(origin + k0, offsets[i] + inside(k0), k_total - k0 - first, ahead[i]);
   }
   // Load i of LOADS: decoded, and into LDS.
   GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
@@ -163,6 +194,7 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
   unsigned columns[LOADS];
   int counts[LOADS];
   typename Source::Raw raw[LOADS][2];
+  typename Source::Ahead ahead[LOADS][2];
 
   GPU_FN AcrossK(const Source& s, long base, int row0, int rows, int k, int thread) : source(s), k_total(k) {
     origin = base + row0;
@@ -174,14 +206,23 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
       counts[i] = rows - row0 - (int)columns[i];
     }
   }
+  GPU_FN unsigned place(int i, int k, int k0) const {
+    return columns[i] + (unsigned)(k < k_total - k0 ? k : 0) * (unsigned)stride;
+  }
+  GPU_FN void look(int k0, int thread) {
+    const int k = 2 * (thread % PAIRS);
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) ahead[i][j] = source.look(origin + (long)k0 * stride, place(i, k + j, k0));
+  }
   GPU_FN void fetch(int k0, int thread) {
-    const int k = 2 * (thread % PAIRS), left = k_total - k0;
+    const int k = 2 * (thread % PAIRS);
 #pragma unroll
     for (int i = 0; i < LOADS; ++i)
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        raw[i][j] = source.fetch(origin + (long)k0 * stride,
-                                 columns[i] + (unsigned)(k + j < left ? k + j : 0) * (unsigned)stride, counts[i]);
+        raw[i][j] = source.fetch(origin + (long)k0 * stride, place(i, k + j, k0), counts[i], ahead[i][j]);
   }
   GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
     const int pair = thread % PAIRS, left = k_total - k0;

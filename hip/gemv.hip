@@ -56,11 +56,11 @@ struct AnyRow {
 template <bool NESTED> struct WeightRow {
   NF4<F16, NESTED> weight;  // decoded to float32 here
   GPU_FN Eight fetch(long i, int) const {
-    const auto raw = weight.fetch(i, 0, 8);
+    const auto raw = weight.fetch(i, 0, 8, weight.look(i, 0));
     const float scale = weight.scale(raw);
     Eight x;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x.at[e] = scale * gpu::shuffle(weight.value, (int)(raw.codes >> (4 * (e ^ 1))) & 15);
+    for (int e = 0; e < 8; ++e) x.at[e] = scale * lookup16(weight.value, raw.codes, 4 * (e ^ 1));
     return x;
   }
 };
@@ -94,11 +94,10 @@ template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilo
     if (gpu::lane() == 0) lds[gpu::wave() * ROWS + r] = sum[r];
   }
   gpu::barrier();
-  if (thread >= ROWS) return;
   float total = 0.0f;
 #pragma unroll
-  for (int w = 0; w < GROUP / GPU_WAVE; ++w) total += lds[w * ROWS + thread];
-  finish_one(e, total, 0, n0 + thread, 0);
+  for (int w = 0; w < GROUP / GPU_WAVE; ++w) total += lds[w * ROWS + thread % ROWS];
+  if (thread < ROWS) finish_one(e, total, 0, n0 + thread, 0);
 }
 
 }  // namespace gemm
