@@ -184,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", action="append", choices=[*EXECUTED, "gfx1201"])
     parser.add_argument("--only", default="", help="part of a kernel's name; other rows stay as they are")
+    parser.add_argument("--source", action="append", choices=SOURCES, help="default: all; other rows stay as they are")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     named = os.environ.get("WGRAD_RUN_HSACO")
@@ -195,11 +196,11 @@ def main() -> None:
     architectures = arguments.arch or [*EXECUTED, "gfx1201"]
     out: Path = arguments.out
     kept = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    stale = [] if arguments.only else architectures
+    stale = [] if arguments.only or arguments.source else architectures
     rows = {(r["arch"], r["kernel"]): r for r in kept if r["arch"] not in stale}
     with tempfile.TemporaryDirectory() as scratch:
         for arch in architectures:
-            for source in SOURCES:
+            for source in arguments.source or SOURCES:
                 path = Path(scratch) / arch / f"{source}.co"
                 compile_source(ROOM / f"{source}.hip", arch, path)
                 for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:

@@ -97,6 +97,7 @@ template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilo
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < GROUP / GPU_WAVE; ++w) total += lds[w * ROWS + thread % ROWS];
+  GPU_PIN(total);  // summed by all, stored by ROWS: no address of LDS is then made by part of a wave
   if (thread < ROWS) finish_one(e, total, 0, n0 + thread, 0);
 }
 
