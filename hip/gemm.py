@@ -108,7 +108,13 @@ class GemmOps(NF4Ops):
             # A row would start inside of a group of codes, or one of x inside of a vector.
             decoded = self.nf4_dequantize(w)
             return self.gemm(
-                x, decoded, trans_b=trans_b, bias=finish.bias, residual=finish.residual, lowrank=finish.lowrank, dtype=dtype
+                x,
+                decoded,
+                trans_b=trans_b,
+                bias=finish.bias,
+                residual=finish.residual,
+                lowrank=finish.lowrank,
+                dtype=dtype,
             )
         out = self.empty((m, n), dtype)
         kind, nested = type_code(x.dtype), w.nested_absmax is not None

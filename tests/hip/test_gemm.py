@@ -1,0 +1,160 @@
+"""The products on the emulated card: mixed dtypes, the kernels for LoRA and decoding, alignment, wrong use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import check_case
+from wgrad.autograd.selftest_cases import Inputs, Outputs, cases
+from wgrad.hip.errors import DeviceError
+
+F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any = F32) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(shape) + 0.1).astype(dtype)
+
+
+def gemm_call(**options: Any) -> Callable[[Any, Inputs], Outputs]:
+    def call(device: Any, x: Inputs) -> Outputs:
+        lowrank = (x["u"], x["v"]) if "u" in x else None
+        more = {name: x[name] for name in ("bias", "residual") if name in x}
+        return {"y": device.gemm(x["a"], x["b"], lowrank=lowrank, **more, **options)}
+
+    return call
+
+
+def names(device: Any, call: Callable[[], Any]) -> list[str]:
+    with device.capture() as recorded:
+        call()
+    return recorded.names
+
+
+@pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F32), (F32, F16), (BF16, F32)], ids=str)
+@pytest.mark.parametrize(
+    "layout, m, n, k",
+    [("nt", 133, 5, 72), ("nn", 133, 40, 72), ("nt", 5, 64, 328), ("tn", 8, 136, 333), ("tn", 136, 24, 333)],
+)
+def test_skinny(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int) -> None:
+    """One short side, with everything that can be added, split over K where that is long."""
+    a = normal(1, (k, m) if layout[0] == "t" else (m, k), dtypes[0])
+    b = normal(2, (n, k) if layout[1] == "t" else (k, n), dtypes[1])
+    inputs = {"a": a, "b": b, "bias": normal(3, (n,)), "residual": normal(4, (m, n), F16), "u": normal(5, (m, 3))}
+    inputs["v"] = normal(6, (n, 3) if layout[1] == "t" else (3, n))
+    options: dict[str, Any] = {"trans_a": layout[0] == "t", "trans_b": layout[1] == "t", "alpha": 0.5, "dtype": F32}
+    compare(hip_device, gemm_call(**options), inputs)
+    x, y = hip_device.upload(a), hip_device.upload(b)
+    width = 16 if min(m if layout == "tn" else n, n) <= 16 else 64
+    assert names(hip_device, lambda: hip_device.gemm(x, y, **options))[0] == f"gemm_skinny_{layout}_{width}"
+
+
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (F16, BF16), (BF16, F16), (F32, BF16), (BF16, F32)], ids=str)
+@pytest.mark.parametrize(
+    "layout, m, n, k", [("nn", 70, 136, 40), ("nt", 3, 131, 72), ("tn", 72, 136, 37), ("nt", 1, 131, 72)]
+)
+def test_bfloat16(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: str, m: int, n: int, k: int) -> None:
+    a = normal(1, (k, m) if layout[0] == "t" else (m, k), dtypes[0])
+    b = normal(2, (n, k) if layout[1] == "t" else (k, n), dtypes[1])
+    compare(hip_device, gemm_call(trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=F32), {"a": a, "b": b})
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 16), (8, 0, 16), (8, 5, 0), (1, 5, 0), (136, 0, 0)])
+def test_empty_products(hip_device: Any, shape: tuple[int, int, int]) -> None:
+    """An empty result launches nothing; an empty sum leaves what is added."""
+    m, n, k = shape
+    a, b, bias = hip_device.zeros((m, k)), hip_device.zeros((n, k)), hip_device.upload(normal(1, (n,)))
+    y = hip_device.download(hip_device.gemm(a, b, trans_b=True, bias=bias))
+    np.testing.assert_array_equal(y, np.broadcast_to(normal(1, (n,)), (m, n)))
+    if not m * n:
+        assert names(hip_device, lambda: hip_device.gemm(a, b, trans_b=True)) == []
+
+
+@pytest.mark.parametrize(
+    "dtype, offset, kernel", [(F16, 1, "gemm_f16_nt_unaligned"), (F32, 1, "gemm_any_nt"), (F16, 8, None)]
+)
+def test_views_that_start_anywhere(hip_device: Any, dtype: Any, offset: int, kernel: str | None) -> None:
+    """A view off by an element takes a kernel that reads it so; out, bias and residual too."""
+    m, n, k = 40, 72, 64
+    a, b = normal(1, (m, k), dtype), normal(2, (n, k), dtype)
+
+    def shifted(x: np.ndarray) -> Any:
+        memory = hip_device.upload(np.concatenate([np.full(offset, np.nan, x.dtype), x.ravel()]))
+        return hip_device.view(memory, x.shape, offset)
+
+    def product(place: Callable[[np.ndarray], Any]) -> Any:
+        out = place(np.zeros((m, n), np.float32))
+        added = {"bias": place(normal(3, (n,))), "residual": place(normal(4, (m, n), F16))}
+        return hip_device.gemm(place(a), place(b), trans_b=True, out=out, **added)
+
+    np.testing.assert_allclose(
+        hip_device.download(product(shifted)), hip_device.download(product(hip_device.upload)), rtol=2e-6, atol=2e-6
+    )
+    left, right = shifted(a), shifted(b)
+    chosen = names(hip_device, lambda: hip_device.gemm(left, right, trans_b=True))[0]
+    assert chosen == kernel if kernel else "unaligned" not in chosen
+
+
+def test_nf4_of_a_view_that_starts_anywhere(hip_device: Any) -> None:
+    """x off by an element: the weight is decoded first. Its codes off by a byte: an error."""
+    weight = hip_device.nf4_quantize(hip_device.upload(normal(1, (72, 64))), double=True)
+    x = normal(2, (40, 64), F16)
+    memory = hip_device.upload(np.concatenate([np.zeros(1, F16), x.ravel()]))
+    view = hip_device.view(memory, x.shape, 1)
+    found = hip_device.download(hip_device.linear_nf4(view, weight, dtype=F32))
+    wanted = hip_device.download(hip_device.linear_nf4(hip_device.upload(x), weight, dtype=F32))
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-5)
+    packed = hip_device.view(hip_device.zeros((weight.packed.size + 1,), np.uint8), weight.packed.shape, 1)
+    object.__setattr__(weight, "packed", packed)
+    with pytest.raises(DeviceError, match="weight.packed.*multiples of 4 bytes.*copy"):
+        hip_device.linear_nf4(hip_device.upload(x), weight)
+
+
+def test_wrong_use_launches_nothing(emulator: Any) -> None:
+    device, other = emulator.new("gfx942"), emulator.new("gfx942")
+    weight = device.nf4_quantize(device.upload(normal(1, (72, 64))))
+    x, w = device.zeros((40, 64)), device.zeros((72, 64))
+    foreign, foreign_bias = other.zeros((40, 64)), other.zeros((72,))
+    whole = device.zeros((40, 64), np.int32)
+    before = emulator.library.emulator_launches()
+    with pytest.raises(DeviceError, match="upload it to this device"):
+        device.gemm(foreign, w, trans_b=True)
+    with pytest.raises(DeviceError, match="upload it to this device"):
+        device.linear_nf4(x, weight, bias=foreign_bias)
+    with pytest.raises(DeviceError, match="upload it to this device"):
+        device.linear_nf4_backward(foreign, weight)
+    with pytest.raises(DeviceError, match=r"a \[40, 64\] and b \[72, 64\].*K = 64 and 72.*check trans_a and trans_b"):
+        device.gemm(x, w)
+    with pytest.raises(DeviceError, match=r"x must be \[M, 64\].*got \[40, 72\]"):
+        device.linear_nf4(device.empty((40, 72)), weight)
+    with pytest.raises(DeviceError, match="int32.*use float32, float16 or bfloat16"):
+        device.gemm(whole, w, trans_b=True)
+    with pytest.raises(DeviceError, match="at most 65,535 products, got 65,536"):
+        device.gemm(device.empty((65536, 1, 1)), device.empty((65536, 1, 1)))
+    assert emulator.library.emulator_launches() == before
+
+
+@pytest.mark.skipif(
+    os.environ.get("WGRAD_TEST_ALL_ARCHITECTURES") != "1", reason="$WGRAD_TEST_ALL_ARCHITECTURES is not 1"
+)
+@pytest.mark.parametrize("architecture", ["gfx90a", "gfx1201"])
+def test_other_architectures(emulator: Any, architecture: str) -> None:
+    """Every case of the self-test that multiplies matrices."""
+    device = emulator.device(architecture)
+    chosen = [c for c in cases() if any(word in c.op for word in ("gemm", "linear"))]
+    assert len(chosen) > 100
+    assert [c.name for c in chosen if not check_case(c, device).ok] == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_one_row_of_nf4(hip_device: Any, compare: Any, dtype: Any, nested: bool) -> None:
+    weight = ReferenceDevice().nf4_quantize(normal(1, (131, 2120)), double=nested)
+    inputs = {"x": normal(2, (1, 2120), dtype), "weight": weight, "bias": normal(3, (131,))}
+    compare(hip_device, lambda d, x: {"y": d.linear_nf4(x["x"], x["weight"], bias=x["bias"], dtype=F32)}, inputs)

@@ -1,0 +1,80 @@
+"""Which kernel serves which product: the products of a training step of a 1B model, and of decoding, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from wgrad.hip.gemm_plan import Card, dense, nf4
+
+MI300X, RX7900 = Card(64, 304, True), Card(32, 96, True)
+F32, F16, BF16 = 0, 1, 2
+TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
+
+
+@pytest.mark.parametrize("card", [MI300X, RX7900], ids=["wave64", "wave32"])
+@pytest.mark.parametrize(
+    "kinds, layout, mnk, source, name",
+    [
+        # LoRA, compute float32 and float16: u = x A^T, du = dy B, dA = du^T x, dB = dy^T u
+        ((F32, F32), "nt", (TOKENS, RANK, HIDDEN), "gemm_skinny", "gemm_skinny_nt_16"),
+        ((F16, F32), "nt", (TOKENS, RANK, MLP), "gemm_skinny", "gemm_skinny_nt_16"),
+        ((F16, F32), "nn", (TOKENS, RANK, MLP), "gemm_skinny", "gemm_skinny_nn_16"),
+        ((F32, F16), "tn", (RANK, HIDDEN, TOKENS), "gemm_skinny", "gemm_skinny_tn_16"),
+        ((F16, F32), "tn", (MLP, RANK, TOKENS), "gemm_skinny", "gemm_skinny_tn_16"),
+        ((F32, F32), "tn", (MLP, 64, TOKENS), "gemm_skinny", "gemm_skinny_tn_64"),
+        # du A, with dropout on the way
+        ((F32, F32), "nn", (TOKENS, HIDDEN, RANK), "gemm_f32", "gemm_f32_nn"),
+        # the head, and its gradient from float32 logits
+        ((F32, F32), "nt", (256, VOCABULARY, HIDDEN), "gemm_f32", "gemm_f32_nt"),
+        # full fine-tuning: dW = dy^T x
+        ((F32, F32), "tn", (HIDDEN, MLP, TOKENS), "gemm_f32", "gemm_f32_tn"),
+        ((F32, F16), "tn", (HIDDEN, MLP, TOKENS), "gemm_f32", "gemm_mix_tn"),
+        # both of 16 bits
+        ((F16, F16), "nt", (TOKENS, MLP, HIDDEN), "gemm", "gemm_f16_nt_{shape}"),
+        ((BF16, BF16), "tn", (MLP, HIDDEN, TOKENS), "gemm", "gemm_bf16_tn_{shape}"),
+        # decoding: one row
+        ((F32, F32), "nt", (1, RANK, HIDDEN), "gemv", "gemv"),
+        ((F16, BF16), "nt", (1, VOCABULARY, HIDDEN), "gemv", "gemv"),
+        # sizes that vectors do not divide
+        ((F16, F16), "nt", (41, 123, 67), "gemm", "gemm_f16_nt_unaligned"),
+        ((F16, F32), "nt", (41, 8, 67), "gemm_f32", "gemm_any_nt"),
+        ((F32, F32), "tt", (128, 128, 64), "gemm_f32", "gemm_any_tt"),
+        ((F16, BF16), "nt", (1, 123, 67), "gemv", "gemv_unaligned"),
+    ],
+)
+def test_dense(
+    card: Card, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], source: str, name: str
+) -> None:
+    plan = dense(card, kinds, layout, mnk, 1, True)
+    # 2,048 x 8,192 results are 256 tiles of 256 x 256: fewer than an MI300X has compute units.
+    assert (plan.source, plan.name) == (source, name.format(shape="small" if card is MI300X else "big"))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_nf4(nested: bool) -> None:
+    name = "nf4_nested" if nested else "nf4"
+    forward, backward = (TOKENS, MLP, HIDDEN), (TOKENS, HIDDEN, MLP)
+    assert nf4(RX7900, F16, F16, nested, "nt", forward).name == f"gemm_{name}_f16_nt_big"
+    assert nf4(RX7900, F16, F16, nested, "nn", backward).name == f"gemm_{name}_f16_nn_big"
+    assert nf4(MI300X, F16, F16, nested, "nt", (41, 160, 128)).name == f"gemm_{name}_f16_nt_small"
+    assert nf4(RX7900, F32, F32, nested, "nt", forward).name == f"gemm_{name}_f32_nt"
+    assert nf4(RX7900, F32, F32, nested, "nn", backward).name == f"gemm_{name}_f32_nn"
+    for kind in (F32, F16):
+        assert nf4(MI300X, kind, F32, nested, "nt", (1, MLP, HIDDEN)).name == f"gemv_{name}"
+
+
+@pytest.mark.parametrize("card", [MI300X, RX7900], ids=["wave64", "wave32"])
+def test_long_sums_are_split_until_the_card_is_full(card: Card) -> None:
+    """dA of 2,048 tokens: 16 tiles alone would leave most of the card idle. Splits are multiples of a tile and cover K."""
+    plan = dense(card, (F32, F32), "tn", (RANK, HIDDEN, TOKENS), 1, True)
+    assert plan.swapped and plan.tile.n == 128
+    assert plan.splits * (HIDDEN // 128) >= 0.8 * card.compute_units
+    assert plan.per_split % 32 == 0 and (plan.splits - 1) * plan.per_split < TOKENS <= plan.splits * plan.per_split
+    assert dense(card, (F32, F32), "nn", (TOKENS, MLP, HIDDEN), 1, True).splits == 1
+
+
+def test_addresses_choose_the_kernel() -> None:
+    assert dense(RX7900, (F16, F16), "nt", (128, 128, 64), 1, False).name == "gemm_f16_nt_unaligned"
+    assert dense(RX7900, (F32, F32), "nn", (128, 128, 64), 1, False).name == "gemm_any_nn"
+    assert dense(RX7900, (F32, F32), "nt", (1, 128, 64), 1, False).name == "gemv_unaligned"
+    assert dense(RX7900, (F32, F32), "nt", (128, 16, 64), 1, False).name == "gemm_any_nt"
