@@ -129,7 +129,8 @@ class GemmOps(NF4Ops):
     @property
     def _card(self) -> Card:
         if self._gemm_card is None:
-            self._gemm_card = Card(self.wave, self.compute_units, self.modules.has("gemm"))
+            has = self.modules.has
+            self._gemm_card = Card(self.wave, self.compute_units, has("gemm"), has("gemm_split"))
         return self._gemm_card
 
     def _check_gemm(
@@ -147,8 +148,8 @@ class GemmOps(NF4Ops):
         left, right = a.shape[-2 if trans_a else -1], b.shape[-1 if trans_b else -2]
         if left != right or a.ndim != b.ndim or (a.ndim == 3 and a.shape[0] != b.shape[0]):
             raise DeviceError(
-                f"gemm: a {list(a.shape)} and b {list(b.shape)} (trans_a={trans_a}, trans_b={trans_b}) must agree in K and"
-                f" in their batches, got K = {left} and {right}; check trans_a and trans_b"
+                f"gemm: a {list(a.shape)} and b {list(b.shape)} (trans_a={trans_a}, trans_b={trans_b}) must agree in K"
+                f" and in their batches, got K = {left} and {right}; check trans_a and trans_b"
             )
         if a.ndim == 3 and a.shape[0] > 65535:
             raise DeviceError(f"gemm: a batch holds at most 65,535 products, got {a.shape[0]:,}; split it")
@@ -160,7 +161,8 @@ class GemmOps(NF4Ops):
                 self.check_owner(part)
         if x.ndim != 2 or x.shape[1] != k:
             raise DeviceError(
-                f"{op}: {name} must be [M, {k}] for a weight of {list(w.shape)}, got {list(x.shape)}; pass this layer's weight"
+                f"{op}: {name} must be [M, {k}] for a weight of {list(w.shape)}, got {list(x.shape)}; pass this layer's"
+                " weight"
             )
         if w.packed.address % 4 or (w.nested_absmax is None and w.absmax.address % 4):
             raise DeviceError(

@@ -1,4 +1,4 @@
-"""Which kernel serves a product: pure decisions from shapes, dtypes and alignment, so that they can be tested by name."""
+"""Which kernel serves a product: decisions from shapes, dtypes and alignment alone, so that they can be tested by name."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _GEMV = Tile(1, 4, 256)
 
 @dataclass(frozen=True)
 class Card:
-    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16: gemm.hip serves this architecture."""
+    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16: gemm.hip, split: gemm_split.hip serve this architecture."""
 
     wave: int
     compute_units: int
     matrix16: bool
+    split: bool
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def dense(
     narrow = min(m, n) if layout == "tn" else n
     if narrow <= SKINNY and batch == 1 and by8:
         return _skinny(card, layout, mnk)
+    if card.split and kinds[1] == 2 and layout != "tn" and by8:
+        return _split(card, f"gemm_split_{SHORT[kinds[0]]}_bf16_{layout}", mnk, batch)
     if by4:
         return _wide(card, f"gemm_mix_{layout}" if any(kinds) else f"gemm_f32_{layout}", mnk, batch, any(kinds))
     return _wide(card, f"gemm_any_{layout}", mnk, batch, True)
@@ -79,7 +82,8 @@ def dense(
 def nf4(card: Card, kind: int, out: int, nested: bool, layout: str, mnk: tuple[int, int, int]) -> Plan:
     """kind of x or dy; layout nt (forward) or nn (backward). Rows of the weight are multiples of 8.
 
-    The 16-bit matrix unit rounds the decoded weight to x's type: only for a result of 16 bits, where that does not show.
+    The 16-bit matrix unit rounds the decoded weight to x's type: only for a result of 16 bits, where that does not
+    show. Where only one of x and the result has 16 bits, gemm_split.hip takes both in pieces.
     """
     m, n, _ = mnk
     name = "nf4_nested" if nested else "nf4"
@@ -89,6 +93,8 @@ def nf4(card: Card, kind: int, out: int, nested: bool, layout: str, mnk: tuple[i
         shape, tile = _shape(card, m, n, 1)
         full = f"gemm_{name}_{SHORT[kind]}_{layout}_{shape}"
         return Plan("gemm_nf4", full, tile, *_splits(card, mnk, 1, tile))
+    if card.split and (kind == 1) != (out != 0) and kind != 2:
+        return _split(card, f"gemm_split_{name}_{SHORT[kind]}_{layout}", mnk, 1)
     return _wide(card, f"gemm_{name}_f32_{layout}", mnk, 1, True)
 
 
@@ -104,6 +110,10 @@ def _shape(card: Card, m: int, n: int, batch: int) -> tuple[str, Tile]:
 
 def _wide(card: Card, name: str, mnk: tuple[int, int, int], batch: int, kinds: bool) -> Plan:
     return Plan("gemm_f32", name, _F32, *_splits(card, mnk, batch, _F32), kinds=kinds)
+
+
+def _split(card: Card, name: str, mnk: tuple[int, int, int], batch: int) -> Plan:
+    return Plan("gemm_split", name, _F32, *_splits(card, mnk, batch, _F32))
 
 
 def _skinny(card: Card, layout: str, mnk: tuple[int, int, int]) -> Plan:

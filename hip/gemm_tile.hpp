@@ -178,8 +178,17 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
   // Load i of LOADS: decoded, and into LDS.
   GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
     Source::pin(raw[i]);
-    const gpu::u32x4 x = zero_unless(first < k_total - k0, source.decode(raw[i]));
+    put(lds, thread, i, zero_unless(first < k_total - k0, source.decode(raw[i])));
+  }
+  GPU_FN static void put(gpu::u32x4* lds, int thread, int i, gpu::u32x4 x) {
     lds[slot(thread / CHUNKS + i * (THREADS / CHUNKS), thread % CHUNKS)] = x;
+  }
+  // The same in PIECES parts (gemm_pieces.hpp), a tile behind the other.
+  template <int PIECES> GPU_FN void store_pieces(gpu::u32x4* lds, int k0, int thread, int i) {
+    auto values = source.values(raw[i]);
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p)
+      put(lds + p * ROWS * CHUNKS, thread, i, zero_unless(first < k_total - k0, source.template next<PIECES>(values, p)));
   }
 };
 
@@ -226,17 +235,27 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
   }
   GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
     const int pair = thread % PAIRS, left = k_total - k0;
-    unsigned* words = (unsigned*)lds;
     Source::pin(raw[i][0]);
     Source::pin(raw[i][1]);
-    const gpu::u32x4 x = zero_unless(2 * pair < left, source.decode(raw[i][0]));
-    const gpu::u32x4 y = zero_unless(2 * pair + 1 < left, source.decode(raw[i][1]));
-    const int row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
+    put(lds, thread, i, zero_unless(2 * pair < left, source.decode(raw[i][0])),
+        zero_unless(2 * pair + 1 < left, source.decode(raw[i][1])));
+  }
+  GPU_FN static void put(gpu::u32x4* lds, int thread, int i, gpu::u32x4 x, gpu::u32x4 y) {
+    unsigned* words = (unsigned*)lds;
+    const int pair = thread % PAIRS, row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const unsigned both = j & 1 ? (x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u)) : ((x[j / 2] & 0xffffu) | y[j / 2] << 16);
       words[4 * slot(row + j, pair / 4) + pair % 4] = both;
     }
+  }
+  template <int PIECES> GPU_FN void store_pieces(gpu::u32x4* lds, int k0, int thread, int i) {
+    const int pair = thread % PAIRS, left = k_total - k0;
+    auto x = source.values(raw[i][0]), y = source.values(raw[i][1]);
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p)
+      put(lds + p * ROWS * CHUNKS, thread, i, zero_unless(2 * pair < left, source.template next<PIECES>(x, p)),
+          zero_unless(2 * pair + 1 < left, source.template next<PIECES>(y, p)));
   }
 };
 

@@ -65,6 +65,19 @@ def test_bfloat16(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout
     compare(hip_device, gemm_call(trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=F32), {"a": a, "b": b})
 
 
+@pytest.mark.parametrize("layout, m, n, k", [("nt", 133, 136, 72), ("nn", 3, 72, 1064), ("nt", 300, 67, 40)])
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_pieces(emulator: Any, compare: Any, dtype: Any, layout: str, m: int, n: int, k: int) -> None:
+    """bfloat16 weights on the 16-bit matrix unit, with nothing lost of the other operand: as exact as float32."""
+    device = emulator.device("gfx942")
+    a, b = normal(1, (m, k), dtype), normal(2, (n, k) if layout == "nt" else (k, n), BF16)
+    trans_b = layout == "nt"
+    compare(device, gemm_call(trans_b=trans_b, alpha=0.5, dtype=F32), {"a": a, "b": b, "bias": normal(3, (n,))})
+    x, y = device.upload(a), device.upload(b)
+    short = "f32" if dtype == F32 else "f16"
+    assert names(device, lambda: device.gemm(x, y, trans_b=trans_b))[0] == f"gemm_split_{short}_bf16_{layout}"
+
+
 @pytest.mark.parametrize("shape", [(0, 8, 16), (8, 0, 16), (8, 5, 0), (1, 5, 0), (136, 0, 0)])
 def test_empty_products(hip_device: Any, shape: tuple[int, int, int]) -> None:
     """An empty result launches nothing; an empty sum leaves what is added."""

@@ -6,7 +6,7 @@ import pytest
 
 from wgrad.hip.gemm_plan import Card, dense, nf4
 
-MI300X, RX7900 = Card(64, 304, True), Card(32, 96, True)
+MI300X, RX7900 = Card(64, 304, True, True), Card(32, 96, True, False)
 F32, F16, BF16 = 0, 1, 2
 TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
 
@@ -63,9 +63,25 @@ def test_nf4(nested: bool) -> None:
         assert nf4(MI300X, kind, F32, nested, "nt", (1, MLP, HIDDEN)).name == f"gemv_{name}"
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_mixed_widths(nested: bool) -> None:
+    """The head on bfloat16, and NF4 layers beside the float32 stream: in pieces on the MI300X's 16-bit unit."""
+    head, back = (256, VOCABULARY, HIDDEN), (256, HIDDEN, VOCABULARY)
+    name = "nf4_nested" if nested else "nf4"
+    for kind, short in ((F32, "f32"), (F16, "f16")):
+        assert dense(MI300X, (kind, BF16), "nt", head, 1, True).name == f"gemm_split_{short}_bf16_nt"
+        assert dense(MI300X, (kind, BF16), "nn", back, 1, True).name == f"gemm_split_{short}_bf16_nn"
+        assert dense(RX7900, (kind, BF16), "nt", head, 1, True).name == "gemm_mix_nt"
+    down = (TOKENS, HIDDEN, MLP)
+    assert nf4(MI300X, F16, F32, nested, "nt", down).name == f"gemm_split_{name}_f16_nt"
+    assert nf4(MI300X, F32, F16, nested, "nn", down).name == f"gemm_split_{name}_f32_nn"
+    assert nf4(RX7900, F16, F32, nested, "nt", down).name == f"gemm_{name}_f32_nt"
+    assert nf4(MI300X, F32, F32, nested, "nt", down).name == f"gemm_{name}_f32_nt"
+
+
 @pytest.mark.parametrize("card", [MI300X, RX7900], ids=["wave64", "wave32"])
 def test_long_sums_are_split_until_the_card_is_full(card: Card) -> None:
-    """dA of 2,048 tokens: 16 tiles alone would leave most of the card idle. Splits are multiples of a tile and cover K."""
+    """dA of 2,048 tokens: 16 tiles alone would leave most of the card idle. Splits are of whole tiles and cover K."""
     plan = dense(card, (F32, F32), "tn", (RANK, HIDDEN, TOKENS), 1, True)
     assert plan.swapped and plan.tile.n == 128
     assert plan.splits * (HIDDEN // 128) >= 0.8 * card.compute_units

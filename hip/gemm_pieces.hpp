@@ -1,0 +1,93 @@
+// Operands as sums of 16-bit pieces, for products of more precision than 16 bits on the 16-bit matrix unit.
+//
+//     x = x0 + x1 (+ x2):  bfloat16 pieces, each the upper half of what is left (8 bits), the last one rounded: two hold a
+//                          float16 and 16 bits of a float32, three all of a float32; float16 pieces, each the nearest
+//                          (11 bits): two hold 22
+//
+// Subtracting a piece is exact. An infinite operand gives a NaN. Sources have values(raw), 8 float32 each, and
+// next<PIECES>(values, p), which takes the p-th piece of them off.
+// Sources: Henry, Tang and Heinecke 2019 (bfloat16 triples); Markidis et al. 2018 (float16 pairs).
+#pragma once
+#include "gemm_epilogue.hpp"
+
+namespace gemm {
+
+struct Values {
+  float at[8];
+};
+
+GPU_FN gpu::u32x4 take(BF16, Values& v, bool last) {
+  const unsigned half = last ? 0x8000u : 0u;  // where nothing is left below, this changes nothing
+  gpu::u32x4 x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    x[i] = upper_halves(gpu::float_to_bits(v.at[2 * i]) + half, gpu::float_to_bits(v.at[2 * i + 1]) + half);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v.at[i] -= gpu::bits_to_float(gpu::float_to_bits(v.at[i]) & 0xffff0000u);
+  return x;
+}
+GPU_FN gpu::u32x4 take(F16, Values& v, bool) {
+  gpu::u32x4 x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const gpu::half lo = (gpu::half)v.at[2 * i], hi = (gpu::half)v.at[2 * i + 1];
+    x[i] = __builtin_bit_cast(unsigned short, lo) | (unsigned)__builtin_bit_cast(unsigned short, hi) << 16;
+    v.at[2 * i] -= (float)lo;
+    v.at[2 * i + 1] -= (float)hi;
+  }
+  return x;
+}
+
+// A dense operand of 16 bits that is one piece.
+struct OnePiece : Dense<true> {
+  GPU_FN static gpu::u32x4 values(gpu::u32x4 raw) { return raw; }
+  template <int> GPU_FN static gpu::u32x4 next(gpu::u32x4 raw, int) { return raw; }
+};
+
+// float16 in bfloat16 pieces.
+struct HalfPieces : Dense<true> {
+  GPU_FN static Values values(gpu::u32x4 raw) {
+    Values v;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.at[i] = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), F16::KIND);
+    return v;
+  }
+  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) { return take(BF16{}, v, p == PIECES - 1); }
+};
+
+// float32 in bfloat16 pieces. Rows are multiples of 8 elements, the address of 16 bytes.
+struct FloatPieces {
+  struct Raw {
+    gpu::u32x4 lo, hi;
+  };
+  using Ahead = Nothing;
+  const float* data;
+  GPU_FN Ahead look(long, unsigned) const { return {}; }
+  GPU_FN Raw fetch(long origin, unsigned offset, int, Ahead) const {
+    const char* p = (const char*)(data + origin) + (unsigned long)(4u * offset);
+    return Raw{gpu::load16(p), gpu::load16(p + 16)};
+  }
+  GPU_FN static Values values(const Raw& raw) {
+    Values v;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.at[i] = gpu::bits_to_float(i < 4 ? raw.lo[i] : raw.hi[i - 4]);
+    return v;
+  }
+  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) { return take(BF16{}, v, p == PIECES - 1); }
+};
+
+// A decoded NF4 weight times SCALE in pieces of T.
+template <class T, bool NESTED> struct WeightPieces : NF4<T, NESTED> {
+  // float16: the second piece of a usual weight (0.001 to 0.1) would be a subnormal without, and 1,023 still fits.
+  static constexpr float SCALE = T::KIND == F16::KIND ? 64.0f : 1.0f;
+  GPU_FN Values values(const typename NF4<T, NESTED>::Raw& raw) const {
+    const float s = SCALE * this->scale(raw);
+    Values v;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.at[i] = s * lookup16(this->value, raw.codes, 4 * (i ^ 1));
+    return v;
+  }
+  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) { return take(T{}, v, p == PIECES - 1); }
+};
+
+}  // namespace gemm
