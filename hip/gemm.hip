@@ -3,12 +3,13 @@
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
-// a: [M, K] (layouts nn, nt) or [K, M] (tn); b: [K, N] (nn, tn) or [N, K] (nt); float16 or bfloat16, row-major. c: [M, N]
-// float32, float16 or bfloat16; bias float32 [N]; residual, u, v of any kind (gemm_epilogue.hpp). M, N, K, rank are run-time
-// arguments; *_unaligned take rows and addresses of any alignment, the others rows of multiples of 8 elements.
+// a: [M, K] (layouts nn, nt) or [K, M] (tn); b: [K, N] (nn, tn) or [N, K] (nt); float16 or bfloat16, row-major.
+// c: [M, N] float32, float16 or bfloat16; bias float32 [N]; residual, u, v of any kind (gemm_epilogue.hpp). M, N, K,
+// rank are run-time arguments; *_unaligned take rows and addresses of any alignment, the others rows of multiples of
+// 8 elements.
 //
-// Launch: (ceil(N / TILE_N), ceil(M / TILE_M), batch) groups, or with k_per_split > 0 (a multiple of 32) as many in z as
-// there are splits: each writes its own float32 [M, N] behind `c`, and gemm_reduce adds them and does the epilogue.
+// Launch: (ceil(N / TILE_N), ceil(M / TILE_M), batch) groups, or with k_per_split > 0 (a multiple of 32) as many in z
+// as there are splits: each writes its own float32 [M, N] behind `c`, and gemm_reduce adds them and does the epilogue.
 // Sources: Goto and van de Geijn 2008 (blocking); AMD's instruction set manuals (fragments).
 #include "gemm_product.hpp"
 
@@ -17,7 +18,8 @@
                                                                   EPILOGUE_ARGUMENTS, long stride_a, long stride_b) { \
     GPU_SHARED(gpu::u32x4, lds, gemm::SHAPE::LDS);                                                              \
     using Source = gemm::Dense<ALIGNED>;                                                                              \
-    gemm::product<gemm::T, gemm::SHAPE, gemm::LAYOUT>(Source{a}, Source{b}, EPILOGUE, k, k_per_split, stride_a, stride_b, lds); \
+    gemm::product<gemm::T, gemm::SHAPE, gemm::LAYOUT>(Source{a}, Source{b}, EPILOGUE, k, k_per_split, stride_a,       \
+                                                      stride_b, lds);                                                 \
   }
 #define DENSE_TYPES(LAYOUT, layout)                              \
   DENSE(gemm_f16_##layout##_big, F16, Big, LAYOUT, true)         \

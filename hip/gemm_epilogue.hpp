@@ -11,8 +11,8 @@
 namespace gemm {
 
 constexpr int WAVE_N = 64, STAGE_STRIDE = WAVE_N + 4, STAGE_FLOATS = 16 * STAGE_STRIDE;
-// Flags. V_ALONG_RANK: v is [N, r], otherwise [r, N]. LOOSE: c, bias or residual start at no multiple of 16 bytes. SWAPPED:
-// the tile is one of the transposed result (gemm_skinny.hip).
+// Flags. V_ALONG_RANK: v is [N, r], otherwise [r, N]. LOOSE: c, bias or residual start at no multiple of 16 bytes.
+// SWAPPED: the tile is one of the transposed result (gemm_skinny.hip).
 enum { HAS_ACCUMULATE = 1, V_ALONG_RANK = 2, LOOSE = 4, SWAPPED = 8 };
 
 struct Epilogue {
@@ -121,12 +121,14 @@ GPU_FN void finish(const Epilogue& e, gpu::f32x4 x, int m, int n, long batch_off
     return;
   }
 #pragma unroll 1
-  for (int i = 0; i < 4; ++i) finish_one(e, i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3], m, n + i, batch_offset);
+  for (int i = 0; i < 4; ++i)
+    finish_one(e, i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3], m, n + i, batch_offset);
 }
 
 // `stage`: STAGE_FLOATS of LDS of this wave. Every wave of the group calls this (it holds barriers).
 template <class U, int TM, int TN>
-GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* stage, int m0, int n0, int lane, long batch_offset) {
+GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* stage, int m0, int n0, int lane,
+                     long batch_offset) {
   static_assert(16 * TN == WAVE_N, "a wave owns 64 columns");
 #pragma unroll
   for (int i = 0; i < TM; ++i)
@@ -155,7 +157,7 @@ GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* s
 
 // The arguments of every product behind its operands, and the Epilogue made of them.
 #define EPILOGUE_ARGUMENTS                                                                                             \
-  void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k, int k_per_split, \
-      int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha
+  void *c, const float *bias, const void *residual, const void *u, const void *v, int m, int n, int k,                 \
+      int k_per_split, int rank, int c_kind, int residual_kind, int u_kind, int v_kind, int flags, float alpha
 #define EPILOGUE                                                                                                      \
   gemm::Epilogue { c, bias, residual, u, v, m, n, rank, c_kind, residual_kind, u_kind, v_kind, flags, alpha }

@@ -2,18 +2,19 @@
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
-// Shapes, layouts (nn, nt, tn, here also tt), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x 128,
-// 256 threads. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_nf4_f32_*,
+// Shapes, layouts (nn, nt, tn, here also tt), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x
+// 128, 256 threads. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_nf4_f32_*,
 // gemm_nf4_nested_f32_*: b NF4, a of any kind; gemm_any_*: every kind, every alignment, one element a load.
 //
-// CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, and 8 x 8 results a lane in four 4 x 4 blocks:
+// CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, 8 x 8 results a lane in four blocks:
 //
 //     wave:  4 x 8 lanes; lane (y, x) owns rows 4 y .. + 3 and 16 + 4 y .. + 3, columns 4 x .. + 3 and 32 + 4 x .. + 3
-//     a step of K: 4 LDS reads of 128 bits (rows are broadcasts), one step ahead, for 64 FMAs in an order that the compiler
-//     can pair (v_dual_fmac_f32)
+//     a step of K: 4 LDS reads of 128 bits (rows are broadcasts), one step ahead, for 64 FMAs in an order that
+//     the compiler can pair (v_dual_fmac_f32)
 //
 // Tiles are double-buffered in LDS, the next one is on its way in registers: one barrier a tile of 16 along K.
-// Sources: Goto and van de Geijn 2008; Volkov and Demmel 2008 (register blocking); the RDNA3 ISA manual, 7.6 (dual issue).
+// Sources: Goto and van de Geijn 2008; Volkov and Demmel 2008 (register blocking); the RDNA3 ISA manual, 7.6
+// (dual issue).
 #include "gemm_f32.hpp"
 
 namespace gemm {
@@ -72,8 +73,8 @@ struct Core {
       y[h] = *(const gpu::f32x4*)(b + place(STRIDE, k, row_b + 32 * h));
     }
   }
-  // acc += x y^T. Along the diagonals of 2 x 2 blocks: neighbours then differ in both sources, which come from different
-  // register banks, and one result is even and one odd, so that the compiler can issue them as a pair.
+  // acc += x y^T. Along the diagonals of 2 x 2 blocks: neighbours then differ in both sources, which come from
+  // different register banks, and one result is even and one odd, so that the compiler can issue them as a pair.
   GPU_FN void step(const gpu::f32x4 (&x)[2], const gpu::f32x4 (&y)[2]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 2)
@@ -153,22 +154,22 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
 }  // namespace gemm
 
 #define DENSE(name, LAYOUT)                                                                                           \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, EPILOGUE_ARGUMENTS,          \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, EPILOGUE_ARGUMENTS, \
                                                              long stride_a, long stride_b) {                          \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     using Source = gemm::DenseF32<false>;                                                                             \
-    gemm::product<gemm::LAYOUT>(Source{a, 0}, Source{b, 0}, EPILOGUE, k, k_per_split, stride_a, stride_b, lds);          \
+    gemm::product<gemm::LAYOUT>(Source{a, 0}, Source{b, 0}, EPILOGUE, k, k_per_split, stride_a, stride_b, lds); \
   }
 DENSE(gemm_f32_nn, NN)
 DENSE(gemm_f32_nt, NT)
 DENSE(gemm_f32_tn, TN)
 
 #define KINDS(name, SOURCE, LAYOUT)                                                                                    \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, int a_kind, int b_kind,      \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, int a_kind, int b_kind, \
                                                              EPILOGUE_ARGUMENTS, long stride_a, long stride_b) {      \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     using Source = gemm::SOURCE;                                                                                      \
-    gemm::product<gemm::LAYOUT>(Source{a, a_kind}, Source{b, b_kind}, EPILOGUE, k, k_per_split, stride_a, stride_b,      \
+    gemm::product<gemm::LAYOUT>(Source{a, a_kind}, Source{b, b_kind}, EPILOGUE, k, k_per_split, stride_a, stride_b, \
                                 lds);                                                                                 \
   }
 KINDS(gemm_mix_nn, DenseF32<true>, NN)
@@ -187,7 +188,7 @@ KINDS(gemm_any_tt, AnyF32, TT)
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     const gemm::NF4F32<NESTED> w{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,           \
                                  gemm::nf4_value(gpu::lane()), block_shift, nested_shift};                            \
-    gemm::product<gemm::LAYOUT>(gemm::DenseF32<true>{a, a_kind}, w, EPILOGUE, k, k_per_split, 0, 0, lds);                         \
+    gemm::product<gemm::LAYOUT>(gemm::DenseF32<true>{a, a_kind}, w, EPILOGUE, k, k_per_split, 0, 0, lds); \
   }
 WEIGHT(gemm_nf4_f32_nn, NN, false)
 WEIGHT(gemm_nf4_f32_nt, NT, false)
@@ -196,8 +197,8 @@ WEIGHT(gemm_nf4_nested_f32_nt, NT, true)
 
 // out = alpha-scaled parts summed in order + bias + residual (+ out). parts: float32 [splits, m, n].
 // Launch: ceil(m * ceil(n / 4) / 256) groups of 256, 4 results of a row a work-item.
-extern "C" GPU_KERNEL(256) void gemm_reduce(const float* parts, void* c, const float* bias, const void* residual, int m, int n,
-                                            int splits, int c_kind, int residual_kind, int flags) {
+extern "C" GPU_KERNEL(256) void gemm_reduce(const float* parts, void* c, const float* bias, const void* residual, int m,
+                                            int n, int splits, int c_kind, int residual_kind, int flags) {
   const gemm::Epilogue e{c, bias, residual, nullptr, nullptr, m, n, 0, c_kind, residual_kind, 0, 0, flags, 1.0f};
   const int per_row = (n + 3) / 4;
   const long item = (long)gpu::block_x() * 256 + gpu::thread();

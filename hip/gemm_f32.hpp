@@ -1,8 +1,8 @@
 // The tiles of a float32 product: ROWS x DEPTH of an operand, decoded to float32 on the way into LDS.
 //
-// LDS holds [k][row] without padding: element (k, r) at k * ROWS + (r ^ 8 (k / 4) ^ 16 (k % 2)). A wave that stores 4 chunks
-// of 8 rows (operand with K contiguous) meets 32 different banks; a 128-bit read of 4 successive rows stays one; and the 16
-// lanes of a matrix instruction that read row k lie 16 banks from those that read row k + 1.
+// LDS holds [k][row] without padding: element (k, r) at k * ROWS + (r ^ 8 (k / 4) ^ 16 (k % 2)). A wave that stores 4
+// chunks of 8 rows (operand with K contiguous) meets 32 different banks; a 128-bit read of 4 successive rows stays one;
+// and the 16 lanes of a matrix instruction that read row k lie 16 banks from those that read row k + 1.
 // Operands are read 4 elements at a time: 128 bits of float32, 64 of a 16-bit type, 16 bits of NF4 codes and one scale.
 #pragma once
 #include "gemm_epilogue.hpp"
@@ -100,8 +100,10 @@ template <class S, int ROWS, int THREADS, bool ALONG_K> struct TileF32 {
     for (int i = 0; i < LOADS; ++i) {
       const int r = row(thread, i), k = depth(thread, i), left = k_total - k0 - k;
       const int k_in = left > 0 ? k : 0;
-      if (ALONG_K) raw[i] = source.fetch(origin + k0, (unsigned)(r < rows ? r : rows - 1) * (unsigned)stride + k_in, left);
-      else raw[i] = source.fetch(origin + (long)k0 * stride, (unsigned)k_in * (unsigned)stride + (r < rows ? r : 0), rows - r);
+      const unsigned along = (unsigned)(r < rows ? r : rows - 1) * (unsigned)stride + k_in;
+      const unsigned across = (unsigned)k_in * (unsigned)stride + (r < rows ? r : 0);
+      raw[i] = ALONG_K ? source.fetch(origin + k0, along, left)
+                       : source.fetch(origin + (long)k0 * stride, across, rows - r);
     }
   }
   GPU_FN void store(float* lds, int k0, int thread) {

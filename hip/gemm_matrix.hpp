@@ -1,11 +1,11 @@
 // The matrix unit of an architecture, seen as one thing: a fragment of 16 rows x DEPTH of an operand from LDS, and
 // acc += A B^T of two fragments. Where an element of `acc` lies is row() and column().
 //
-// A fragment starts at a row that is a multiple of 16, so that slot() splits into a part of the lane and one of the row.
-// It covers DEPTH / LOADS of K and feeds STEPS instructions.
+// A fragment starts at a row that is a multiple of 16, so that slot() splits into a part of the lane and one of the
+// row. It covers DEPTH / LOADS of K and feeds STEPS instructions.
 //
-//   CDNA (MFMA 16x16x16, wave64)   lane l holds K chunk l / 16 (8 elements) of row l % 16: one 128-bit LDS read feeds two
-//                                  instructions (the order of K is free as long as A and B agree). B goes in as the
+//   CDNA (MFMA 16x16x16, wave64)   lane l holds K chunk l / 16 (8 elements) of row l % 16: one 128-bit LDS read feeds
+//                                  two instructions (the order of K is free as long as A and B agree). B goes in as the
 //                                  first operand, which transposes the result: m = l % 16, n = 4 (l / 16) + e.
 //   RDNA4 (WMMA, wave32)           lane l holds K chunk 2 s + l / 16 of row l % 16 for instruction s; result transposed
 //                                  likewise: m = l % 16, n = 8 (l / 16) + e.

@@ -3,8 +3,9 @@
 //
 //     C[m, n] = sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n]
 //
-// b: an [out, in] NF4 weight, plain or double-quantised (NESTED): nt is the forward x W^T, nn the backward dy W. a: [M, K]
-// float16 or bfloat16; the rest, the launch and the splits of K are those of gemm.hip. Rows are multiples of 8 elements.
+// b: an [out, in] NF4 weight, plain or double-quantised (NESTED): nt is the forward x W^T, nn the backward dy W.
+// a: [M, K] float16 or bfloat16; the rest, the launch and the splits of K are those of gemm.hip. Rows are multiples of
+// 8 elements.
 // Sources: Dettmers et al. 2023 (NF4); otherwise as gemm.hip.
 #include "gemm_product.hpp"
 

@@ -1,8 +1,8 @@
 // Operands as sums of 16-bit pieces, for products of more precision than 16 bits on the 16-bit matrix unit.
 //
-//     x = x0 + x1 (+ x2):  bfloat16 pieces, each the upper half of what is left (8 bits), the last one rounded: two hold a
-//                          float16 and 16 bits of a float32, three all of a float32; float16 pieces, each the nearest
-//                          (11 bits): two hold 22
+//     x = x0 + x1 (+ x2):  bfloat16 pieces, each the upper half of what is left (8 bits), the second of two
+//                          rounded: two hold a float16 and 16 bits of a float32, three all of a float32; float16
+//                          pieces, each the nearest (11 bits): two hold 22
 //
 // Subtracting a piece is exact. An infinite operand gives a NaN. Sources have values(raw), 8 float32 each, and
 // next<PIECES>(values, p), which takes the p-th piece of them off.
@@ -16,8 +16,8 @@ struct Values {
   float at[8];
 };
 
-GPU_FN gpu::u32x4 take(BF16, Values& v, bool last) {
-  const unsigned half = last ? 0x8000u : 0u;  // where nothing is left below, this changes nothing
+GPU_FN gpu::u32x4 take(BF16, Values& v, bool rounded) {
+  const unsigned half = rounded ? 0x8000u : 0u;
   gpu::u32x4 x;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
@@ -52,7 +52,7 @@ struct HalfPieces : Dense<true> {
     for (int i = 0; i < 8; ++i) v.at[i] = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), F16::KIND);
     return v;
   }
-  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) { return take(BF16{}, v, p == PIECES - 1); }
+  template <int> GPU_FN static gpu::u32x4 next(Values& v, int) { return take(BF16{}, v, false); }
 };
 
 // float32 in bfloat16 pieces. Rows are multiples of 8 elements, the address of 16 bytes.
@@ -73,7 +73,9 @@ struct FloatPieces {
     for (int i = 0; i < 8; ++i) v.at[i] = gpu::bits_to_float(i < 4 ? raw.lo[i] : raw.hi[i - 4]);
     return v;
   }
-  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) { return take(BF16{}, v, p == PIECES - 1); }
+  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) {
+    return take(BF16{}, v, PIECES == 2 && p == 1);
+  }
 };
 
 // A decoded NF4 weight times SCALE in pieces of T.

@@ -1,4 +1,4 @@
-"""Which kernel serves a product: decisions from shapes, dtypes and alignment alone, so that they can be tested by name."""
+"""Which kernel serves a product: decisions from shapes, dtypes and alignment alone, to be tested by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GEMV = Tile(1, 4, 256)
 
 @dataclass(frozen=True)
 class Card:
-    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16: gemm.hip, split: gemm_split.hip serve this architecture."""
+    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: there is gemm.hip, gemm_split.hip for it."""
 
     wave: int
     compute_units: int

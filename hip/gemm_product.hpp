@@ -3,13 +3,13 @@
 // Pipeline of a group (both waves of a SIMD overlap; one barrier a tile):
 //
 //     memory --128-bit loads--> registers (tile t + 1) --decode, swizzle--> LDS buffer (t + 1) % 2
-//                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit, accumulators in registers
+//                               LDS buffer t % 2 --128-bit reads--> fragments --> matrix unit
 //
-// The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them. What
-// the loads of tile t + 2 depend on (the index of a nested scale) is loaded with them.
+// The loads of tile t + 1 start before the matrix instructions of tile t; its stores stand between the last of them.
+// What the loads of tile t + 2 depend on (the index of a nested scale) is loaded with them.
 //
-// CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators a lane, 64 KiB of LDS, 2 waves a SIMD); small 128 x 128 with
-// 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
+// CDNA: big 256 x 256 with 8 waves of 128 x 64 (128 accumulators a lane, 64 KiB of LDS, 2 waves a SIMD); small 128 x
+// 128 with 4 waves of 64 x 64. RDNA: big 128 x 128 with 8 waves of 32 x 64; small 64 x 128 with 4 such waves.
 //
 // Sources: Goto and van de Geijn 2008 (blocking); AMD's instruction set manuals (fragments).
 #pragma once
@@ -41,8 +41,8 @@ template <class S, int ROWS, int THREADS> struct Tile<S, ROWS, THREADS, false> :
   using AcrossK<S, ROWS, THREADS>::AcrossK;
 };
 
-// acc += A B^T of one LDS buffer, for the wave whose rows of A and of B start at row_a and row_b. `meanwhile(i)` is done
-// beside the i-th of STAGES stretches of matrix instructions: that is where the next tile is decoded and stored.
+// acc += A B^T of one LDS buffer, for the wave whose rows of A and of B start at row_a and row_b. `meanwhile(i)` is
+// done beside the i-th of STAGES stretches of matrix instructions: that is where the next tile is decoded and stored.
 template <class U, class S> struct Product {
   static constexpr int TM = S::WAVE_M / 16, TN = WAVE_N / 16, STAGES = TM * U::LOADS;
   static constexpr int AHEAD = GPU_CDNA ? 2 : 1;  // fragments of A read before they are used
@@ -89,13 +89,15 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
   for (int i = 0; i < P::TM; ++i)
 #pragma unroll
     for (int j = 0; j < P::TN; ++j) p.acc[i][j] = typename U::Acc(0.0f);
-  // Stores of the next tile, one load of each thread at a time; the last stretches of a tile have one or more each. What
-  // is long to decode goes first, and begins EARLY stretches sooner: CDNA then still has matrix instructions beside it.
+  // Stores of the next tile, one load of each thread at a time; the last stretches of a tile have one or more each.
+  // What is long to decode goes first, and begins EARLY stretches sooner: CDNA then still has matrix instructions
+  // beside it.
   using A = decltype(a);
   using B = decltype(b);
   constexpr int STORES = A::LOADS + B::LOADS, EARLY = !GPU_CDNA || !SourceB::DECODES ? 0 : L == NT ? 2 : 1;
   constexpr int FIRST = P::STAGES > STORES + EARLY ? P::STAGES - STORES - EARLY : 0;
-  constexpr int LAST = P::STAGES - FIRST - (EARLY > 0), FRONT = EARLY > 0 ? B::LOADS : 0;  // loads of B before those of A
+  constexpr int LAST = P::STAGES - FIRST - (EARLY > 0);
+  constexpr int FRONT = EARLY > 0 ? B::LOADS : 0;  // loads of B before those of A
   const auto store = [&](int i, int to, int k0) {
     if (i < FRONT) b.store(lds + to + S::TILE_M * CHUNKS, k0, thread, i);
     else if (i < FRONT + A::LOADS) a.store(lds + to, k0, thread, i - FRONT);

@@ -1,16 +1,17 @@
-// Products with one short side (at most 64): what LoRA's matrices A and B, float32 of rank r, ask for. Float32 arithmetic.
+// Products with one short side (at most 64): what LoRA's matrices A and B, float32 of rank r, ask for. Float32
+// arithmetic.
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
-// gemm_skinny_nt_*: x A^T (u of the forward); _nn_*: dy B (its gradient); _tn_*: du^T x and dy^T u (dA, dB; K = tokens).
-// a, b of any kind each, given at run time; rows are multiples of 8 elements, addresses of 16 bytes. c, bias, residual, u,
-// v and the splits of K are those of gemm.hip (gemm_epilogue.hpp); no batches.
+// gemm_skinny_nt_*: x A^T (u of the forward); _nn_*: dy B (its gradient); _tn_*: du^T x and dy^T u (dA, dB; K =
+// tokens). a, b of any kind each, given at run time; rows are multiples of 8 elements, addresses of 16 bytes. c, bias,
+// residual, u, v and the splits of K are those of gemm.hip (gemm_epilogue.hpp); no batches.
 //
 // The tile is 128 x 16 or 128 x 64 by 32 of K, 256 threads; with SWAPPED the kernel is given b and a in this order and
 // makes the transposed result, so that its 128 rows always lie along the long side.
 // Launch: (ceil(N / tile), ceil(M / tile), splits) groups. Bound by reading the long operand once: 128-bit loads of the
-// next tile are on their way in registers while one LDS buffer is used (two barriers a tile), so that several groups share
-// a compute unit. CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 32 rows. RDNA: 2 x 4 or 8 x 4 results a work-item.
+// next tile are on their way in registers while one LDS buffer is used (two barriers a tile), so that several groups
+// share a compute unit. CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 32 rows. RDNA: 2 x 4 or 8 x 4 results a work-item.
 // LDS holds [k][row]; rows are permuted by 16 so that neither stores nor reads of two k meet in a bank.
 // Sources: Hu et al. 2021 (LoRA); Volkov and Demmel 2008 (register blocking).
 #include "gemm_epilogue.hpp"
@@ -20,7 +21,9 @@ namespace gemm {
 enum Layout { NN, NT, TN };
 constexpr int LONG = 128, DEPTH_SKINNY = 32, GROUP = 256;
 
-template <int ROWS> GPU_FN int at(int k, int row) { return k * ROWS + (ROWS >= 32 ? row ^ ((k ^ k >> 3) & 1) << 4 : row); }
+template <int ROWS> GPU_FN int at(int k, int row) {
+  return k * ROWS + (ROWS >= 32 ? row ^ ((k ^ k >> 3) & 1) << 4 : row);
+}
 
 // ROWS x 32 of an operand: 8 elements along K ([rows, K] in memory) or along the rows ([K, rows]) a chunk.
 template <int ROWS, bool ALONG_K> struct SkinnyTile {
@@ -135,10 +138,12 @@ template <int WIDTH> struct SkinnyCore {
 #endif
 
 template <Layout L, int WIDTH>
-GPU_FN void skinny(const void* a, const void* b, int a_kind, int b_kind, Epilogue e, int k, int k_per_split, float* lds) {
+GPU_FN void skinny(const void* a, const void* b, int a_kind, int b_kind, Epilogue e, int k, int k_per_split,
+                   float* lds) {
   const int thread = gpu::thread(), z = gpu::block_z();
   const bool swapped = e.flags & SWAPPED, split = k_per_split > 0;
-  const int row0 = (swapped ? gpu::block_x() : gpu::block_y()) * LONG, column0 = (swapped ? gpu::block_y() : gpu::block_x()) * WIDTH;
+  const int row0 = (swapped ? gpu::block_x() : gpu::block_y()) * LONG;
+  const int column0 = (swapped ? gpu::block_y() : gpu::block_x()) * WIDTH;
   const int rows = swapped ? e.n : e.m, columns = swapped ? e.m : e.n;
   const int begin = split ? z * k_per_split : 0, end = split && begin + k_per_split < k ? begin + k_per_split : k;
   if (split && z > 0) e.rank = 0;

@@ -1,20 +1,23 @@
 // architectures: gfx942 gfx950
-// Matrix products of mixed operands on CDNA3's 16-bit matrix unit, each operand a sum of 16-bit pieces (gemm_pieces.hpp).
+// Matrix products of mixed operands on CDNA3's 16-bit matrix unit, each operand a sum of 16-bit pieces
+// (gemm_pieces.hpp).
 //
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //     A B = sum over pieces p of A and q of B, p + q < max(PIECES_A, PIECES_B), of A_p B_q
 //
-// The float32 matrix unit is 8 times slower than the 16-bit one (gfx90a: 4, too little to gain); these take 2 or 3 products
-// of it:
+// The float32 matrix unit is 8 times slower than the 16-bit one (gfx90a: 4, too little to gain); these take 2 or 3
+// products of it:
 //   gemm_split_f32_bf16_*  a float32 (3 pieces), b bfloat16: head and its gradient; all 24 bits count
 //   gemm_split_f16_bf16_*  a float16 (2 pieces of bfloat16), b bfloat16: the same of float16 activations; exact
-//   gemm_split_nf4_f16_*, gemm_split_nf4_nested_f16_*  a float16, b NF4 in 2 pieces of float16 (22 bits): float32 results
+//   gemm_split_nf4_f16_*, gemm_split_nf4_nested_f16_*  a float16, b NF4 in 2 pieces of float16 (22 bits):
+//                          float32 results
 //   gemm_split_nf4_f32_*, gemm_split_nf4_nested_f32_*  a float32 and b NF4 in 2 pieces of bfloat16 each (16 bits), 3
 //                          products: float16 results, the gradient through a layer that feeds the float32 stream
 // Layouts nn, nt; shapes, epilogue, launch and splits of K are those of gemm.hip. Rows are multiples of 8 elements.
 //
-// The tile is 128 x 128 by 32 of K, 4 waves of 64 x 64. The next tile is on its way in registers while one LDS buffer (24 or
-// 32 KiB) is used, two barriers a tile; two groups share a compute unit, and one multiplies while the other stores.
+// The tile is 128 x 128 by 32 of K, 4 waves of 64 x 64. The next tile is on its way in registers while one LDS buffer
+// (24 or 32 KiB) is used, two barriers a tile; two groups share a compute unit, and one multiplies while the other
+// stores.
 // Sources: Henry, Tang and Heinecke 2019; Markidis et al. 2018; Dettmers et al. 2023 (NF4).
 #include "gemm_pieces.hpp"
 
@@ -32,7 +35,8 @@ template <class S> struct SplitTile<S, false> : AcrossK<S, SIDE, THREADS> {
 };
 
 template <class T, int PA, int PB>
-GPU_FN void multiply(typename Unit<T>::Acc (&acc)[TILES][TILES], const gpu::u32x4* lds, int row_a, int row_b, int lane) {
+GPU_FN void multiply(typename Unit<T>::Acc (&acc)[TILES][TILES], const gpu::u32x4* lds, int row_a, int row_b,
+                     int lane) {
   using U = Unit<T>;
   constexpr int MOST = PA > PB ? PA : PB;
   typename U::Fragment b[PB][TILES];
@@ -90,16 +94,17 @@ GPU_FN void split_product(const SourceA& source_a, const SourceB& source_b, Epil
     gpu::lds_barrier();
     multiply<T, PA, PB>(acc, lds, row_a, row_b, lane);
   }
-  epilogue<U, TILES, TILES>(e, acc, (float*)lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane, (long)z * e.m * e.n);
+  float* const stage = (float*)lds + wave * STAGE_FLOATS;
+  epilogue<U, TILES, TILES>(e, acc, stage, m0 + row_a, n0 + row_b, lane, (long)z * e.m * e.n);
 }
 
 }  // namespace gemm
 
 #define DENSE(name, A, POINTER, PA, LAYOUT)                                                                            \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(POINTER a, const unsigned short* b, EPILOGUE_ARGUMENTS,    \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(POINTER a, const unsigned short* b, EPILOGUE_ARGUMENTS, \
                                                              long stride_a, long stride_b) {                          \
     GPU_SHARED(gpu::u32x4, lds, gemm::slots(PA, 1));                                                                  \
-    gemm::split_product<gemm::BF16, PA, 1, gemm::LAYOUT>(gemm::A{a}, gemm::OnePiece{b}, EPILOGUE, k, k_per_split,       \
+    gemm::split_product<gemm::BF16, PA, 1, gemm::LAYOUT>(gemm::A{a}, gemm::OnePiece{b}, EPILOGUE, k, k_per_split, \
                                                          stride_a, stride_b, lds);                                    \
   }
 DENSE(gemm_split_f32_bf16_nn, FloatPieces, const float*, 3, NN)

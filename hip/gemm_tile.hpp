@@ -43,7 +43,7 @@ GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
   return x & gpu::u32x4{keep, keep, keep, keep};
 }
 
-// ---- sources: `fetch` starts the loads of 8 elements, `decode` makes 16-bit operands of what arrived -----------------
+// ---- sources: `fetch` starts the loads of 8 elements, `decode` makes 16-bit operands of what arrived ----
 // `look` starts, a tile earlier, the loads that those of `fetch` wait for.
 struct Nothing {};
 
@@ -188,7 +188,8 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
     auto values = source.values(raw[i]);
 #pragma unroll
     for (int p = 0; p < PIECES; ++p)
-      put(lds + p * ROWS * CHUNKS, thread, i, zero_unless(first < k_total - k0, source.template next<PIECES>(values, p)));
+      put(lds + p * ROWS * CHUNKS, thread, i,
+          zero_unless(first < k_total - k0, source.template next<PIECES>(values, p)));
   }
 };
 
@@ -245,7 +246,8 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
     const int pair = thread % PAIRS, row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const unsigned both = j & 1 ? (x[j / 2] >> 16 | (y[j / 2] & 0xffff0000u)) : ((x[j / 2] & 0xffffu) | y[j / 2] << 16);
+      const unsigned k0 = x[j / 2], k1 = y[j / 2];
+      const unsigned both = j & 1 ? (k0 >> 16 | (k1 & 0xffff0000u)) : ((k0 & 0xffffu) | k1 << 16);
       words[4 * slot(row + j, pair / 4) + pair % 4] = both;
     }
   }

@@ -119,7 +119,7 @@ DENSE(gemv_unaligned, AnyRow)
                                        EPILOGUE_ARGUMENTS) {                                                          \
     GPU_SHARED(float, lds, 256 / GPU_WAVE * gemm::ROWS);                                                              \
     (void)k_per_split;                                                                                                \
-    const gemm::WeightRow<NESTED> w{{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,        \
+    const gemm::WeightRow<NESTED> w{{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f, \
                                      gemm::nf4_value(gpu::lane()), block_shift, nested_shift}};                       \
     gemm::gemv(gemm::AlignedRow{x, x_kind}, w, EPILOGUE, k, lds);                                                      \
   }
