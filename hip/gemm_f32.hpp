@@ -18,9 +18,14 @@ template <bool MIXED> struct DenseF32 {
   using Raw = gpu::u32x4;  // of a 16-bit kind only the lower half
   const void* data;
   int kind;
-  // No branch on the kind: with one, the compiler spills in RDNA's multiply-add loop.
+  // RDNA: no branch on the kind, or the compiler spills in the multiply-add loop. CDNA: one, which saves conversions.
   GPU_FN Raw fetch(long origin, unsigned offset, int) const {
     if (!MIXED) return gpu::load16((const float*)data + origin + (unsigned long)offset);
+    if (GPU_CDNA && kind == 0) return gpu::load16((const float*)data + origin + (unsigned long)offset);
+    if (GPU_CDNA) {
+      const gpu::u32x2 x = *(const gpu::u32x2*)((const unsigned short*)data + origin + (unsigned long)offset);
+      return gpu::u32x4{x[0], x[1], 0u, 0u};
+    }
     const int shift = kind == 0 ? 2 : 1;
     const char* p = (const char*)data + (origin << shift) + ((unsigned long)offset << shift);
     const gpu::u32x2 lo = *(const gpu::u32x2*)p, hi = *(const gpu::u32x2*)(p + (kind == 0 ? 8 : 0));
@@ -28,12 +33,12 @@ template <bool MIXED> struct DenseF32 {
   }
   GPU_FN gpu::f32x4 decode(Raw raw) const {
     const gpu::f32x4 wide = __builtin_bit_cast(gpu::f32x4, raw);
-    if (!MIXED) return wide;
+    if (!MIXED || (GPU_CDNA && kind == 0)) return wide;
     gpu::f32x4 x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float narrow = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), kind);
-      x[i] = kind == 0 ? wide[i] : narrow;
+      x[i] = !GPU_CDNA && kind == 0 ? wide[i] : narrow;
     }
     return x;
   }
