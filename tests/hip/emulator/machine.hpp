@@ -14,6 +14,7 @@ struct Arch {
   unsigned host;  // GPU_HOST of the kernels made for it
   unsigned wave;
   unsigned lds;
+  unsigned line;  // bytes of a cache line
 };
 // The card that this process has: $WGRAD_EMULATED_ARCH, gfx942 unless said.
 const Arch& arch();
@@ -26,6 +27,8 @@ bool release(void* address);
 bool inside(const void* address, size_t bytes);
 // "16 bytes after an allocation of 4,096 bytes": where an address lies, in words.
 std::string describe(const void* address);
+// Is it in an LDS array of the work-group that runs?
+bool in_lds(const void* address);
 size_t total_memory();
 size_t used_memory();
 
