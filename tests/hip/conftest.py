@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import pytest
 
 from wgrad.autograd.selftest import check_case
 from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
+from wgrad.hip.compile import Modules
 from wgrad.hip.errors import DeviceError
 
 HERE = Path(__file__).parent
@@ -110,15 +112,26 @@ class Emulator:
 
         os.environ["WGRAD_EMULATED_ARCH"] = architecture
         device = HipDevice(**{"exact_blocks": True, **options})
-        load = device.modules._image
-
-        def build_and_load(source: str) -> Any:
-            if (self.builder.ROOM / f"{source}.hip").exists():  # kernels are built when they are first asked for
-                self.build(source, architecture)
-            return load(source)
-
-        device.modules._image = build_and_load  # type: ignore[method-assign]
+        device.modules._image = partial(self._build_and_load, device.modules)  # type: ignore[method-assign]
         return device
+
+    def _build_and_load(self, modules: Modules, source: str) -> tuple[bytes, str]:
+        """Kernels are built when they are first asked for."""
+        if (self.builder.ROOM / f"{source}.hip").exists():
+            self.build(source, modules.architecture)
+        return Modules._image(modules, source)
+
+    def select(self, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`--device hip` finds this card for the rest of the test."""
+        from wgrad.hip import device
+
+        class BuildingDevice(device.HipDevice):
+            def __init__(inner) -> None:  # noqa: N805 - the emulator is self
+                super().__init__()
+                inner.modules._image = partial(self._build_and_load, inner.modules)  # type: ignore[method-assign]
+
+        monkeypatch.setenv("WGRAD_EMULATED_ARCH", architecture)
+        monkeypatch.setattr(device, "HipDevice", BuildingDevice)
 
     def device(self, architecture: str) -> Any:
         """The session's device of this architecture."""
