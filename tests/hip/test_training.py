@@ -48,19 +48,21 @@ def device(hip_device: Any) -> Any:
 
 
 def test_thirty_steps_beside_numpy(make_checkpoint: Any, device: Device, cpu: Device) -> None:
-    """QLoRA with dropout and clipping. A tenth of the 0.5 % that is allowed beside another program."""
+    """QLoRA with dropout and clipping; a loss may be off by four roundings of float32 a step."""
     folder, histories = make_checkpoint(), []
     for where in (cpu, device):
-        trainer, _, config = LOOP.trainer_for(folder, where, max_steps=30, dropout=0.1, max_grad_norm=0.5)
+        options = {"max_steps": 30, "accumulate": 1, "dropout": 0.1, "max_grad_norm": 0.5}
+        trainer, _, config = LOOP.trainer_for(folder, where, **options)
         for step in LOOP.BatchStream(LOOP.documents(), config):
             trainer.step(step, config.lr)
         histories.append(trainer.read_history()[:, 0])
     wanted, found = histories
     assert wanted.shape == (30,) and wanted[-5:].mean() < 0.8 * wanted[:5].mean()
-    np.testing.assert_allclose(found, wanted, rtol=5e-4)
+    np.testing.assert_allclose(found, wanted, rtol=30 * 4 * float(np.finfo(np.float32).eps))
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("hip_device", ["gfx942"], indirect=True)
 def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
     train_tests("test_oracle_adapter").test_thirty_steps_beside_peft(make_checkpoint, device, tmp_path)
 
