@@ -22,23 +22,15 @@ extern "C" GPU_KERNEL(256) void elementwise(const void* a, const void* b, void* 
     for (u32 e = 0; e < 8; e++) x.at[e] *= factor;
   } else if (op == 4) {
     u32 column = u32(i % columns);
-    if (columns % 8 == 0) {  // eight neighbours are of one row
-      Eight z = load8(b, b_type, column, columns);
 #pragma unroll
-      for (u32 e = 0; e < 8; e++) x.at[e] += z.at[e];
-    } else {
-#pragma unroll
-      for (u32 e = 0; e < 8; e++) {
-        x.at[e] += load(b, b_type, column);
-        column = column + 1 == columns ? 0 : column + 1;
-      }
+    for (u32 e = 0; e < 8; e++) {
+      x.at[e] += load(b, b_type, column);
+      column = column + 1 == columns ? 0 : column + 1;
     }
   } else if (op == 5) {
-    // The words as floats: +0 is the only one whose bits are 0, and load8 reads past no end.
-    Eight keep = load8(b, F32, i, n);
 #pragma unroll
     for (u32 e = 0; e < 8; e++)
-      if (float_to_bits(keep.at[e]) == 0) x.at[e] = alpha;
+      if (i + e < n && as<u32>(b)[i + e] == 0) x.at[e] = alpha;
   }
   store8(y, type_of(types, 2), i, n, x);
 }
