@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +14,42 @@ import pytest
 PLANTED = """
 #include "gpu.hpp"
 using namespace gpu;
-extern "C" GPU_KERNEL(256) void lds_stride(float* y, u32 stride) {  // word `stride` * lane of a wave's own 2048
-  GPU_SHARED(float, memory, 2112);
-  if (thread() < GPU_WAVE) memory[lane() * stride] = 1.f;
+extern "C" GPU_KERNEL(64) void lds_words(float* y, u32 stride) {
+  GPU_SHARED(float, memory, 3072);
+  for (u32 i = thread(); i < 3072; i += 64) memory[i] = 1.f;
   barrier();
-  if (thread() < GPU_WAVE) y[thread()] = memory[lane() * stride];
+  y[thread()] = memory[lane() * stride];
 }
-extern "C" GPU_KERNEL(64) void lds_wide(float* y, u32 stride) {  // 16 bytes a lane, `stride` words apart
-  GPU_SHARED(u32x4, memory, 1024);
-  for (u32 i = thread(); i < 1024; i += 64) memory[i] = u32x4{i, i, i, i};
+extern "C" GPU_KERNEL(64) void lds_wide(float* y, u32 stride) {
+  GPU_SHARED(u32x4, memory, 512);
+  for (u32 i = thread(); i < 512; i += 64) store16(memory + i, u32x4{i, i, i, i});
   barrier();
-  u32x4 v = load16(memory + thread() * stride / 4);
-  store16(y + thread() * 4, v);
+  store16(y + thread() * 4, load16(memory + thread() * stride / 4 % 512));
 }
-extern "C" GPU_KERNEL(64) void global_stride(const float* x, float* y, u32 stride, u32 shift) {
+extern "C" GPU_KERNEL(64) void lds_pairs(float* y) {
+  GPU_SHARED(u32x4, memory, 512);
+  u32 l = thread(), four = l / 4 % 8;  // of each 32 lanes: 0 and 5 read one half of the banks, 1 and 4, ...
+  u32 half_of = four < 4 ? 0 : 1, at = l % 4 + 4 * half_of + 8 * (l / 4);
+  store16(memory + at, u32x4{l, l, l, l});
+  barrier();
+  store16(y + l * 4, load16(memory + at));
+}
+extern "C" GPU_KERNEL(64) void global_words(const float* x, float* y, u32 stride, u32 shift) {
   y[thread()] = x[thread() * stride + shift];
 }
-extern "C" GPU_KERNEL(64) void wide(const float* x, float* y) { store16(y + thread() * 4, load16(x + thread() * 4)); }
-extern "C" GPU_KERNEL(64) void loop(const float* x, float* y, u32 n) {  // lanes leave the loop one after another
+extern "C" GPU_KERNEL(64) void global_wide(const float* x, float* y) { store16(y + thread() * 4, load16(x + thread() * 4)); }
+extern "C" GPU_KERNEL(64) void global_loop(const float* x, float* y) {
   float sum = 0.f;
-  for (u32 i = 0; i < n && i <= thread() % GPU_WAVE; i++) sum += x[i * 64 + thread()];
+  for (u32 i = 0; i <= thread() % 3; i++) sum += x[i * 64 + thread()];
   y[thread()] = sum;
 }
+extern "C" GPU_KERNEL(64) void spill(float* y, u32 n) {
+  float kept[64];
+  for (u32 i = 0; i < 64; i++) kept[(i * n + thread()) % 64] = float(i);
+  y[thread()] = kept[(n * 7 + thread()) % 64];
+}
 """
+TABLE = Path(__file__).with_name("access_counts.json")
 
 ROWS, COLUMNS, VOCAB = 9, 2112, 301  # a row is whole cache lines; a work-group takes 2048 at a time
 
@@ -126,5 +142,130 @@ def decoding(d: Any, x: Arrays) -> None:
     d.sample(x(VOCAB * 8, dtype=np.float32), uniform, temperature=0.7, top_k=5, top_p=0.9)
 
 
-FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, optimizer, dropout,
-            storage, decoding]  # fmt: skip
+def products(d: Any, x: Arrays) -> None:
+    a, b = x(136, 200), x(72, 200)
+    d.gemm(a, b, trans_b=True), d.gemm(a, x(200, 72)), d.gemm(a, x(136, 72), trans_a=True)
+    weight = d.nf4_quantize(x(136, 256, dtype=np.float32), 64)
+    d.linear_nf4(x(72, 256), weight), d.linear_nf4_backward(x(72, 136), weight)
+
+
+def attention(d: Any, x: Arrays) -> None:
+    q, k, v, do = x(1, 40, 4, 64), x(1, 40, 2, 64), x(1, 40, 2, 64), x(1, 40, 4, 64)
+    starts = d.upload(np.zeros((1, 40), np.int32))
+    o, lse = d.attention(q, k, v, starts, d.upload(np.zeros(1, np.int32)), scale=0.125)
+    d.attention_backward(do, q, k, v, o, lse, starts, scale=0.125)
+
+
+MEMORY_BOUND = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, nf4, optimizer, dropout, storage,
+                decoding]  # fmt: skip
+FAMILIES = [*MEMORY_BOUND, cross_entropy, products, attention]
+DTYPES = {"float32": np.float32, "float16": np.float16}
+# Cache lines touched, in the least that the same bytes need. float32 goes in eights of a work-item, which are two
+# accesses of 16 bytes at steps of 32: each line is touched twice, and read from memory once.
+MOST_LINES = {"float32": 2.05, "float16": 1.05}
+MOST_LINES_OF = {
+    "elementwise": 3.0,  # bias and mask are read one by one
+    "rms_norm": 1.45,  # the weight is float32
+    "rms_norm_backward": 1.45,
+    "rope": 2.0,  # a half of a head is half a line
+    "nf4_nest": 3.5,  # a search in 255 thresholds
+    "nf4_dequantize": 1.9,
+    "grad_norm": 2.0,  # float32
+    "sample": 1.2,  # the last pass takes runs of neighbours
+}
+
+
+@pytest.fixture(scope="module")
+def counting(emulator: Any) -> Any:
+    """counting(architecture): a device whose kernels count, one for all tests."""
+    return cache(emulator.counting)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx1100"])
+def test_counts_are_those_of_the_table(
+    emulator: Any, counting: Any, architecture: str, family: Any, dtype: str
+) -> None:
+    """Of each kernel: launches, LDS cycles and the least possible, lines of global memory and the least possible."""
+    device = counting(architecture)
+    found = emulator.count(lambda: family(device, Arrays(device, DTYPES[dtype])))
+    if family in MEMORY_BOUND:
+        for name, counts in found.items():
+            check_coalesced(name, counts, dtype)
+    rows = {name: [c.launches, *c.total("lds"), *c.total("global")] for name, c in sorted(found.items())}
+    key = f"{architecture} {family.__name__} {dtype}"
+    table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    if os.environ.get("WGRAD_WRITE_COUNTS") == "1":
+        text = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted({**table, key: rows}.items()))
+        TABLE.write_text("{\n" + ",\n".join(text) + "\n}\n")
+        return
+    assert rows == table.get(key), f"where this is meant, WGRAD_WRITE_COUNTS=1 writes {TABLE.name} anew"
+
+
+def check_coalesced(name: str, counts: Any, dtype: str) -> None:
+    """The bars of a memory-bound kernel."""
+    cycles, least_cycles = counts.total("lds")
+    assert cycles == least_cycles, f"{name}: {cycles} LDS cycles for {least_cycles}"
+    lines, least = counts.total("global")
+    most = max(MOST_LINES[dtype], MOST_LINES_OF.get(name, 0.0))
+    assert lines <= most * least, f"{name}: {lines} lines for {least}"
+
+
+# ---- the counter itself --------------------------------------------------------------------------
+@pytest.fixture(params=["gfx942", "gfx1100"])
+def planted(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """planted(kernel, arguments): the sites of one launch of a kernel above."""
+    (tmp_path / "planted.hip").write_text(PLANTED)
+    device = emulator.counting(request.param, tmp_path)
+    x, y = device.zeros((4096,)), device.zeros((4096,))
+
+    def launch(kernel: str, *numbers: int, reads: bool = False) -> dict[tuple[str, str], tuple[int, int, int]]:
+        arguments = [x, y, *numbers] if reads else [y, *numbers]
+        found = emulator.count(lambda: device.launch("planted", kernel, arguments, (1, 1, 1), threads=64))
+        return {(s.memory, s.direction): (s.accesses, s.cost, s.least) for s in found[kernel].sites}
+
+    launch.waves = 64 // device.wave  # type: ignore[attr-defined]
+    launch.cdna = device.wave == 64  # type: ignore[attr-defined]
+    return launch
+
+
+@pytest.mark.parametrize(("stride", "ways"), [(1, 1), (2, 2), (4, 4), (32, 32), (33, 1), (48, 16), (0, 1)])
+def test_bank_conflicts_of_words(planted: Any, stride: int, ways: int) -> None:
+    """A step of 32 words: 32 lanes in one bank. A step of 0: one word for all, no conflict."""
+    assert planted("lds_words", stride)["lds", "load"] == (planted.waves, 2 * ways, 2)
+
+
+@pytest.mark.parametrize(("stride", "ways"), [(4, 1), (8, 2), (16, 4), (20, 1), (32, 8)])
+def test_bank_conflicts_of_128_bits(planted: Any, stride: int, ways: int) -> None:
+    """Eight lanes at a time; 20 words is the padded row of 16."""
+    assert planted("lds_wide", stride)["lds", "load"] == (planted.waves, 8 * ways, 8)
+
+
+def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbours(planted: Any) -> None:
+    """Lanes 0-3 read where lanes 4-7 do, and 16-19 where 20-23 do: a conflict for groups of neighbours alone."""
+    found = planted("lds_pairs")
+    assert found["lds", "load"][1:] == ((8, 8) if planted.cdna else (16, 8))
+    assert found["lds", "store"][1] == 16  # stores go by neighbours everywhere
+
+
+@pytest.mark.parametrize(("stride", "shift", "lines"), [(1, 0, 2), (1, 1, 0), (2, 0, 4), (32, 0, 64), (0, 0, 0)])
+def test_lines_of_global_memory(planted: Any, stride: int, shift: int, lines: int) -> None:
+    """64 words in two lines of 128 bytes; one element on, each wave touches a line more; a step of 32, a line a lane."""
+    wanted = {(1, 1): 2 + planted.waves, (0, 0): planted.waves}.get((stride, shift), lines)
+    accesses, cost, least = planted("global_words", stride, shift, reads=True)["global", "load"]
+    assert (accesses, cost, least) == (planted.waves, wanted, 2 if stride else planted.waves)
+
+
+def test_lines_of_128_bits(planted: Any) -> None:
+    for direction in ("load", "store"):
+        assert planted("global_wide", reads=True)["global", direction] == (planted.waves, 8, 8)
+
+
+def test_lanes_that_leave_a_loop_are_not_mixed_up(planted: Any) -> None:
+    """Lane l goes round l % 3 + 1 times: each round is one access of the lanes that are still there."""
+    assert planted("global_loop", reads=True)["global", "load"][0] == 3 * planted.waves
+
+
+def test_registers_are_not_counted(planted: Any) -> None:
+    assert set(planted("spill", 3)) == {("global", "store")}
