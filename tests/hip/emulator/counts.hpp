@@ -6,7 +6,7 @@
 
 namespace emulator {
 
-// A kernel starts; what it does from here on counts under its name.
+// A kernel starts; what it does from here on counts under its name. line: bytes of a cache line.
 void count_launch(const char* kernel, unsigned wave, unsigned line, bool cdna);
 // Work-item `thread` reads or writes; `site` is the instruction. Memory that is neither LDS nor the card's is a register.
 void count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site);

@@ -49,11 +49,7 @@ using gpu::host::Machine;
 using gpu::host::SLOT;
 
 constexpr Arch ARCHES[] = {
-    {"gfx90a", 910, 64, 65536, 64},
-    {"gfx942", 942, 64, 65536, 128},
-    {"gfx1100", 1100, 32, 65536, 128},
-    {"gfx1201", 1201, 32, 65536, 128},
-};
+    {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536}};
 constexpr size_t STACK = 256 << 10;
 constexpr unsigned MOST_THREADS = 1024, MOST_LANES = 64;
 
@@ -230,7 +226,7 @@ std::string run(const Launch& launch, bool* illegal) {
              }};
   *launch.machine = &machine;
   running = &launch;
-  count_launch(launch.kernel->name, launch.wave, arch().line, launch.wave == 64);
+  count_launch(launch.kernel->name, launch.wave, arch().host == 910 ? 64 : 128, launch.wave == 64);
   failure.clear();
   wrong_address = false;
   stack_t alternate = {signal_stack, 0, sizeof(signal_stack)}, old_alternate;

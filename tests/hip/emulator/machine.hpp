@@ -14,7 +14,6 @@ struct Arch {
   unsigned host;  // GPU_HOST of the kernels made for it
   unsigned wave;
   unsigned lds;
-  unsigned line;  // bytes of a cache line
 };
 // The card that this process has: $WGRAD_EMULATED_ARCH, gfx942 unless said.
 const Arch& arch();
