@@ -38,7 +38,8 @@ def _products(device: Device) -> Cases:
     rng = np.random.default_rng(7)
     seed, kinds = device.upload(SEED), (False, True)
     nf4, double = (
-        F.nf4_quantize(device, device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d) for d in kinds
+        F.nf4_quantize(device, device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d)
+        for d in kinds
     )
     gemms: Cases = {
         f"gemm {'t' if ta else 'n'}{'t' if tb else 'n'}{' batched' if lead else ''}": (

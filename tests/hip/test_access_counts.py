@@ -37,7 +37,9 @@ extern "C" GPU_KERNEL(64) void lds_pairs(float* y) {
 extern "C" GPU_KERNEL(64) void global_words(const float* x, float* y, u32 stride, u32 shift) {
   y[thread()] = x[thread() * stride + shift];
 }
-extern "C" GPU_KERNEL(64) void global_wide(const float* x, float* y) { store16(y + thread() * 4, load16(x + thread() * 4)); }
+extern "C" GPU_KERNEL(64) void global_wide(const float* x, float* y) {
+  store16(y + thread() * 4, load16(x + thread() * 4));
+}
 extern "C" GPU_KERNEL(64) void global_loop(const float* x, float* y) {
   float sum = 0.f;
   for (u32 i = 0; i <= thread() % 3; i++) sum += x[i * 64 + thread()];
@@ -110,7 +112,7 @@ def embedding(d: Any, x: Arrays) -> None:
 
 
 def cross_entropy(d: Any, x: Arrays) -> None:
-    d.linear_cross_entropy(x(ROWS, 64), x(VOCAB * 8, 64), x.ids(VOCAB * 8, ROWS), need_dx=True)
+    d.linear_cross_entropy(x(ROWS, 64), x(VOCAB * 2 + 6, 64), x.ids(VOCAB, ROWS))
 
 
 def nf4(d: Any, x: Arrays) -> None:
@@ -156,22 +158,27 @@ def attention(d: Any, x: Arrays) -> None:
     d.attention_backward(do, q, k, v, o, lse, starts, scale=0.125)
 
 
-MEMORY_BOUND = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, nf4, optimizer, dropout, storage,
-                decoding]  # fmt: skip
-FAMILIES = [*MEMORY_BOUND, cross_entropy, products, attention]
+FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, optimizer,
+            dropout, storage, decoding, products, attention]  # fmt: skip
+COMPUTE_BOUND = ("gemm", "gemv", "attention")
 DTYPES = {"float32": np.float32, "float16": np.float16}
 # Cache lines touched, in the least that the same bytes need. float32 goes in eights of a work-item, which are two
 # accesses of 16 bytes at steps of 32: each line is touched twice, and read from memory once.
 MOST_LINES = {"float32": 2.05, "float16": 1.05}
 MOST_LINES_OF = {
     "elementwise": 3.0,  # bias and mask are read one by one
-    "rms_norm": 1.45,  # the weight is float32
-    "rms_norm_backward": 1.45,
+    "rms_norm": 1.5,  # the weight is float32
+    "rms_norm_backward": 1.5,
+    "rms_norm_row16": 1.3,
     "rope": 2.0,  # a half of a head is half a line
+    "cross_entropy": 2.15,  # the logits are float32; the wave at a row's end has few lanes
+    "embedding_backward": 1.6,  # the gradient is float32
+    "embedding_chains": 4.0,  # a search in the ids
+    "nf4_quantize": 3.85,  # a work-item takes a piece of 16 bytes of a line or more, one access after another
+    "nf4_dequantize": 3.6,
     "nf4_nest": 3.5,  # a search in 255 thresholds
-    "nf4_dequantize": 1.9,
     "grad_norm": 2.0,  # float32
-    "sample": 1.2,  # the last pass takes runs of neighbours
+    "sample": 2.2,  # float32
 }
 
 
@@ -190,8 +197,8 @@ def test_counts_are_those_of_the_table(
     """Of each kernel: launches, LDS cycles and the least possible, lines of global memory and the least possible."""
     device = counting(architecture)
     found = emulator.count(lambda: family(device, Arrays(device, DTYPES[dtype])))
-    if family in MEMORY_BOUND:
-        for name, counts in found.items():
+    for name, counts in found.items():
+        if not name.startswith(COMPUTE_BOUND):
             check_coalesced(name, counts, dtype)
     rows = {name: [c.launches, *c.total("lds"), *c.total("global")] for name, c in sorted(found.items())}
     key = f"{architecture} {family.__name__} {dtype}"
@@ -251,7 +258,7 @@ def test_cdna_takes_128_bit_reads_of_lanes_that_are_not_neighbours(planted: Any)
 
 @pytest.mark.parametrize(("stride", "shift", "lines"), [(1, 0, 2), (1, 1, 0), (2, 0, 4), (32, 0, 64), (0, 0, 0)])
 def test_lines_of_global_memory(planted: Any, stride: int, shift: int, lines: int) -> None:
-    """64 words in two lines of 128 bytes; one element on, each wave touches a line more; a step of 32, a line a lane."""
+    """64 words in two lines of 128 bytes; one element on, a line more for each wave; a step of 32, a line a lane."""
     wanted = {(1, 1): 2 + planted.waves, (0, 0): planted.waves}.get((stride, shift), lines)
     accesses, cost, least = planted("global_words", stride, shift, reads=True)["global", "load"]
     assert (accesses, cost, least) == (planted.waves, wanted, 2 if stride else planted.waves)

@@ -29,7 +29,7 @@ def train_tests(name: str) -> ModuleType:
 
 FIXTURES, LOOP, GENERATE, RESUME = (train_tests(n) for n in ("conftest", "test_loop", "test_generate", "test_resume"))
 make_checkpoint, text_data = FIXTURES.make_checkpoint, FIXTURES.text_data
-# These take the fixture `device`, which is the HIP device here.
+# These take the fixture `device`, which is the HIP device here: of one wave size, as they are about the room above.
 test_one_batch_of_eight_is_eight_batches_of_one = LOOP.test_one_batch_of_eight_is_eight_batches_of_one
 test_every_matrix_moves = LOOP.test_every_matrix_moves
 test_nothing_grows = LOOP.test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps
@@ -43,14 +43,15 @@ test_nothing_is_compiled_once_two_tokens_are_out = GENERATE.test_nothing_is_comp
 
 
 @pytest.fixture
-def device(hip_device: Any) -> Any:
-    return hip_device
+def device(emulator: Any) -> Any:
+    yield emulator.device("gfx1100")
+    emulator.clear()
 
 
-def test_thirty_steps_beside_numpy(make_checkpoint: Any, device: Device, cpu: Device) -> None:
+def test_thirty_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu: Device) -> None:
     """QLoRA with dropout and clipping; a loss may be off by four roundings of float32 a step."""
     folder, histories = make_checkpoint(), []
-    for where in (cpu, device):
+    for where in (cpu, hip_device):
         options = {"max_steps": 30, "accumulate": 1, "dropout": 0.1, "max_grad_norm": 0.5}
         trainer, _, config = LOOP.trainer_for(folder, where, **options)
         for step in LOOP.BatchStream(LOOP.documents(), config):
@@ -63,8 +64,8 @@ def test_thirty_steps_beside_numpy(make_checkpoint: Any, device: Device, cpu: De
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("hip_device", ["gfx942"], indirect=True)
-def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
-    train_tests("test_oracle_adapter").test_thirty_steps_beside_peft(make_checkpoint, device, tmp_path)
+def test_thirty_steps_beside_peft(make_checkpoint: Any, hip_device: Device, tmp_path: Path) -> None:
+    train_tests("test_oracle_adapter").test_thirty_steps_beside_peft(make_checkpoint, hip_device, tmp_path)
 
 
 # ---- the commands ------------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 //
 // Global memory, in cache lines: those that the wave touches; at least its distinct bytes / bytes of a line.
 //   Sources: ROCm Compute Profiler, Vector L1 cache (a line is 64 bytes on MI200, 128 on MI300); RDNA white paper (128).
-// LDS, in cycles: 32 banks of 4 bytes; in a cycle a bank serves one 4-byte word, to any number of lanes. Lanes are served
-//   in groups: 32 for accesses of up to 4 bytes, 16 for 8, 8 for 16, neighbours all, except that CDNA's 16-byte reads take
-//   lanes 0-3 with 20-23, 4-7 with 16-19, 8-11 with 28-31, 12-15 with 24-27, and so on from lane 32. A group costs the
-//   most words that one bank has to serve; at least its distinct words / 32.
+// LDS, in cycles: 32 banks of 4 bytes; in a cycle a bank serves one 4-byte word, to any number of lanes. Lanes are
+//   served in groups: 32 for accesses of up to 4 bytes, 16 for 8, 8 for 16, neighbours all, except that CDNA's 16-byte
+//   reads take lanes 0-3 with 20-23, 4-7 with 16-19, 8-11 with 28-31, 12-15 with 24-27, and so on from lane 32. A group
+//   costs the most words that one bank has to serve; at least its distinct words / 32.
 //   Sources: Composable Kernel, Understanding AMD GPU LDS and Bank Conflicts; AMD, Avoiding LDS Bank Conflicts on AMD
 //   GPUs Using CK-Tile Framework (2025). No groups are published for RDNA: neighbours are taken there.
 #include "counts.hpp"
@@ -90,7 +90,8 @@ Cost lds_cost(const Access* first, const Access* last) {
 
 void count_one(const Access* first, const Access* last) {
   Cost cost = first->lds ? lds_cost(first, last) : global_cost(first, last);
-  Site& site = current->sites.try_emplace(first->site, Site{first->bytes, first->store, first->lds, 0, 0, 0}).first->second;
+  Site fresh = {first->bytes, first->store, first->lds, 0, 0, 0};
+  Site& site = current->sites.try_emplace(first->site, fresh).first->second;
   site.accesses++;
   site.cost += cost.spent;
   site.least += cost.least;
@@ -149,7 +150,8 @@ std::string counts_as_json() {
   std::string text = "{";
   for (auto& [name, kernel] : kernels) {
     if (kernel.sites.empty()) continue;
-    text += (text.size() > 1 ? ", \"" : "\"") + name + "\": {\"launches\": " + std::to_string(kernel.launches) + ", \"sites\": [";
+    text += (text.size() > 1 ? ", \"" : "\"") + name + "\": {\"launches\": " + std::to_string(kernel.launches);
+    text += ", \"sites\": [";
     bool more = false;
     for (auto& [address, site] : kernel.sites) {
       Dl_info info = {};

@@ -8,7 +8,8 @@ namespace emulator {
 
 // A kernel starts; what it does from here on counts under its name. line: bytes of a cache line.
 void count_launch(const char* kernel, unsigned wave, unsigned line, bool cdna);
-// Work-item `thread` reads or writes; `site` is the instruction. Memory that is neither LDS nor the card's is a register.
+// Work-item `thread` reads or writes; `site` is the instruction. What is neither LDS nor the card's memory is a
+// register. Of an access, 16 bytes at most: the compiler reports no wider ones, and cards have none.
 void count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site);
 // The work-items [first, first + lanes), a wave, have all come to a meeting, a barrier or their end.
 void count_wave(unsigned first, unsigned lanes);
