@@ -2,7 +2,7 @@
 // instruction, since the wave last met (shuffle, matrix instruction, barrier), is one access. Its cost:
 //
 // Global memory, in cache lines: those that the wave touches; at least its distinct bytes / bytes of a line.
-//   Sources: ROCm Compute Profiler, Vector L1 cache (a line is 64 bytes on MI200, 128 on MI300); RDNA white paper (128).
+//   Sources: ROCm Compute Profiler, Vector L1 cache (a line is 64 bytes on MI200, 128 on MI300); RDNA white paper.
 // LDS, in cycles: 32 banks of 4 bytes; in a cycle a bank serves one 4-byte word, to any number of lanes. Lanes are
 //   served in groups: 32 for accesses of up to 4 bytes, 16 for 8, 8 for 16, neighbours all, except that CDNA's 16-byte
 //   reads take lanes 0-3 with 20-23, 4-7 with 16-19, 8-11 with 28-31, 12-15 with 24-27, and so on from lane 32. A group
