@@ -1,4 +1,4 @@
-"""Gradients by central differences in float64 on the reference, with the operator in the middle of a graph.
+"""Gradients of any device by central differences in float64 on the reference, the operator in the middle of a graph.
 
 y = sum(c * op(a * x + b)) with a, b and c other than 1 and 0: a backward that drops the gradient from above, or does
 not pass its own on to what is below, shows.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
 
@@ -21,30 +22,41 @@ LIMIT = 1000 * (float(np.finfo(np.float64).eps) / STEP + STEP * STEP)
 INNER_SCALE = 0.7
 
 
+Operator = Callable[..., Tensor | Sequence[Tensor]]
+
+
 def gradcheck(
-    op: Callable[..., Tensor | Sequence[Tensor]],
+    op: Operator,
     *inputs: np.ndarray,
     rng: np.random.Generator,
-    device: ReferenceDevice | None = None,
+    device: Device | None = None,
     checks: int = 24,
+    dtype: Any = np.float64,
+    differences: Operator | None = None,
 ) -> float:
     """The largest relative difference between a gradient of the tape and central differences.
 
     op takes one Tensor for each input (float64 arrays) and returns a Tensor or several. At most `checks` elements of
     each input are compared, drawn with rng. The result is relative to the largest gradient of that input (or to a
     thousandth of y where that is more: differences of y cannot resolve a gradient that is 0).
+
+    device: where the tape runs (a reference device of its own if None), in `dtype`. Differences are always taken of the
+    reference in float64: where op holds arrays of another device, `differences` is the same operator with NumPy's.
     """
-    device = device or ReferenceDevice()
+    device, reference = device or ReferenceDevice(), ReferenceDevice()
+    exact = differences or op
+    if differences is None and isinstance(device, ReferenceDevice):
+        reference = device
     shifts = [0.1 * rng.standard_normal(x.shape) for x in inputs]
     weights: list[np.ndarray] = []
 
-    def loss(leaves: Sequence[Tensor]) -> Tensor:
-        inner = [F.add(F.scale(x, INNER_SCALE), device.upload(s)) for x, s in zip(leaves, shifts)]
+    def loss(op: Operator, leaves: Sequence[Tensor], where: Device, kind: Any) -> Tensor:
+        inner = [F.add(F.scale(x, INNER_SCALE), where.upload(s.astype(kind))) for x, s in zip(leaves, shifts)]
         result = op(*inner)
         outputs = [result] if isinstance(result, Tensor) else list(result)
         if not weights:
             weights.extend(1.5 + rng.standard_normal(out.shape) for out in outputs)
-        terms = [F.sum(F.mul(out, device.upload(c))) for out, c in zip(outputs, weights)]
+        terms = [F.sum(F.mul(out, where.upload(c.astype(kind)))) for out, c in zip(outputs, weights)]
         total = terms[0]
         for term in terms[1:]:
             total = F.add(total, term)
@@ -52,12 +64,14 @@ def gradcheck(
 
     def value(arrays: Sequence[np.ndarray]) -> float:
         with F.no_grad():
-            return float(loss([Tensor(device.upload(a), device) for a in arrays]).numpy()[0])
+            leaves = [Tensor(reference.upload(a), reference) for a in arrays]
+            return float(loss(exact, leaves, reference, np.float64).numpy()[0])
 
     arrays = [np.array(x, np.float64) for x in inputs]
-    leaves = [Tensor(device.upload(a), device, requires_grad=True) for a in arrays]
-    loss(leaves).backward()
-    return max(_compare(value, arrays, i, leaf.grad, rng, checks) for i, leaf in enumerate(leaves))
+    leaves = [Tensor(device.upload(a.astype(dtype)), device, requires_grad=True) for a in arrays]
+    loss(op, leaves, device, dtype).backward()
+    grads = [None if leaf.grad is None else device.download(leaf.grad) for leaf in leaves]
+    return max(_compare(value, arrays, i, grad, rng, checks) for i, grad in enumerate(grads))
 
 
 def _compare(

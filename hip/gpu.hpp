@@ -91,13 +91,13 @@ template <class V = u32x4, class T>
 GPU_FN V load16(const T* p) {
   static_assert(sizeof(V) == 16, "load16 gives 16 bytes");
   GPU_CHECK_ALIGNED(p, 16);
-  return *reinterpret_cast<const V*>(p);
+  return *reinterpret_cast<const GPU_WHOLE V*>(p);
 }
 template <class V, class T>
 GPU_FN void store16(T* p, V value) {
   static_assert(sizeof(V) == 16, "store16 takes 16 bytes");
   GPU_CHECK_ALIGNED(p, 16);
-  *reinterpret_cast<V*>(p) = value;
+  *reinterpret_cast<GPU_WHOLE V*>(p) = value;
 }
 // One access of N elements; N * sizeof(T) is a power of two and the address a multiple of it.
 template <int N, class T>

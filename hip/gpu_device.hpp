@@ -7,6 +7,7 @@
 #define GPU_KERNEL(threads) __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define GPU_SHARED(type, name, count) static __attribute__((shared, aligned(16))) type name[count]
 #define GPU_CHECK_ALIGNED(p, bytes)
+#define GPU_WHOLE
 
 #if defined(__GFX9__)
 #define GPU_WAVE 64

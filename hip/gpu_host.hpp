@@ -42,6 +42,14 @@
 #define GPU_CHECK_ALIGNED(p, bytes) \
   (reinterpret_cast<unsigned long>(p) % (bytes) ? gpu_host_machine->fail("an access is not aligned to its size") : void())
 
+// With GPU_COUNTED and clang's -fsanitize-coverage=trace-loads,trace-stores every access is reported to the emulator;
+// `volatile` keeps the compiler from taking a wide one apart.
+#if defined(GPU_COUNTED)
+#define GPU_WHOLE volatile
+#else
+#define GPU_WHOLE
+#endif
+
 #include "gpu_types.hpp"
 
 namespace gpu::host {
@@ -56,6 +64,8 @@ struct Machine {
   const char* (*meet)(unsigned kind, const void* mine, unsigned bytes);
   void* (*shared)(const void* key, unsigned long bytes);
   void (*fail)(const char* message);
+  // One load or store of one lane; `site` tells instructions apart. Called by kernels built with GPU_COUNTED alone.
+  void (*access)(const void* address, unsigned bytes, bool store, const void* site);
 };
 constexpr unsigned SLOT = 128;
 
@@ -70,6 +80,26 @@ struct Kernel {
 
 extern "C" __attribute__((visibility("default"), weak)) gpu::host::Machine* gpu_host_machine = nullptr;
 extern "C" __attribute__((visibility("default"), weak)) const unsigned gpu_host_arch = GPU_HOST;
+
+#if defined(GPU_COUNTED)
+#define GPU_COUNT(name, bytes, store)                                                                               \
+  extern "C" __attribute__((visibility("hidden"), noinline, no_sanitize("coverage"))) inline void                    \
+      __sanitizer_cov_##name(const void* p) {                                                                        \
+    gpu_host_machine->access(p, bytes, store, __builtin_return_address(0));                                          \
+  }                                                                                                                  \
+  static const auto gpu_keep_##name __attribute__((used)) = __sanitizer_cov_##name;
+GPU_COUNT(load1, 1, false)
+GPU_COUNT(load2, 2, false)
+GPU_COUNT(load4, 4, false)
+GPU_COUNT(load8, 8, false)
+GPU_COUNT(load16, 16, false)
+GPU_COUNT(store1, 1, true)
+GPU_COUNT(store2, 2, true)
+GPU_COUNT(store4, 4, true)
+GPU_COUNT(store8, 8, true)
+GPU_COUNT(store16, 16, true)
+#undef GPU_COUNT
+#endif
 
 namespace gpu {
 

@@ -11,93 +11,119 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.device import Device
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, run_backward
 
-RNG = np.random.default_rng(7)
 SEED = np.array([123, 456], np.uint32)
-NF4 = ReferenceDevice().nf4_quantize(RNG.standard_normal((7, 10)).astype(np.float32), 32)
-NF4_DOUBLE = ReferenceDevice().nf4_quantize(RNG.standard_normal((7, 10)).astype(np.float32), 32, double=True)
 ANGLE = np.outer(np.arange(9), [1.0, 0.3, 0.01])
-POSITIONS = np.array([3, 0, 8, 3], np.int32)
-KEEP = (RNG.random((3, 5)) < 0.5).astype(np.uint32)
 STARTS = np.array([[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 4, 4]], np.int32)
 Q_START = np.zeros(1, np.int32)
-TARGETS = np.array([1, -100, 6, 1], np.int32)
-IDS = np.array([1, 4, 1, 0, 1], np.int32)
-
-
-def lora(a: Tensor, b: Tensor, p: float = 0.0) -> F.LoraTerm:
-    return F.LoraTerm(a, b, 1.7, p, SEED if p else None, 3)
-
-
-def attention(window: int) -> Callable[..., Tensor]:
-    return lambda q, k, v: F.attention(q, k, v, STARTS, Q_START, scale=0.4, window=window)
-
-
-def with_residual(h: Tensor, w: Tensor) -> list[Tensor]:
-    y, same = F.rms_norm_residual(h, w, 1e-5)
-    return [y, same]
-
-
 X35, X45, QKV = (3, 5), (4, 5), ((2, 6, 4, 6), (2, 6, 2, 6), (2, 6, 2, 6))
-CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
-    **{
+Cases = dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]]
+
+
+def gradient_cases(device: Device, dtype: Any = np.float64) -> Cases:
+    """Operators whose constant arrays lie on `device`, by name, with the shapes of their inputs (in `dtype`)."""
+    put = device.upload
+    return {**_products(device), **_plain(put, dtype), **_with_indices(put, dtype)}
+
+
+def lora(a: Tensor, b: Tensor, p: float = 0.0, seed: Any = SEED) -> F.LoraTerm:
+    return F.LoraTerm(a, b, 1.7, p, seed if p else None, 3)
+
+
+def _products(device: Device) -> Cases:
+    rng = np.random.default_rng(7)
+    seed, kinds = device.upload(SEED), (False, True)
+    nf4, double = (
+        F.nf4_quantize(device, device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d)
+        for d in kinds
+    )
+    gemms: Cases = {
         f"gemm {'t' if ta else 'n'}{'t' if tb else 'n'}{' batched' if lead else ''}": (
             lambda a, b, ta=ta, tb=tb: F.gemm(a, b, trans_a=ta, trans_b=tb, alpha=0.3),
             ((*lead, 4, 3) if ta else (*lead, 3, 4), (*lead, 5, 4) if tb else (*lead, 4, 5)),
         )
-        for ta in (False, True)
-        for tb in (False, True)
+        for ta in kinds
+        for tb in kinds
         for lead in ((), (2,))
-    },
-    "linear": (lambda x, w: F.linear(x, w), ((2, 3, 10), (7, 10))),
-    "linear bias residual": (
-        lambda x, w, c, r: F.linear(x, w, bias=c, residual=r),
-        ((2, 3, 10), (7, 10), (7,), (2, 3, 7)),
-    ),
-    "linear lora": (lambda x, w, a, b: F.linear(x, w, lora=lora(a, b)), ((5, 10), (7, 10), (2, 10), (7, 2))),
-    "linear lora dropout": (
-        lambda x, w, a, b: F.linear(x, w, lora=lora(a, b, 0.4)),
-        ((5, 10), (7, 10), (2, 10), (7, 2)),
-    ),
-    "linear_nf4": (lambda x: F.linear_nf4(x, NF4), ((5, 10),)),
-    "linear_nf4 double": (lambda x: F.linear_nf4(x, NF4_DOUBLE), ((5, 10),)),
-    "linear_nf4 all": (
-        lambda x, a, b, c, r: F.linear_nf4(x, NF4, lora=lora(a, b), bias=c, residual=r),
-        ((2, 3, 10), (2, 10), (7, 2), (7,), (2, 3, 7)),
-    ),
-    "linear_nf4 dropout": (
-        lambda x, a, b: F.linear_nf4(x, NF4_DOUBLE, lora=lora(a, b, 0.4)),
-        ((5, 10), (2, 10), (7, 2)),
-    ),
-    "rms_norm": (lambda x, w: F.rms_norm(x, w, 1e-5), ((2, 3, 5), (5,))),
-    "rms_norm_residual": (with_residual, (X35, (5,))),
-    "rms_norm_residual, only h": (lambda h: F.rms_norm_residual(h, np.ones(5), 1e-5)[1], (X35,)),
-    "rms_norm_residual, only y": (lambda h, w: F.rms_norm_residual(h, w, 1e-5)[0], (X35, (5,))),
-    "silu": (F.silu, (X35,)),
-    "gelu": (F.gelu, (X35,)),
-    "swiglu": (F.swiglu, (X35, X35)),
-    "geglu": (F.geglu, (X35, X35)),
-    "rope": (lambda x: F.rope(x, np.cos(ANGLE), np.sin(ANGLE), POSITIONS), ((4, 2, 6),)),
-    "attention": (attention(0), QKV),
-    "attention window": (attention(2), QKV),
-    "softmax": (F.softmax, ((2, 3, 5),)),
-    "mask": (lambda x: F.mask(x, KEEP, -3.0), (X35,)),
-    "add": (F.add, (X35, X35)),
-    "mul": (F.mul, (X35, X35)),
-    "mul by itself": (lambda x: F.mul(x, x), (X35,)),
-    "scale": (lambda x: F.scale(x, -0.3), (X35,)),
-    "cast": (lambda x: F.cast(x, np.float64), (X35,)),
-    "bias": (F.bias, ((2, 3, 5), (5,))),
-    "sum": (F.sum, (X35,)),
-    "dropout": (lambda x: F.dropout(x, 0.4, SEED, 5), (X35,)),
-    "reshape": (lambda x: x.reshape(5, -1), (X35,)),
-    "embedding": (lambda t: F.embedding(t, IDS, dtype=np.float64), (X45[::-1],)),
-    "linear_cross_entropy": (lambda x, w: F.linear_cross_entropy(x, w, TARGETS), (X45, (7, 5))),
-    "checkpoint": (lambda x, y: F.checkpoint(lambda a, b: F.silu(F.mul(a, b)), x, y), (X35, X35)),
-}
+    }
+    return gemms | {
+        "linear": (lambda x, w: F.linear(x, w), ((2, 3, 10), (7, 10))),
+        "linear bias residual": (
+            lambda x, w, c, r: F.linear(x, w, bias=c, residual=r),
+            ((2, 3, 10), (7, 10), (7,), (2, 3, 7)),
+        ),
+        "linear lora": (lambda x, w, a, b: F.linear(x, w, lora=lora(a, b)), ((5, 10), (7, 10), (2, 10), (7, 2))),
+        "linear lora dropout": (
+            lambda x, w, a, b: F.linear(x, w, lora=lora(a, b, 0.4, seed)),
+            ((5, 10), (7, 10), (2, 10), (7, 2)),
+        ),
+        "linear_nf4": (lambda x: F.linear_nf4(x, nf4), ((5, 10),)),
+        "linear_nf4 double": (lambda x: F.linear_nf4(x, double), ((5, 10),)),
+        "linear_nf4 all": (
+            lambda x, a, b, c, r: F.linear_nf4(x, nf4, lora=lora(a, b), bias=c, residual=r),
+            ((2, 3, 10), (2, 10), (7, 2), (7,), (2, 3, 7)),
+        ),
+        "linear_nf4 dropout": (
+            lambda x, a, b: F.linear_nf4(x, double, lora=lora(a, b, 0.4, seed)),
+            ((5, 10), (2, 10), (7, 2)),
+        ),
+    }
+
+
+def _plain(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
+    seed, keep = put(SEED), put((np.random.default_rng(7).random((3, 5)) < 0.5).astype(np.uint32))
+    ones = put(np.ones(5, dtype))
+
+    def with_residual(h: Tensor, w: Tensor) -> list[Tensor]:
+        y, same = F.rms_norm_residual(h, w, 1e-5)
+        return [y, same]
+
+    return {
+        "rms_norm": (lambda x, w: F.rms_norm(x, w, 1e-5), ((2, 3, 5), (5,))),
+        "rms_norm_residual": (with_residual, (X35, (5,))),
+        "rms_norm_residual, only h": (lambda h: F.rms_norm_residual(h, ones, 1e-5)[1], (X35,)),
+        "rms_norm_residual, only y": (lambda h, w: F.rms_norm_residual(h, w, 1e-5)[0], (X35, (5,))),
+        "silu": (F.silu, (X35,)),
+        "gelu": (F.gelu, (X35,)),
+        "swiglu": (F.swiglu, (X35, X35)),
+        "geglu": (F.geglu, (X35, X35)),
+        "softmax": (F.softmax, ((2, 3, 5),)),
+        "mask": (lambda x: F.mask(x, keep, -3.0), (X35,)),
+        "add": (F.add, (X35, X35)),
+        "mul": (F.mul, (X35, X35)),
+        "mul by itself": (lambda x: F.mul(x, x), (X35,)),
+        "scale": (lambda x: F.scale(x, -0.3), (X35,)),
+        "cast": (lambda x: F.cast(x, dtype), (X35,)),
+        "bias": (F.bias, ((2, 3, 5), (5,))),
+        "sum": (F.sum, (X35,)),
+        "dropout": (lambda x: F.dropout(x, 0.4, seed, 5), (X35,)),
+        "reshape": (lambda x: x.reshape(5, -1), (X35,)),
+        "checkpoint": (lambda x, y: F.checkpoint(lambda a, b: F.silu(F.mul(a, b)), x, y), (X35, X35)),
+    }
+
+
+def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
+    cos, sin = put(np.cos(ANGLE).astype(dtype)), put(np.sin(ANGLE).astype(dtype))
+    positions, ids, targets = (put(np.array(a, np.int32)) for a in ([3, 0, 8, 3], [1, 4, 1, 0, 1], [1, -100, 6, 1]))
+    starts, q_start = put(STARTS), put(Q_START)
+
+    def attention(window: int) -> Callable[..., Tensor]:
+        return lambda q, k, v: F.attention(q, k, v, starts, q_start, scale=0.4, window=window)
+
+    return {
+        "rope": (lambda x: F.rope(x, cos, sin, positions), ((4, 2, 6),)),
+        "attention": (attention(0), QKV),
+        "attention window": (attention(2), QKV),
+        "embedding": (lambda t: F.embedding(t, ids, dtype=dtype), (X45[::-1],)),
+        "linear_cross_entropy": (lambda x, w: F.linear_cross_entropy(x, w, targets), (X45, (7, 5))),
+    }
+
+
+CASES = gradient_cases(ReferenceDevice())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,6 +23,9 @@ FLAGS = ["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-
 FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
 _MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
+# Kernels that report every load and store: little optimisation, so that an access of the source stays one instruction.
+COUNTED = ["-O1", "-DGPU_COUNTED", "-gline-tables-only", "-fsanitize-coverage=func,trace-loads,trace-stores",
+           "-mllvm", "-disable-vector-combine"]  # fmt: skip
 
 
 def clang() -> str:
@@ -72,11 +75,15 @@ def build_library(out: Path) -> Path:
     return output
 
 
-def build_kernels(source: Path, arch: str, out: Path) -> Path:
-    """OUT/<arch>/<source>.co: the kernels of one .hip file for the emulated architecture."""
+def build_kernels(source: Path, arch: str, out: Path, *, counted: bool = False) -> Path:
+    """OUT/<arch>/<source>.co: the kernels of one .hip file for the emulated architecture.
+
+    counted: they report their memory accesses (counts.hpp), and are slower.
+    """
     output = out / arch / f"{source.stem}.co"
-    text = _run([clang(), *FLAGS, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
-    key = _digest(clang(), *FLAGS, text)
+    flags = [*FLAGS, *COUNTED] if counted else FLAGS
+    text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
+    key = _digest(clang(), *flags, text)
     if not _fresh(output, key):
         output.parent.mkdir(parents=True, exist_ok=True)
         export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} ='
@@ -87,7 +94,7 @@ def build_kernels(source: Path, arch: str, out: Path) -> Path:
         if not exports:
             raise RuntimeError(f"{source.name} has no GPU_KERNEL for {arch}")
         made = output.with_suffix(".new")
-        command = [clang(), *FLAGS, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"]
+        command = [clang(), *flags, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"]
         _run(command, stdin="\n".join([text, *exports]))
         _publish(made, output, key)
     return output

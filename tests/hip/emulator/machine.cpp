@@ -13,6 +13,8 @@
 #include <cstring>
 #include <vector>
 
+#include "counts.hpp"
+
 #if !defined(__x86_64__)
 #error "the emulator switches fibers in x86-64 assembly"
 #endif
@@ -125,7 +127,8 @@ void fiber_main() {
 }
 
 void start_fiber(unsigned thread) {
-  void** top = reinterpret_cast<void**>(stacks + (thread + 1) * STACK - 64);
+  // Not all at the same distance: their first lines would fall into a few sets of the cache.
+  void** top = reinterpret_cast<void**>(stacks + (thread + 1) * STACK - 64 - thread % 64 * 832);
   *--top = nullptr;  // the return address of fiber_main, which never returns; aligns its frame
   *--top = reinterpret_cast<void*>(fiber_main);
   for (int i = 0; i < 6; i++) *--top = nullptr;
@@ -153,6 +156,7 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
     kind = fiber.kind;
     meeting++;
   }
+  count_wave(first, lanes);
   if (!meeting) return false;
   if (meeting < live) fail("some lanes of a wave wait for the others at a shuffle or matrix instruction that those skip");
   unsigned parity = 0;
@@ -197,6 +201,12 @@ void on_signal(int, siginfo_t* info, void*) {
 
 }  // namespace
 
+bool in_lds(const void* address) {
+  for (Local& local : locals)
+    if (address >= local.first && address < local.first + local.bytes) return true;
+  return false;
+}
+
 const Arch& arch() {
   const char* wanted = getenv("WGRAD_EMULATED_ARCH");
   for (const Arch& a : ARCHES)
@@ -210,9 +220,13 @@ std::string run(const Launch& launch, bool* illegal) {
     stacks = static_cast<char*>(
         mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.wave, barrier, meet, shared,
-             [](const char* message) { fail(message); }};
+             [](const char* message) { fail(message); },
+             [](const void* address, unsigned bytes, bool store, const void* site) {
+               count_access(machine.thread, address, bytes, store, site);
+             }};
   *launch.machine = &machine;
   running = &launch;
+  count_launch(launch.kernel->name, launch.wave, arch().host == 910 ? 64 : 128, launch.wave == 64);
   failure.clear();
   wrong_address = false;
   stack_t alternate = {signal_stack, 0, sizeof(signal_stack)}, old_alternate;
@@ -233,6 +247,7 @@ std::string run(const Launch& launch, bool* illegal) {
       run_group(launch.kernel->threads, backwards);
     }
   }
+  count_abandon();
   sigaction(SIGSEGV, &old_segv, nullptr);
   sigaction(SIGBUS, &old_bus, nullptr);
   sigaltstack(&old_alternate, nullptr);

@@ -26,6 +26,8 @@ bool release(void* address);
 bool inside(const void* address, size_t bytes);
 // "16 bytes after an allocation of 4,096 bytes": where an address lies, in words.
 std::string describe(const void* address);
+// Is it in an LDS array of the work-group that runs?
+bool in_lds(const void* address);
 size_t total_memory();
 size_t used_memory();
 

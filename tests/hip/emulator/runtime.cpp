@@ -12,6 +12,7 @@
 #include <functional>
 #include <vector>
 
+#include "counts.hpp"
 #include "machine.hpp"
 #include "properties.hpp"
 
@@ -128,6 +129,12 @@ bool pack(const gpu::host::Kernel* kernel, void** params, void** extra, std::str
 // ---- for tests ---------------------------------------------------------------------------------------------------
 API const char* emulator_last_failure() { return last_failure.c_str(); }
 API unsigned long emulator_launches() { return launches; }
+// What launches of counted kernels have cost so far (counts.hpp); valid until the next call.
+API const char* emulator_counts() {
+  static std::string text;
+  return (text = counts_as_json()).c_str();
+}
+API void emulator_clear_counts() { clear_counts(); }
 API void emulator_clear() { sticky = SUCCESS, last_failure.clear(); }
 
 // ---- device ------------------------------------------------------------------------------------------------------

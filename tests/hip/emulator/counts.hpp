@@ -1,0 +1,24 @@
+// What a kernel's memory accesses cost: LDS bank conflicts and cache lines of global memory, for kernels built with
+// GPU_COUNTED (tests/hip/emulator/build.py, counted=True), which report every load and store. See counts.cpp.
+#pragma once
+
+#include <string>
+
+namespace emulator {
+
+// A kernel starts; what it does from here on counts under its name. line: bytes of a cache line.
+void count_launch(const char* kernel, unsigned wave, unsigned line, bool cdna);
+// Work-item `thread` reads or writes; `site` is the instruction. What is neither LDS nor the card's memory is a
+// register. Of an access, 16 bytes at most: the compiler reports no wider ones, and cards have none.
+void count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site);
+// The work-items [first, first + lanes), a wave, have all come to a meeting, a barrier or their end.
+void count_wave(unsigned first, unsigned lanes);
+// Forget the accesses of a kernel that failed half-way.
+void count_abandon();
+
+// {"kernel": {"launches": n, "sites": [[offset in the code object, "lds" or "global", "load" or "store", bytes of a
+// lane, accesses by a wave, cost, least cost], ...]}, ...}; cost is in LDS cycles or in cache lines.
+std::string counts_as_json();
+void clear_counts();
+
+}  // namespace emulator

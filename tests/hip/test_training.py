@@ -1,0 +1,113 @@
+"""Training on the HIP device: the tests of tests/train that other devices pass, 30 steps beside NumPy and PEFT, and the
+commands from end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.train.cli import main
+
+TRAIN = Path(__file__).parents[1] / "train"
+
+
+def train_tests(name: str) -> ModuleType:
+    """A file of tests/train, for its tests and fixtures."""
+    spec = importlib.util.spec_from_file_location(f"train_{name}", TRAIN / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+FIXTURES, LOOP, GENERATE, RESUME = (train_tests(n) for n in ("conftest", "test_loop", "test_generate", "test_resume"))
+make_checkpoint, text_data = FIXTURES.make_checkpoint, FIXTURES.text_data
+# These take the fixture `device`, which is the HIP device here: of one wave size, as they are about the room above.
+test_one_batch_of_eight_is_eight_batches_of_one = LOOP.test_one_batch_of_eight_is_eight_batches_of_one
+test_every_matrix_moves = LOOP.test_every_matrix_moves
+test_nothing_grows = LOOP.test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps
+test_a_replayed_step_is_the_step_itself = LOOP.test_a_replayed_step_is_the_step_itself
+test_dropout_follows_the_seed = LOOP.test_dropout_follows_the_seed_and_is_off_in_evaluation
+test_float16_follows_float32 = LOOP.test_float16_follows_float32_as_closely_as_a_plain_float16
+test_a_trainer_is_not_in_a_cycle = LOOP.test_a_trainer_is_not_in_a_cycle
+test_greedy_is_the_likeliest_token = GENERATE.test_greedy_is_the_likeliest_token_of_the_whole_sequence
+test_sampling_follows_its_seed_and_limits = GENERATE.test_sampling_follows_its_seed_and_limits
+test_nothing_is_compiled_once_two_tokens_are_out = GENERATE.test_nothing_is_compiled_once_two_tokens_are_out
+
+
+@pytest.fixture
+def device(emulator: Any) -> Any:
+    yield emulator.device("gfx1100")
+    emulator.clear()
+
+
+def test_thirty_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu: Device) -> None:
+    """QLoRA with dropout and clipping; a loss may be off by four roundings of float32 a step."""
+    folder, histories = make_checkpoint(), []
+    for where in (cpu, hip_device):
+        options = {"max_steps": 30, "accumulate": 1, "dropout": 0.1, "max_grad_norm": 0.5}
+        trainer, _, config = LOOP.trainer_for(folder, where, **options)
+        for step in LOOP.BatchStream(LOOP.documents(), config):
+            trainer.step(step, config.lr)
+        histories.append(trainer.read_history()[:, 0])
+    wanted, found = histories
+    assert wanted.shape == (30,) and wanted[-5:].mean() < 0.8 * wanted[:5].mean()
+    np.testing.assert_allclose(found, wanted, rtol=30 * 4 * float(np.finfo(np.float32).eps))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("hip_device", ["gfx942"], indirect=True)
+def test_thirty_steps_beside_peft(make_checkpoint: Any, hip_device: Device, tmp_path: Path) -> None:
+    train_tests("test_oracle_adapter").test_thirty_steps_beside_peft(make_checkpoint, hip_device, tmp_path)
+
+
+# ---- the commands ------------------------------------------------------------------------------
+@pytest.fixture(params=["gfx942", "gfx1100"])
+def card(emulator: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`--device hip` takes an emulated card of this name."""
+    emulator.select(request.param, monkeypatch)
+    yield request.param
+    emulator.clear()
+
+
+def finetune_options(model: Path, data: Path, out: Path) -> list[str]:
+    options = RESUME.options_for(model, data, out)
+    for name, value in (("--device", "hip"), ("--max-steps", "6"), ("--save-every", "3"), ("--accumulate", "1")):
+        options[options.index(name) + 1] = value
+    return options
+
+
+def test_finetune_resume_and_generate(
+    card: str, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any
+) -> None:
+    model, whole, again = make_checkpoint(), tmp_path / "whole", tmp_path / "again"
+    assert main(finetune_options(model, text_data, whole)) == 0
+    printed = capsys.readouterr()
+    assert f"Emulated {card}" in printed.out + printed.err
+    results = json.loads((whole / "results.json").read_text())
+    assert results["held_out_loss_after"] < results["held_out_loss_before"]
+    # From the checkpoint in the middle: the same adapter, bit for bit.
+    RESUME.interrupted(whole, again)
+    RESUME.shutil.rmtree(again / "checkpoints" / "step-6", ignore_errors=True)
+    assert main([*finetune_options(model, text_data, again), "--resume"]) == 0
+    assert "resuming from" in capsys.readouterr().out
+    assert (again / RESUME.WEIGHTS_FILE).read_bytes() == (whole / RESUME.WEIGHTS_FILE).read_bytes()
+    assert RESUME.losses(again) == RESUME.losses(whole)
+    words = ["generate", "--device", "hip", "--model", str(model), "--adapter", str(whole), "--prompt", "the quick"]
+    assert main([*words, "--max-new-tokens", "6", "--temperature", "0.8", "--top-k", "20", "--top-p", "0.9"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("the quick") and card in captured.err
+
+
+def test_devices_and_selftest(card: str, capsys: Any) -> None:
+    assert main(["devices"]) == 0
+    assert f"hip: Emulated {card}" in capsys.readouterr().out
+    assert main(["selftest", "--device", "hip", "--only", "rms_norm/"]) == 0
+    assert card in capsys.readouterr().out
