@@ -1,10 +1,10 @@
 """Makes the code objects that ship with the package: `make objects`, or
 `python -m wgrad.hip.build [--arch gfx942] [--only gemm] [--all] [--check] [--jobs 2]`.
 
-Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. What is made already from
-the same sources by the same compiler is left alone (--all makes it again). --check writes nothing: it compiles everything
-and compares bytes where this compiler is the one that made them, else the digests of the sources. Its exit status: 0
-all is what the sources give, 1 something is not, 2 it could not be found out.
+Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. What is made already
+from the same sources by the same compiler is left alone (--all makes it again). --check writes nothing: it compiles
+everything and compares bytes where this compiler is the one that made them, else the digests of the sources. Its exit
+status: 0 all is what the sources give, 1 something is not, 2 it could not be found out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.hip.architectures import SHIPPED
-from wgrad.hip.objects import MANIFEST, OPTIONS, ROOM, compress, read_manifest, read_object, serves
-from wgrad.hip.objects import source_digest, sources  # fmt: skip
+from wgrad.hip.objects import (
+    MANIFEST,
+    OPTIONS,
+    ROOM,
+    compress,
+    read_manifest,
+    read_object,
+    serves,
+    source_digest,
+    sources,
+)
 
+# The same bytes from any folder: without a CUID, which is a hash of the paths.
+FLAGS = (
+    "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc", "-fuse-cuid=none", *OPTIONS,
+)  # fmt: skip
 CLANG = os.environ.get("WGRAD_CLANG", "clang-19")
 
 
@@ -34,11 +47,9 @@ def compile_source(source: Path, architecture: str, output: Path, *, clang: str 
         FileNotFoundError: there is no such compiler. RuntimeError: it refused; the message is its own.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        clang, "-x", "hip", "--cuda-device-only", f"--offload-arch={architecture}", "--no-gpu-bundle-output",
-        "-nogpulib", "-nogpuinc", *OPTIONS, "-Wall", "-Werror", source.name, "-o", str(output.resolve()),
-    ]  # fmt: skip
-    # The folder is left out of the command: no path of this machine gets into the file.
+    target = f"--offload-arch={architecture}"
+    command = [clang, *FLAGS, target, "-Wall", "-Werror", source.name, "-o", str(output.resolve())]
+    # The source's folder is left out of the command: no path of this machine gets into the file.
     done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
@@ -79,7 +90,7 @@ def outdated(folder: Path, *, room: Path = ROOM, architectures: tuple[str, ...] 
     are there now; each with the reason. Compiles nothing, so it is quick and needs no compiler."""
     note = read_manifest(folder)
     wrong = {}
-    if note["options"] != list(OPTIONS):
+    if note["options"] != list(FLAGS):
         wrong[MANIFEST] = "not there" if not note["options"] else "made with other options"
     expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", room)}
     there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in folder.glob("*/*.co.xz")}
@@ -115,22 +126,19 @@ def build(
         everything = True
     names = {line.partition(" ")[0] for line in outdated(folder, room=room, architectures=tuple(architectures))}
     everything = everything or MANIFEST in names
-    pairs = [
-        (s, a) for s, a in _pairs(architectures, only, room) if everything or f"{a}/{s.stem}.co" in names
-    ]  # fmt: skip
+    pairs = [p for p in _pairs(architectures, only, room) if everything or f"{p[1]}/{p[0].stem}.co" in names]
     made = compile_all(pairs, clang=clang, jobs=jobs)
-    if not only:
-        stems = {s.stem for s in sources(room)}
-        for path in folder.glob("*/*.co.xz"):  # of sources that are gone
-            if path.name.partition(".")[0] not in stems:
-                path.unlink()
+    stems = {s.stem for s in sources(room)}
+    gone = [path for path in folder.glob("*/*.co.xz") if path.name.partition(".")[0] not in stems]
+    for path in gone:  # what is left of sources that are no more
+        path.unlink()
     written = []
     for name, image in made.items():
         path = folder / f"{name}.xz"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(compress(image))
         written.append(path)
-    if written or everything:
+    if written or gone or everything:
         _write_manifest(folder, version, made, {s for s, _ in pairs})
     return written
 
@@ -143,7 +151,7 @@ def _write_manifest(folder: Path, version: str, made: dict[str, bytes], compiled
     digests = {**old["sources"], **{s.stem: source_digest(s) for s in compiled}}
     note = {
         "compiler": version,
-        "options": list(OPTIONS),
+        "options": list(FLAGS),
         "sources": {stem: digests[stem] for stem in sorted(stems)},
         "objects": kept,
     }
@@ -164,11 +172,12 @@ def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -
         return 1
     made_with, version = read_manifest(folder)["compiler"], compiler_version()
     if made_with != version:
-        print(f"the code objects were made with {made_with}; this is {version}, whose bytes differ: only the digests of")
-        print("the sources were compared, and they are the same")
+        print(f"the code objects were made with {made_with}; this is {version}, whose bytes differ:")
+        print("only the digests of the sources were compared, and they are the same")
         return 0
     different = differing(folder, _pairs(architectures, only, ROOM), jobs=jobs)
-    print("\n".join(f"{name} is not what the sources give" for name in different) or "every code object is what the sources give")
+    wrong = [f"{name} is not what the sources give" for name in different]
+    print("\n".join(wrong) or "every code object is what the sources give")
     return 1 if different else 0
 
 

@@ -1,4 +1,4 @@
-"""The kernels of one device: code objects that ship with the package, hiprtc's for other cards; loaded once a process."""
+"""The kernels of one device: code objects that ship with the package, or hiprtc's; loaded once a process."""
 
 from __future__ import annotations
 

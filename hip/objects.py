@@ -1,7 +1,7 @@
 """The code objects that ship with the package: where they lie, what they were made from, and reading one.
 
 objects/<architecture>/<file>.co.xz beside this file, and objects/manifest.json, which `hip/build.py` writes:
-    {"compiler": first line of clang's --version, "options": [...],
+    {"compiler": first line of clang's --version, "options": [flags of clang],
      "sources": {"gemm": digest of its text and headers}, "objects": {"gfx942/gemm.co": SHA-256 before compression}}
 $WGRAD_HIP_OBJECTS names another folder of the same shape, where a file may also be uncompressed (<file>.co).
 """

@@ -260,8 +260,8 @@ class Runtime:
         """
         if grid[0] * threads > MAX_WORK_ITEMS or max(grid[1:]) > MAX_GROUPS:
             raise DeviceError(
-                f"{kernel}: a launch of {grid} work-groups of {threads} exceeds {MAX_WORK_ITEMS:,} work-items along x, or"
-                f" {MAX_GROUPS:,} work-groups along y or z; use a smaller batch or sequence length"
+                f"{kernel}: a launch of {grid} work-groups of {threads} exceeds {MAX_WORK_ITEMS:,} work-items along x,"
+                f" or {MAX_GROUPS:,} work-groups along y or z; use a smaller batch or sequence length"
             )
         function = self.modules.get(source, kernel)
         kinds: list[str] = []
