@@ -43,7 +43,7 @@ def select_device(spec: str = "auto") -> Device:
 def _auto() -> Device:
     refused = []
     try:
-        device = _hip()
+        device: Any = _hip()
         checked = self_check.verdict(device)
         if checked.passed:
             device.reason = "the HIP card; its self-check passed"

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from wgrad.autograd.self_check import chosen_cases
+from wgrad.autograd.selftest import run_selftest
+
 SELECT = """
 import sys; sys.path[:] = {path!r}
 from wgrad.autograd import dispatch
@@ -38,9 +41,8 @@ def select(spec: str, before: str = "", **environment: str) -> str:
 def card(emulator: Any, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment of a process with an emulated card."""
     pytest.importorskip("rocm.bindings", reason="hip-python is not installed")
-    for source in emulator.builder.ROOM.glob("*.hip"):
-        if emulator.builder.has_kernels(source, request.param):
-            emulator.build(source.stem, request.param)
+    # Builds the kernels that the check needs.
+    assert all(r.ok for r in run_selftest(emulator.device(request.param), selected=chosen_cases()))
     return {
         "LD_LIBRARY_PATH": str(emulator.folder),
         "WGRAD_HIP_OBJECTS": str(emulator.folder),
