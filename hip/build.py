@@ -93,7 +93,8 @@ def outdated(folder: Path, *, room: Path = ROOM, architectures: tuple[str, ...] 
     if note["options"] != list(FLAGS):
         wrong[MANIFEST] = "not there" if not note["options"] else "made with other options"
     expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", room)}
-    there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in folder.glob("*/*.co.xz")}
+    files = [p for architecture in architectures for p in (folder / architecture).glob("*.co.xz")]
+    there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in files}
     digests = {s: source_digest(s) for s in set(expected.values())}
     for name in sorted(expected.keys() | there.keys()):
         if name not in expected:

@@ -61,8 +61,8 @@ def _compile(source: str, text: str, headers: dict[str, str], options: list[str]
     except RuntimeError as error:  # of hip-python's loader
         raise DeviceError(
             f"no code object of {source}.hip ships for this card ({options[0]}), and hiprtc, which would make one,"
-            " cannot be opened: install ROCm's hiprtc (libhiprtc.so), or where clang 19 is run `python -m wgrad.hip.build"
-            f" --arch {options[0].rpartition('=')[2]}` ({str(error)[:200]})"
+            " cannot be opened: install ROCm's hiprtc (libhiprtc.so), or where clang 19 is run"
+            f" `python -m wgrad.hip.build --arch {options[0].rpartition('=')[2]}` ({str(error)[:200]})"
         ) from error
     program = _checked(rtc, made, "hiprtcCreateProgram")
     try:
