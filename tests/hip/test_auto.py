@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from wgrad.autograd import dispatch
 from wgrad.autograd.self_check import chosen_cases
 from wgrad.autograd.selftest import run_selftest
 
@@ -98,3 +99,10 @@ def test_an_unsupported_card_is_left_with_the_reason(card: dict[str, str]) -> No
     assert "gfx803, which is not supported" in select("hip", **environment)
     line = select("auto", **environment)
     assert not line.startswith("hip") and "gfx803, which is not supported" in line
+
+
+def test_auto_of_this_process_leaves_the_emulated_card(emulator: Any) -> None:
+    """Other tests ask for `auto` in the process that has the emulator."""
+    emulator.device("gfx942")
+    device: Any = dispatch.select_device("auto")
+    assert device.name != "hip" and "an emulated card" in device.reason
