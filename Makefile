@@ -20,12 +20,13 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test lint clean vulkan vulkan-test
+.PHONY: help finetune install test lint objects check-objects clean vulkan vulkan-test
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT))'
 	@echo 'make test       set up what the tests need and run them all'
 	@echo 'make lint       ruff and mypy'
+	@echo 'make objects    compile hip/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
 	@echo 'make clean      remove environments, builds, caches and $(OUT)'
 
 # ---- the run ---------------------------------------------------------------------------------
@@ -50,6 +51,14 @@ test: $(VENV_TEST)/installed vulkan-test
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
 	$(VENV_TEST)/bin/mypy
+
+# ---- AMD code objects --------------------------------------------------------------------------
+# Only what has changed; `check-objects` compiles everything and compares bytes.
+objects:
+	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.build
+
+check-objects:
+	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.build --check
 
 # torch comes first and alone: what needs it then takes the build that is there.
 $(VENV_TEST)/installed: pyproject.toml

@@ -1,6 +1,7 @@
 """Which device a run uses: decided here, once, and said with the reason.
 
-`auto` takes the first of: a usable HIP device, a real GPU through wgpu, a software Vulkan driver through wgpu, NumPy.
+`auto` takes the first of: a HIP device that passes a short self-check, a real GPU through wgpu, a software Vulkan
+driver through wgpu, NumPy.
 A device asked for by name that cannot be used is an error, never a silent step down.
 """
 
@@ -10,6 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from wgrad.autograd import self_check
 from wgrad.autograd.device import Device
 from wgrad.autograd.errors import DEVICE_ERRORS, DeviceUnavailable
 from wgrad.autograd.reference import ReferenceDevice
@@ -41,10 +43,12 @@ def select_device(spec: str = "auto") -> Device:
 def _auto() -> Device:
     refused = []
     try:
-        device = _hip()
-        if getattr(device, "proven", True):
+        device: Any = _hip()
+        checked = self_check.verdict(device)
+        if checked.passed:
+            device.reason = "the HIP card; its self-check passed"
             return device
-        refused.append("hip: its kernels have run on an emulated card only; --device hip asks for them")
+        refused.append(f"hip: the self-check of {device.description} failed: {checked.reason}")
     except DeviceUnavailable as error:
         refused.append(_short(error).partition(";")[0])
     try:
@@ -78,7 +82,7 @@ def _reference(reason: str) -> Device:
 
 
 def _hip() -> Device:
-    """The seam for AMD's own runtime: `wgrad.hip.device.HipDevice`, once that room has one."""
+    """A HIP device, with what kept it from being made in the error."""
     try:
         module = importlib.import_module("wgrad.hip.device")
     except ModuleNotFoundError as error:
@@ -89,7 +93,7 @@ def _hip() -> Device:
         device = module.HipDevice()
     except DEVICE_ERRORS as error:
         raise DeviceUnavailable(f"device hip: {error}") from error
-    device.reason = "a usable HIP device"
+    device.reason = "asked for by name"
     return device
 
 

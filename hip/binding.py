@@ -48,6 +48,22 @@ def hiprtc() -> Any:
     return _bindings["hiprtc"]
 
 
+def device_properties(index: int) -> Any:
+    """hipDeviceProp_t of a card. hip-python 10 returns it; the older ones fill in one that they are given."""
+    module, what = hip(), f"properties of HIP device {index}"
+    try:
+        return check(module.hipGetDeviceProperties(index), what)
+    except TypeError:
+        properties = module.hipDeviceProp_t()
+        check(module.hipGetDeviceProperties(properties, index), what)
+        return properties
+
+
+def driver_version() -> int:
+    """HIP's own count, such as 70152802 for 7.1."""
+    return int(check(hip().hipDriverGetVersion(), "hipDriverGetVersion"))
+
+
 def _import(name: str) -> Any:
     missing: ImportError | None = None
     for package in _PACKAGES:
@@ -79,9 +95,14 @@ def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:
     raise DeviceError(message)
 
 
+def to_text(value: Any) -> str:
+    """A C string: bytes in some versions of hip-python, str in others."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 def _text(code: Any) -> str:
     try:
         text = _bindings["hip"].hipGetErrorString(code)
-        return str(text[1] if isinstance(text, tuple) else text)
+        return to_text(text[1] if isinstance(text, tuple) else text)
     except Exception:  # the message must not hide the error
         return "no description"

@@ -39,6 +39,3 @@ class HipDevice(
     Raises:
         DeviceError: hip-python, the driver or a card is missing, or the card's architecture has no kernels.
     """
-
-    # No card has run these kernels yet, an emulated one has: `auto` leaves them to those who ask for them by name.
-    proven = False

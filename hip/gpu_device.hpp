@@ -3,6 +3,19 @@
 // Sources: LLVM, User Guide for AMDGPU Backend; AMD CDNA3 and RDNA3 instruction set references.
 #pragma once
 
+#if defined(__HIPCC_RTC__)
+// hiprtc declares these in the global namespace before it reads a kernel file: ours get names of their own.
+#define abs gpu_abs
+#define exp gpu_exp
+#define exp2 gpu_exp2
+#define fma gpu_fma
+#define half gpu_half
+#define log gpu_log
+#define max gpu_max
+#define min gpu_min
+#define sqrt gpu_sqrt
+#endif
+
 #define GPU_FN __attribute__((device, always_inline)) inline
 #define GPU_KERNEL(threads) __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define GPU_SHARED(type, name, count) static __attribute__((shared, aligned(16))) type name[count]

@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from wgrad.hip import binding
+from wgrad.hip.architectures import check_supported
 from wgrad.hip.binding import check
 from wgrad.hip.buffers import Array, Block, Lease, Pool
 from wgrad.hip.compile import Modules
 from wgrad.hip.errors import DeviceError, OutOfMemory
 from wgrad.hip.profiler import Profiler
+from wgrad.hip.readback import Later, Readbacks
 
 TO_DEVICE, TO_HOST = 1, 2  # hipMemcpyKind
+MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
+MAX_GROUPS = 65_535  # work-groups along y and z
 _STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
 _EXTRA_POINTER, _EXTRA_SIZE, _EXTRA_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _RELAXED = 2  # hipStreamCaptureModeRelaxed
@@ -82,19 +86,6 @@ class Replay:
             self._runtime._hip.hipGraphExecDestroy(self._graph)
 
 
-class Copied:
-    """An array that has arrived."""
-
-    def __init__(self, value: np.ndarray) -> None:
-        self._value = value
-
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> np.ndarray:
-        return self._value
-
-
 class Runtime:
     """Owns one HIP device and stream. Arrays come from a pool; launches go to the stream at once, in order.
 
@@ -106,15 +97,17 @@ class Runtime:
     def __init__(self, index: int = 0, *, exact_blocks: bool = False) -> None:
         hip = self._hip = binding.hip()
         check(hip.hipSetDevice(index), f"HIP device {index}")
-        properties = check(hip.hipGetDeviceProperties(index), f"properties of HIP device {index}")
-        self.architecture: str = _text(properties.gcnArchName).partition(":")[0]
+        properties = binding.device_properties(index)
+        self.architecture: str = binding.to_text(properties.gcnArchName).partition(":")[0]
+        self.card = binding.to_text(properties.name)
+        check_supported(self.architecture, self.card)
         self.wave: int = int(properties.warpSize)
         self.compute_units: int = int(properties.multiProcessorCount)
-        self.card = _text(properties.name)
-        self.description = f"{self.card} ({self.architecture}, HIP, {self.compute_units} compute units)"
+        self.modules = Modules(self.architecture, self.card)
+        kernels = "shipped kernels" if self.modules.origin == "shipped" else "kernels by hiprtc"
+        self.description = f"{self.card} ({self.architecture}, HIP, {self.compute_units} compute units, {kernels})"
         self.float16 = True
         self._stream = check(hip.hipStreamCreate(), "a HIP stream")
-        self.modules = Modules(self.architecture)
         self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)
         self._formats: dict[str, struct.Struct] = {}
         # The packed arguments of a launch are copied by the call: one buffer serves all.
@@ -125,6 +118,7 @@ class Runtime:
             _EXTRA_END,
         )  # fmt: skip
         self._extra_address = ctypes.addressof(self._extra)
+        self._readbacks = Readbacks(hip, self._stream)
         self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
         self._last: Launch | None = None
         self._replay: Replay | None = None
@@ -189,9 +183,10 @@ class Runtime:
         if sum(d.nbytes for d in self._uploads) > _STAGING_BYTES or len(self._uploads) > 256:
             self.synchronize()
 
-    def download_later(self, array: Array) -> Copied:
-        """The contract's name; copies at once, so it waits."""
-        return Copied(self.download(array))
+    def download_later(self, array: Array) -> Later:
+        """Copy an array to the host without waiting: later work may overwrite it."""
+        self.check_owner(array)
+        return self._readbacks.start(array, lambda: f"copying {array} to the host (last launch: {self._last})")
 
     def download(self, array: Array) -> np.ndarray:
         self.check_owner(array)
@@ -228,6 +223,11 @@ class Runtime:
         """Give free memory back to the driver; returns the bytes."""
         return self._pool.trim()
 
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """What a verdict on this device hangs on: card, architecture, driver version, digest of its kernels."""
+        return self.card, self.architecture, str(binding.driver_version()), self.modules.digest()
+
     def pipelines_compiled(self) -> int:
         return self.modules.compiled
 
@@ -258,6 +258,11 @@ class Runtime:
         arguments: in the kernel's order: an Array or None (pointer), int (32 bits), Long (64 bits), float (32 bits).
         grid: work-groups; threads: work-items of each, as the kernel declares. work: FLOP, or bytes if memory-bound.
         """
+        if grid[0] * threads > MAX_WORK_ITEMS or max(grid[1:]) > MAX_GROUPS:
+            raise DeviceError(
+                f"{kernel}: a launch of {grid} work-groups of {threads} exceeds {MAX_WORK_ITEMS:,} work-items along x,"
+                f" or {MAX_GROUPS:,} work-groups along y or z; use a smaller batch or sequence length"
+            )
         function = self.modules.get(source, kernel)
         kinds: list[str] = []
         values: list[int | float] = []
@@ -345,7 +350,3 @@ class Runtime:
     def profile_table(self) -> str:
         """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
         return self.profiler.table() if self.profiler is not None else ""
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

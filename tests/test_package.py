@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import lzma
 import os
 import re
 import shutil
@@ -19,7 +22,7 @@ import wgrad
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("wgsl", "hip", "autograd", "train")
-SHIPPED = {".py", ".wgsl", ".hip", ".hpp"}
+SHIPPED = {".py", ".wgsl", ".hip", ".hpp", ".xz", ".json"}  # the last two: hip/objects
 MOST_INSTALLED_BYTES = 120e6
 
 
@@ -77,6 +80,19 @@ def test_ships_every_source_file_and_nothing_else(wheel: Path) -> None:
         if p.suffix in SHIPPED
     }
     assert names == tree | {"wgrad/__init__.py", "wgrad/py.typed"}
+
+
+def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:
+    """As the manifest lists them: nothing has to be compiled after installing."""
+    archive = zipfile.ZipFile(wheel)
+    listed = json.loads(archive.read("wgrad/hip/objects/manifest.json"))["objects"]
+    for name, digest in listed.items():
+        image = lzma.decompress(archive.read(f"wgrad/hip/objects/{name}.xz"))
+        assert hashlib.sha256(image).hexdigest() == digest, name
+    kernels = {p.stem for p in (ROOT / "hip").glob("*.hip")}
+    for architecture in ("gfx90a", "gfx942", "gfx1100", "gfx1201"):
+        have = {n.partition("/")[2].removesuffix(".co") for n in listed if n.startswith(f"{architecture}/")}
+        assert {"gemm", "storage"} <= have <= kernels
 
 
 def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:

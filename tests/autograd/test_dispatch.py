@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd import dispatch
+from wgrad.autograd import dispatch, self_check
 from wgrad.autograd.errors import DeviceUnavailable
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.errors import DeviceError
@@ -90,10 +90,29 @@ def test_auto_ends_at_numpy_with_every_reason(machine: Any, adapters: Any, reaso
     assert device.name == "cpu" and reason in device.reason and "no HIP kernels" in device.reason
 
 
-def test_auto_prefers_hip(machine: Any) -> None:
-    machine([INTEL], hip=type("FakeHip", (ReferenceDevice,), {"name": "hip"}))
+class FakeHip(ReferenceDevice):
+    name = "hip"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.description = "a card (gfx942, HIP, shipped kernels)"
+
+
+def test_auto_prefers_hip_where_its_self_check_passes(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine([INTEL], hip=FakeHip)
+    monkeypatch.setattr(self_check, "verdict", lambda device: self_check.Verdict(True, ""))
     device: Any = dispatch.select_device("auto")
-    assert device.name == "hip" and device.reason == "a usable HIP device"
+    assert device.name == "hip" and device.reason == "the HIP card; its self-check passed"
+
+
+def test_auto_says_in_a_line_why_it_leaves_hip(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine([INTEL], hip=FakeHip)
+    monkeypatch.setattr(self_check, "verdict", lambda device: self_check.Verdict(False, "y is off by 3"))
+    device: Any = dispatch.select_device("auto")
+    assert device.name == "wgpu" and "\n" not in device.reason
+    assert "the self-check of a card (gfx942, HIP, shipped kernels) failed: y is off by 3" in device.reason
+    by_name: Any = dispatch.select_device("hip")
+    assert by_name.name == "hip" and by_name.reason == "asked for by name"
 
 
 @pytest.mark.parametrize("spec", ["wgpu", "wgpu:0", "hip"])

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from wgrad.autograd import self_check
 from wgrad.autograd.selftest import check_case
 from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
 from wgrad.hip.compile import Modules
@@ -141,6 +142,17 @@ class Emulator:
         return self._devices[architecture]
 
 
+def leave_to_other_tests() -> None:
+    """From now on hip-python finds the emulated card in this process: `auto` of other tests must not take it."""
+    verdict = self_check.verdict
+
+    def of_real_cards(device: Any) -> self_check.Verdict:
+        emulated = str(getattr(device, "card", "")).startswith("Emulated")
+        return self_check.Verdict(False, "an emulated card") if emulated else verdict(device)
+
+    self_check.verdict = of_real_cards  # type: ignore[assignment]
+
+
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     """$WGRAD_EMULATOR_DIR keeps what was built from one run to the next."""
@@ -151,6 +163,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     os.environ["HIP_LAUNCH_BLOCKING"] = "1"
     try:
         found = Emulator(folder)
+        leave_to_other_tests()
         from wgrad.hip import binding
 
         binding.hip()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from wgrad.hip import binding
+from wgrad.hip.architectures import check_image, check_supported
 from wgrad.hip.binding import check
 from wgrad.hip.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.hip.objects import compress
 from wgrad.hip.runtime import Long
 
 
@@ -49,12 +52,66 @@ def test_array_of_another_device(emulator: Any) -> None:
         one.download(np.zeros(3))
 
 
-def test_code_object_of_another_architecture(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_object_that_the_driver_refuses(emulator: Any) -> None:
     device = emulator.new("gfx942")
     emulator.build("storage", "gfx1100")
     device.modules.architecture = "gfx1100"
-    with pytest.raises(DeviceError, match="cannot be loaded on gfx1100.*wgrad.hip.build"):
+    with pytest.raises(DeviceError, match="storage.co cannot be loaded on Emulated gfx942.*wgrad.hip.build"):
         device.zeros((3,))
+
+
+def elf(machine: int, flags: int = 0, sections: int = 0) -> bytes:
+    """The header of a 64-bit ELF file with `sections` section headers behind it."""
+    head = bytearray(64)
+    head[:4] = b"\x7fELF"
+    for at, size, value in ((18, 2, machine), (40, 8, 64), (48, 4, flags), (58, 2, 64), (60, 2, sections)):
+        head[at : at + size] = value.to_bytes(size, "little")
+    return bytes(head)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (elf(224, 0x41), "is for gfx1100, and this card is Emulated gfx942 \\(gfx942\\)"),
+        (elf(224, 0x53F), "is for gfx90a, and"),  # with bits for xnack and sramecc
+        (elf(224, 0xF1), "is for machine 0xf1, and"),
+        (elf(224, 0x54C, 3), "is cut off at 64 bytes"),
+        (elf(224, 0x54C)[:63], "is damaged \\(63 bytes, no ELF file\\)"),
+        (b"\0" * 100, "is damaged \\(100 bytes, no ELF file\\)"),
+    ],
+)
+def test_wrong_code_objects_never_reach_the_driver(
+    emulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: bytes, message: str
+) -> None:
+    """Files as the package has them: <file>.co.xz. The errors name the file."""
+    device = emulator.new("gfx942")
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(tmp_path))
+    monkeypatch.setattr(emulator, "folder", tmp_path / "elsewhere")  # where kernels are built
+    monkeypatch.setattr(device._hip, "hipModuleLoadData", lambda image: pytest.fail("the driver got it"))
+    (tmp_path / "gfx942").mkdir()
+    path = tmp_path / "gfx942" / "storage.co.xz"
+    path.write_bytes(compress(image))
+    with pytest.raises(DeviceError, match=f"the code object {path} {message}.*wgrad.hip.build"):
+        device.zeros((3,))
+    path.write_bytes(compress(image)[:-9])
+    with pytest.raises(DeviceError, match=f"{path} is damaged.*install wgrad again"):
+        device.zeros((3,))
+
+
+def test_its_own_code_object_passes() -> None:
+    check_image(elf(224, 0x54C), "x.co", "gfx942", "a card")
+    check_image(elf(224, 0x99), "x.co", "gfx1299", "a card newer than the table")
+
+
+@pytest.mark.parametrize("architecture", ["gfx900", "gfx90a", "gfx950", "gfx1030", "gfx1103", "gfx1151", "gfx1201"])
+def test_supported_architectures(architecture: str) -> None:
+    check_supported(architecture, "a card")
+
+
+@pytest.mark.parametrize("architecture", ["gfx803", "gfx701", "gfx1300", "sm_90", ""])
+def test_unsupported_architectures(architecture: str) -> None:
+    with pytest.raises(DeviceError, match="a card has architecture .*not supported.*--device wgpu"):
+        check_supported(architecture, "a card")
 
 
 def test_missing_code_object(emulator: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +169,75 @@ def test_capture_inside_capture(hip_device: Any) -> None:
         pass
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_download_later_keeps_what_was_there(hip_device: Any, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """It does not wait, and what comes after does not change it; as on the wgpu device."""
+    x = hip_device.upload(np.full(67, 3, dtype))
+    with monkeypatch.context() as patch:
+        patch.setattr(hip_device, "synchronize", lambda: pytest.fail("it waits"))
+        first = hip_device.download_later(x)
+        hip_device.write(x, np.full(67, 5, dtype))
+        second = hip_device.download_later(x)
+        monkeypatch.setenv("WGRAD_EMULATED_BUSY", "1")
+        assert not second.ready()
+        monkeypatch.delenv("WGRAD_EMULATED_BUSY")
+        assert second.ready()
+        np.testing.assert_array_equal(second.result(), np.full(67, 5, dtype))
+        np.testing.assert_array_equal(first.result(), np.full(67, 3, dtype))
+    assert first.ready()
+    with pytest.raises(DeviceError, match="called twice"):
+        first.result()
+
+
+def test_pinned_memory_is_used_again(hip_device: Any) -> None:
+    x = hip_device.zeros((133, 67))
+    hip_device.download_later(x).result()
+    addresses = {pinned.address for pinned in hip_device._readbacks._free}
+    later = hip_device.download_later(x)
+    assert later._pinned.address in addresses
+    assert later.result().shape == (133, 67) and len(hip_device._readbacks._free) == len(addresses)
+    assert hip_device.download_later(hip_device.empty((0, 7))).result().shape == (0, 7)
+    del later  # one that nobody asks for is no error
+    hip_device.download_later(x)
+
+
+def test_download_later_of_a_lost_device(hip_device: Any) -> None:
+    x = hip_device.zeros((41,))
+    later = hip_device.download_later(x)
+    with pytest.raises(DeviceLost):
+        hip_device.launch("storage", "fill", [x, 0, Long(x.nbytes + 64)], (1, 1, 1))
+    with pytest.raises(DeviceLost, match="copying Array.*the device is lost"):
+        later.result()
+    with pytest.raises(DeviceLost):
+        hip_device.zeros((41,))
+
+
+@pytest.mark.parametrize("grid", [(1 << 24, 1, 1), (1, 65_536, 1), (1, 1, 65_536)])
+def test_launches_beyond_the_limits_are_refused(hip_device: Any, grid: tuple[int, int, int]) -> None:
+    with pytest.raises(DeviceError, match=r"fill: a launch of .* exceeds.*smaller batch"):
+        hip_device.launch("storage", "fill", [None, 0, Long(0)], grid)
+
+
+def test_trim_gives_back_what_is_free(hip_device: Any) -> None:
+    hip_device.trim()
+    x = hip_device.zeros((1003,))
+    kept = hip_device.memory().reserved_bytes
+    hip_device.zeros((2003,))
+    assert hip_device.trim() == 8016 and hip_device.memory().reserved_bytes == kept
+    np.testing.assert_array_equal(hip_device.download(x), np.zeros(1003))
+
+
+def test_identity_hangs_on_the_kernels(emulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = emulator.new("gfx942")
+    monkeypatch.setenv("WGRAD_HIP_OBJECTS", str(tmp_path))
+    (tmp_path / "gfx942").mkdir()
+    (tmp_path / "gfx942" / "storage.co").write_bytes(b"one")
+    card, architecture, driver, digest = device.identity
+    assert (card, architecture) == ("Emulated gfx942", "gfx942") and int(driver) > 0
+    (tmp_path / "gfx942" / "storage.co").write_bytes(b"two")
+    assert device.identity[3] != digest
+
+
 def test_profile(hip_device: Any) -> None:
     hip_device.profile()
     x = hip_device.zeros((64,))
@@ -121,6 +247,7 @@ def test_profile(hip_device: Any) -> None:
     hip_device.profile(False)
     line = next(line for line in table.splitlines() if line.startswith("elementwise"))
     assert line.split()[1] == "3"
+    assert table.splitlines()[0].split() == "kernel calls total ms mean us share".split()  # as on the wgpu device
     assert hip_device.profile_table() == ""
 
 

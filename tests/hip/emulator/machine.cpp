@@ -49,7 +49,9 @@ using gpu::host::Machine;
 using gpu::host::SLOT;
 
 constexpr Arch ARCHES[] = {
-    {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536}};
+    {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536},
+    {"gfx1151", 1100, 32, 65536},  // has no code objects in the package: for hiprtc
+    {"gfx803", 0, 64, 65536}};     // not supported
 constexpr size_t STACK = 256 << 10;
 constexpr unsigned MOST_THREADS = 1024, MOST_LANES = 64;
 

@@ -30,6 +30,7 @@ enum Error {
   NO_BINARY_FOR_GPU = 209,
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
+  NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
   LAUNCH_FAILURE = 719,
   CAPTURE_UNSUPPORTED = 900,
@@ -203,6 +204,8 @@ API int hipMalloc(void** address, size_t bytes) {
   *address = allocate(bytes);
   return *address ? SUCCESS : OUT_OF_MEMORY;
 }
+API int hipHostMalloc(void** address, size_t bytes, unsigned) { return (*address = malloc(bytes)) ? SUCCESS : OUT_OF_MEMORY; }
+API int hipHostFree(void* address) { return free(address), SUCCESS; }
 API int hipFree(void* address) { return !address || release(address) ? SUCCESS : INVALID_VALUE; }
 API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
   return sticky ? sticky : move(to, from, bytes, kind);
@@ -268,6 +271,11 @@ API int hipEventCreate(Event** event) { return *event = new Event, SUCCESS; }
 API int hipEventDestroy(Event* event) { return delete event, SUCCESS; }
 API int hipEventRecord(Event* event, Stream*) { return event->milliseconds = now(), sticky; }
 API int hipEventSynchronize(Event*) { return sticky; }
+// $WGRAD_EMULATED_BUSY=1: work that was submitted does not end before somebody waits for it.
+API int hipEventQuery(Event*) {
+  const char* text = getenv("WGRAD_EMULATED_BUSY");
+  return sticky ? sticky : text && !strcmp(text, "1") ? NOT_READY : SUCCESS;
+}
 API int hipEventElapsedTime(float* milliseconds, Event* start, Event* stop) {
   if (start->milliseconds < 0 || stop->milliseconds < 0) return INVALID_HANDLE;
   return *milliseconds = float(stop->milliseconds - start->milliseconds), SUCCESS;

@@ -1,0 +1,93 @@
+"""The check before `auto` takes a HIP card: what it covers, what it keeps, and what it says of a process that fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.autograd import self_check
+from wgrad.autograd.self_check import Verdict
+
+
+class Card:
+    """What `verdict` asks a device for."""
+
+    def __init__(self, *identity: str) -> None:
+        self.identity = identity or ("a card", "gfx942", "70100000", "digest")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """What the check's process prints, one for each time it runs; an exception is raised. Empty: it must not run."""
+    waiting: list[Any] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        answer = waiting.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return subprocess.CompletedProcess(command, 3, stdout=answer, stderr="Memory access fault by GPU node-1")
+
+    monkeypatch.setattr(self_check.subprocess, "run", run)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return waiting
+
+
+def said(passed: bool, keep: bool = True) -> str:
+    return "a line of the driver\n" + json.dumps({"passed": passed, "reason": "" if passed else "off", "keep": keep})
+
+
+def test_cases_cover_what_training_needs() -> None:
+    found = self_check.chosen_cases()
+    operators = {case.op for case in found}
+    assert len(found) == len(self_check.CASES)
+    assert any("gemm" in op for op in operators) and any("nf4" in op for op in operators)
+    assert any("attention" in op for op in operators) and any("rms_norm" in op for op in operators)
+    assert {case.direction for case in found} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_verdict_is_kept(answers: list[Any], passed: bool) -> None:
+    answers.append(said(passed))
+    first = self_check.verdict(Card())
+    assert first.passed == passed and not answers
+    assert self_check.verdict(Card()) == first  # nothing runs
+
+
+@pytest.mark.parametrize("changed", range(4), ids=["card", "architecture", "driver", "kernels"])
+def test_another_card_driver_or_kernel_is_checked_again(answers: list[Any], changed: int) -> None:
+    answers.append(said(True))
+    self_check.verdict(Card())
+    other = list(Card().identity)
+    other[changed] += "x"
+    answers.append(said(False))
+    assert not self_check.verdict(Card(*other)).passed and not answers
+    assert self_check.verdict(Card()).passed
+
+
+def test_what_may_pass_by_itself_is_not_kept(answers: list[Any]) -> None:
+    answers += [said(False, keep=False), subprocess.TimeoutExpired("check", 1), "", "no JSON\n", said(True)]
+    assert self_check.verdict(Card()) == Verdict(False, "off")
+    assert "no result within" in self_check.verdict(Card()).reason
+    for _ in range(2):  # the process died
+        reason = self_check.verdict(Card()).reason
+        assert reason == "the check ended with status 3: Memory access fault by GPU node-1"
+    assert self_check.verdict(Card()).passed
+
+
+def test_a_damaged_note_is_made_again(answers: list[Any], tmp_path: Path) -> None:
+    answers.append(said(True))
+    self_check.verdict(Card())
+    (note,) = tmp_path.glob("wgrad/hip/self-check-*.json")
+    note.write_text("{")
+    answers.append(said(True))
+    assert self_check.verdict(Card()).passed and not answers
+
+
+def test_a_cache_that_cannot_be_written_to_is_no_error(answers: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "wgrad").write_text("a file")
+    answers += [said(True), said(True)]
+    assert self_check.verdict(Card()).passed and self_check.verdict(Card()).passed

@@ -1,0 +1,135 @@
+"""The code objects that ship: made from the sources that are there, whole, the same bytes from any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from wgrad.hip import build as building
+from wgrad.hip.architectures import SHIPPED, check_image
+from wgrad.hip.build import CLANG, build, compile_source, compiler_version, differing, outdated
+from wgrad.hip.errors import DeviceError
+from wgrad.hip.objects import MANIFEST, ROOM, compress, read_manifest, read_object, serves, source_digest, sources
+
+OBJECTS = ROOM / "objects"
+needs_clang = pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is not installed")
+# One architecture of each source is compiled again here, another one of the next; `make check-objects` does all.
+SAMPLE = [(s, [a for a in SHIPPED if serves(s, a)][n % 4]) for n, s in enumerate(sources())]
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """A copy of two small sources and their headers, to be changed."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    for path in (*ROOM.glob("*.hpp"), ROOM / "storage.hip", ROOM / "dropout.hip"):
+        shutil.copy(path, folder)
+    return folder
+
+
+def test_shipped_objects_are_what_the_sources_give() -> None:
+    """By the digests in the manifest: quick, and needs no compiler."""
+    assert outdated(OBJECTS) == [], "make them again with `make objects`"
+
+
+@needs_clang
+@pytest.mark.parametrize("pair", SAMPLE, ids=lambda p: f"{p[0].stem}-{p[1]}")
+def test_compiling_again_gives_the_same_bytes(pair: tuple[Path, str]) -> None:
+    made_with = read_manifest(OBJECTS)["compiler"]
+    if made_with != compiler_version():
+        pytest.skip(f"they were made with {made_with}, here is {compiler_version()}")
+    assert differing(OBJECTS, [pair]) == []
+
+
+def test_each_object_is_for_its_folder() -> None:
+    for architecture in SHIPPED:
+        found = sorted((OBJECTS / architecture).glob("*.co.xz"))
+        assert found
+        for path in found:
+            check_image(read_object(path), str(path), architecture, "a card")
+
+
+@needs_clang
+def test_changes_are_seen(room: Path, tmp_path: Path) -> None:
+    """A changed source, header, option or object is out of date; a changed comment is not."""
+    objects = tmp_path / "objects"
+
+    def wrong() -> list[str]:
+        return outdated(objects, room=room, architectures=("gfx942",))
+
+    assert len(build(objects, ["gfx942"], room=room)) == 2 and wrong() == []
+    assert build(objects, ["gfx942"], room=room) == []
+    source = room / "storage.hip"
+    text = source.read_text()
+    source.write_text(f"// one more comment\n{text}")
+    assert wrong() == []
+    source.write_text(text.replace("u32 word, u64 bytes", "u32 word, u64 bytes, u32 more"))
+    assert wrong() == ["gfx942/storage.co was made from another storage.hip, or other headers"]
+    assert [p.name for p in build(objects, ["gfx942"], room=room)] == ["storage.co.xz"] and wrong() == []
+    with (room / "elements.hpp").open("a") as file:  # dropout's, not storage's
+        file.write("namespace gpu { using more = float; }\n")
+    assert [line.partition(" ")[0] for line in wrong()] == ["gfx942/dropout.co"]
+    build(objects, ["gfx942"], room=room)
+    path = objects / "gfx942" / "storage.co.xz"
+    path.write_bytes(compress(read_object(path) + b"\0"))
+    assert wrong() == ["gfx942/storage.co is not the file that was made"]
+    path.unlink()
+    assert wrong() == ["gfx942/storage.co is missing"]
+    build(objects, ["gfx942"], room=room)
+    source.unlink()
+    assert wrong() == ["gfx942/storage.co has no source"]
+    build(objects, ["gfx942"], room=room)
+    assert wrong() == [] and not path.exists()
+    assert set(read_manifest(objects)["sources"]) == {"dropout"}
+    note = json.loads((objects / MANIFEST).read_text())
+    (objects / MANIFEST).write_text(json.dumps({**note, "options": ["-O0"]}))
+    assert wrong() == [f"{MANIFEST} made with other options"]
+    assert len(build(objects, ["gfx942"], room=room)) == 1 and wrong() == []
+
+
+@needs_clang
+def test_another_compiler_is_told_from_stale_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(building, "sources", lambda room=ROOM: [ROOM / "storage.hip"])
+    build(tmp_path, ["gfx942"])
+    assert building.check(tmp_path, ["gfx942"], "") == 0
+    assert "every code object is what the sources give" in capsys.readouterr().out
+    note = json.loads((tmp_path / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps({**note, "compiler": "clang version 99"}))
+    assert building.check(tmp_path, ["gfx942"], "") == 0
+    assert "made with clang version 99; this is" in capsys.readouterr().out
+    path = tmp_path / "gfx942" / "storage.co.xz"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DeviceError, match="storage.co.xz is damaged"):
+        building.check(tmp_path, ["gfx942"], "")
+
+
+@needs_clang
+def test_the_same_bytes_from_any_folder(room: Path, tmp_path: Path) -> None:
+    made = []
+    for folder in (room, tmp_path / "elsewhere" / "a longer name"):
+        if folder != room:
+            shutil.copytree(room, folder)
+        compile_source(folder / "dropout.hip", "gfx1100", folder / "out.co")
+        made.append((folder / "out.co").read_bytes())
+    assert made[0] == made[1] and str(tmp_path).encode() not in made[0]
+
+
+def test_digest_knows_comments_from_text(tmp_path: Path) -> None:
+    source = tmp_path / "x.hip"
+    digests = []
+    for text in ('f("a // b");  // c\n', 'f("a // b");\n', 'f("a // d");\n', "// architectures: gfx942\nf();", "f();"):
+        source.write_text(text)
+        digests.append(source_digest(source))
+    assert digests[0] == digests[1] and len(set(digests)) == 4
+
+
+def test_size_of_what_ships() -> None:
+    """Part of the installed size that tests/test_package.py bounds."""
+    total = sum(os.path.getsize(p) for p in OBJECTS.rglob("*") if p.is_file())
+    assert total < 3e6, f"{total:,} bytes"
