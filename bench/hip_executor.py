@@ -1,8 +1,9 @@
 """A HIP device whose kernels are the compiled code objects, executed instruction by instruction on the CPU.
 
-`ExecutedDevice` is `wgrad.hip.device.HipDevice` over a small stand-in for hip-python: hipMalloc gives guarded host memory,
-hipModuleLaunchKernel hands the packed arguments, byte for byte, to run_hsaco.py (named by $WGRAD_RUN_HSACO; it needs
-$TINYGRAD_DIR). So the launch code of hip/*.py, the code objects of `wgrad.hip.build` and the operators are tested together.
+`ExecutedDevice` is `wgrad.hip.device.HipDevice` over a small stand-in for hip-python: hipMalloc gives guarded host
+memory, hipModuleLaunchKernel hands the packed arguments, byte for byte, to run_hsaco.py (named by $WGRAD_RUN_HSACO; it
+needs $TINYGRAD_DIR). So the launch code of hip/*.py, the code objects of `wgrad.hip.build` and the operators are tested
+together.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hip_executor_lds
 import numpy as np
 
 from wgrad.hip import binding
@@ -70,6 +72,10 @@ def code_object(source: str, architecture: str, folder: Path) -> Path:
 class Unsupported(DeviceError):
     """A kernel that the executor is known to run wrongly; the message says why."""
 
+    def __init__(self, kernel: str, why: str) -> None:
+        super().__init__(f"{kernel}: {why}")
+        self.kernel = kernel
+
 
 @dataclass
 class Execution:
@@ -90,7 +96,9 @@ class ExecutedModules(Modules):
     def get(self, source: str, kernel: str) -> Any:
         if (source, kernel) not in self._functions:
             path = code_object(source, self.architecture, self._folder)
-            self._functions[source, kernel] = tool().Kernel(str(path), kernel, self.architecture)
+            made = self._functions[source, kernel] = tool().Kernel(str(path), kernel, self.architecture)
+            if made.ws == 32:
+                hip_executor_lds.install(made)
             self.compiled += 1
         return self._functions[source, kernel]
 
@@ -200,7 +208,7 @@ class Binding:
 
     def _execute(self, kernel: Any, grid: tuple[int, int, int], threads: int, packed: bytes) -> None:
         if kernel.ws == 64 and any(_HIGH_HALF.match(text) for text, _ in kernel.listing.values()):
-            raise Unsupported(f"{kernel.name}: float16 conversions above v127, which the executor reads as on RDNA3")
+            raise Unsupported(kernel.name, "float16 conversions above v127, which the executor reads as on RDNA3")
         kernel.kernarg = lambda _, grid, block: (segment(kernel, packed, grid, block), [])
         try:
             kernel.run(grid, (threads, 1, 1), [], order=self.order)
@@ -275,6 +283,13 @@ class ExecutedDevice(HipDevice):
         """Kernels, warnings and instructions so far."""
         found: Execution = self._hip.execution
         return found
+
+    def kernels(self) -> list[tuple[str, str]]:
+        """Every kernel of the sources that were used so far, with its source's name."""
+        folder = self.modules._folder
+        sources = sorted({source for source, _ in self.modules._functions})
+        found = [(s, tool().CodeObject(str(code_object(s, self.architecture, folder)))) for s in sources]
+        return [(kernel, source) for source, code in found for kernel in code.kernels]
 
     def forget(self) -> None:
         self._hip.execution = Execution()

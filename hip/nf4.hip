@@ -24,6 +24,15 @@ GPU_FN u32 nf4_code(float v) {
   return code;
 }
 
+// By selection: a table in the code object would have to be found and read first.
+GPU_FN float nf4_level(u32 code) {
+  constexpr float level[16] = NF4_LEVELS;
+  float found = level[0];
+#pragma unroll
+  for (u32 i = 1; i < 16; i++) found = code == i ? level[i] : found;
+  return found;
+}
+
 GPU_FN float peak_of(const Eight& v, float peak) {
 #pragma unroll
   for (u32 e = 0; e < 8; e++) peak = max(peak, gpu::abs(v.at[e]));
@@ -92,10 +101,7 @@ extern "C" GPU_KERNEL(256) void nf4_dequantize(const u8* packed, const void* abs
                                                const float* nested_code, const float* offset, void* y, u64 n,
                                                u32 block, u32 nested_block, u32 type) {
   GPU_SHARED(float, level, 16);
-  if (thread() < 16) {
-    constexpr float levels[16] = NF4_LEVELS;
-    level[thread()] = levels[thread()];
-  }
+  if (thread() < 16) level[thread()] = nf4_level(thread());
   barrier();
   u64 i = (u64(block_x()) * 256 + thread()) * 8;
   if (i >= n) return;
