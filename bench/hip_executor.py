@@ -97,8 +97,7 @@ class ExecutedModules(Modules):
         if (source, kernel) not in self._functions:
             path = code_object(source, self.architecture, self._folder)
             made = self._functions[source, kernel] = tool().Kernel(str(path), kernel, self.architecture)
-            if made.ws == 32:
-                hip_executor_lds.install(made)
+            hip_executor_lds.install(made)
             self.compiled += 1
         return self._functions[source, kernel]
 
