@@ -10,8 +10,6 @@ constexpr u32 COLUMN_SLOTS = 8;
 // Two halves of a slot, each 32 x 4 columns, lie 144 apart: the final reads then use every bank once.
 constexpr u32 COLUMN_HALF = 144, COLUMN_MEMORY = COLUMN_SLOTS * 2 * COLUMN_HALF;
 
-GPU_FN Eight eight_zeros() { return {{0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}}; }
-
 // Column block_x() * 256 + thread() of the sum over rows first <= r < last of at(r, c), which gives columns c to c + 7.
 // memory: [COLUMN_MEMORY] in LDS. Every work-item takes part; that of a column past the end gets something else.
 template <class F>

@@ -39,6 +39,7 @@ GPU_FN void store(void* p, u32 type, u64 i, float x) {
 struct Eight {
   float at[8];
 };
+GPU_FN Eight eight_zeros() { return {{0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}}; }
 template <class T>
 GPU_FN Eight widen(const T* p) {
   Eight v;

@@ -8,7 +8,6 @@ from wgrad.hip.buffers import Array
 from wgrad.hip.elements import GROUP, type_codes
 from wgrad.hip.reduce import ROWS_PER_PART, ReduceOps
 
-
 # Columns up to which a row is taken by 16 lanes, by a wave; above, by a work-group.
 _ROW16, _WAVE = 256, 1024
 
@@ -16,7 +15,9 @@ _ROW16, _WAVE = 256, 1024
 class NormOps(ReduceOps):
     def _by_rows(self, kernel: str, rows: int, columns: int) -> tuple[str, tuple[int, int, int]]:
         """The kernel for rows of this length, and its work-groups."""
-        lanes, suffix = (16, "_row16") if columns <= _ROW16 else (self.wave, "_wave") if columns <= _WAVE else (GROUP, "")
+        lanes, suffix = (
+            (16, "_row16") if columns <= _ROW16 else (self.wave, "_wave") if columns <= _WAVE else (GROUP, "")
+        )
         return kernel + suffix, self.groups(rows * lanes, GROUP)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, dtype: Any = None) -> tuple[Array, Array]:
