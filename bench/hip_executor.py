@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Execution:
     kernels: list[str] = field(default_factory=list)
     warnings: set[str] = field(default_factory=set)
     instructions: int = 0
+    # Executed by kernel: "load 128": n; only where `Binding.count_accesses` is set.
+    accesses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
 
 class ExecutedModules(Modules):
@@ -142,6 +145,7 @@ class Binding:
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
         self.order = "fwd"
+        self.count_accesses = False
         self.memory = Memory()
         self.execution = Execution()
         self._recorded: list[tuple[Any, ...]] | None = None
@@ -219,6 +223,14 @@ class Binding:
         self.execution.kernels.append(kernel.name)
         self.execution.warnings.update(f"{kernel.name}: {w}" for w in kernel.warnings)
         self.execution.instructions += kernel.info["instructions"]
+        if self.count_accesses:
+            self._count(kernel)
+
+    def _count(self, kernel: Any) -> None:
+        width = tool("isa_report").width
+        for mnemonic, count in kernel.dynamic_mix().items():
+            if found := re.match(r"(?:global|buffer|flat)_(load|store)", mnemonic):
+                self.execution.accesses[kernel.name][f"{found[1]} {width(mnemonic)}"] += count
 
 
 def segment(kernel: Any, packed: bytes, grid: tuple[int, ...], block: tuple[int, ...]) -> Any:
@@ -282,6 +294,10 @@ class ExecutedDevice(HipDevice):
         """Kernels, warnings and instructions so far."""
         found: Execution = self._hip.execution
         return found
+
+    def count_accesses(self) -> None:
+        """From now on `execution.accesses` counts accesses to global memory by width."""
+        self._hip.count_accesses = True
 
     def kernels(self) -> list[tuple[str, str]]:
         """Every kernel of the sources that were used so far, with its source's name."""

@@ -1,10 +1,10 @@
 // kv_append: cache[b, q_start + t] = fresh[b, t]. sample: the next token's id from its logits: greedy, or temperature,
 // top-k and top-p, then the inverse of the cumulative distribution in id order.
-//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), q_start [1] i32;
-//   logits [V] f32, uniform [1] f32 in [0, 1), id [1] i32.
-// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found by
-// bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose strictly
-// more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
+//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), q_start [1] i32; logits [V] f32,
+//   uniform [1] f32 in [0, 1), id [1] i32.
+// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
+// by bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
+// strictly more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
 // Launch: kv_append (ceil(T row / 2048), B) work-groups of 256; sample one work-group of 256.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
 #include "elements.hpp"

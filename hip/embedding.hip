@@ -3,8 +3,8 @@
 // next one after n (NONE: no more); embedding_backward adds up each chain.
 //   table [V, C], y, dy [N, C] f32, f16 or bf16 (types: table, y; or dy); ids [N] i32; dtable [V, C] f32; heads [V],
 //   links [N] u32.
-// Launch: embedding, embedding_backward one work-group of 256 a token; embedding_chains one work-group of 256, which goes
-// through the tokens from the last to the first, 256 at a time.
+// Launch: embedding, embedding_backward one work-group of 256 a token; embedding_chains one work-group of 256, which
+// goes through the tokens from the last to the first, 256 at a time.
 #include "elements.hpp"
 
 using namespace gpu;

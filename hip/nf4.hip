@@ -1,10 +1,11 @@
-// NF4 by blocks: absmax of each, code = number of thresholds below x (1 / absmax) (a tie takes the lower code), element 2j
-// in the high nibble of byte j; value for value what bitsandbytes makes. Double quantisation: offset = mean of absmax,
-// then 8-bit codes of absmax - offset by blocks of 256 over thresholds [255].
+// NF4 by blocks: absmax of each, code = number of thresholds below x (1 / absmax) (a tie takes the lower code), element
+// 2j in the high nibble of byte j; value for value what bitsandbytes makes. Double quantisation: offset = mean of
+// absmax, then 8-bit codes of absmax - offset by blocks of 256 over thresholds [255].
 //   x [n], y [n] f32, f16 or bf16 (type); packed u8 [ceil(n / 2)]; absmax f32 [blocks] (u8 codes when nested);
 //   nested_absmax f32 [ceil(blocks / 256)], nested_code f32 [256], offset f32 [1].
 // block: a power of two from 32. Launch: quantize ceil(n / (4096 runs)) work-groups of 256 with runs = max(1, block /
-// 4096), 16 runs elements a work-item; mean one of 256; nest ceil(blocks / 256) of 256; dequantize ceil(n / 4096) of 256.
+// 4096), 16 runs elements a work-item; mean one of 256; nest ceil(blocks / 256) of 256; dequantize ceil(n / 4096) of
+// 256.
 // Sources: Dettmers et al., QLoRA (2023), section 3; Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 #include "elements.hpp"
 
@@ -43,7 +44,9 @@ GPU_FN u32x2 nf4_codes(const Eight& low, const Eight& high, float scale) {
   }
   return words;
 }
-GPU_FN Eight load8_or_zeros(const void* x, u32 type, u64 i, u64 n) { return i < n ? load8(x, type, i, n) : eight_zeros(); }
+GPU_FN Eight load8_or_zeros(const void* x, u32 type, u64 i, u64 n) {
+  return i < n ? load8(x, type, i, n) : eight_zeros();
+}
 GPU_FN float peak_of(const Eight& v, float peak) {
 #pragma unroll
   for (u32 e = 0; e < 8; e++) peak = max(peak, gpu::abs(v.at[e]));
@@ -51,7 +54,7 @@ GPU_FN float peak_of(const Eight& v, float peak) {
 }
 
 extern "C" GPU_KERNEL(256) void nf4_quantize(const void* x, u8* packed, float* absmax, u64 n, u32 block, u32 type) {
-  GPU_SHARED(float, peaks, 128);
+  GPU_SHARED(float, peaks, 16);
   u32 runs = max(1u, block / 4096), share = block / (16 * runs);  // work-items of a block: 2 to 256
   u64 first = (u64(block_x()) * 256 + thread()) * 16 * runs;
   float peak = 0.f;
@@ -59,11 +62,15 @@ extern "C" GPU_KERNEL(256) void nf4_quantize(const void* x, u8* packed, float* a
     peak = peak_of(load8_or_zeros(x, type, first + 16 * r, n), peak);
     peak = peak_of(load8_or_zeros(x, type, first + 16 * r + 8, n), peak);
   }
-  peak = row_reduce<2>(peak, Max{});
-  if (share > 2) {
-    peaks[thread() / 2] = peak;
+  peak = max(peak, partner<1>(peak));
+  if (share > 2) peak = max(peak, partner<2>(peak));
+  if (share > 4) peak = max(peak, partner<4>(peak));
+  if (share > 8) peak = max(peak, partner<8>(peak));
+  if (share > 16) {  // more than a row of lanes
+    peaks[thread() / 16] = peak;
     barrier();
-    for (u32 i = thread() / share * share / 2; i < (thread() / share * share + share) / 2; i++) peak = max(peak, peaks[i]);
+    u32 own = thread() / share * share / 16;
+    for (u32 i = own; i < own + share / 16; i++) peak = max(peak, peaks[i]);
   }
   if (first >= n) return;
   if (thread() % share == 0) absmax[first >> __builtin_ctz(block)] = peak;

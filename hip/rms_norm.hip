@@ -2,9 +2,9 @@
 // dx = rstd (g - n mean(g n)) + residual; dweight = sum over rows of dy n, in parts of `rows_per` rows (a fixed order;
 // reduce.hip adds the parts).
 //   x, dy, y, dx, residual [R, C]; w [C] f32; rstd [R] f32; part [parts, C] f32. types: see each kernel.
-// Launch: work-groups of 256. A row is taken by the work-group (rms_norm, rms_norm_backward), by a wave of it (_wave: rows
-// of a few hundred elements) or by 16 lanes (_row16: heads, as in QK norm); dweight: (ceil(C / 256), parts) (columns.hpp).
-// The first eight elements of a work-item stay in registers between the two passes over a row.
+// Launch: work-groups of 256. A row is taken by the work-group (rms_norm, rms_norm_backward), by a wave of it (_wave:
+// rows of a few hundred elements) or by 16 lanes (_row16: heads, as in QK norm); dweight: (ceil(C / 256), parts), see
+// columns.hpp. The first eight elements of a work-item stay in registers between the two passes over a row.
 // Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 #include "columns.hpp"
 
