@@ -4,8 +4,9 @@
 
 The cases are those of `wgrad selftest` (float32 and float16) and the same operators in bfloat16, with its limits. A row
 of bench/results/hip_executed.jsonl is one kernel of one architecture: how many cases launched it, in which orders, the
-worst error of those cases in units of its limit, whether both orders gave the same bits. A run with --only prints its
-rows and leaves the file alone. An executor, not a card: its head says what it does not model.
+worst error of those cases in units of its limit, whether both orders gave the same bits. Some large cases, which take
+minutes and launch what smaller ones launch, run with --slow only. A run with --only prints its rows and leaves the file
+alone. An executor, not a card: its head says what it does not model.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from wgrad.autograd.selftest_cases import (
 
 OUT = Path(__file__).parent / "results" / "hip_executed.jsonl"
 ORDERS = ("fwd", "rev")
+SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/window/2x70", "large vocabulary")
 
 
 @dataclass
@@ -166,12 +168,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", action="append", choices=ARCHITECTURES)
     parser.add_argument("--only", default="", help="part of a case's name")
+    parser.add_argument("--slow", action="store_true", help="the large cases too")
     parser.add_argument("--objects", type=Path, help="keep code objects in this folder")
     arguments = parser.parse_args()
     if not available():
         print(f"skipped: {NEEDS}", file=sys.stderr)
         return 0
     selected = [case for case in all_cases() if arguments.only in case.name]
+    if not arguments.slow:
+        selected = [case for case in selected if not any(part in case.name for part in SLOW)]
     kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
     architectures = arguments.arch or list(ARCHITECTURES)
     rows = [r for r in kept if r["arch"] not in architectures]
