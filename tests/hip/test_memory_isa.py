@@ -56,8 +56,10 @@ def test_reductions_leave_lds_alone() -> None:
 
 @pytest.mark.parametrize("direction", ["load", "store"])
 def test_streams_are_wide(direction: str) -> None:
-    """Four fifths of the bytes of a streaming kernel on aligned arrays go by 64 bits or more. (An access counts as if all
-    lanes made it: a number that few lanes write weighs as much as a stream.)"""
+    """Four fifths of the bytes of a streaming kernel on aligned arrays go by 64 bits or more.
+
+    An access counts as if all lanes made it: a number that few lanes write weighs as much as a stream.
+    """
     rows = [r for r in ROWS if r["kernel"] in STREAMING and "executed" in r]
     if direction == "store":
         rows = [r for r in rows if r["kernel"] not in REDUCING]
