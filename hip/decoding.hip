@@ -1,10 +1,10 @@
 // kv_append: cache[b, q_start + t] = fresh[b, t]. sample: the next token's id from its logits: greedy, or temperature,
 // top-k and top-p, then the inverse of the cumulative distribution in id order.
-//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), q_start [1] i32;
-//   logits [V] f32, uniform [1] f32 in [0, 1), id [1] i32.
-// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found by
-// bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose strictly
-// more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
+//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), q_start [1] i32; logits [V] f32,
+//   uniform [1] f32 in [0, 1), id [1] i32.
+// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
+// by bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
+// strictly more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
 // Launch: kv_append (ceil(T row / 2048), B) work-groups of 256; sample one work-group of 256.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
 #include "elements.hpp"
@@ -34,20 +34,27 @@ struct Sampler {
   float* memory;
 
   // Weight of a token, 1 for the most probable; 0 below the rank `least`.
-  GPU_FN float weight(u32 i, float top, u32 least) const {
-    float x = logits[i];
+  GPU_FN float weight_of(float x, float top, u32 least) const {
     return rank(x) >= least ? gpu::exp((x - top) / temperature) : 0.f;
+  }
+  GPU_FN float weight(u32 i, float top, u32 least) const { return weight_of(logits[i], top, least); }
+  // The sum of value(logit) over this work-item's tokens, eight at a time.
+  template <class F>
+  GPU_FN float over_mine(F value) const {
+    float mine = 0.f;
+    for (u32 i = thread() * 8; i < count; i += 2048) {
+      Eight v = load8_of(logits, i, count, true);
+#pragma unroll
+      for (u32 e = 0; e < 8; e++) mine += i + e < count ? value(v.at[e]) : 0.f;
+    }
+    return block_sum<256>(mine, memory);
   }
   // Tokens whose rank is at least `least`; exact, as there are fewer than 2^24.
   GPU_FN float reached(u32 least) const {
-    float mine = 0.f;
-    for (u32 i = thread(); i < count; i += 256) mine += rank(logits[i]) >= least ? 1.f : 0.f;
-    return block_sum<256>(mine, memory);
+    return over_mine([least](float x) { return rank(x) >= least ? 1.f : 0.f; });
   }
   GPU_FN float weighs(float top, u32 least) const {
-    float mine = 0.f;
-    for (u32 i = thread(); i < count; i += 256) mine += weight(i, top, least);
-    return block_sum<256>(mine, memory);
+    return over_mine([this, top, least](float x) { return weight_of(x, top, least); });
   }
   // The largest rank that at least k tokens reach.
   GPU_FN u32 top_k_rank(u32 highest, u32 k) const {
@@ -81,9 +88,12 @@ struct Sampler {
 // The highest rank and, of the ids that have it, the lowest.
 GPU_FN u64 highest_key(const float* logits, u32 count, u64* keys) {
   u64 best = 0;
-  for (u32 i = thread(); i < count; i += 256) best = max(best, u64(rank(logits[i])) << 32 | u32(~i));
+  for (u32 i = thread() * 8; i < count; i += 2048) {
+    Eight v = load8_of(logits, i, count, true);
 #pragma unroll
-  for (u32 mask = 1; mask < GPU_WAVE; mask *= 2) best = max(best, shuffle_xor(best, mask));
+    for (u32 e = 0; e < 8; e++) best = max(best, i + e < count ? u64(rank(v.at[e])) << 32 | u32(~(i + e)) : u64(0));
+  }
+  best = wave_reduce(best, Max{});
   if (lane() == 0) keys[wave()] = best;
   barrier();
   for (u32 i = 0; i < 256 / GPU_WAVE; i++) best = max(best, keys[i]);

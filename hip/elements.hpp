@@ -39,6 +39,7 @@ GPU_FN void store(void* p, u32 type, u64 i, float x) {
 struct Eight {
   float at[8];
 };
+GPU_FN Eight eight_zeros() { return {{0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}}; }
 template <class T>
 GPU_FN Eight widen(const T* p) {
   Eight v;
@@ -62,27 +63,49 @@ GPU_FN void narrow(T* p, const Eight& v) {
     store16(p + part * N, __builtin_bit_cast(u32x4, made));
   }
 }
-// `aligned`: the elements start at a multiple of 8 of an aligned array (128-bit accesses).
-GPU_FN Eight load8(const void* p, u32 type, u64 i, u64 end, bool aligned = true) {
-  if (aligned && i + 8 <= end) {
-    if (type == F32) return widen(as<float>(p) + i);
-    if (type == F16) return widen(as<half>(p) + i);
-    return widen(as<bf16>(p) + i);
-  }
+// One by one; without branches, as an address past the end becomes that of the last element.
+template <class T>
+GPU_FN Eight widen_some(const T* p, u64 count) {
   Eight v;
 #pragma unroll
-  for (u32 e = 0; e < 8; e++) v.at[e] = i + e < end ? load(p, type, i + e) : 0.f;
+  for (u32 e = 0; e < 8; e++) {
+    float x = to_float(p[e < count ? e : count - 1]);
+    v.at[e] = e < count ? x : 0.f;
+  }
   return v;
 }
-GPU_FN void store8(void* p, u32 type, u64 i, u64 end, const Eight& v, bool aligned = true) {
-  if (aligned && i + 8 <= end) {
-    if (type == F32) return narrow(as<float>(p) + i, v);
-    if (type == F16) return narrow(as<half>(p) + i, v);
-    return narrow(as<bf16>(p) + i, v);
-  }
+template <class T>
+GPU_FN void narrow_some(T* p, const Eight& v, u64 count) {
 #pragma unroll
   for (u32 e = 0; e < 8; e++)
-    if (i + e < end) store(p, type, i + e, v.at[e]);
+    if (e < count) p[e] = from_float<T>(v.at[e]);
+}
+template <class T>
+GPU_FN Eight load8_of(const T* p, u64 i, u64 end, bool aligned) {
+  return aligned && i + 8 <= end ? widen(p + i) : widen_some(p + i, end - i);
+}
+template <class T>
+GPU_FN void store8_of(T* p, u64 i, u64 end, const Eight& v, bool aligned) {
+  if (aligned && i + 8 <= end) {
+    narrow(p + i, v);
+  } else {
+    narrow_some(p + i, v, end - i);
+  }
+}
+// `aligned`: the elements start at a multiple of 8 of an aligned array (128-bit accesses). i is less than `end`.
+GPU_FN Eight load8(const void* p, u32 type, u64 i, u64 end, bool aligned = true) {
+  if (type == F32) return load8_of(as<float>(p), i, end, aligned);
+  if (type == F16) return load8_of(as<half>(p), i, end, aligned);
+  return load8_of(as<bf16>(p), i, end, aligned);
+}
+GPU_FN void store8(void* p, u32 type, u64 i, u64 end, const Eight& v, bool aligned = true) {
+  if (type == F32) {
+    store8_of(as<float>(p), i, end, v, aligned);
+  } else if (type == F16) {
+    store8_of(as<half>(p), i, end, v, aligned);
+  } else {
+    store8_of(as<bf16>(p), i, end, v, aligned);
+  }
 }
 
 }  // namespace gpu

@@ -21,16 +21,28 @@ extern "C" GPU_KERNEL(256) void elementwise(const void* a, const void* b, void* 
 #pragma unroll
     for (u32 e = 0; e < 8; e++) x.at[e] *= factor;
   } else if (op == 4) {
-    u32 column = u32(i % columns);
+    u32 column = n >> 32 ? u32(i % columns) : u32(i) % columns;  // the 64-bit remainder is a long loop
+    if (columns % 8 == 0) {
+      Eight z = load8(b, b_type, column, columns);
 #pragma unroll
-    for (u32 e = 0; e < 8; e++) {
-      x.at[e] += load(b, b_type, column);
-      column = column + 1 == columns ? 0 : column + 1;
+      for (u32 e = 0; e < 8; e++) x.at[e] += z.at[e];
+    } else {
+#pragma unroll
+      for (u32 e = 0; e < 8; e++) {
+        x.at[e] += load(b, b_type, column);
+        column = column + 1 == columns ? 0 : column + 1;
+      }
     }
   } else if (op == 5) {
+    const u32* keep = as<u32>(b) + i;
+    if (i + 8 <= n) {
+      u32x4 low = load16(keep), high = load16(keep + 4);
 #pragma unroll
-    for (u32 e = 0; e < 8; e++)
-      if (i + e < n && as<u32>(b)[i + e] == 0) x.at[e] = alpha;
+      for (u32 e = 0; e < 8; e++) x.at[e] = (e < 4 ? low[e] : high[e - 4]) ? x.at[e] : alpha;
+    } else {
+#pragma unroll
+      for (u32 e = 0; e < 8; e++) x.at[e] = keep[min(u64(e), n - i - 1)] ? x.at[e] : alpha;
+    }
   }
   store8(y, type_of(types, 2), i, n, x);
 }

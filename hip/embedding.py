@@ -9,6 +9,8 @@ import numpy as np
 from wgrad.hip.buffers import Array
 from wgrad.hip.elements import Elements, type_codes
 
+_NONE = 0xFFFFFFFF  # the end of a chain of places with the same id
+
 
 class EmbeddingOps(Elements):
     def embedding(self, table: Array, ids: Array, *, dtype: Any = np.float32) -> Array:
@@ -22,8 +24,11 @@ class EmbeddingOps(Elements):
 
     def embedding_backward(self, dy: Array, ids: Array, vocab_size: int) -> Array:
         """-> dtable float32 [V, C]."""
-        dtable = self.zeros((vocab_size, dy.shape[1]))
+        dtable, tokens = self.zeros((vocab_size, dy.shape[1])), ids.size
         if dy.size:
-            arguments = [dy, ids, dtable, ids.size, dy.shape[1], type_codes(dy)]
-            self.launch("embedding", "embedding_backward", arguments, (ids.size, 1, 1), work=2 * dy.nbytes)
+            heads, links = self.empty((vocab_size,), np.uint32), self.empty((tokens,), np.uint32)
+            self._fill_bytes(heads, _NONE)
+            self.launch("embedding", "embedding_chains", [ids, heads, links, tokens], (1, 1, 1), work=ids.nbytes)
+            arguments = [dy, ids, heads, links, dtable, dy.shape[1], type_codes(dy)]
+            self.launch("embedding", "embedding_backward", arguments, (tokens, 1, 1), work=2 * dy.nbytes)
         return dtable

@@ -120,17 +120,35 @@ template <class T>
 GPU_FN T shuffle_xor(T x, u32 mask) {
   return shuffle(x, lane() ^ mask);
 }
-// Every lane gets the result; the order of the sum is fixed.
-GPU_FN float wave_sum(float x) {
-#pragma unroll
-  for (u32 mask = 1; mask < GPU_WAVE; mask *= 2) x += shuffle_xor(x, mask);
+// Reductions: every lane gets the result, and the order is fixed: pairs, fours, eights, rows of 16, the rows. All lanes
+// take part. `combine` is commutative.
+template <u32 LANES = 16, class T, class F>
+GPU_FN T row_reduce(T x, F combine) {
+  static_assert(LANES == 2 || LANES == 4 || LANES == 8 || LANES == 16, "lanes of a row of 16");
+  x = combine(x, partner<1>(x));
+  if constexpr (LANES > 2) x = combine(x, partner<2>(x));
+  if constexpr (LANES > 4) x = combine(x, partner<4>(x));
+  if constexpr (LANES > 8) x = combine(x, partner<8>(x));
   return x;
 }
-GPU_FN float wave_max(float x) {
-#pragma unroll
-  for (u32 mask = 1; mask < GPU_WAVE; mask *= 2) x = max(x, shuffle_xor(x, mask));
-  return x;
+template <class T, class F>
+GPU_FN T wave_reduce(T x, F combine) {
+  x = row_reduce(x, combine);
+  T lower = combine(lane_value(x, 0), lane_value(x, 16));
+  if constexpr (GPU_WAVE == 32) return lower;
+  return combine(lower, combine(lane_value(x, 32), lane_value(x, 48)));
 }
+struct Sum {
+  GPU_FN float operator()(float a, float b) const { return a + b; }
+};
+struct Max {
+  template <class T>
+  GPU_FN T operator()(T a, T b) const {
+    return max(a, b);
+  }
+};
+GPU_FN float wave_sum(float x) { return wave_reduce(x, Sum{}); }
+GPU_FN float wave_max(float x) { return wave_reduce(x, Max{}); }
 
 // ---- the work-group: `memory` has a place for each wave of it; every work-item gets the result -------------------
 template <u32 THREADS>

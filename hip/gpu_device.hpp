@@ -100,6 +100,32 @@ GPU_FN T shuffle(T x, unsigned from) {
   for (unsigned i = 0; i < sizeof(T) / 4; i++) words.at[i] = __builtin_amdgcn_ds_bpermute(int(from) * 4, words.at[i]);
   return __builtin_bit_cast(T, words);
 }
+// The value of lane ^ 1 (STEP 1), lane ^ 2 (2), lane ^ 7 (4) or lane ^ 15 (8), by DPP: no access to LDS. The last two are
+// lane ^ 4 and lane ^ 8 once the lanes of each 4 (8) agree, as they do in a reduction.
+template <unsigned STEP, class T>
+GPU_FN T partner(T x) {
+  static_assert(STEP == 1 || STEP == 2 || STEP == 4 || STEP == 8, "lanes of a row of 16");
+  static_assert(sizeof(T) % 4 == 0, "a lane hands over whole registers");
+  constexpr int CONTROL = STEP == 1 ? 0xb1 : STEP == 2 ? 0x4e : STEP == 4 ? 0x141 : 0x140;  // quad_perm, mirrors
+  struct Words {
+    int at[sizeof(T) / 4];
+  } words = __builtin_bit_cast(Words, x);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; i++)
+    words.at[i] = __builtin_amdgcn_update_dpp(words.at[i], words.at[i], CONTROL, 15, 15, true);
+  return __builtin_bit_cast(T, words);
+}
+// The value of lane `from`, the same for all lanes, in scalar registers.
+template <class T>
+GPU_FN T lane_value(T x, unsigned from) {
+  static_assert(sizeof(T) % 4 == 0, "a lane hands over whole registers");
+  struct Words {
+    int at[sizeof(T) / 4];
+  } words = __builtin_bit_cast(Words, x);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; i++) words.at[i] = __builtin_amdgcn_readlane(words.at[i], int(from));
+  return __builtin_bit_cast(T, words);
+}
 // Lane 0's value, in a scalar register.
 GPU_FN unsigned uniform(unsigned x) { return __builtin_amdgcn_readfirstlane(x); }
 

@@ -162,6 +162,15 @@ template <class T>
 GPU_FN T shuffle(T x, unsigned from) {
   return host::read<T>(gpu_host_machine->meet(2, &x, sizeof(T)), from % GPU_WAVE);
 }
+template <unsigned STEP, class T>
+GPU_FN T partner(T x) {
+  static_assert(STEP == 1 || STEP == 2 || STEP == 4 || STEP == 8, "lanes of a row of 16");
+  return shuffle(x, lane() ^ (STEP < 4 ? STEP : 2 * STEP - 1));
+}
+template <class T>
+GPU_FN T lane_value(T x, unsigned from) {
+  return shuffle(x, from);
+}
 GPU_FN unsigned uniform(unsigned x) { return shuffle(x, 0); }
 
 #if GPU_CDNA

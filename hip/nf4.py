@@ -11,6 +11,8 @@ from wgrad.hip.elements import GROUP, Elements, type_code
 from wgrad.hip.nf4_tables import NESTED_BLOCK_SIZE, NF4Blocks, dynamic_map, thresholds
 from wgrad.hip.runtime import Long
 
+_RUN = 16  # elements of a work-item
+
 
 class NF4Ops(Elements):
     _nf4_tables: tuple[Array, Array] | None = None
@@ -19,9 +21,11 @@ class NF4Ops(Elements):
         """w [out, in] float32, float16 or bfloat16 -> packed codes and absmax (8-bit absmax when double)."""
         n = w.size
         packed, absmax = self.empty((-(-n // 2),), np.uint8), self.empty((-(-n // block_size),))
-        words = max(1, block_size // (8 * GROUP))
+        runs = max(1, block_size // (_RUN * GROUP))
         arguments = [w, packed, absmax, Long(n), block_size, type_code(w.dtype)]
-        self.launch("nf4", "nf4_quantize", arguments, self.groups(n, 8 * words * GROUP), work=w.nbytes + packed.nbytes)
+        self.launch(
+            "nf4", "nf4_quantize", arguments, self.groups(n, _RUN * runs * GROUP), work=w.nbytes + packed.nbytes
+        )
         shape = (int(w.shape[0]), int(w.shape[1]))
         return self._nest(packed, absmax, shape, block_size) if double else NF4Blocks(packed, absmax, shape, block_size)
 
@@ -41,6 +45,7 @@ class NF4Ops(Elements):
         """-> [out, in] float32, float16 or bfloat16. w: an NF4Blocks, or anything with its fields."""
         y = self.empty(w.shape, dtype)
         parts = [w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
+        groups = self.groups(y.size, _RUN * GROUP)
         arguments = [*parts, y, Long(y.size), w.block_size, w.nested_block_size, type_code(dtype)]
-        self.launch("nf4", "nf4_dequantize", arguments, self.eights(y.size), work=y.nbytes + w.packed.nbytes)
+        self.launch("nf4", "nf4_dequantize", arguments, groups, work=y.nbytes + w.packed.nbytes)
         return y

@@ -8,15 +8,26 @@ from wgrad.hip.buffers import Array
 from wgrad.hip.elements import GROUP, type_codes
 from wgrad.hip.reduce import ROWS_PER_PART, ReduceOps
 
+# Columns up to which a row is taken by 16 lanes, by a wave; above, by a work-group.
+_ROW16, _WAVE = 256, 1024
+
 
 class NormOps(ReduceOps):
+    def _by_rows(self, kernel: str, rows: int, columns: int) -> tuple[str, tuple[int, int, int]]:
+        """The kernel for rows of this length, and its work-groups."""
+        lanes, suffix = (
+            (16, "_row16") if columns <= _ROW16 else (self.wave, "_wave") if columns <= _WAVE else (GROUP, "")
+        )
+        return kernel + suffix, self.groups(rows * lanes, GROUP)
+
     def rms_norm(self, x: Array, weight: Array, eps: float, *, dtype: Any = None) -> tuple[Array, Array]:
         """x [R, C], weight float32 [C] -> y [R, C], rstd float32 [R]."""
         rows, columns = x.shape
         y, rstd = self.empty(x.shape, x.dtype if dtype is None else dtype), self.empty((rows,))
         if rows:
-            arguments = [x, weight, y, rstd, columns, float(eps), type_codes(x, y)]
-            self.launch("rms_norm", "rms_norm", arguments, (rows, 1, 1), work=x.nbytes + y.nbytes)
+            arguments = [x, weight, y, rstd, rows, columns, float(eps), type_codes(x, y)]
+            kernel, groups = self._by_rows("rms_norm", rows, columns)
+            self.launch("rms_norm", kernel, arguments, groups, work=x.nbytes + y.nbytes)
         return y, rstd
 
     def rms_norm_backward(
@@ -35,9 +46,10 @@ class NormOps(ReduceOps):
         dx = self.empty(x.shape, x.dtype if dtype is None else dtype)
         if rows:
             arrays = [dy, x, weight, rstd, residual_grad, dx]
-            arguments = [*arrays, columns, type_codes(dy, x, residual_grad, dx)]
+            arguments = [*arrays, rows, columns, type_codes(dy, x, residual_grad, dx)]
+            kernel, groups = self._by_rows("rms_norm_backward", rows, columns)
             work = sum(a.nbytes for a in arrays if a is not None)
-            self.launch("rms_norm", "rms_norm_backward", arguments, (rows, 1, 1), work=work)
+            self.launch("rms_norm", kernel, arguments, groups, work=work)
         return dx, self._dweight(dy, x, rstd) if need_dweight else None
 
     def _dweight(self, dy: Array, x: Array, rstd: Array) -> Array:

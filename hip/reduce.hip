@@ -1,17 +1,21 @@
 // Sums in two passes of a fixed order. sum_rows: [R, C] -> [parts, C], each part `rows_per` rows (then again, with one
 // part), added to what is in `out` when `accumulate`. sum: [n] -> [work-groups] (then again, with one).
 //   x f32, f16 or bf16; out f32, f16 or bf16 (types: x, out).
-// Launch: sum_rows (ceil(C / 256), parts) work-groups of 256, a column a work-item; sum: any number of work-groups of 256.
-#include "elements.hpp"
+// Launch: sum_rows (ceil(C / 256), parts) work-groups of 256 (columns.hpp); sum: any number of work-groups of 256.
+#include "columns.hpp"
 
 using namespace gpu;
 
 extern "C" GPU_KERNEL(256) void sum_rows(const void* x, void* out, u32 rows, u32 columns, u32 rows_per, u32 accumulate,
                                          u32 types) {
+  GPU_SHARED(float, memory, COLUMN_MEMORY);
   u32 c = block_x() * 256 + thread(), first = block_y() * rows_per, last = min(first + rows_per, rows);
+  bool aligned = columns % 8 == 0;
+  float sum = column_sum(first, last, columns, memory, [&](u32 r, u32 column) {
+    u64 row = u64(r) * columns;
+    return load8(x, type_of(types, 0), row + column, row + columns, aligned);
+  });
   if (c >= columns) return;
-  float sum = 0.f;
-  for (u32 r = first; r < last; r++) sum += load(x, type_of(types, 0), u64(r) * columns + c);
   u64 at = u64(block_y()) * columns + c;
   if (accumulate) sum += load(out, type_of(types, 1), at);
   store(out, type_of(types, 1), at, sum);

@@ -1,7 +1,8 @@
 // Softmax of rows: y = exp(x - max) / sum; backward: dx = y (dy - sum(dy y)). And the cross-entropy of rows of logits:
 // loss = log(sum exp(x - max)) - (x[target] - max), the logits replaced by their gradient softmax(x) - onehot(target);
 // target -100: loss 0, gradient 0.
-//   x, y, dy, dx [R, C] f32, f16 or bf16; logits [R, C] f32; targets [all rows] i32, losses [all rows] f32, from `first`.
+//   x, y, dy, dx [R, C] f32, f16 or bf16; logits [R, C] f32; targets [all rows] i32, losses [all rows] f32, from
+//   `first`.
 // Launch: one work-group of 256 a row.
 #include "elements.hpp"
 
@@ -17,24 +18,22 @@ GPU_FN Row row_of(u32 columns) {
 }
 constexpr float LOWEST = -3.0e38f;
 
-// Largest element, and the sum of exp(x - largest).
+// Largest element, and the sum of exp(x - largest), in one pass: a work-item's sum is relative to the largest that it
+// has seen, and is scaled when that rises.
 GPU_FN void statistics(const void* x, u32 type, Row row, u32 columns, float* memory, float* top, float* total) {
   float best = LOWEST, sum = 0.f;
   for (u32 c = thread() * 8; c < columns; c += 2048) {
     Eight v = load8(x, type, row.begin + c, row.end, row.aligned);
+    float higher = best;
 #pragma unroll
-    for (u32 e = 0; e < 8; e++)
-      if (c + e < columns) best = max(best, v.at[e]);
-  }
-  best = block_max<256>(best, memory);
-  for (u32 c = thread() * 8; c < columns; c += 2048) {
-    Eight v = load8(x, type, row.begin + c, row.end, row.aligned);
+    for (u32 e = 0; e < 8; e++) higher = max(higher, c + e < columns ? v.at[e] : LOWEST);
+    sum *= gpu::exp(best - higher);
+    best = higher;
 #pragma unroll
-    for (u32 e = 0; e < 8; e++)
-      if (c + e < columns) sum += gpu::exp(v.at[e] - best);
+    for (u32 e = 0; e < 8; e++) sum += c + e < columns ? gpu::exp(v.at[e] - best) : 0.f;
   }
-  *top = best;
-  *total = block_sum<256>(sum, memory);
+  *top = block_max<256>(best, memory);
+  *total = block_sum<256>(sum * gpu::exp(best - *top), memory);
 }
 
 // types: x, y

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import check_case
 from wgrad.autograd.selftest_cases import Case, cases
 
@@ -77,3 +78,40 @@ def test_empty_arrays_launch_nothing(hip_device: Any) -> None:
     assert hip_device.silu(x).shape == (0, 64)
     assert hip_device.rms_norm(x, hip_device.zeros((64,)), 1e-5)[0].shape == (0, 64)
     assert hip_device.download(x).shape == (0, 64)
+
+
+@pytest.mark.parametrize("block_size", [32, 256, 512, 4096])
+def test_nf4_of_every_block_size(hip_device: Any, block_size: int) -> None:
+    """Codes and absmax against the reference, bit for bit; the last block is not full."""
+    x = np.random.default_rng(5).standard_normal((67, 131)).astype(np.float32)
+    wanted = ReferenceDevice().nf4_quantize(x, block_size)
+    found = hip_device.nf4_quantize(hip_device.upload(x), block_size)
+    np.testing.assert_array_equal(hip_device.download(found.absmax), wanted.absmax)
+    np.testing.assert_array_equal(hip_device.download(found.packed), wanted.packed)
+
+
+@pytest.mark.parametrize("width, cache_dtype", [(64, np.float32), (64, np.float16), (10, np.float32)])
+def test_rope_append_is_rope_and_append(hip_device: Any, width: int, cache_dtype: Any) -> None:
+    rng = np.random.default_rng(9)
+    batch, tokens, keys, heads = 2, 5, 11, 3
+    x = hip_device.upload(rng.standard_normal((batch * tokens, heads, width)).astype(np.float32))
+    cos, sin = (hip_device.upload(rng.standard_normal((20, width // 2)).astype(np.float32)) for _ in range(2))
+    positions = hip_device.upload(rng.integers(0, 20, batch * tokens).astype(np.int32))
+    start = hip_device.upload(np.array([4], np.int32))
+    caches = [hip_device.zeros((batch, keys, heads, width), cache_dtype) for _ in range(2)]
+    rotated = hip_device.view(hip_device.rope(x, cos, sin, positions), (batch, tokens, heads, width))
+    hip_device.kv_append(caches[0], rotated, start)
+    hip_device.rope_append(x, cos, sin, positions, caches[1], start)
+    np.testing.assert_array_equal(*(hip_device.download(c) for c in caches))
+
+
+def test_embedding_gradient_links_places_across_blocks(hip_device: Any) -> None:
+    """More tokens than one pass over them takes; some ids come once, one in nearly every pass."""
+    rng = np.random.default_rng(11)
+    ids = rng.integers(0, 300, 1003).astype(np.int32)
+    ids[::100] = 299
+    dy = rng.integers(-8, 9, (ids.size, 9)).astype(np.float32)  # sums are exact
+    wanted = np.zeros((301, 9), np.float32)
+    np.add.at(wanted, ids, dy)
+    found = hip_device.embedding_backward(hip_device.upload(dy), hip_device.upload(ids), 301)
+    np.testing.assert_array_equal(hip_device.download(found), wanted)
