@@ -1,0 +1,345 @@
+// The gradient of attention, block by block: what attention_backward_dq.hip and attention_backward_dkv.hip share.
+//
+// A work-group owns COLUMNS rows of one side (dq: queries; dk and dv: keys) and walks over the other side's rows, ROWS at a
+// time. With x the owned rows and y the walked ones (operands of the scores: x1, y1 = q and k; of their gradients: x2, y2 = do
+// and v), a wave has 16 TILES owned rows as columns of every product:
+//
+//     s = y1 x1^T        p = exp(scale s - lse)       result1^T += y1^T ds    (dq^T = k^T ds, or dk^T = q^T ds)
+//     g = y2 x2^T        ds = p (g - delta)           result2^T += y2^T p     (dv^T = do^T p; not for dq)
+//
+//     y1, y2 tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2, by all waves together, 128 bits at a time
+//     y1, y2 tile t:     LDS buffer t % 2 -> operand A twice: along the head width, and turned over in registers
+//     x1, x2:            operand B, from start to end: in registers (CDNA), in LDS (RDNA)
+//     p, ds:             leave the matrix unit as operand B of the next product (attention_matrix.hpp)
+//
+// The columns that see a walked row are a range, and so are the rows that a column sees: `starts` rises. So both kernels mask
+// alike: column c sees the rows [first, first + count).
+//
+// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled, and the matrix unit of gfx90a
+// takes float16 subnormals for 0. p is at most 1 and goes into products times 2^15. |g - delta| <= |do| |v| + |delta| bounds
+// ds: each column gets a power of two that takes the bound to between 2^14 and 2^15. Both leave with the result, exactly. The
+// softmax's scale is applied to float32 results only. bfloat16 has float32's range and needs none of this.
+// Sources: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
+#pragma once
+#include "attention_mask.hpp"
+#include "attention_matrix.hpp"
+
+namespace attention {
+
+#if GPU_CDNA
+constexpr int WAVES = 8, TILES = 2;
+#else
+constexpr int WAVES = 4, TILES = 1;
+#endif
+constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
+constexpr float LOG2E = 1.4426950408889634f, NOTHING = 1e30f;  // a lse that leaves no probability
+
+template <class T>
+struct Narrow {
+  static constexpr bool YES = false;
+};
+template <>
+struct Narrow<F16> {
+  static constexpr bool YES = true;
+};
+constexpr int P_SHIFT = 15;  // probabilities of float16 go into products times 2^P_SHIFT
+
+// 2^n for -126 <= n <= 127.
+GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }
+// n with bound 2^n between 2^14 and 2^15, within what float32 has room for.
+GPU_FN int shift_for(float bound) {
+  const int n = 14 + 127 - int(gpu::float_to_bits(bound) >> 23 & 255);
+  return n < -100 ? -100 : n > 100 ? 100 : n;
+}
+
+struct Sizes {
+  int length, heads, kv_heads, window;
+};
+
+// The rows that each column sees: [begin(c), end(c)), both rising with c.
+template <bool KEYS>  // columns are keys, rows are queries; or the other way round
+struct Sight {
+  Mask mask;
+  GPU_FN int begin(int c) const { return KEYS ? c : mask.first(c); }
+  GPU_FN int end(int c) const {
+    if (!KEYS) return c + 1;
+    int low = c + 1, high = mask.queries;  // queries below `low` see key c
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (mask.first(middle) <= c) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+};
+// Rows that `count` columns from `column` on see among them, and those that each of them sees.
+struct Span {
+  int begin, end, all_begin, all_end;
+  template <bool KEYS>
+  GPU_FN Span(const Sight<KEYS>& sight, int column, int count) {
+    const int from = sight.mask.clamp(column), to = sight.mask.clamp(column + count - 1);
+    begin = int(gpu::uniform(u32(sight.begin(from)))), end = int(gpu::uniform(u32(sight.end(to))));
+    all_begin = int(gpu::uniform(u32(sight.begin(to)))), all_end = int(gpu::uniform(u32(sight.end(from))));
+    if (column >= sight.mask.queries) end = begin;
+  }
+  GPU_FN bool touches(int row, int count) const { return row < end && row + count > begin; }
+  GPU_FN bool whole(int row, int count) const { return row >= all_begin && row + count <= all_end; }
+};
+
+// A of the second products from a tile in LDS, as Turned from memory.
+template <int ROWS, int D>
+struct TurnedTile : Turned<D> {
+  using Turned<D>::WIDE;
+  GPU_FN void load(const u32x4* lds, int tile, int part) {
+#pragma unroll
+    for (int r = 0; r < INNER; r++) {
+      const int from = 16 * tile + inner(r), element = part * 16 * WIDE + WIDE * column();
+      const u32x4* slot = lds + (from * (D / 8) + (element / 8 ^ (from & 7)));
+      if constexpr (WIDE == 8) {
+        const u32x4 v = *slot;
+#pragma unroll
+        for (int w = 0; w < 4; w++) this->at[r][w] = v[w];
+      } else {
+        const u32x2 v = ((const u32x2*)slot)[element / 4 % 2];
+        this->at[r][0] = v[0], this->at[r][1] = v[1];
+      }
+    }
+  }
+};
+
+// The owned rows of a wave as operand B: rows 16 (TILES wave + n) of the work-group's.
+template <int D>
+struct Held {
+  static constexpr int DEPTHS = D / DEPTH;
+#if GPU_CDNA
+  static constexpr int SLOTS = 0;
+  Chunk at[TILES][DEPTHS];
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const char* mine = slice + (long)mask.clamp(column0 + 16 * (TILES * int(gpu::wave()) + n) + column()) * stride;
+#pragma unroll
+      for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
+    }
+  }
+  GPU_FN Chunk read(int n, int step) const { return at[n][step]; }
+#else
+  using Tile = Staged<COLUMNS, D, THREADS>;
+  static constexpr int SLOTS = Tile::SLOTS;
+  const u32x4* at;
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds) {
+    Tile tile;
+    tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
+    tile.store(lds);
+    at = lds;
+  }
+  GPU_FN Chunk read(int n, int step) const { return Tile::read(at, TILES * int(gpu::wave()) + n, step); }
+#endif
+};
+
+// One matrix that is walked: [length, heads, D] of one batch element.
+struct Walked {
+  const char* base;
+  u32 stride, bytes;
+  GPU_FN Rows of_head(int head, u32 head_bytes) const { return Rows(base + head * head_bytes, bytes - head * head_bytes); }
+};
+
+// Where a work-group stands: rows [row, row + ROWS) of `head`, in LDS buffer `now`; `next` is what comes then.
+struct Walk {
+  int row, head, begin, end, last_head, now;
+  template <int ROWS>
+  GPU_FN void step() {
+    row += ROWS, now ^= 1;
+    if (row >= end) row = begin, head++;
+  }
+  GPU_FN bool over() const { return head > last_head; }
+};
+
+template <class T, int D, bool KEYS>
+struct Gradient {
+  static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, STEPS_Y = ROWS / 16, DEPTHS = D / DEPTH, PIECES = D / 16;
+  static constexpr bool NARROW = Narrow<T>::YES;
+  using Y = Staged<ROWS, D, THREADS>;
+  using V = TurnedTile<ROWS, D>;
+  // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
+  static constexpr int BUFFER = 2 * Y::SLOTS, STATS = KEYS ? ROWS / 2 : 0;
+  static constexpr int SLOTS = 2 * BUFFER + 2 * STATS + 2 * Held<D>::SLOTS;
+
+  u32x4* lds;
+  Y y1, y2;
+  float stat;  // of the next tile: lse or delta of one of its rows
+  Held<D> x1, x2;
+  Acc result1[PIECES][TILES], result2[KEYS ? PIECES : 1][TILES];
+  int first[TILES], count[TILES];
+  float lse[TILES], delta[TILES];  // of the columns; dk, dv: lse is the factor of ds instead
+  float scale;                     // of the scores, times log2 e
+
+  GPU_FN float* stats(int buffer) const { return (float*)(lds + 2 * BUFFER + buffer * STATS); }
+
+  GPU_FN void clear() {
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int i = 0; i < PIECES; i++) {
+        result1[i][n] = Acc(0.f);
+        if (KEYS) result2[i][n] = Acc(0.f);
+      }
+  }
+
+  // ---- the walked rows: memory -> registers, registers -> LDS ---------------------------------------------------------
+  struct Source {
+    Walked y1, y2;
+    const float *lse, *delta;  // dk, dv: of this batch element, [heads, length]
+    int length;
+  };
+  // Threads of the first waves bring lse (one of each row), then delta.
+  GPU_FN static bool brings_stats() { return KEYS && gpu::wave() * GPU_WAVE < 2 * ROWS; }
+  GPU_FN void fetch(const Source& from, const Walk& w) {
+    const int head = gpu::min(w.head, w.last_head);
+    y1.load(from.y1.of_head(head, D * 2), w.row, each_time(from.y1.stride));
+    y2.load(from.y2.of_head(head, D * 2), w.row, each_time(from.y2.stride));
+    if (brings_stats()) {
+      const int row = w.row + int(gpu::thread()) % ROWS;
+      const bool is_lse = int(gpu::thread()) < ROWS;
+      const long at = (long)head * from.length + gpu::min(row, from.length - 1);
+      stat = is_lse ? from.lse[at] : from.delta[at];
+      if (is_lse) stat = stat * LOG2E - (NARROW ? float(P_SHIFT) : 0.f);
+      if (row >= from.length) stat = is_lse ? NOTHING : 0.f;
+    }
+  }
+  GPU_FN void put(int buffer) {
+    y1.store(lds + buffer * BUFFER);
+    y2.store(lds + buffer * BUFFER + Y::SLOTS);
+    if (brings_stats()) {
+      const int row = int(gpu::thread()) % ROWS, in_tile = row % 16;
+      // In the order in which lanes hold rows of a result: a lane's lie together.
+#if GPU_RDNA3
+      const int place = in_tile % 2 * 8 + in_tile / 2;
+#else
+      const int place = in_tile;
+#endif
+      stats(buffer)[row / 16 * 32 + (int(gpu::thread()) < ROWS ? 0 : 16) + place] = stat;
+    }
+  }
+  GPU_FN static Acc stats_of(const float* at) {
+    Acc x;
+#pragma unroll
+    for (int e = 0; e < ELEMENTS; e += 4) {
+      const gpu::f32x4 v = gpu::load16<gpu::f32x4>(at + group() * ELEMENTS + e);
+#pragma unroll
+      for (int i = 0; i < 4; i++) x[e + i] = v[i];
+    }
+    return x;
+  }
+
+  // ---- 16 walked rows ---------------------------------------------------------------------------------------------------
+  GPU_FN static void product(Acc (&s)[TILES], const u32x4* y, int step, const Held<D>& x) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) s[n] = Acc(0.f);
+#pragma unroll
+    for (int d = 0; d < DEPTHS; d++) {
+      const Chunk a = Y::read(y, step, d);
+#pragma unroll
+      for (int n = 0; n < TILES; n++) s[n] = multiply(T{}, a, x.read(n, d), s[n]);
+    }
+  }
+  GPU_FN static void accumulate(Acc (&to)[PIECES][TILES], const u32x4* y, int step, const Piece (&b)[TILES]) {
+#pragma unroll
+    for (int part = 0; part < V::PARTS; part++) {
+      V v;
+      v.load(y, step, part);
+#pragma unroll
+      for (int j = 0; j < V::WIDE; j++) {
+        const Piece a = v.piece(j);
+#pragma unroll
+        for (int n = 0; n < TILES; n++) to[part * V::WIDE + j][n] = mma(T{}, a, b[n], to[part * V::WIDE + j][n]);
+      }
+    }
+  }
+  // s -> probabilities; g -> ds.
+  template <bool PARTLY>
+  GPU_FN void weigh(Acc (&s)[TILES], Acc (&g)[TILES], const float* stat_rows, int row0) const {
+    Acc row_lse, row_delta;
+    if (KEYS) row_lse = stats_of(stat_rows), row_delta = stats_of(stat_rows + 16);
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int e = 0; e < ELEMENTS; e++) {
+        float p = exp2_fast(gpu::fma(s[n][e], scale, KEYS ? -row_lse[e] : -lse[n]));
+        if (PARTLY) p = u32(row0 + row(e) - first[n]) < u32(count[n]) ? p : 0.f;
+        s[n][e] = p;
+        g[n][e] = (NARROW && KEYS ? p * lse[n] : p) * (g[n][e] - (KEYS ? row_delta[e] : delta[n]));
+      }
+  }
+  template <bool PARTLY>
+  GPU_FN void step(int buffer, int i, int row0) {
+    const u32x4 *at1 = lds + buffer * BUFFER, *at2 = at1 + Y::SLOTS;
+    Acc s[TILES], g[TILES];
+    product(s, at1, i, x1);
+    product(g, at2, i, x2);
+    weigh<PARTLY>(s, g, stats(buffer) + i * 32, row0 + 16 * i);
+    Piece p[TILES], ds[TILES];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      if (KEYS) p[n] = piece_of<T>(s[n]);
+      ds[n] = piece_of<T>(g[n]);
+    }
+    if constexpr (KEYS) accumulate(result2, at2, i, p);
+    accumulate(result1, at1, i, ds);
+  }
+
+  // ---- all of them --------------------------------------------------------------------------------------------------------
+  template <bool PARTLY>
+  GPU_FN void tile(const Source& from, Walk& w, const Span& mine) {
+    Walk next = w;
+    next.template step<ROWS>();
+    fetch(from, next);
+    gpu::sched_fence();
+    if (!PARTLY || mine.touches(w.row, ROWS)) {
+#pragma unroll
+      for (int i = 0; i < STEPS_Y; i++) step<PARTLY>(w.now, i, w.row);
+    }
+    gpu::sched_fence();
+    put(next.now);
+    gpu::lds_barrier();
+    w = next;
+  }
+  // From rows `all` of heads [head, last_head].
+  GPU_FN void run(const Source& from, const Span& all, const Span& mine, int head, int last_head) {
+    const int begin = all.begin / ROWS * ROWS;
+    Walk w{begin, head, begin, all.end, last_head, 0};
+    fetch(from, w);
+    put(0);
+    gpu::lds_barrier();
+    for (;;) {
+#pragma unroll 1
+      while (!w.over() && mine.whole(w.row, ROWS)) tile<false>(from, w, mine);
+      if (w.over()) break;
+      tile<true>(from, w, mine);
+    }
+  }
+
+  // Columns of a result, times `factor` of each, to rows of [columns, heads, D] from `to` on.
+  template <class Out>
+  GPU_FN static void store(const Acc (&x)[PIECES][TILES], const float (&factor)[TILES], Out* to, int column0, int columns,
+                           long stride) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const int c = column0 + WAVE_COLUMNS * int(gpu::wave()) + 16 * n + column();
+      if (c >= columns) continue;
+#pragma unroll
+      for (int part = 0; part < V::PARTS; part++)
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++) {
+          float out[V::WIDE];
+#pragma unroll
+          for (int j = 0; j < V::WIDE; j++) out[j] = x[part * V::WIDE + j][n][e] * factor[n];
+          Out* place = to + c * stride + V::WIDE * (16 * part + row(e));
+          if constexpr (sizeof(Out) == 4) Pairs<T>::store_floats(place, out);
+          else Pairs<T>::store(place, out);
+        }
+    }
+  }
+};
+
+}  // namespace attention
