@@ -256,48 +256,58 @@ struct Gradient {
       }
     }
   }
+  GPU_FN void hide(Acc (&s)[TILES], int row0) const {
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int e = 0; e < ELEMENTS; e++)
+        s[n][e] = u32(row0 + row(e) - first[n]) < u32(count[n]) ? s[n][e] : HIDDEN;
+  }
   // s -> probabilities; g -> ds.
-  template <bool PARTLY>
-  GPU_FN void weigh(Acc (&s)[TILES], Acc (&g)[TILES], const float* stat_rows, int row0) const {
+  GPU_FN void weigh(Acc (&s)[TILES], Acc (&g)[TILES], const float* stat_rows) const {
     Acc row_lse, row_delta;
     if (KEYS) row_lse = stats_of(stat_rows), row_delta = stats_of(stat_rows + 16);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
       for (int e = 0; e < ELEMENTS; e++) {
-        float p = exp2_fast(gpu::fma(s[n][e], scale, KEYS ? -row_lse[e] : -lse[n]));
-        if (PARTLY) p = u32(row0 + row(e) - first[n]) < u32(count[n]) ? p : 0.f;
+        const float p = exp2_fast(gpu::fma(s[n][e], scale, KEYS ? -row_lse[e] : -lse[n]));
         s[n][e] = p;
         g[n][e] = (NARROW && KEYS ? p * lse[n] : p) * (g[n][e] - (KEYS ? row_delta[e] : delta[n]));
       }
   }
-  template <bool PARTLY>
-  GPU_FN void step(int buffer, int i, int row0) {
+  GPU_FN void step(int buffer, int i, int row0, bool partly) {
     const u32x4 *at1 = lds + buffer * BUFFER, *at2 = at1 + Y::SLOTS;
     Acc s[TILES], g[TILES];
     product(s, at1, i, x1);
+    if (partly) hide(s, row0 + 16 * i);
+    gpu::sched_fence();
     product(g, at2, i, x2);
-    weigh<PARTLY>(s, g, stats(buffer) + i * 32, row0 + 16 * i);
+    gpu::sched_fence();
+    weigh(s, g, stats(buffer) + i * 32);
     Piece p[TILES], ds[TILES];
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       if (KEYS) p[n] = piece_of<T>(s[n]);
       ds[n] = piece_of<T>(g[n]);
     }
+    gpu::sched_fence();
     if constexpr (KEYS) accumulate(result2, at2, i, p);
+    gpu::sched_fence();
     accumulate(result1, at1, i, ds);
+    gpu::sched_fence();
   }
 
   // ---- all of them --------------------------------------------------------------------------------------------------------
-  template <bool PARTLY>
   GPU_FN void tile(const Source& from, Walk& w, const Span& mine) {
     Walk next = w;
     next.template step<ROWS>();
     fetch(from, next);
     gpu::sched_fence();
-    if (!PARTLY || mine.touches(w.row, ROWS)) {
+    if (mine.touches(w.row, ROWS)) {
+      const bool partly = !mine.whole(w.row, ROWS);
 #pragma unroll
-      for (int i = 0; i < STEPS_Y; i++) step<PARTLY>(w.now, i, w.row);
+      for (int i = 0; i < STEPS_Y; i++) step(w.now, i, w.row, partly);
     }
     gpu::sched_fence();
     put(next.now);
@@ -311,12 +321,8 @@ struct Gradient {
     fetch(from, w);
     put(0);
     gpu::lds_barrier();
-    for (;;) {
 #pragma unroll 1
-      while (!w.over() && mine.whole(w.row, ROWS)) tile<false>(from, w, mine);
-      if (w.over()) break;
-      tile<true>(from, w, mine);
-    }
+    while (!w.over()) tile(from, w, mine);
   }
 
   // Columns of a result, times `factor` of each, to rows of [columns, heads, D] from `to` on.
