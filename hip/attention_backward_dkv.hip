@@ -69,9 +69,9 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   if (F::NARROW)
     g.choose_shifts(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length, all, wave0, head,
                     last_head);
-  f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds + F::SLOTS - 2 * Held<D>::SLOTS);
-  f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds + F::SLOTS - Held<D>::SLOTS);
-  f.clear();
+  f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
+  f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - Held<D>::SLOTS);
+  f.start();
   f.run(from, all, mine, head, last_head);
 #pragma unroll
   for (int n = 0; n < TILES; n++)

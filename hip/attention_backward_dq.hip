@@ -46,9 +46,9 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
       f.lse[n] -= float(shift), back[n] = power_of_two(-shift);
     }
   }
-  f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds + F::SLOTS - 2 * Held<D>::SLOTS);
-  f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds + F::SLOTS - Held<D>::SLOTS);
-  f.clear();
+  f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
+  f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::SLOTS - Held<D>::SLOTS);
+  f.start();
   const u32 bytes = u32(p.length) * kv_stride;
   const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes}, {(const char*)v + kv_slice, kv_stride, bytes},
                                 nullptr, nullptr, p.length};

@@ -86,21 +86,52 @@ struct Span {
   GPU_FN bool whole(int row, int count) const { return row >= all_begin && row + count <= all_end; }
 };
 
-// A of the second products from a tile in LDS, as Turned from memory.
-template <int ROWS, int D>
+// A number that the compiler takes for a new one wherever this stands: addresses that follow from it are worked out again
+// instead of being kept in registers through the loop.
+#if defined(GPU_HOST)
+GPU_FN u32 fresh(u32 x) { return x; }
+#else
+GPU_FN u32 fresh(u32 x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+#endif
+
+// ---- operands from a tile of rows in LDS, laid out by Staged -------------------------------------------------------------
+// Staged's slot is chunk ^ (row & 7): what changes from one access of a lane to the next is an exclusive or of bits 4 to 6 of
+// its first address, and a constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
+template <int D>
+struct Lanes {
+  u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
+  GPU_FN void start() {
+    const u32 row = u32(column());
+    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ (row & 7)) * 16;
+    const u32 first = u32(inner(0)), byte = row * Turned<D>::WIDE * 2;
+    across = first * (D * 2) + ((byte / 16 ^ (first & 7)) * 16 + byte % 16);
+  }
+};
+template <int D>
+GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
+  return chunk(step, [&](int c) {
+    const u32 bytes = u32(GPU_RDNA3 ? c : c - group()) * 16;
+    return *(const u32x4*)((const char*)lds + ((lane_at ^ bytes % 128) + bytes / 128 * 128));
+  });
+}
+// A of the second products, as Turned from memory.
+template <int D>
 struct TurnedTile : Turned<D> {
   using Turned<D>::WIDE;
-  GPU_FN void load(const u32x4* lds, int tile, int part) {
+  GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
 #pragma unroll
     for (int r = 0; r < INNER; r++) {
-      const int from = 16 * tile + inner(r), element = part * 16 * WIDE + WIDE * column();
-      const u32x4* slot = lds + (from * (D / 8) + (element / 8 ^ (from & 7)));
+      const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
+      const char* from = (const char*)lds + ((lane_at ^ down % 8 * 16) + (down * (D * 2) + u32(part) * 128));
       if constexpr (WIDE == 8) {
-        const u32x4 v = *slot;
+        const u32x4 v = *(const u32x4*)from;
 #pragma unroll
         for (int w = 0; w < 4; w++) this->at[r][w] = v[w];
       } else {
-        const u32x2 v = ((const u32x2*)slot)[element / 4 % 2];
+        const u32x2 v = *(const u32x2*)from;
         this->at[r][0] = v[0], this->at[r][1] = v[1];
       }
     }
@@ -114,7 +145,7 @@ struct Held {
 #if GPU_CDNA
   static constexpr int SLOTS = 0;
   Chunk at[TILES][DEPTHS];
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*) {
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*, int) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const char* mine = slice + (long)mask.clamp(column0 + 16 * (TILES * int(gpu::wave()) + n) + column()) * stride;
@@ -122,18 +153,20 @@ struct Held {
       for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
     }
   }
-  GPU_FN Chunk read(int n, int step) const { return at[n][step]; }
+  GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
 #else
   using Tile = Staged<COLUMNS, D, THREADS>;
   static constexpr int SLOTS = Tile::SLOTS;
-  const u32x4* at;
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds) {
+  u32 at;  // bytes in LDS, of the wave's
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
     Tile tile;
     tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
-    tile.store(lds);
-    at = lds;
+    tile.store(lds + slot);
+    at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);
   }
-  GPU_FN Chunk read(int n, int step) const { return Tile::read(at, TILES * int(gpu::wave()) + n, step); }
+  GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {
+    return read_along<D>(lds, along + (at + u32(n) * (32 * D)), step);
+  }
 #endif
 };
 
@@ -160,7 +193,7 @@ struct Gradient {
   static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, STEPS_Y = ROWS / 16, DEPTHS = D / DEPTH, PIECES = D / 16;
   static constexpr bool NARROW = Narrow<T>::YES;
   using Y = Staged<ROWS, D, THREADS>;
-  using V = TurnedTile<ROWS, D>;
+  using V = TurnedTile<D>;
   // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
   static constexpr int BUFFER = 2 * Y::SLOTS, STATS = KEYS ? ROWS / 2 : 0;
   static constexpr int SLOTS = 2 * BUFFER + 2 * STATS + 2 * Held<D>::SLOTS;
@@ -169,6 +202,7 @@ struct Gradient {
   Y y1, y2;
   float stat;  // of the next tile: lse or delta of one of its rows
   Held<D> x1, x2;
+  Lanes<D> lanes;
   Acc result1[PIECES][TILES], result2[KEYS ? PIECES : 1][TILES];
   int first[TILES], count[TILES];
   float lse[TILES], delta[TILES];  // of the columns; dk, dv: lse is the factor of ds instead
@@ -176,7 +210,8 @@ struct Gradient {
 
   GPU_FN float* stats(int buffer) const { return (float*)(lds + 2 * BUFFER + buffer * STATS); }
 
-  GPU_FN void clear() {
+  GPU_FN void start() {
+    lanes.start();
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -233,21 +268,24 @@ struct Gradient {
   }
 
   // ---- 16 walked rows ---------------------------------------------------------------------------------------------------
-  GPU_FN static void product(Acc (&s)[TILES], const u32x4* y, int step, const Held<D>& x) {
+  // `at`: bytes from the start of LDS to those rows of y.
+  GPU_FN void product(Acc (&s)[TILES], u32 at, const Held<D>& x) const {
 #pragma unroll
     for (int n = 0; n < TILES; n++) s[n] = Acc(0.f);
+    const u32 along = fresh(lanes.along);
 #pragma unroll
     for (int d = 0; d < DEPTHS; d++) {
-      const Chunk a = Y::read(y, step, d);
+      const Chunk a = read_along<D>(lds, along + at, d);
 #pragma unroll
-      for (int n = 0; n < TILES; n++) s[n] = multiply(T{}, a, x.read(n, d), s[n]);
+      for (int n = 0; n < TILES; n++) s[n] = multiply(T{}, a, x.read(lds, along, n, d), s[n]);
     }
   }
-  GPU_FN static void accumulate(Acc (&to)[PIECES][TILES], const u32x4* y, int step, const Piece (&b)[TILES]) {
+  GPU_FN void accumulate(Acc (&to)[PIECES][TILES], u32 at, const Piece (&b)[TILES]) const {
+    const u32 across = fresh(lanes.across);
 #pragma unroll
     for (int part = 0; part < V::PARTS; part++) {
       V v;
-      v.load(y, step, part);
+      v.load(lds, across + at, part);
 #pragma unroll
       for (int j = 0; j < V::WIDE; j++) {
         const Piece a = v.piece(j);
@@ -277,12 +315,12 @@ struct Gradient {
       }
   }
   GPU_FN void step(int buffer, int i, int row0, bool partly) {
-    const u32x4 *at1 = lds + buffer * BUFFER, *at2 = at1 + Y::SLOTS;
+    const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * (32 * D), at2 = at1 + Y::SLOTS * 16;
     Acc s[TILES], g[TILES];
-    product(s, at1, i, x1);
+    product(s, at1, x1);
     if (partly) hide(s, row0 + 16 * i);
     gpu::sched_fence();
-    product(g, at2, i, x2);
+    product(g, at2, x2);
     gpu::sched_fence();
     weigh(s, g, stats(buffer) + i * 32);
     Piece p[TILES], ds[TILES];
@@ -292,9 +330,9 @@ struct Gradient {
       ds[n] = piece_of<T>(g[n]);
     }
     gpu::sched_fence();
-    if constexpr (KEYS) accumulate(result2, at2, i, p);
+    if constexpr (KEYS) accumulate(result2, at2, p);
     gpu::sched_fence();
-    accumulate(result1, at1, i, ds);
+    accumulate(result1, at1, ds);
     gpu::sched_fence();
   }
 
