@@ -1,0 +1,120 @@
+"""What the compiled flash attention does: executed instruction by instruction against float64, and counted.
+
+    WGRAD_RUN_HSACO=.../run_hsaco.py TINYGRAD_DIR=.../tinygrad python bench/hip_attention.py [--arch gfx942] [--only dq_bf16]
+
+Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed (run_hsaco.py; not
+gfx1201, whose matrix instructions it does not execute). isa_report.py, beside it, gives registers, spills and LDS, and models the
+two waves that share a SIMD from what they executed at a longer causal size: the share of time the matrix unit is busy at 300, 600
+and 1,200 clocks of memory latency, of a whole run and (`loop_600`) of the tiles without a mask. Rows go to
+bench/results/hip_attention.jsonl. A model, not a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.hip.build import compile_source
+from wgrad.hip.compile import ROOM
+
+OUT = Path(__file__).parent / "results" / "hip_attention.jsonl"
+EXECUTED = ("gfx90a", "gfx942", "gfx1100")
+SOURCES = ("attention_backward_dq", "attention_backward_dkv", "attention_backward_rows")
+LATENCIES = (300, 600, 1200)
+Arrays = dict[str, Any]
+
+
+def encode(x: np.ndarray, kind: str, tool: Any) -> tuple[np.ndarray, np.ndarray]:
+    """x as the kernel reads it, and the values of that in float64."""
+    if kind == "bf16":
+        bits = tool.bf16(x)
+        return bits, tool.unbf16(bits).astype(np.float64)
+    stored = x.astype(np.float16)
+    return stored, stored.astype(np.float64)
+
+
+def decode(x: np.ndarray, tool: Any) -> np.ndarray:
+    """A kernel's result in float64."""
+    return (tool.unbf16(x) if x.dtype == np.uint16 else x).astype(np.float64)
+
+
+def problem(tool: Any, kind: str, shape: tuple[int, int, int, int, int], packed: bool, window: int, size: float = 1.0) -> Arrays:
+    """Inputs of the backward of B, T, H, G, D as kernels read them, and dq, dk, dv in float64. size: of do."""
+    rng = np.random.default_rng(0)
+    b, t, h, g, d = shape
+    starts = np.zeros((b, t), np.int32)
+    if packed:
+        for row, first in enumerate((t // 3, t // 2)[:b]):
+            starts[row, first:] = first
+            starts[row, t - 7 :] = t - 7
+    stored, x = {}, {}
+    for name, heads in (("q", h), ("k", g), ("v", g), ("grad", h)):
+        values = rng.standard_normal((b, t, heads, d)) * (size if name == "grad" else 1.0)
+        stored[name], x[name] = encode(values, kind, tool)
+    i = np.arange(t)
+    seen = (i[None, None, :] >= starts[:, :, None]) & (i[None, None, :] <= i[None, :, None])
+    if window:
+        seen &= i[None, :, None] - i[None, None, :] < window
+    scale = d**-0.5
+    wide = {n: np.repeat(x[n], h // g, axis=2) for n in ("k", "v")}
+    s = np.where(seen[:, None], scale * np.einsum("bthd,bjhd->bhtj", x["q"], wide["k"]), -np.inf)
+    top = s.max(-1, keepdims=True)
+    lse = (top + np.log(np.exp(s - top).sum(-1, keepdims=True)))[..., 0]
+    p = np.exp(s - lse[..., None])
+    delta = np.einsum("bhtj,bjhd,bthd->bht", p, wide["v"], x["grad"])
+    ds = p * (np.einsum("bthd,bjhd->bhtj", x["grad"], wide["v"]) - delta[..., None]) * scale
+    by_group = (b, t, g, h // g, d)
+    return stored | {
+        "lse": lse.astype(np.float32),
+        "delta": delta.astype(np.float32),
+        "grad_lengths": np.linalg.norm(x["grad"], axis=-1).transpose(0, 2, 1).astype(np.float32),
+        "v_lengths": np.linalg.norm(x["v"], axis=-1).transpose(0, 2, 1).astype(np.float32),
+        "starts": starts,
+        "dq": np.einsum("bhtj,bjhd->bthd", ds, wide["k"]),
+        "dk": np.einsum("bhtj,bthd->bjhd", ds, x["q"]).reshape(by_group).sum(3),
+        "dv": np.einsum("bhtj,bthd->bjhd", p, x["grad"]).reshape(by_group).sum(3),
+    }
+
+
+def launch(name: str, arch: str, x: Arrays, window: int, splits: int) -> tuple[tuple[int, int, int], int, list[Any], list[str]]:
+    """Grid, threads, arguments and the results' names of attention_backward_dq_* or dkv_*."""
+    (b, t, h, d), g = x["q"].shape, x["k"].shape[2]
+    columns, threads = (256, 512) if arch.startswith("gfx9") else (64, 128)
+    blocks, kind = -(-t // columns), "u16" if "bf16" in name else "f16"
+    inputs = [x[n] for n in ("grad", "q", "k", "v", "lse", "delta", "grad_lengths", "v_lengths", "starts")]
+    numbers = [np.int32(n) for n in (t, h, g)]
+    tail = [np.int32(window), np.float32(d**-0.5)]
+    if "_dq_" in name:
+        return (h, b, blocks), threads, [*inputs, ("out", (b, t, h, d), kind), *numbers, *tail], ["dq"]
+    out = ("out", (b, t, g, d), kind) if splits == 1 else ("out", (splits, b, t, g, d), "f32")
+    return (g * splits, b, blocks), threads, [*inputs, out, out, *numbers, np.int32(splits), *tail], ["dk", "dv"]
+
+
+def execute(
+    tool: Any, path: Path, name: str, arch: str, *, length: int = 83, window: int = 0, splits: int = 1, size: float = 1.0,
+    orders: tuple[str, ...] = ("fwd", "rev"),
+) -> dict[str, float]:  # fmt: skip
+    """Largest error relative to the largest result, for each order of waves."""
+    kind, width = name.split("_")[-2:]
+    x = problem(tool, kind, (2, length, 6, 2, int(width)), True, window, size)
+    grid, threads, arguments, names = launch(name, arch, x, window, splits)
+    errors = {}
+    for order in orders:
+        found = tool.run(str(path), name, grid, (threads, 1, 1), arguments, order=order)[-len(names) :]
+        worst = 0.0
+        for n, got in zip(names, found):
+            value = decode(got, tool)
+            value = value.sum(0) if value.ndim == 5 else value
+            error = float(np.abs(value - x[n]).max() / np.abs(x[n]).max())
+            worst = max(worst, error) if np.isfinite(error) else float("inf")
+        errors[order] = float(f"{worst:.2e}")
+    return errors
