@@ -17,8 +17,6 @@ template <class T, int D>
 struct KeysGradient {
   using F = Gradient<T, D, true>;
   F f;
-  float back_k[TILES], back_v[TILES];  // factors of the results
-
   // Powers of two that keep ds in float16's range, from the longest do and the largest delta that meet this block of keys.
   GPU_FN void choose_shifts(const typename F::Source& from, const float* grad_lengths, const float* v_lengths, const Span& all,
                             int wave0, int head, int last_head) {
@@ -35,7 +33,14 @@ struct KeysGradient {
     for (int n = 0; n < TILES; n++) {
       const int key = gpu::min(wave0 + 16 * n + column(), from.length - 1), shift = shift_for(longest * v_lengths[key] + largest);
       f.lse[n] = power_of_two(shift - P_SHIFT);
-      back_k[n] = power_of_two(-shift), back_v[n] = power_of_two(-P_SHIFT);
+    }
+  }
+  // What takes the powers of two out of the results again.
+  GPU_FN void factors(float (&of_k)[TILES], float (&of_v)[TILES]) const {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const int shift = F::NARROW ? int(gpu::float_to_bits(f.lse[n]) >> 23) - 127 + P_SHIFT : 0;
+      of_k[n] = power_of_two(-shift), of_v[n] = power_of_two(F::NARROW ? -P_SHIFT : 0);
     }
   }
 };
@@ -64,7 +69,6 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   for (int n = 0; n < TILES; n++) {
     const int key = sight.mask.clamp(wave0 + 16 * n + column());
     f.first[n] = sight.begin(key), f.count[n] = sight.end(key) - f.first[n];
-    g.back_k[n] = g.back_v[n] = 1.f;
   }
   if (F::NARROW)
     g.choose_shifts(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length, all, wave0, head,
@@ -73,6 +77,8 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - Held<D>::SLOTS);
   f.start();
   f.run(from, all, mine, head, last_head);
+  float of_k[TILES], of_v[TILES];
+  g.factors(of_k, of_v);
 #pragma unroll
   for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -80,11 +86,11 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   const long width = (long)p.kv_heads * D;
   if (splits > 1) {
     const long part = (long)split * gpu::grid_y() * p.length * width + kv_slice / 2;
-    f.store(f.result1, g.back_k, (float*)dk + part, column0, p.length, width);
-    f.store(f.result2, g.back_v, (float*)dv + part, column0, p.length, width);
+    f.store(f.result1, of_k, (float*)dk + part, column0, p.length, width);
+    f.store(f.result2, of_v, (float*)dv + part, column0, p.length, width);
   } else {
-    f.store(f.result1, g.back_k, (gpu::u16*)((char*)dk + kv_slice), column0, p.length, width);
-    f.store(f.result2, g.back_v, (gpu::u16*)((char*)dv + kv_slice), column0, p.length, width);
+    f.store(f.result1, of_k, (gpu::u16*)((char*)dk + kv_slice), column0, p.length, width);
+    f.store(f.result2, of_v, (gpu::u16*)((char*)dv + kv_slice), column0, p.length, width);
   }
 }
 

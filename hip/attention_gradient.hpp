@@ -278,6 +278,7 @@ struct Gradient {
       const Chunk a = read_along<D>(lds, along + at, d);
 #pragma unroll
       for (int n = 0; n < TILES; n++) s[n] = multiply(T{}, a, x.read(lds, along, n, d), s[n]);
+      if (!GPU_CDNA && d % 2) gpu::sched_fence();
     }
   }
   GPU_FN void accumulate(Acc (&to)[PIECES][TILES], u32 at, const Piece (&b)[TILES]) const {
@@ -292,6 +293,7 @@ struct Gradient {
 #pragma unroll
         for (int n = 0; n < TILES; n++) to[part * V::WIDE + j][n] = mma(T{}, a, b[n], to[part * V::WIDE + j][n]);
       }
+      if (!GPU_CDNA) gpu::sched_fence();
     }
   }
   GPU_FN void hide(Acc (&s)[TILES], int row0) const {
