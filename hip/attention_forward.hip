@@ -27,11 +27,12 @@
 namespace attention {
 
 #if GPU_CDNA
-constexpr int WAVES = 8, TILES = 2, KEYS = 64;
+constexpr int TILES = 3, KEYS = 64;  // query tiles of a wave; keys of a tile of K in LDS
 #else
-constexpr int WAVES = 8, TILES = 1, KEYS = 32;
+constexpr int TILES = 1, KEYS = 32;
 #endif
-constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, STEPS_K = KEYS / 16;
+constexpr int WAVES = 8, STEP = 32;  // keys that go through the softmax together
+constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, PARTS_K = STEP / 16;
 constexpr float SLACK = 8.f;  // how far, as a power of two, a score may stand above the maximum in use
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
@@ -49,15 +50,14 @@ struct Forward {
   using V = Turned<D>;
   using K = Staged<KEYS, D, THREADS>;
   static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16;
-  // Steps of V P^T, how many of them have their V in registers at once, and how many are fetched before the scores (the
-  // others take the registers of the scores).
-  static constexpr int STEPS_V = STEPS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1, EARLY = GPU_CDNA ? AHEAD / 2 : 1;
+  // Loads of V in a step, and how many of them are in registers at once, fetched before the scores.
+  static constexpr int STEPS_V = PARTS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1;
 
   K k;  // the next tile of K on its way to LDS
   Chunk q[TILES][DEPTHS];
   Acc o[PIECES][TILES];
-  float top[TILES], sum[TILES];
-  int first[TILES], last[TILES];
+  float top[TILES];
+  gpu::f32x2 sum[TILES];  // of even and of odd elements
 
   GPU_FN void start(const Problem& p, const Mask& mask, int query0, int head) {
     const u32 stride = u32(p.heads) * D * 2;
@@ -67,78 +67,85 @@ struct Forward {
       const char* mine = (const char*)p.q + ((long)gpu::block_z() * p.queries + query) * stride + head * D * 2;
 #pragma unroll
       for (int s = 0; s < DEPTHS; s++) q[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
-      first[n] = mask.first(query), last[n] = mask.last(query);
-      top[n] = HIDDEN, sum[n] = 0.f;
+      top[n] = HIDDEN, sum[n] = gpu::f32x2(0.f);
 #pragma unroll
       for (int i = 0; i < PIECES; i++) o[i][n] = Acc(0.f);
     }
   }
 
-  GPU_FN void scores(Acc (&s)[STEPS_K][TILES], const u32x4* lds, float scale) {
+  // S^T += K Q^T of a step, without the scale. Operands are read from LDS READS chunks before they are used.
+  GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const u32x4* lds, int step) {
+    const int own = K::own_slot();
+    constexpr int CHUNKS = PARTS_K * DEPTHS, READS = GPU_CDNA ? 2 : 1;
+    Chunk a[READS + 1];
 #pragma unroll
-    for (int i = 0; i < STEPS_K; i++) {
+    for (int c = 0; c < READS; c++) a[c] = K::read(lds, own, PARTS_K * step + c / DEPTHS, c % DEPTHS);
 #pragma unroll
-      for (int n = 0; n < TILES; n++) s[i][n] = Acc(0.f);
+    for (int c = 0; c < CHUNKS; c++) {
+      const int i = c / DEPTHS, d = c % DEPTHS, next = c + READS;
+      if (next < CHUNKS) a[next % (READS + 1)] = K::read(lds, own, PARTS_K * step + next / DEPTHS, next % DEPTHS);
+      const Chunk now = a[c % (READS + 1)];
+      gpu::sched_fence();
 #pragma unroll
-      for (int d = 0; d < DEPTHS; d++) {
-        const Chunk k = K::read(lds, i, d);
+      for (int part = 0; part < STEPS; part++)
 #pragma unroll
-        for (int n = 0; n < TILES; n++) s[i][n] = multiply(T{}, k, q[n][d], s[i][n]);
-      }
+        for (int n = 0; n < TILES; n++)
+          s[i][n] = mma(T{}, now.at[part], q[n][d].at[part], s[i][n]);
+    }
+  }
+  // What the scores start from: 0, or minus infinity where a query does not see a key. Rarely the latter: what a query
+  // sees is worked out again here rather than kept in registers.
+  GPU_FN static void begin(Acc (&s)[PARTS_K][TILES], bool whole, const Mask& mask, int query0, int key0) {
+    if (whole) {
+#pragma unroll
+      for (int i = 0; i < PARTS_K; i++)
+#pragma unroll
+        for (int n = 0; n < TILES; n++) s[i][n] = Acc(0.f);
+      return;
     }
 #pragma unroll
-    for (int i = 0; i < STEPS_K; i++)
+    for (int n = 0; n < TILES; n++) {
+      const int query = mask.clamp(query0 + 16 * n + again(column()));
+      const int first = mask.first(query), last = mask.last(query);
 #pragma unroll
-      for (int n = 0; n < TILES; n++) s[i][n] *= scale;
-  }
-  GPU_FN void hide(Acc (&s)[STEPS_K][TILES], int key0) {
-#pragma unroll
-    for (int i = 0; i < STEPS_K; i++)
-#pragma unroll
-      for (int n = 0; n < TILES; n++)
+      for (int i = 0; i < PARTS_K; i++)
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e++) {
           const int j = key0 + 16 * i + row(e);
-          s[i][n][e] = j >= first[n] && j <= last[n] ? s[i][n][e] : HIDDEN;
+          s[i][n][e] = j >= first && j <= last ? 0.f : -__builtin_inff();
         }
+    }
   }
-  // Scores (powers of two) -> probabilities as operands; raises the maximum where it must.
-  GPU_FN void softmax(Acc (&s)[STEPS_K][TILES], Piece (&p)[STEPS_K][TILES]) {
-    float most[TILES];
-    bool grows = false;
+  // Scores -> probabilities as operands; raises the maximum where a lane's own scores outgrow it.
+  GPU_FN void softmax(Acc (&s)[PARTS_K][TILES], Piece (&p)[PARTS_K][TILES], float scale) {
+    float most[TILES], above = HIDDEN;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       most[n] = s[0][n][0];
 #pragma unroll
-      for (int i = 0; i < STEPS_K; i++)
+      for (int i = 0; i < PARTS_K; i++)
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e++) most[n] = __builtin_fmaxf(most[n], s[i][n][e]);
-      most[n] = column_max(most[n]);
-      grows |= most[n] > top[n] + SLACK;
+      above = __builtin_fmaxf(above, __builtin_fmaf(most[n], scale, -top[n]));
     }
-    if (any(grows)) rescale(most);
+    if (__builtin_expect(any(above > SLACK), 0)) rescale(most, scale);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      Acc total(0.f);
 #pragma unroll
-      for (int i = 0; i < STEPS_K; i++) {
-        Acc x;
+      for (int i = 0; i < PARTS_K; i++) {
+        Acc x = fused(s[i][n], scale, -top[n]);
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e += 2) {
-          const gpu::f32x2 d = gpu::f32x2{s[i][n][e], s[i][n][e + 1]} + gpu::f32x2(-top[n]);
-          x[e] = exp2_fast(d[0]), x[e + 1] = exp2_fast(d[1]);
-        }
-        total += x;
+        for (int e = 0; e < ELEMENTS; e++) x[e] = exp2_fast(x[e]);
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += 2) sum[n] += gpu::f32x2{x[e], x[e + 1]};
         p[i][n] = piece_of<T>(x);
       }
-#pragma unroll
-      for (int e = 0; e < ELEMENTS; e++) sum[n] += total[e];
     }
   }
-  GPU_FN void rescale(const float (&most)[TILES]) {
+  GPU_FN void rescale(const float (&most)[TILES], float scale) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const float raised = __builtin_fmaxf(top[n], most[n]), factor = exp2_fast(top[n] - raised);
+      const float raised = __builtin_fmaxf(top[n], column_max(most[n]) * scale), factor = exp2_fast(top[n] - raised);
       top[n] = raised;
       sum[n] *= factor;
 #pragma unroll
@@ -148,7 +155,7 @@ struct Forward {
   GPU_FN static void load_values(V& v, const Rows& rows, int key0, u32 stride, int step) {
     v.load(rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
   }
-  GPU_FN void values(const Piece (&p)[STEPS_K][TILES], V (&v)[AHEAD], const Rows& rows, int key0, u32 stride) {
+  GPU_FN void values(const Piece (&p)[PARTS_K][TILES], V (&v)[AHEAD], const Rows& rows, int key0, u32 stride) {
 #pragma unroll
     for (int step = 0; step < STEPS_V; step++) {
       V& now = v[step % AHEAD];
@@ -168,8 +175,10 @@ struct Forward {
   // Where a wave stands in its keys: LDS buffer `now` holds K of the tile at key0.
   struct Walk {
     const Rows &k_rows, &v_rows;
+    const Mask& mask;
     const u32 stride;
     const float scale;
+    const int query0;
     u32x4* lds;
     int now, key0;
   };
@@ -177,31 +186,33 @@ struct Forward {
     k.store(w.lds + (K::SLOTS - w.now));
     gpu::lds_barrier();
   }
-  template <bool PARTLY>
   GPU_FN void tile(Walk& w, bool late, const Seen& mine) {
-    const u32 stride = each_time(w.stride);
-    k.load(w.k_rows, w.key0 + KEYS, stride);
-    if (!PARTLY || mine.touches(w.key0, KEYS)) {
-      V v[AHEAD];
+    k.load(w.k_rows, w.key0 + KEYS, each_time(w.stride));
 #pragma unroll
-      for (int i = 0; i < EARLY; i++) load_values(v[i], w.v_rows, w.key0, stride, i);
-      gpu::sched_fence();
-      Acc s[STEPS_K][TILES];
-      Piece probabilities[STEPS_K][TILES];
-      scores(s, w.lds + w.now, w.scale);
-      if (PARTLY) hide(s, w.key0);
-      gpu::sched_fence();
-      softmax(s, probabilities);
-      gpu::sched_fence();
+    for (int step = 0; step < KEYS / STEP; step++) {
+      const bool end = step + 1 == KEYS / STEP;
+      const int key0 = w.key0 + STEP * step;
+      if (mine.touches(key0, STEP)) {
+        const u32 stride = each_time(w.stride);
+        V v[AHEAD];
 #pragma unroll
-      for (int i = EARLY; i < AHEAD; i++) load_values(v[i], w.v_rows, w.key0, stride, i);
-      gpu::sched_fence();
-      if (late) meet(w);
-      values(probabilities, v, w.v_rows, w.key0, stride);
-    } else if (late) {
-      meet(w);
+        for (int i = 0; i < AHEAD; i++) load_values(v[i], w.v_rows, key0, stride, i);
+        gpu::sched_fence();
+        Acc s[PARTS_K][TILES];
+        Piece probabilities[PARTS_K][TILES];
+        begin(s, mine.whole(key0, STEP), w.mask, w.query0, key0);
+        scores(s, w.lds + w.now, step);
+        gpu::sched_fence();
+        softmax(s, probabilities, w.scale);
+        gpu::sched_fence();
+        if (end && late) meet(w);
+        values(probabilities, v, w.v_rows, key0, stride);
+        gpu::sched_fence();
+      } else if (end && late) {
+        meet(w);
+      }
+      if (end && !late) meet(w);
     }
-    if (!late) meet(w);
     w.now = K::SLOTS - w.now, w.key0 += KEYS;
   }
 
@@ -210,7 +221,7 @@ struct Forward {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int query = query0 + 16 * n + column();
-      const float total = column_sum(sum[n]), inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
+      const float total = column_sum(sum[n][0] + sum[n][1]), inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
       if (query >= p.queries) continue;
       const long place = ((long)gpu::block_z() * p.queries + query) * p.heads + head;
       const long part = (long)split * p.batch * p.queries * p.heads;
@@ -256,20 +267,9 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
   f.k.load(k_rows, begin, stride);
   f.k.store(lds);
   gpu::lds_barrier();
-  // Tiles that a wave's queries see in part come first and last.
-  const int whole_begin = gpu::max(begin, (mine.all_begin + KEYS - 1) / KEYS * KEYS), whole_end = mine.all_end / KEYS * KEYS;
-  const int a = gpu::min(end, whole_begin), b = gpu::max(a, gpu::min(end, whole_end));
-  typename F::Walk walk{k_rows, v_rows, stride, p.scale * LOG2E, lds, 0, begin};
+  typename F::Walk walk{k_rows, v_rows, mask, stride, p.scale * LOG2E, query0, lds, 0, begin};
 #pragma unroll 1
-  while (walk.key0 < a) f.template tile<true>(walk, late, mine);
-  if (late)
-#pragma unroll 1
-    while (walk.key0 < b) f.template tile<false>(walk, true, mine);
-  else
-#pragma unroll 1
-    while (walk.key0 < b) f.template tile<false>(walk, false, mine);
-#pragma unroll 1
-  while (walk.key0 < end) f.template tile<true>(walk, late, mine);
+  while (walk.key0 < end) f.tile(walk, late, mine);
   f.finish(p, query0, head, split);
 }
 
