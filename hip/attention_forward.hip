@@ -27,9 +27,9 @@
 namespace attention {
 
 #if GPU_CDNA
-constexpr int TILES = 3, KEYS = 64;  // query tiles of a wave; keys of a tile of K in LDS
+constexpr int TILES = 3, KEYS = 128, UNIT = 64;  // query tiles of a wave; keys of a tile of K in LDS; keys fetched together
 #else
-constexpr int TILES = 1, KEYS = 32;
+constexpr int TILES = 1, KEYS = 64, UNIT = 32;
 #endif
 constexpr int WAVES = 8, STEP = 32;  // keys that go through the softmax together
 constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, PARTS_K = STEP / 16;
@@ -48,13 +48,17 @@ struct Problem {
 template <class T, int D>
 struct Forward {
   using V = Turned<D>;
-  using K = Staged<KEYS, D, THREADS>;
-  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16;
-  // Loads of V in a step, and how many of them are in registers at once, fetched before the scores.
+  using K = Staged<UNIT, D, THREADS>;
+  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16, READS = GPU_CDNA ? 2 : 1, STEPS_A_UNIT = UNIT / STEP;
+  static constexpr int TILE_SLOTS = KEYS / UNIT * K::SLOTS, STEPS_A_TILE = KEYS / STEP;
+  // Loads of V in a step, and how many of them are in registers at once, fetched beside the scores.
   static constexpr int STEPS_V = PARTS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1;
 
-  K k;  // the next tile of K on its way to LDS
+  K k;  // a unit of the next tile of K on its way to LDS
+  int own = again(K::own_slot());
   Chunk q[TILES][DEPTHS];
+  Chunk a[READS + 1];      // of K: the first READS were read in the step before
+  Acc s[PARTS_K][TILES];   // scores; 0 or minus infinity (hidden) when a step begins
   Acc o[PIECES][TILES];
   float top[TILES];
   gpu::f32x2 sum[TILES];  // of even and of odd elements
@@ -66,47 +70,55 @@ struct Forward {
       const int query = mask.clamp(query0 + 16 * n + column());
       const char* mine = (const char*)p.q + ((long)gpu::block_z() * p.queries + query) * stride + head * D * 2;
 #pragma unroll
-      for (int s = 0; s < DEPTHS; s++) q[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
+      for (int d = 0; d < DEPTHS; d++) q[n][d] = chunk(d, [&](int c) { return gpu::load16(mine + 16 * c); });
       top[n] = HIDDEN, sum[n] = gpu::f32x2(0.f);
 #pragma unroll
       for (int i = 0; i < PIECES; i++) o[i][n] = Acc(0.f);
     }
   }
 
-  // S^T += K Q^T of a step, without the scale. Operands are read from LDS READS chunks before they are used.
-  GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const u32x4* lds, int step) {
-    const int own = K::own_slot();
-    constexpr int CHUNKS = PARTS_K * DEPTHS, READS = GPU_CDNA ? 2 : 1;
-    Chunk a[READS + 1];
+  // Where a wave stands in its keys: LDS buffer `now` (in slots) holds K of the tile at key0.
+  struct Walk {
+    const Rows &k_rows, &v_rows;
+    const Mask& mask;
+    const Seen& mine;
+    const u32 stride;
+    const float scale;
+    const int query0;
+    const bool late;
+    u32x4* lds;
+    int now, key0;
+    GPU_FN int next() const { return TILE_SLOTS - now; }
+  };
+
+  GPU_FN void read_first(const Walk& w, int buffer, int step) {
 #pragma unroll
-    for (int c = 0; c < READS; c++) a[c] = K::read(lds, own, PARTS_K * step + c / DEPTHS, c % DEPTHS);
+    for (int c = 0; c < READS; c++) a[c] = K::read(w.lds + buffer, own, PARTS_K * step + c / DEPTHS, c % DEPTHS);
+  }
+  // S^T += K Q^T of a step, without the scale; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
+  static constexpr int CHUNKS = PARTS_K * DEPTHS;
+  template <class F>
+  GPU_FN void scores(const Walk& w, int step, F beside) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
       const int i = c / DEPTHS, d = c % DEPTHS, next = c + READS;
-      if (next < CHUNKS) a[next % (READS + 1)] = K::read(lds, own, PARTS_K * step + next / DEPTHS, next % DEPTHS);
-      const Chunk now = a[c % (READS + 1)];
+      if (next < CHUNKS)
+        a[next % (READS + 1)] = K::read(w.lds + w.now, own, PARTS_K * step + next / DEPTHS, next % DEPTHS);
+      beside(c);
       gpu::sched_fence();
 #pragma unroll
       for (int part = 0; part < STEPS; part++)
 #pragma unroll
-        for (int n = 0; n < TILES; n++)
-          s[i][n] = mma(T{}, now.at[part], q[n][d].at[part], s[i][n]);
+        for (int n = 0; n < TILES; n++) s[i][n] = mma(T{}, a[c % (READS + 1)].at[part], q[n][d].at[part], s[i][n]);
     }
+    gpu::sched_fence();
   }
-  // What the scores start from: 0, or minus infinity where a query does not see a key. Rarely the latter: what a query
-  // sees is worked out again here rather than kept in registers.
-  GPU_FN static void begin(Acc (&s)[PARTS_K][TILES], bool whole, const Mask& mask, int query0, int key0) {
-    if (whole) {
-#pragma unroll
-      for (int i = 0; i < PARTS_K; i++)
-#pragma unroll
-        for (int n = 0; n < TILES; n++) s[i][n] = Acc(0.f);
-      return;
-    }
+  // Rare: what a query sees is worked out again here rather than kept in registers.
+  GPU_FN void hide(const Walk& w, int key0) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int query = mask.clamp(query0 + 16 * n + again(column()));
-      const int first = mask.first(query), last = mask.last(query);
+      const int query = w.mask.clamp(w.query0 + 16 * n + again(column()));
+      const int first = w.mask.first(query), last = w.mask.last(query);
 #pragma unroll
       for (int i = 0; i < PARTS_K; i++)
 #pragma unroll
@@ -117,7 +129,7 @@ struct Forward {
     }
   }
   // Scores -> probabilities as operands; raises the maximum where a lane's own scores outgrow it.
-  GPU_FN void softmax(Acc (&s)[PARTS_K][TILES], Piece (&p)[PARTS_K][TILES], float scale) {
+  GPU_FN void softmax(Piece (&p)[PARTS_K][TILES], float scale) {
     float most[TILES], above = HIDDEN;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -141,6 +153,7 @@ struct Forward {
         p[i][n] = piece_of<T>(x);
       }
     }
+    gpu::sched_fence();
   }
   GPU_FN void rescale(const float (&most)[TILES], float scale) {
 #pragma unroll
@@ -152,68 +165,78 @@ struct Forward {
       for (int i = 0; i < PIECES; i++) o[i][n] *= factor;
     }
   }
-  GPU_FN static void load_values(V& v, const Rows& rows, int key0, u32 stride, int step) {
-    v.load(rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
-  }
-  GPU_FN void values(const Piece (&p)[PARTS_K][TILES], V (&v)[AHEAD], const Rows& rows, int key0, u32 stride) {
+  // O^T += V^T P^T of a step; `beside(j)` as in scores, of STEPS_V * V::WIDE stretches.
+  template <class F>
+  GPU_FN void values(const Piece (&p)[PARTS_K][TILES], V (&v)[AHEAD], const Walk& w, int key0, u32 stride, F beside) {
 #pragma unroll
     for (int step = 0; step < STEPS_V; step++) {
       V& now = v[step % AHEAD];
 #pragma unroll
       for (int j = 0; j < V::WIDE; j++) {
-        const Piece a = now.piece(j);
+        const Piece piece = now.piece(j);
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
           Acc& to = o[step % V::PARTS * V::WIDE + j][n];
-          to = mma(T{}, a, p[step / V::PARTS][n], to);
+          to = mma(T{}, piece, p[step / V::PARTS][n], to);
         }
+        beside(step * V::WIDE + j);
+        gpu::sched_fence();
       }
-      if (step + AHEAD < STEPS_V) load_values(now, rows, key0, stride, step + AHEAD);
+      if (step + AHEAD < STEPS_V) load_values(now, w, key0, stride, step + AHEAD);
     }
+  }
+  GPU_FN static void load_values(V& v, const Walk& w, int key0, u32 stride, int step) {
+    v.load(w.v_rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
   }
 
-  // Where a wave stands in its keys: LDS buffer `now` holds K of the tile at key0.
-  struct Walk {
-    const Rows &k_rows, &v_rows;
-    const Mask& mask;
-    const u32 stride;
-    const float scale;
-    const int query0;
-    u32x4* lds;
-    int now, key0;
-  };
-  GPU_FN void meet(const Walk& w) {
-    k.store(w.lds + (K::SLOTS - w.now));
-    gpu::lds_barrier();
-  }
-  GPU_FN void tile(Walk& w, bool late, const Seen& mine) {
-    k.load(w.k_rows, w.key0 + KEYS, each_time(w.stride));
+  template <int AT>
+  GPU_FN void step(const Walk& w) {
+    constexpr bool FETCH = AT % STEPS_A_UNIT == 0, LAST = AT + 1 == STEPS_A_TILE;
+    constexpr int PART = AT / STEPS_A_UNIT;  // the unit of the next tile that comes in beside this step
+    const int key0 = w.key0 + STEP * AT;
+    const u32 stride = each_time(w.stride);
+    u32x4* const to = w.lds + w.next() + PART * K::SLOTS;
+    if (w.mine.touches(key0, STEP)) {
+      V v[AHEAD];
+      scores(w, AT, [&](int c) {
+        if (FETCH && c == 0) k.load(w.k_rows, w.key0 + KEYS + UNIT * PART, stride);
+        if (c % (CHUNKS / AHEAD) == 0) load_values(v[c / (CHUNKS / AHEAD)], w, key0, stride, c / (CHUNKS / AHEAD));
+      });
+      Piece p[PARTS_K][TILES];
+      softmax(p, w.scale);
+      if (FETCH && STEPS_A_UNIT == 1) k.store(to);
+      if (LAST && w.late) gpu::lds_barrier();
+      values(p, v, w, key0, stride, [&](int j) {
+        constexpr int COUNT = STEPS_V * V::WIDE, HALF = COUNT / 2, SCORES = PARTS_K * TILES;
+        if (FETCH && STEPS_A_UNIT > 1 && j == 1) k.store(to);
 #pragma unroll
-    for (int step = 0; step < KEYS / STEP; step++) {
-      const bool end = step + 1 == KEYS / STEP;
-      const int key0 = w.key0 + STEP * step;
-      if (mine.touches(key0, STEP)) {
-        const u32 stride = each_time(w.stride);
-        V v[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) load_values(v[i], w.v_rows, key0, stride, i);
-        gpu::sched_fence();
-        Acc s[PARTS_K][TILES];
-        Piece probabilities[PARTS_K][TILES];
-        begin(s, mine.whole(key0, STEP), w.mask, w.query0, key0);
-        scores(s, w.lds + w.now, step);
-        gpu::sched_fence();
-        softmax(s, probabilities, w.scale);
-        gpu::sched_fence();
-        if (end && late) meet(w);
-        values(probabilities, v, w.v_rows, key0, stride);
-        gpu::sched_fence();
-      } else if (end && late) {
-        meet(w);
+        for (int i = 0; i < SCORES; i++)
+          if (j == HALF + i * (HALF - 2) / SCORES) s[i / TILES][i % TILES] = Acc(0.f), settle(s[i / TILES][i % TILES]);
+        if (!LAST && j == COUNT - 2) read_first(w, w.now, AT + 1);
+      });
+    } else {
+      if (FETCH) {
+        k.load(w.k_rows, w.key0 + KEYS + UNIT * PART, stride);
+        k.store(to);
       }
-      if (end && !late) meet(w);
+      if (LAST && w.late) gpu::lds_barrier();
+      prepare(w, w.now, LAST ? 0 : AT + 1);
     }
-    w.now = K::SLOTS - w.now, w.key0 += KEYS;
+    if (LAST && !w.late) gpu::lds_barrier();
+    if (LAST) read_first(w, w.next(), 0);
+    if (!w.mine.whole(key0 + STEP, STEP)) hide(w, key0 + STEP);
+  }
+  GPU_FN void prepare(const Walk& w, int buffer, int step) {
+#pragma unroll
+    for (int i = 0; i < PARTS_K * TILES; i++) s[i / TILES][i % TILES] = Acc(0.f);
+    read_first(w, buffer, step);
+  }
+  // The tile after this one comes in beside it, unit by unit; the barrier at its end says that it is there. The late group
+  // meets that barrier a product earlier than the early one.
+  GPU_FN void tile(const Walk& w) {
+    step<0>(w), step<1>(w);
+    if constexpr (STEPS_A_TILE == 4) step<2>(w), step<3>(w);
+    static_assert(STEPS_A_TILE == 2 || STEPS_A_TILE == 4, "the steps of a tile are written out");
   }
 
   GPU_FN void finish(const Problem& p, int query0, int head, int split) {
@@ -264,12 +287,17 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
 
   F f;
   f.start(p, mask, query0, head);
-  f.k.load(k_rows, begin, stride);
-  f.k.store(lds);
+#pragma unroll
+  for (int unit = 0; unit < KEYS / UNIT; unit++) {
+    f.k.load(k_rows, begin + unit * UNIT, stride);
+    f.k.store(lds + unit * F::K::SLOTS);
+  }
   gpu::lds_barrier();
-  typename F::Walk walk{k_rows, v_rows, mask, stride, p.scale * LOG2E, query0, lds, 0, begin};
+  typename F::Walk walk{k_rows, v_rows, mask, mine, stride, p.scale * LOG2E, query0, late, lds, 0, begin};
+  f.prepare(walk, 0, 0);
+  if (!mine.whole(begin, STEP)) f.hide(walk, begin);
 #pragma unroll 1
-  while (walk.key0 < end) f.tile(walk, late, mine);
+  for (; walk.key0 < end; walk.now = walk.next(), walk.key0 += KEYS) f.tile(walk);
   f.finish(p, query0, head, split);
 }
 

@@ -60,6 +60,7 @@ GPU_FN float exp2_fast(float x) { return gpu::exp2(x); }
 GPU_FN bool any(bool yes) { return gpu::wave_max(yes ? 1.f : 0.f) > 0.f; }
 GPU_FN u32 each_time(u32 x) { return x; }
 GPU_FN int again(int x) { return x; }
+GPU_FN void settle(Acc&) {}
 #else
 GPU_FN u32 low_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
 GPU_FN u32 high_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
@@ -76,6 +77,8 @@ GPU_FN int again(int x) {
   asm volatile("" : "+v"(x));
   return x;
 }
+// x is complete here: keeps the compiler from moving its making to where it is used.
+GPU_FN void settle(Acc& x) { asm volatile("" : "+v"(x)); }
 GPU_FN bool any(bool yes) {
 #if GPU_WAVE == 64
   return __builtin_amdgcn_ballot_w64(yes) != 0;
@@ -282,10 +285,7 @@ struct Staged {
   }
   // Rows 16 tile .. of the tile in LDS as an operand. All its addresses follow from own_slot() by turning low bits and by
   // constants.
-  GPU_FN static int own_slot() {
-    const int lane = again(gpu::lane());
-    return slot(lane % 16, GPU_RDNA3 ? 0 : lane / 16);
-  }
+  GPU_FN static int own_slot() { return slot(column(), GPU_RDNA3 ? 0 : group()); }
   GPU_FN static Chunk read(const u32x4* lds, int own, int tile, int step) {
     const int mine = GPU_RDNA3 ? 0 : group();
     return chunk(step, [&](int c) { return lds[(own ^ ((c - mine) & 7)) + ((c - mine) & ~7) + 16 * tile * CHUNKS]; });
