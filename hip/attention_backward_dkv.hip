@@ -64,7 +64,7 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
 
   KeysGradient<T, D> g;
   F& f = g.f;
-  f.lds = lds, f.scale = scale * LOG2E;
+  f.lds = lds, f.scale = uniform(scale * LOG2E);
 #pragma unroll
   for (int n = 0; n < TILES; n++) {
     const int key = sight.mask.clamp(wave0 + 16 * n + column());

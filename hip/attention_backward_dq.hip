@@ -26,7 +26,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   const long slice = (long)batch * p.length * stride + head * D * 2, kv_slice = (long)batch * p.length * kv_stride;
 
   F f;
-  f.lds = lds, f.scale = scale * LOG2E;
+  f.lds = lds, f.scale = uniform(scale * LOG2E);
   float longest = 0.f, back[TILES];
   if (F::NARROW) {
     const float* lengths = v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length;

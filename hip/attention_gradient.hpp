@@ -44,6 +44,8 @@ struct Narrow<F16> {
 };
 constexpr int P_SHIFT = 15;  // probabilities of float16 go into products times 2^P_SHIFT
 
+// x is the same in all lanes: into a scalar register.
+GPU_FN float uniform(float x) { return gpu::bits_to_float(gpu::uniform(gpu::float_to_bits(x))); }
 // 2^n for -126 <= n <= 127.
 GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }
 // n with bound 2^n between 2^14 and 2^15, within what float32 has room for.
@@ -85,17 +87,6 @@ struct Span {
   GPU_FN bool touches(int row, int count) const { return row < end && row + count > begin; }
   GPU_FN bool whole(int row, int count) const { return row >= all_begin && row + count <= all_end; }
 };
-
-// A number that the compiler takes for a new one wherever this stands: addresses that follow from it are worked out again
-// instead of being kept in registers through the loop.
-#if defined(GPU_HOST)
-GPU_FN u32 fresh(u32 x) { return x; }
-#else
-GPU_FN u32 fresh(u32 x) {
-  asm volatile("" : "+v"(x));
-  return x;
-}
-#endif
 
 // ---- operands from a tile of rows in LDS, laid out by Staged -------------------------------------------------------------
 // Staged's slot is chunk ^ (row & 7): what changes from one access of a lane to the next is an exclusive or of bits 4 to 6 of
@@ -200,18 +191,20 @@ struct Gradient {
 
   u32x4* lds;
   Y y1, y2;
-  float stat;  // of the next tile: lse or delta of one of its rows
+  float row_lse, row_delta;  // of a row of the next tile
   Held<D> x1, x2;
   Lanes<D> lanes;
   Acc result1[PIECES][TILES], result2[KEYS ? PIECES : 1][TILES];
   int first[TILES], count[TILES];
   float lse[TILES], delta[TILES];  // of the columns; dk, dv: lse is the factor of ds instead
   float scale;                     // of the scores, times log2 e
+  int wave;
 
   GPU_FN float* stats(int buffer) const { return (float*)(lds + 2 * BUFFER + buffer * STATS); }
 
   GPU_FN void start() {
     lanes.start();
+    wave = int(gpu::wave());
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -227,40 +220,38 @@ struct Gradient {
     const float *lse, *delta;  // dk, dv: of this batch element, [heads, length]
     int length;
   };
-  // Threads of the first waves bring lse (one of each row), then delta.
-  GPU_FN static bool brings_stats() { return KEYS && gpu::wave() * GPU_WAVE < 2 * ROWS; }
-  GPU_FN void fetch(const Source& from, const Walk& w) {
+  GPU_FN void fetch1(const Source& from, const Walk& w) {
+    y1.load(from.y1.of_head(gpu::min(w.head, w.last_head), D * 2), w.row, each_time(from.y1.stride));
+  }
+  // The first wave brings lse and delta of y2's rows.
+  GPU_FN void fetch2(const Source& from, const Walk& w) {
     const int head = gpu::min(w.head, w.last_head);
-    y1.load(from.y1.of_head(head, D * 2), w.row, each_time(from.y1.stride));
     y2.load(from.y2.of_head(head, D * 2), w.row, each_time(from.y2.stride));
-    if (brings_stats()) {
-      const int row = w.row + int(gpu::thread()) % ROWS;
-      const bool is_lse = int(gpu::thread()) < ROWS;
-      const long at = (long)head * from.length + gpu::min(row, from.length - 1);
-      stat = is_lse ? from.lse[at] : from.delta[at];
-      if (is_lse) stat = stat * LOG2E - (NARROW ? float(P_SHIFT) : 0.f);
-      if (row >= from.length) stat = is_lse ? NOTHING : 0.f;
+    if (KEYS && wave == 0) {
+      const long at = (long)head * from.length;
+      const u32 row = u32(gpu::min(w.row + again(int(gpu::lane())) % ROWS, from.length - 1));
+      row_lse = (from.lse + at)[row], row_delta = (from.delta + at)[row];
     }
   }
-  GPU_FN void put(int buffer) {
-    y1.store(lds + buffer * BUFFER);
-    y2.store(lds + buffer * BUFFER + Y::SLOTS);
-    if (brings_stats()) {
-      const int row = int(gpu::thread()) % ROWS, in_tile = row % 16;
+  GPU_FN void put1(int buffer) { y1.store(lds + buffer * BUFFER); }
+  GPU_FN void put2(const Source& from, const Walk& w) {
+    y2.store(lds + w.now * BUFFER + Y::SLOTS);
+    if (KEYS && wave == 0) {
+      const int row = again(int(gpu::lane())) % ROWS, in_tile = row % 16;
       // In the order in which lanes hold rows of a result: a lane's lie together.
-#if GPU_RDNA3
-      const int place = in_tile % 2 * 8 + in_tile / 2;
-#else
-      const int place = in_tile;
-#endif
-      stats(buffer)[row / 16 * 32 + (int(gpu::thread()) < ROWS ? 0 : 16) + place] = stat;
+      const int place = row / 16 * 32 + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
+      const bool there = w.row + row < from.length;
+      stats(w.now)[place] = there ? (NARROW ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
+      stats(w.now)[place + 16] = there ? row_delta : 0.f;
     }
   }
-  GPU_FN static Acc stats_of(const float* at) {
+  // Stats of the rows that a lane has of a result.
+  GPU_FN static Acc stats_of(const float* rows) {
+    const float* mine = rows + again(int(gpu::lane())) / 16 * ELEMENTS;
     Acc x;
 #pragma unroll
     for (int e = 0; e < ELEMENTS; e += 4) {
-      const gpu::f32x4 v = gpu::load16<gpu::f32x4>(at + group() * ELEMENTS + e);
+      const gpu::f32x4 v = gpu::load16<gpu::f32x4>(mine + e);
 #pragma unroll
       for (int i = 0; i < 4; i++) x[e + i] = v[i];
     }
@@ -272,7 +263,7 @@ struct Gradient {
   GPU_FN void product(Acc (&s)[TILES], u32 at, const Held<D>& x) const {
 #pragma unroll
     for (int n = 0; n < TILES; n++) s[n] = Acc(0.f);
-    const u32 along = fresh(lanes.along);
+    const u32 along = u32(again(int(lanes.along)));
 #pragma unroll
     for (int d = 0; d < DEPTHS; d++) {
       const Chunk a = read_along<D>(lds, along + at, d);
@@ -281,12 +272,12 @@ struct Gradient {
       if (!GPU_CDNA && d % 2) gpu::sched_fence();
     }
   }
-  GPU_FN void accumulate(Acc (&to)[PIECES][TILES], u32 at, const Piece (&b)[TILES]) const {
-    const u32 across = fresh(lanes.across);
+  GPU_FN void turn(V& v, u32 at, int part = 0) const { v.load(lds, u32(again(int(lanes.across))) + at, part); }
+  // `v`: part 0 of y, turned over.
+  GPU_FN void accumulate(Acc (&to)[PIECES][TILES], V& v, u32 at, const Piece (&b)[TILES]) const {
 #pragma unroll
     for (int part = 0; part < V::PARTS; part++) {
-      V v;
-      v.load(lds, across + at, part);
+      if (part > 0) turn(v, at, part);
 #pragma unroll
       for (int j = 0; j < V::WIDE; j++) {
         const Piece a = v.piece(j);
@@ -297,44 +288,62 @@ struct Gradient {
     }
   }
   GPU_FN void hide(Acc (&s)[TILES], int row0) const {
+    const int mine = again(int(gpu::lane())) / 16;
 #pragma unroll
-    for (int n = 0; n < TILES; n++)
+    for (int n = 0; n < TILES; n++) {
+      const int from = row0 + (GPU_RDNA3 ? mine : ELEMENTS * mine) - first[n];  // row(e) from the first row seen
 #pragma unroll
-      for (int e = 0; e < ELEMENTS; e++)
-        s[n][e] = u32(row0 + row(e) - first[n]) < u32(count[n]) ? s[n][e] : HIDDEN;
+      for (int e = 0; e < ELEMENTS; e++) s[n][e] = u32(from + (GPU_RDNA3 ? 2 * e : e)) < u32(count[n]) ? s[n][e] : HIDDEN;
+    }
   }
-  // s -> probabilities; g -> ds.
-  GPU_FN void weigh(Acc (&s)[TILES], Acc (&g)[TILES], const float* stat_rows) const {
-    Acc row_lse, row_delta;
-    if (KEYS) row_lse = stats_of(stat_rows), row_delta = stats_of(stat_rows + 16);
+  // Scores -> probabilities. `rows`: stats of the 16 rows.
+  GPU_FN void probabilities(Acc (&s)[TILES], const float* rows) const {
+    Acc of_row;
+    if (KEYS) of_row = stats_of(rows);
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const Acc power = __builtin_elementwise_fma(s[n], Acc(scale), KEYS ? of_row : Acc(-lse[n]));
+#pragma unroll
+      for (int e = 0; e < ELEMENTS; e++) s[n][e] = exp2_fast(power[e]);
+    }
+  }
+  // g -> ds.
+  GPU_FN void score_gradients(Acc (&g)[TILES], const Acc (&p)[TILES], const float* rows) const {
+    Acc of_row;
+    if (KEYS) of_row = stats_of(rows + 16);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
+      g[n] = (NARROW && KEYS ? p[n] * lse[n] : p[n]) * (g[n] - (KEYS ? of_row : Acc(delta[n])));
+  }
+  GPU_FN static void round(Piece (&to)[TILES], const Acc (&x)[TILES]) {
 #pragma unroll
-      for (int e = 0; e < ELEMENTS; e++) {
-        const float p = exp2_fast(gpu::fma(s[n][e], scale, KEYS ? -row_lse[e] : -lse[n]));
-        s[n][e] = p;
-        g[n][e] = (NARROW && KEYS ? p * lse[n] : p) * (g[n][e] - (KEYS ? row_delta[e] : delta[n]));
-      }
+    for (int n = 0; n < TILES; n++) to[n] = piece_of<T>(x[n]);
   }
   GPU_FN void step(int buffer, int i, int row0, bool partly) {
     const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * (32 * D), at2 = at1 + Y::SLOTS * 16;
+    const float* rows = stats(buffer) + i * 32;
     Acc s[TILES], g[TILES];
+    Piece rounded[TILES];
+    V v;
     product(s, at1, x1);
-    if (partly) hide(s, row0 + 16 * i);
-    gpu::sched_fence();
+    if constexpr (KEYS) {
+      turn(v, at2);
+      gpu::sched_fence();
+      if (partly) hide(s, row0 + 16 * i);
+      probabilities(s, rows);
+      round(rounded, s);
+      gpu::sched_fence();
+      accumulate(result2, v, at2, rounded);
+    }
     product(g, at2, x2);
     gpu::sched_fence();
-    weigh(s, g, stats(buffer) + i * 32);
-    Piece p[TILES], ds[TILES];
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      if (KEYS) p[n] = piece_of<T>(s[n]);
-      ds[n] = piece_of<T>(g[n]);
-    }
+    turn(v, at1);
+    if (!KEYS && partly) hide(s, row0 + 16 * i);
+    if (!KEYS) probabilities(s, rows);
+    score_gradients(g, s, rows);
+    round(rounded, g);
     gpu::sched_fence();
-    if constexpr (KEYS) accumulate(result2, at2, p);
-    gpu::sched_fence();
-    accumulate(result1, at1, ds);
+    accumulate(result1, v, at1, rounded);
     gpu::sched_fence();
   }
 
@@ -342,15 +351,28 @@ struct Gradient {
   GPU_FN void tile(const Source& from, Walk& w, const Span& mine) {
     Walk next = w;
     next.template step<ROWS>();
-    fetch(from, next);
-    gpu::sched_fence();
-    if (mine.touches(w.row, ROWS)) {
-      const bool partly = !mine.whole(w.row, ROWS);
+    const bool touched = mine.touches(w.row, ROWS), partly = !mine.whole(w.row, ROWS);
+    // One matrix on its way at a time, where there are steps enough: half the registers.
+    constexpr int HALF = STEPS_Y / 2;
+    fetch1(from, next);
+    if (HALF > 0) {
+      gpu::sched_fence();
+      if (touched) {
 #pragma unroll
-      for (int i = 0; i < STEPS_Y; i++) step(w.now, i, w.row, partly);
+        for (int i = 0; i < HALF; i++) step(w.now, i, w.row, partly);
+      }
+      gpu::sched_fence();
+      put1(next.now);
+    }
+    fetch2(from, next);
+    gpu::sched_fence();
+    if (touched) {
+#pragma unroll
+      for (int i = HALF; i < STEPS_Y; i++) step(w.now, i, w.row, partly);
     }
     gpu::sched_fence();
-    put(next.now);
+    if (HALF == 0) put1(next.now);
+    put2(from, next);
     gpu::lds_barrier();
     w = next;
   }
@@ -358,8 +380,10 @@ struct Gradient {
   GPU_FN void run(const Source& from, const Span& all, const Span& mine, int head, int last_head) {
     const int begin = all.begin / ROWS * ROWS;
     Walk w{begin, head, begin, all.end, last_head, 0};
-    fetch(from, w);
-    put(0);
+    fetch1(from, w);
+    fetch2(from, w);
+    put1(0);
+    put2(from, w);
     gpu::lds_barrier();
 #pragma unroll 1
     while (!w.over()) tile(from, w, mine);
