@@ -13,37 +13,24 @@
 
 namespace attention {
 
-template <class T, int D>
-struct KeysGradient {
-  using F = Gradient<T, D, true>;
-  F f;
-  // Powers of two that keep ds in float16's range, from the longest do and the largest delta that meet this block of keys.
-  GPU_FN void choose_shifts(const typename F::Source& from, const float* grad_lengths, const float* v_lengths, const Span& all,
-                            int wave0, int head, int last_head) {
-    float longest = 0.f, largest = 0.f;
-    for (int h = head; h <= last_head; h++)
-      for (int t = all.begin + int(gpu::thread()); t < all.end; t += THREADS) {
-        longest = gpu::max(longest, grad_lengths[(long)h * from.length + t]);
-        largest = gpu::max(largest, gpu::abs(from.delta[(long)h * from.length + t]));
-      }
-    longest = gpu::block_max<THREADS>(longest, (float*)f.lds);
-    largest = gpu::block_max<THREADS>(largest, (float*)f.lds);
-    gpu::barrier();
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      const int key = gpu::min(wave0 + 16 * n + column(), from.length - 1), shift = shift_for(longest * v_lengths[key] + largest);
-      f.lse[n] = power_of_two(shift - P_SHIFT);
+// n: ds goes into products times 2^n, in float16's range by the longest do, v and the largest delta that meet in this block.
+template <class F>
+GPU_FN int choose_shift(const typename F::Source& from, const float* grad_lengths, const float* v_lengths, const Span& all,
+                        int column0, int head, int last_head, float* memory) {
+  float longest = 0.f, largest = 0.f, longest_v = 0.f;
+  for (int h = head; h <= last_head; h++)
+    for (int t = all.begin + int(gpu::thread()); t < all.end; t += THREADS) {
+      longest = gpu::max(longest, grad_lengths[(long)h * from.length + t]);
+      largest = gpu::max(largest, gpu::abs(from.delta[(long)h * from.length + t]));
     }
-  }
-  // What takes the powers of two out of the results again.
-  GPU_FN void factors(float (&of_k)[TILES], float (&of_v)[TILES]) const {
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      const int shift = F::NARROW ? int(gpu::float_to_bits(f.lse[n]) >> 23) - 127 + P_SHIFT : 0;
-      of_k[n] = power_of_two(-shift), of_v[n] = power_of_two(F::NARROW ? -P_SHIFT : 0);
-    }
-  }
-};
+  for (int j = column0 + int(gpu::thread()); j < gpu::min(column0 + COLUMNS, from.length); j += THREADS)
+    longest_v = gpu::max(longest_v, v_lengths[j]);
+  longest = gpu::block_max<THREADS>(longest, memory);
+  largest = gpu::block_max<THREADS>(largest, memory);
+  longest_v = gpu::block_max<THREADS>(longest_v, memory);
+  gpu::barrier();
+  return shift_for(uniform(longest * longest_v + largest));
+}
 
 template <class T, int D>
 GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,
@@ -62,23 +49,25 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   const typename F::Source from{
       {(const char*)q + slice, stride, bytes}, {(const char*)grad + slice, stride, bytes}, lse + row, delta + row, p.length};
 
-  KeysGradient<T, D> g;
-  F& f = g.f;
+  F f;
   f.lds = lds, f.scale = uniform(scale * LOG2E);
 #pragma unroll
   for (int n = 0; n < TILES; n++) {
     const int key = sight.mask.clamp(wave0 + 16 * n + column());
     f.first[n] = sight.begin(key), f.count[n] = sight.end(key) - f.first[n];
   }
+  int shift = 0;
   if (F::NARROW)
-    g.choose_shifts(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length, all, wave0, head,
-                    last_head);
+    shift = choose_shift<F>(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length, all, column0,
+                            head, last_head, (float*)lds);
+  f.factor = power_of_two(shift - P_SHIFT);
   f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
   f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - Held<D>::SLOTS);
-  f.start();
+  f.start(column0);
   f.run(from, all, mine, head, last_head);
   float of_k[TILES], of_v[TILES];
-  g.factors(of_k, of_v);
+#pragma unroll
+  for (int n = 0; n < TILES; n++) of_k[n] = power_of_two(-shift), of_v[n] = power_of_two(F::NARROW ? -P_SHIFT : 0);
 #pragma unroll
   for (int n = 0; n < TILES; n++)
 #pragma unroll

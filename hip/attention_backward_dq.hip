@@ -48,7 +48,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   }
   f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
   f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::SLOTS - Held<D>::SLOTS);
-  f.start();
+  f.start(column0);
   const u32 bytes = u32(p.length) * kv_stride;
   const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes}, {(const char*)v + kv_slice, kv_stride, bytes},
                                 nullptr, nullptr, p.length};

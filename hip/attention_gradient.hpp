@@ -17,8 +17,9 @@
 //
 // Range of float16: p and ds are small where a row sees many keys or the loss is not scaled, and the matrix unit of gfx90a
 // takes float16 subnormals for 0. p is at most 1 and goes into products times 2^15. |g - delta| <= |do| |v| + |delta| bounds
-// ds: each column gets a power of two that takes the bound to between 2^14 and 2^15. Both leave with the result, exactly. The
-// softmax's scale is applied to float32 results only. bfloat16 has float32's range and needs none of this.
+// ds: a power of two takes the bound to between 2^14 and 2^15, one for each query for dq, one for each work-group's keys for dk.
+// Both leave with the result, exactly. The softmax's scale is applied to float32 results only. bfloat16 has float32's range and
+// needs none of this.
 // Sources: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 #pragma once
 #include "attention_mask.hpp"
@@ -101,12 +102,20 @@ struct Lanes {
     across = first * (D * 2) + ((byte / 16 ^ (first & 7)) * 16 + byte % 16);
   }
 };
-template <int D>
+GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
+  return *(const u32x4*)((const char*)lds + ((lane_at ^ bytes % 128) + bytes / 128 * 128));
+}
 GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
-  return chunk(step, [&](int c) {
-    const u32 bytes = u32(GPU_RDNA3 ? c : c - group()) * 16;
-    return *(const u32x4*)((const char*)lds + ((lane_at ^ bytes % 128) + bytes / 128 * 128));
-  });
+  Chunk x;
+#if GPU_CDNA
+  const u32x4 v = read_at(lds, lane_at, u32(step) * 64);
+  x.at[0] = v.lo, x.at[1] = v.hi;
+#elif GPU_RDNA4
+  x.at[0] = read_at(lds, lane_at, u32(step) * 32);
+#else
+  x.at[0].lo = read_at(lds, lane_at, u32(step) * 32), x.at[0].hi = read_at(lds, lane_at, u32(step) * 32 + 16);
+#endif
+  return x;
 }
 // A of the second products, as Turned from memory.
 template <int D>
@@ -156,7 +165,7 @@ struct Held {
     at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);
   }
   GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {
-    return read_along<D>(lds, along + (at + u32(n) * (32 * D)), step);
+    return read_along(lds, along + (at + u32(n) * (32 * D)), step);
   }
 #endif
 };
@@ -195,16 +204,17 @@ struct Gradient {
   Held<D> x1, x2;
   Lanes<D> lanes;
   Acc result1[PIECES][TILES], result2[KEYS ? PIECES : 1][TILES];
-  int first[TILES], count[TILES];
-  float lse[TILES], delta[TILES];  // of the columns; dk, dv: lse is the factor of ds instead
+  int first[TILES], count[TILES];  // rows that a column sees
+  float lse[TILES], delta[TILES];  // dq: of the columns
+  float factor;                    // dk, dv of float16: of ds
   float scale;                     // of the scores, times log2 e
-  int wave;
+  int wave, wave_column;  // the wave's first column
 
   GPU_FN float* stats(int buffer) const { return (float*)(lds + 2 * BUFFER + buffer * STATS); }
 
-  GPU_FN void start() {
+  GPU_FN void start(int column0) {
     lanes.start();
-    wave = int(gpu::wave());
+    wave = int(gpu::wave()), wave_column = column0 + WAVE_COLUMNS * wave;
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -266,7 +276,7 @@ struct Gradient {
     const u32 along = u32(again(int(lanes.along)));
 #pragma unroll
     for (int d = 0; d < DEPTHS; d++) {
-      const Chunk a = read_along<D>(lds, along + at, d);
+      const Chunk a = read_along(lds, along + at, d);
 #pragma unroll
       for (int n = 0; n < TILES; n++) s[n] = multiply(T{}, a, x.read(lds, along, n, d), s[n]);
       if (!GPU_CDNA && d % 2) gpu::sched_fence();
@@ -288,10 +298,11 @@ struct Gradient {
     }
   }
   GPU_FN void hide(Acc (&s)[TILES], int row0) const {
-    const int mine = again(int(gpu::lane())) / 16;
+    const int lane = again(int(gpu::lane())), mine = lane / 16;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int from = row0 + (GPU_RDNA3 ? mine : ELEMENTS * mine) - first[n];  // row(e) from the first row seen
+      const int first_row = KEYS ? wave_column + 16 * n + lane % 16 : first[n];  // a key is first seen by the query at it
+      const int from = row0 + (GPU_RDNA3 ? mine : ELEMENTS * mine) - first_row;
 #pragma unroll
       for (int e = 0; e < ELEMENTS; e++) s[n][e] = u32(from + (GPU_RDNA3 ? 2 * e : e)) < u32(count[n]) ? s[n][e] : HIDDEN;
     }
@@ -313,7 +324,7 @@ struct Gradient {
     if (KEYS) of_row = stats_of(rows + 16);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
-      g[n] = (NARROW && KEYS ? p[n] * lse[n] : p[n]) * (g[n] - (KEYS ? of_row : Acc(delta[n])));
+      g[n] = (NARROW && KEYS ? p[n] * factor : p[n]) * (g[n] - (KEYS ? of_row : Acc(delta[n])));
   }
   GPU_FN static void round(Piece (&to)[TILES], const Acc (&x)[TILES]) {
 #pragma unroll
@@ -327,22 +338,25 @@ struct Gradient {
     V v;
     product(s, at1, x1);
     if constexpr (KEYS) {
-      turn(v, at2);
+      if (GPU_CDNA) turn(v, at2);
       gpu::sched_fence();
       if (partly) hide(s, row0 + 16 * i);
       probabilities(s, rows);
       round(rounded, s);
       gpu::sched_fence();
+      if (!GPU_CDNA) turn(v, at2);
       accumulate(result2, v, at2, rounded);
+      if (!GPU_CDNA) gpu::sched_fence();
     }
     product(g, at2, x2);
     gpu::sched_fence();
-    turn(v, at1);
+    if (GPU_CDNA) turn(v, at1);  // ahead, where there are registers
     if (!KEYS && partly) hide(s, row0 + 16 * i);
     if (!KEYS) probabilities(s, rows);
     score_gradients(g, s, rows);
     round(rounded, g);
     gpu::sched_fence();
+    if (!GPU_CDNA) turn(v, at1);
     accumulate(result1, v, at1, rounded);
     gpu::sched_fence();
   }
