@@ -47,6 +47,8 @@ constexpr int P_SHIFT = 15;  // probabilities of float16 go into products times 
 
 // x is the same in all lanes: into a scalar register.
 GPU_FN float uniform(float x) { return gpu::bits_to_float(gpu::uniform(gpu::float_to_bits(x))); }
+// The lane's number, found again wherever this stands (see again()).
+GPU_FN u32 lane_again() { return u32(again(int(gpu::lane()))); }
 // 2^n for -126 <= n <= 127.
 GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }
 // n with bound 2^n between 2^14 and 2^15, within what float32 has room for.
@@ -239,7 +241,7 @@ struct Gradient {
     y2.load(from.y2.of_head(head, D * 2), w.row, each_time(from.y2.stride));
     if (KEYS && wave == 0) {
       const long at = (long)head * from.length;
-      const u32 row = u32(gpu::min(w.row + again(int(gpu::lane())) % ROWS, from.length - 1));
+      const u32 row = u32(gpu::min(w.row + int(lane_again() % ROWS), from.length - 1));
       row_lse = (from.lse + at)[row], row_delta = (from.delta + at)[row];
     }
   }
@@ -247,17 +249,17 @@ struct Gradient {
   GPU_FN void put2(const Source& from, const Walk& w) {
     y2.store(lds + w.now * BUFFER + Y::SLOTS);
     if (KEYS && wave == 0) {
-      const int row = again(int(gpu::lane())) % ROWS, in_tile = row % 16;
+      const u32 row = lane_again() % ROWS, in_tile = row % 16;
       // In the order in which lanes hold rows of a result: a lane's lie together.
-      const int place = row / 16 * 32 + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
-      const bool there = w.row + row < from.length;
+      const u32 place = row / 16 * 32 + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
+      const bool there = w.row + int(row) < from.length;
       stats(w.now)[place] = there ? (NARROW ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
       stats(w.now)[place + 16] = there ? row_delta : 0.f;
     }
   }
   // Stats of the rows that a lane has of a result.
   GPU_FN static Acc stats_of(const float* rows) {
-    const float* mine = rows + again(int(gpu::lane())) / 16 * ELEMENTS;
+    const float* mine = rows + lane_again() / 16 * ELEMENTS;
     Acc x;
 #pragma unroll
     for (int e = 0; e < ELEMENTS; e += 4) {
@@ -298,10 +300,10 @@ struct Gradient {
     }
   }
   GPU_FN void hide(Acc (&s)[TILES], int row0) const {
-    const int lane = again(int(gpu::lane())), mine = lane / 16;
+    const int lane = int(lane_again()), mine = int(u32(lane) / 16);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int first_row = KEYS ? wave_column + 16 * n + lane % 16 : first[n];  // a key is first seen by the query at it
+      const int first_row = KEYS ? wave_column + 16 * n + (lane & 15) : first[n];  // a key is first seen by the query at it
       const int from = row0 + (GPU_RDNA3 ? mine : ELEMENTS * mine) - first_row;
 #pragma unroll
       for (int e = 0; e < ELEMENTS; e++) s[n][e] = u32(from + (GPU_RDNA3 ? 2 * e : e)) < u32(count[n]) ? s[n][e] : HIDDEN;
