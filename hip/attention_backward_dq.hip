@@ -3,18 +3,19 @@
 //     p[t, j] = exp(scale q[t] k[j] - lse[t])      ds[t, j] = p[t, j] (do[t] v[j] - delta[t])
 //     dq[t] = scale sum_j ds[t, j] k[j]            over the keys j that query t sees (attention_mask.hpp, q_start 0)
 //
-// do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T]; starts int32 [B, T].
-// For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T] (attention_row_dots).
-// Launch: (H, B, ceil(T / COLUMNS)) groups of THREADS (attention_gradient.hpp: the pipeline, rounding and range).
-// Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes it deterministic.
+// do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T]; starts
+// int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
+// (attention_row_dots). Launch: (H, B, ceil(T / COLUMNS)) groups of THREADS (attention_gradient.hpp: the pipeline,
+// rounding and range). Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes
+// it deterministic.
 #include "attention_gradient.hpp"
 
 namespace attention {
 
 template <class T, int D>
-GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,
-                        const float* grad_lengths, const float* v_lengths, const int* starts, void* dq, const Sizes& p,
-                        float scale, u32x4* lds) {
+GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const void* v, const float* lse,
+                        const float* delta, const float* grad_lengths, const float* v_lengths, const int* starts, void* dq,
+                        const Sizes& p, float scale, u32x4* lds) {
   using F = Gradient<T, D, false>;
   const int head = gpu::block_x(), batch = gpu::block_y(), kv_head = head / (p.heads / p.kv_heads);
   // The longest come first, so that the card does not end on them.
@@ -50,7 +51,8 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::SLOTS - Held<D>::SLOTS);
   f.start(column0);
   const u32 bytes = u32(p.length) * kv_stride;
-  const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes}, {(const char*)v + kv_slice, kv_stride, bytes},
+  const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes},
+                                {(const char*)v + kv_slice, kv_stride, bytes},
                                 nullptr, nullptr, p.length};
   f.run(from, all, mine, kv_head, kv_head);
   if (F::NARROW) {
@@ -64,15 +66,15 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
 
 }  // namespace attention
 
-#define BACKWARD_DQ(suffix, T, D)                                                                                       \
-  extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void attention_backward_dq_##suffix##_##D(               \
-      const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,              \
-      const float* grad_lengths, const float* v_lengths, const int* starts, void* dq, int length, int heads,            \
-      int kv_heads, int window, float scale) {                                                                          \
-    using F = attention::Gradient<attention::T, D, false>;                                                              \
-    GPU_SHARED(gpu::u32x4, lds, F::SLOTS);                                                                              \
-    attention::backward_dq<attention::T, D>(grad, q, k, v, lse, delta, grad_lengths, v_lengths, starts, dq,             \
-                                            {length, heads, kv_heads, window}, scale, lds);                             \
+#define BACKWARD_DQ(suffix, T, D)                                                                                      \
+  extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void attention_backward_dq_##suffix##_##D(              \
+      const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,             \
+      const float* grad_lengths, const float* v_lengths, const int* starts, void* dq, int length, int heads,           \
+      int kv_heads, int window, float scale) {                                                                         \
+    using F = attention::Gradient<attention::T, D, false>;                                                             \
+    GPU_SHARED(gpu::u32x4, lds, F::SLOTS);                                                                             \
+    attention::backward_dq<attention::T, D>(grad, q, k, v, lse, delta, grad_lengths, v_lengths, starts, dq,            \
+                                            {length, heads, kv_heads, window}, scale, lds);                            \
   }
 BACKWARD_DQ(f16, F16, 64)
 BACKWARD_DQ(f16, F16, 128)

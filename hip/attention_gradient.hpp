@@ -1,8 +1,8 @@
 // The gradient of attention, block by block: what attention_backward_dq.hip and attention_backward_dkv.hip share.
 //
-// A work-group owns COLUMNS rows of one side (dq: queries; dk and dv: keys) and walks over the other side's rows, ROWS at a
-// time. With x the owned rows and y the walked ones (operands of the scores: x1, y1 = q and k; of their gradients: x2, y2 = do
-// and v), a wave has 16 TILES owned rows as columns of every product:
+// A work-group owns COLUMNS rows of one side (dq: queries; dk and dv: keys) and walks over the other side's rows, ROWS
+// at a time. With x the owned rows and y the walked ones (operands of the scores: x1, y1 = q and k; of their
+// gradients: x2, y2 = do and v), a wave has 16 TILES owned rows as columns of every product:
 //
 //     s = y1 x1^T        p = exp(scale s - lse)       result1^T += y1^T ds    (dq^T = k^T ds, or dk^T = q^T ds)
 //     g = y2 x2^T        ds = p (g - delta)           result2^T += y2^T p     (dv^T = do^T p; not for dq)
@@ -12,27 +12,20 @@
 //     x1, x2:            operand B, from start to end: in registers (CDNA), in LDS (RDNA)
 //     p, ds:             leave the matrix unit as operand B of the next product (attention_matrix.hpp)
 //
-// The columns that see a walked row are a range, and so are the rows that a column sees: `starts` rises. So both kernels mask
-// alike: column c sees the rows [first, first + count).
+// The columns that see a walked row are a range, and so are the rows that a column sees: `starts` rises. So both
+// kernels mask alike: column c sees the rows [first, first + count).
 //
-// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled, and the matrix unit of gfx90a
-// takes float16 subnormals for 0. p is at most 1 and goes into products times 2^15. |g - delta| <= |do| |v| + |delta| bounds
-// ds: a power of two takes the bound to between 2^14 and 2^15, one for each query for dq, one for each work-group's keys for dk.
-// Both leave with the result, exactly. The softmax's scale is applied to float32 results only. bfloat16 has float32's range and
-// needs none of this.
-// Sources: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
+// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled, and the matrix unit of
+// gfx90a takes float16 subnormals for 0. p is at most 1 and goes into products times 2^15. |g - delta| <= |do| |v| +
+// |delta| bounds ds: a power of two takes the bound to between 2^14 and 2^15, one for each query for dq, one for each
+// work-group's keys for dk. Both leave with the result, exactly. The softmax's scale is applied to float32 results
+// only. bfloat16 has float32's range and needs none of this.
+// Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 #pragma once
-#include "attention_mask.hpp"
-#include "attention_matrix.hpp"
+#include "attention_operands.hpp"
 
 namespace attention {
 
-#if GPU_CDNA
-constexpr int WAVES = 8, TILES = 2;
-#else
-constexpr int WAVES = 4, TILES = 1;
-#endif
-constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
 constexpr float LOG2E = 1.4426950408889634f, NOTHING = 1e30f;  // a lse that leaves no probability
 
 template <class T>
@@ -91,92 +84,13 @@ struct Span {
   GPU_FN bool whole(int row, int count) const { return row >= all_begin && row + count <= all_end; }
 };
 
-// ---- operands from a tile of rows in LDS, laid out by Staged -------------------------------------------------------------
-// Staged's slot is chunk ^ (row & 7): what changes from one access of a lane to the next is an exclusive or of bits 4 to 6 of
-// its first address, and a constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
-template <int D>
-struct Lanes {
-  u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
-  GPU_FN void start() {
-    const u32 row = u32(column());
-    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ (row & 7)) * 16;
-    const u32 first = u32(inner(0)), byte = row * Turned<D>::WIDE * 2;
-    across = first * (D * 2) + ((byte / 16 ^ (first & 7)) * 16 + byte % 16);
-  }
-};
-GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
-  return *(const u32x4*)((const char*)lds + ((lane_at ^ bytes % 128) + bytes / 128 * 128));
-}
-GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
-  Chunk x;
-#if GPU_CDNA
-  const u32x4 v = read_at(lds, lane_at, u32(step) * 64);
-  x.at[0] = v.lo, x.at[1] = v.hi;
-#elif GPU_RDNA4
-  x.at[0] = read_at(lds, lane_at, u32(step) * 32);
-#else
-  x.at[0].lo = read_at(lds, lane_at, u32(step) * 32), x.at[0].hi = read_at(lds, lane_at, u32(step) * 32 + 16);
-#endif
-  return x;
-}
-// A of the second products, as Turned from memory.
-template <int D>
-struct TurnedTile : Turned<D> {
-  using Turned<D>::WIDE;
-  GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
-#pragma unroll
-    for (int r = 0; r < INNER; r++) {
-      const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
-      const char* from = (const char*)lds + ((lane_at ^ down % 8 * 16) + (down * (D * 2) + u32(part) * 128));
-      if constexpr (WIDE == 8) {
-        const u32x4 v = *(const u32x4*)from;
-#pragma unroll
-        for (int w = 0; w < 4; w++) this->at[r][w] = v[w];
-      } else {
-        const u32x2 v = *(const u32x2*)from;
-        this->at[r][0] = v[0], this->at[r][1] = v[1];
-      }
-    }
-  }
-};
-
-// The owned rows of a wave as operand B: rows 16 (TILES wave + n) of the work-group's.
-template <int D>
-struct Held {
-  static constexpr int DEPTHS = D / DEPTH;
-#if GPU_CDNA
-  static constexpr int SLOTS = 0;
-  Chunk at[TILES][DEPTHS];
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*, int) {
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      const char* mine = slice + (long)mask.clamp(column0 + 16 * (TILES * int(gpu::wave()) + n) + column()) * stride;
-#pragma unroll
-      for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
-    }
-  }
-  GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
-#else
-  using Tile = Staged<COLUMNS, D, THREADS>;
-  static constexpr int SLOTS = Tile::SLOTS;
-  u32 at;  // bytes in LDS, of the wave's
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
-    Tile tile;
-    tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
-    tile.store(lds + slot);
-    at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);
-  }
-  GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {
-    return read_along(lds, along + (at + u32(n) * (32 * D)), step);
-  }
-#endif
-};
-
 // One matrix that is walked: [length, heads, D] of one batch element.
 struct Walked {
   const char* base;
   u32 stride, bytes;
-  GPU_FN Rows of_head(int head, u32 head_bytes) const { return Rows(base + head * head_bytes, bytes - head * head_bytes); }
+  GPU_FN Rows of_head(int head, u32 head_bytes) const {
+    return Rows(base + head * head_bytes, bytes - head * head_bytes);
+  }
 };
 
 // Where a work-group stands: rows [row, row + ROWS) of `head`, in LDS buffer `now`; `next` is what comes then.
@@ -226,7 +140,7 @@ struct Gradient {
       }
   }
 
-  // ---- the walked rows: memory -> registers, registers -> LDS ---------------------------------------------------------
+  // ---- the walked rows: memory -> registers, registers -> LDS -------------------------------------------------------
   struct Source {
     Walked y1, y2;
     const float *lse, *delta;  // dk, dv: of this batch element, [heads, length]
@@ -270,7 +184,7 @@ struct Gradient {
     return x;
   }
 
-  // ---- 16 walked rows ---------------------------------------------------------------------------------------------------
+  // ---- 16 walked rows -----------------------------------------------------------------------------------------------
   // `at`: bytes from the start of LDS to those rows of y.
   GPU_FN void product(Acc (&s)[TILES], u32 at, const Held<D>& x) const {
 #pragma unroll
@@ -303,10 +217,12 @@ struct Gradient {
     const int lane = int(lane_again()), mine = int(u32(lane) / 16);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int first_row = KEYS ? wave_column + 16 * n + (lane & 15) : first[n];  // a key is first seen by the query at it
+      // A key is first seen by the query that stands at it.
+      const int first_row = KEYS ? wave_column + 16 * n + (lane & 15) : first[n];
       const int from = row0 + (GPU_RDNA3 ? mine : ELEMENTS * mine) - first_row;
 #pragma unroll
-      for (int e = 0; e < ELEMENTS; e++) s[n][e] = u32(from + (GPU_RDNA3 ? 2 * e : e)) < u32(count[n]) ? s[n][e] : HIDDEN;
+      for (int e = 0; e < ELEMENTS; e++)
+        s[n][e] = u32(from + (GPU_RDNA3 ? 2 * e : e)) < u32(count[n]) ? s[n][e] : HIDDEN;
     }
   }
   // Scores -> probabilities. `rows`: stats of the 16 rows.
@@ -363,7 +279,7 @@ struct Gradient {
     gpu::sched_fence();
   }
 
-  // ---- all of them --------------------------------------------------------------------------------------------------------
+  // ---- all of them --------------------------------------------------------------------------------------------------
   GPU_FN void tile(const Source& from, Walk& w, const Span& mine) {
     Walk next = w;
     next.template step<ROWS>();
@@ -407,8 +323,8 @@ struct Gradient {
 
   // Columns of a result, times `factor` of each, to rows of [columns, heads, D] from `to` on.
   template <class Out>
-  GPU_FN static void store(const Acc (&x)[PIECES][TILES], const float (&factor)[TILES], Out* to, int column0, int columns,
-                           long stride) {
+  GPU_FN static void store(const Acc (&x)[PIECES][TILES], const float (&factor)[TILES], Out* to, int column0,
+                           int columns, long stride) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int c = column0 + WAVE_COLUMNS * int(gpu::wave()) + 16 * n + column();
