@@ -6,8 +6,10 @@
 // over the queries t, of all query heads of the key's head, that see key j (attention_mask.hpp, q_start 0).
 // do, q: [B, T, H, D]; k, v, dk, dv: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T];
 // starts int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
-// (attention_row_dots). Launch: (G splits, B, ceil(T / COLUMNS)) groups of THREADS. With splits > 1 each takes a share
-// of the query heads and writes float32 dk and dv [splits, B, T, G, D], for attention_sum_parts.
+// (attention_row_dots).
+// Launch: (G splits, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline and float16's range are in
+// attention_gradient.hpp. With splits > 1 each takes a share of the query heads and writes float32 dk and dv
+// [splits, B, T, G, D], for attention_sum_parts.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; sums in a fixed order, no atomics.
 #include "attention_gradient.hpp"
 

@@ -5,17 +5,17 @@
 //
 // do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T]; starts
 // int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
-// (attention_row_dots). Launch: (H, B, ceil(T / COLUMNS)) groups of THREADS (attention_gradient.hpp: the pipeline,
-// rounding and range). Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes
-// it deterministic.
+// (attention_row_dots).
+// Launch: (H, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline and float16's range are in attention_gradient.hpp.
+// Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes it deterministic.
 #include "attention_gradient.hpp"
 
 namespace attention {
 
 template <class T, int D>
 GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const void* v, const float* lse,
-                        const float* delta, const float* grad_lengths, const float* v_lengths, const int* starts, void* dq,
-                        const Sizes& p, float scale, u32x4* lds) {
+                        const float* delta, const float* grad_lengths, const float* v_lengths, const int* starts,
+                        void* dq, const Sizes& p, float scale, u32x4* lds) {
   using F = Gradient<T, D, false>;
   const int head = gpu::block_x(), batch = gpu::block_y(), kv_head = head / (p.heads / p.kv_heads);
   // The longest come first, so that the card does not end on them.

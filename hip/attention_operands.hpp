@@ -1,5 +1,5 @@
-// Operands of the attention's gradient: the rows that a work-group owns, and tiles of the walked rows in LDS, read along
-// the head width or turned over. The pipeline is in attention_gradient.hpp.
+// Operands of the attention's gradient: the rows that a work-group owns, and tiles of the walked rows in LDS, read
+// along the head width or turned over. The pipeline is in attention_gradient.hpp.
 #pragma once
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
