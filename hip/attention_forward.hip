@@ -27,11 +27,12 @@
 namespace attention {
 
 #if GPU_CDNA
-constexpr int WAVES = 8, TILES = 2, KEYS = 64;
+constexpr int TILES = 3, KEYS = 128, UNIT = 64;  // query tiles of a wave; keys of a tile of K in LDS; keys fetched together
 #else
-constexpr int WAVES = 8, TILES = 1, KEYS = 32;
+constexpr int TILES = 1, KEYS = 64, UNIT = 32;
 #endif
-constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, STEPS_K = KEYS / 16;
+constexpr int WAVES = 8, STEP = 32;  // keys that go through the softmax together
+constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, PARTS_K = STEP / 16;
 constexpr float SLACK = 8.f;  // how far, as a power of two, a score may stand above the maximum in use
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
@@ -47,17 +48,20 @@ struct Problem {
 template <class T, int D>
 struct Forward {
   using V = Turned<D>;
-  using K = Staged<KEYS, D, THREADS>;
-  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16;
-  // Steps of V P^T, how many of them have their V in registers at once, and how many are fetched before the scores (the
-  // others take the registers of the scores).
-  static constexpr int STEPS_V = STEPS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1, EARLY = GPU_CDNA ? AHEAD / 2 : 1;
+  using K = Staged<UNIT, D, THREADS>;
+  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16, READS = GPU_CDNA ? 2 : 1, STEPS_A_UNIT = UNIT / STEP;
+  static constexpr int TILE_SLOTS = KEYS / UNIT * K::SLOTS, STEPS_A_TILE = KEYS / STEP;
+  // Loads of V in a step, and how many of them are in registers at once, fetched beside the scores.
+  static constexpr int STEPS_V = PARTS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1;
 
-  K k;  // the next tile of K on its way to LDS
+  K k;  // a unit of the next tile of K on its way to LDS
+  int own = again(K::own_slot());
   Chunk q[TILES][DEPTHS];
+  Chunk a[READS + 1];      // of K: the first READS were read in the step before
+  Acc s[PARTS_K][TILES];   // scores; 0 or minus infinity (hidden) when a step begins
   Acc o[PIECES][TILES];
-  float top[TILES], sum[TILES];
-  int first[TILES], last[TILES];
+  float top[TILES];
+  gpu::f32x2 sum[TILES];  // of even and of odd elements
 
   GPU_FN void start(const Problem& p, const Mask& mask, int query0, int head) {
     const u32 stride = u32(p.heads) * D * 2;
@@ -66,143 +70,173 @@ struct Forward {
       const int query = mask.clamp(query0 + 16 * n + column());
       const char* mine = (const char*)p.q + ((long)gpu::block_z() * p.queries + query) * stride + head * D * 2;
 #pragma unroll
-      for (int s = 0; s < DEPTHS; s++) q[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
-      first[n] = mask.first(query), last[n] = mask.last(query);
-      top[n] = HIDDEN, sum[n] = 0.f;
+      for (int d = 0; d < DEPTHS; d++) q[n][d] = chunk(d, [&](int c) { return gpu::load16(mine + 16 * c); });
+      top[n] = HIDDEN, sum[n] = gpu::f32x2(0.f);
 #pragma unroll
       for (int i = 0; i < PIECES; i++) o[i][n] = Acc(0.f);
     }
   }
 
-  GPU_FN void scores(Acc (&s)[STEPS_K][TILES], const u32x4* lds, float scale) {
+  // Where a wave stands in its keys: LDS buffer `now` (in slots) holds K of the tile at key0.
+  struct Walk {
+    const Rows &k_rows, &v_rows;
+    const Mask& mask;
+    const Seen& mine;
+    const u32 stride;
+    const float scale;
+    const int query0;
+    const bool late;
+    u32x4* lds;
+    int now, key0;
+    GPU_FN int next() const { return TILE_SLOTS - now; }
+  };
+
+  GPU_FN void read_first(const Walk& w, int buffer, int step) {
 #pragma unroll
-    for (int i = 0; i < STEPS_K; i++) {
-#pragma unroll
-      for (int n = 0; n < TILES; n++) s[i][n] = Acc(0.f);
-#pragma unroll
-      for (int d = 0; d < DEPTHS; d++) {
-        const Chunk k = K::read(lds, i, d);
-#pragma unroll
-        for (int n = 0; n < TILES; n++) s[i][n] = multiply(T{}, k, q[n][d], s[i][n]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < STEPS_K; i++)
-#pragma unroll
-      for (int n = 0; n < TILES; n++) s[i][n] *= scale;
+    for (int c = 0; c < READS; c++) a[c] = K::read(w.lds + buffer, own, PARTS_K * step + c / DEPTHS, c % DEPTHS);
   }
-  GPU_FN void hide(Acc (&s)[STEPS_K][TILES], int key0) {
+  // S^T += K Q^T of a step, without the scale; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
+  static constexpr int CHUNKS = PARTS_K * DEPTHS;
+  template <class F>
+  GPU_FN void scores(const Walk& w, int step, F beside) {
 #pragma unroll
-    for (int i = 0; i < STEPS_K; i++)
+    for (int c = 0; c < CHUNKS; c++) {
+      const int i = c / DEPTHS, d = c % DEPTHS, next = c + READS;
+      if (next < CHUNKS)
+        a[next % (READS + 1)] = K::read(w.lds + w.now, own, PARTS_K * step + next / DEPTHS, next % DEPTHS);
+      beside(c);
+      gpu::sched_fence();
 #pragma unroll
-      for (int n = 0; n < TILES; n++)
+      for (int part = 0; part < STEPS; part++)
+#pragma unroll
+        for (int n = 0; n < TILES; n++) s[i][n] = mma(T{}, a[c % (READS + 1)].at[part], q[n][d].at[part], s[i][n]);
+    }
+    gpu::sched_fence();
+  }
+  // Rare: what a query sees is worked out again here rather than kept in registers.
+  GPU_FN void hide(const Walk& w, int key0) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const int query = w.mask.clamp(w.query0 + 16 * n + again(column()));
+      const int first = w.mask.first(query), last = w.mask.last(query);
+#pragma unroll
+      for (int i = 0; i < PARTS_K; i++)
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e++) {
           const int j = key0 + 16 * i + row(e);
-          s[i][n][e] = j >= first[n] && j <= last[n] ? s[i][n][e] : HIDDEN;
+          s[i][n][e] = j >= first && j <= last ? 0.f : -__builtin_inff();
         }
+    }
   }
-  // Scores (powers of two) -> probabilities as operands; raises the maximum where it must.
-  GPU_FN void softmax(Acc (&s)[STEPS_K][TILES], Piece (&p)[STEPS_K][TILES]) {
-    float most[TILES];
-    bool grows = false;
+  // Scores -> probabilities as operands; raises the maximum where a lane's own scores outgrow it.
+  GPU_FN void softmax(Piece (&p)[PARTS_K][TILES], float scale) {
+    float most[TILES], above = HIDDEN;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       most[n] = s[0][n][0];
 #pragma unroll
-      for (int i = 0; i < STEPS_K; i++)
+      for (int i = 0; i < PARTS_K; i++)
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e++) most[n] = __builtin_fmaxf(most[n], s[i][n][e]);
-      most[n] = column_max(most[n]);
-      grows |= most[n] > top[n] + SLACK;
+      above = __builtin_fmaxf(above, __builtin_fmaf(most[n], scale, -top[n]));
     }
-    if (any(grows)) rescale(most);
+    if (__builtin_expect(any(above > SLACK), 0)) rescale(most, scale);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      Acc total(0.f);
 #pragma unroll
-      for (int i = 0; i < STEPS_K; i++) {
-        Acc x;
+      for (int i = 0; i < PARTS_K; i++) {
+        Acc x = fused(s[i][n], scale, -top[n]);
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e += 2) {
-          const gpu::f32x2 d = gpu::f32x2{s[i][n][e], s[i][n][e + 1]} + gpu::f32x2(-top[n]);
-          x[e] = exp2_fast(d[0]), x[e + 1] = exp2_fast(d[1]);
-        }
-        total += x;
+        for (int e = 0; e < ELEMENTS; e++) x[e] = exp2_fast(x[e]);
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += 2) sum[n] += gpu::f32x2{x[e], x[e + 1]};
         p[i][n] = piece_of<T>(x);
       }
-#pragma unroll
-      for (int e = 0; e < ELEMENTS; e++) sum[n] += total[e];
     }
+    gpu::sched_fence();
   }
-  GPU_FN void rescale(const float (&most)[TILES]) {
+  GPU_FN void rescale(const float (&most)[TILES], float scale) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const float raised = __builtin_fmaxf(top[n], most[n]), factor = exp2_fast(top[n] - raised);
+      const float raised = __builtin_fmaxf(top[n], column_max(most[n]) * scale), factor = exp2_fast(top[n] - raised);
       top[n] = raised;
       sum[n] *= factor;
 #pragma unroll
       for (int i = 0; i < PIECES; i++) o[i][n] *= factor;
     }
   }
-  GPU_FN static void load_values(V& v, const Rows& rows, int key0, u32 stride, int step) {
-    v.load(rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
-  }
-  GPU_FN void values(const Piece (&p)[STEPS_K][TILES], V (&v)[AHEAD], const Rows& rows, int key0, u32 stride) {
+  // O^T += V^T P^T of a step; `beside(j)` as in scores, of STEPS_V * V::WIDE stretches.
+  template <class F>
+  GPU_FN void values(const Piece (&p)[PARTS_K][TILES], V (&v)[AHEAD], const Walk& w, int key0, u32 stride, F beside) {
 #pragma unroll
     for (int step = 0; step < STEPS_V; step++) {
       V& now = v[step % AHEAD];
 #pragma unroll
       for (int j = 0; j < V::WIDE; j++) {
-        const Piece a = now.piece(j);
+        const Piece piece = now.piece(j);
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
           Acc& to = o[step % V::PARTS * V::WIDE + j][n];
-          to = mma(T{}, a, p[step / V::PARTS][n], to);
+          to = mma(T{}, piece, p[step / V::PARTS][n], to);
         }
+        beside(step * V::WIDE + j);
+        gpu::sched_fence();
       }
-      if (step + AHEAD < STEPS_V) load_values(now, rows, key0, stride, step + AHEAD);
+      if (step + AHEAD < STEPS_V) load_values(now, w, key0, stride, step + AHEAD);
     }
+  }
+  GPU_FN static void load_values(V& v, const Walk& w, int key0, u32 stride, int step) {
+    v.load(w.v_rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
   }
 
-  // Where a wave stands in its keys: LDS buffer `now` holds K of the tile at key0.
-  struct Walk {
-    const Rows &k_rows, &v_rows;
-    const u32 stride;
-    const float scale;
-    u32x4* lds;
-    int now, key0;
-  };
-  GPU_FN void meet(const Walk& w) {
-    k.store(w.lds + (K::SLOTS - w.now));
-    gpu::lds_barrier();
-  }
-  template <bool PARTLY>
-  GPU_FN void tile(Walk& w, bool late, const Seen& mine) {
+  template <int AT>
+  GPU_FN void step(const Walk& w) {
+    constexpr bool FETCH = AT % STEPS_A_UNIT == 0, LAST = AT + 1 == STEPS_A_TILE;
+    constexpr int PART = AT / STEPS_A_UNIT;  // the unit of the next tile that comes in beside this step
+    const int key0 = w.key0 + STEP * AT;
     const u32 stride = each_time(w.stride);
-    k.load(w.k_rows, w.key0 + KEYS, stride);
-    if (!PARTLY || mine.touches(w.key0, KEYS)) {
+    u32x4* const to = w.lds + w.next() + PART * K::SLOTS;
+    if (w.mine.touches(key0, STEP)) {
       V v[AHEAD];
+      scores(w, AT, [&](int c) {
+        if (FETCH && c == 0) k.load(w.k_rows, w.key0 + KEYS + UNIT * PART, stride);
+        if (c % (CHUNKS / AHEAD) == 0) load_values(v[c / (CHUNKS / AHEAD)], w, key0, stride, c / (CHUNKS / AHEAD));
+      });
+      Piece p[PARTS_K][TILES];
+      softmax(p, w.scale);
+      if (FETCH && STEPS_A_UNIT == 1) k.store(to);
+      if (LAST && w.late) gpu::lds_barrier();
+      values(p, v, w, key0, stride, [&](int j) {
+        constexpr int COUNT = STEPS_V * V::WIDE, HALF = COUNT / 2, SCORES = PARTS_K * TILES;
+        if (FETCH && STEPS_A_UNIT > 1 && j == 1) k.store(to);
 #pragma unroll
-      for (int i = 0; i < EARLY; i++) load_values(v[i], w.v_rows, w.key0, stride, i);
-      gpu::sched_fence();
-      Acc s[STEPS_K][TILES];
-      Piece probabilities[STEPS_K][TILES];
-      scores(s, w.lds + w.now, w.scale);
-      if (PARTLY) hide(s, w.key0);
-      gpu::sched_fence();
-      softmax(s, probabilities);
-      gpu::sched_fence();
-#pragma unroll
-      for (int i = EARLY; i < AHEAD; i++) load_values(v[i], w.v_rows, w.key0, stride, i);
-      gpu::sched_fence();
-      if (late) meet(w);
-      values(probabilities, v, w.v_rows, w.key0, stride);
-    } else if (late) {
-      meet(w);
+        for (int i = 0; i < SCORES; i++)
+          if (j == HALF + i * (HALF - 2) / SCORES) s[i / TILES][i % TILES] = Acc(0.f), settle(s[i / TILES][i % TILES]);
+        if (!LAST && j == COUNT - 2) read_first(w, w.now, AT + 1);
+      });
+    } else {
+      if (FETCH) {
+        k.load(w.k_rows, w.key0 + KEYS + UNIT * PART, stride);
+        k.store(to);
+      }
+      if (LAST && w.late) gpu::lds_barrier();
+      prepare(w, w.now, LAST ? 0 : AT + 1);
     }
-    if (!late) meet(w);
-    w.now = K::SLOTS - w.now, w.key0 += KEYS;
+    if (LAST && !w.late) gpu::lds_barrier();
+    if (LAST) read_first(w, w.next(), 0);
+    if (!w.mine.whole(key0 + STEP, STEP)) hide(w, key0 + STEP);
+  }
+  GPU_FN void prepare(const Walk& w, int buffer, int step) {
+#pragma unroll
+    for (int i = 0; i < PARTS_K * TILES; i++) s[i / TILES][i % TILES] = Acc(0.f);
+    read_first(w, buffer, step);
+  }
+  // The tile after this one comes in beside it, unit by unit; the barrier at its end says that it is there. The late group
+  // meets that barrier a product earlier than the early one.
+  GPU_FN void tile(const Walk& w) {
+    step<0>(w), step<1>(w);
+    if constexpr (STEPS_A_TILE == 4) step<2>(w), step<3>(w);
+    static_assert(STEPS_A_TILE == 2 || STEPS_A_TILE == 4, "the steps of a tile are written out");
   }
 
   GPU_FN void finish(const Problem& p, int query0, int head, int split) {
@@ -210,7 +244,7 @@ struct Forward {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int query = query0 + 16 * n + column();
-      const float total = column_sum(sum[n]), inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
+      const float total = column_sum(sum[n][0] + sum[n][1]), inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
       if (query >= p.queries) continue;
       const long place = ((long)gpu::block_z() * p.queries + query) * p.heads + head;
       const long part = (long)split * p.batch * p.queries * p.heads;
@@ -253,23 +287,17 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
 
   F f;
   f.start(p, mask, query0, head);
-  f.k.load(k_rows, begin, stride);
-  f.k.store(lds);
+#pragma unroll
+  for (int unit = 0; unit < KEYS / UNIT; unit++) {
+    f.k.load(k_rows, begin + unit * UNIT, stride);
+    f.k.store(lds + unit * F::K::SLOTS);
+  }
   gpu::lds_barrier();
-  // Tiles that a wave's queries see in part come first and last.
-  const int whole_begin = gpu::max(begin, (mine.all_begin + KEYS - 1) / KEYS * KEYS), whole_end = mine.all_end / KEYS * KEYS;
-  const int a = gpu::min(end, whole_begin), b = gpu::max(a, gpu::min(end, whole_end));
-  typename F::Walk walk{k_rows, v_rows, stride, p.scale * LOG2E, lds, 0, begin};
+  typename F::Walk walk{k_rows, v_rows, mask, mine, stride, p.scale * LOG2E, query0, late, lds, 0, begin};
+  f.prepare(walk, 0, 0);
+  if (!mine.whole(begin, STEP)) f.hide(walk, begin);
 #pragma unroll 1
-  while (walk.key0 < a) f.template tile<true>(walk, late, mine);
-  if (late)
-#pragma unroll 1
-    while (walk.key0 < b) f.template tile<false>(walk, true, mine);
-  else
-#pragma unroll 1
-    while (walk.key0 < b) f.template tile<false>(walk, false, mine);
-#pragma unroll 1
-  while (walk.key0 < end) f.template tile<true>(walk, late, mine);
+  for (; walk.key0 < end; walk.now = walk.next(), walk.key0 += KEYS) f.tile(walk);
   f.finish(p, query0, head, split);
 }
 

@@ -59,6 +59,8 @@ GPU_FN u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
 GPU_FN float exp2_fast(float x) { return gpu::exp2(x); }
 GPU_FN bool any(bool yes) { return gpu::wave_max(yes ? 1.f : 0.f) > 0.f; }
 GPU_FN u32 each_time(u32 x) { return x; }
+GPU_FN int again(int x) { return x; }
+GPU_FN void settle(Acc&) {}
 #else
 GPU_FN u32 low_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
 GPU_FN u32 high_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
@@ -70,6 +72,13 @@ GPU_FN u32 each_time(u32 x) {
   asm volatile("" : "+s"(x));
   return x;
 }
+// The same for what differs from lane to lane.
+GPU_FN int again(int x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+// x is complete here: keeps the compiler from moving its making to where it is used.
+GPU_FN void settle(Acc& x) { asm volatile("" : "+v"(x)); }
 GPU_FN bool any(bool yes) {
 #if GPU_WAVE == 64
   return __builtin_amdgcn_ballot_w64(yes) != 0;
@@ -124,6 +133,17 @@ GPU_FN Acc mma(BF16<MODE>, Piece a, Piece b, Acc c) {
   return gpu::wmma_f32_16x16x16_bf16(__builtin_bit_cast(BFloatPiece, a), __builtin_bit_cast(BFloatPiece, b), c);
 }
 #endif
+
+// x scale + shift: two to an instruction on CDNA.
+GPU_FN Acc fused(Acc x, float scale, float shift) {
+#if GPU_CDNA
+  typedef float Two __attribute__((ext_vector_type(2)));
+  const Two a = __builtin_elementwise_fma(x.lo, Two(scale), Two(shift)), b = __builtin_elementwise_fma(x.hi, Two(scale), Two(shift));
+  return Acc{a[0], a[1], b[0], b[1]};
+#else
+  return __builtin_elementwise_fma(x, Acc(scale), Acc(shift));
+#endif
+}
 
 // ---- rows of a [rows, heads, D] slice in memory: reads beyond its end give 0 ------------------------------------------
 #if defined(GPU_HOST)
@@ -186,13 +206,17 @@ GPU_FN Piece piece_of(Acc d) {
   for (int i = 0; i < ELEMENTS / 2; i++) p[i] = T::pack(d[2 * i], d[2 * i + 1]);
 #else
   // Mine are the keys 2 e + half: the even ones go first.
+#if !defined(GPU_HOST)
+  u32 low_lanes = 0x76543210, high_lanes = 0xfedcba98;
+  asm("" : "+s"(low_lanes), "+s"(high_lanes));  // in registers: the executor of the tests does not see a literal there
+#endif
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const u32 mine = T::pack(d[2 * i], d[2 * i + 1]);
 #if defined(GPU_HOST)
     const u32 other = gpu::shuffle_xor(mine, 16);
 #else
-    const u32 other = __builtin_amdgcn_permlanex16(0u, mine, 0x76543210, 0xfedcba98, false, false);
+    const u32 other = __builtin_amdgcn_permlanex16(0u, mine, low_lanes, high_lanes, false, false);
 #endif
     p[i] = group() ? other : mine;
     p[i + 4] = group() ? mine : other;
@@ -248,23 +272,27 @@ struct Staged {
 
   GPU_FN static int slot(int row, int chunk) { return row * CHUNKS + (chunk ^ (row & 7)); }
   GPU_FN void load(const Rows& rows, u32 first_row, u32 stride) {
+    const u32 thread = again(gpu::thread());
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
-      const u32 id = gpu::thread() + i * THREADS;
+      const u32 id = thread + i * THREADS;
       at[i] = rows.load16((first_row + id / CHUNKS) * stride + id % CHUNKS * 16);
     }
   }
   GPU_FN void store(u32x4* lds) const {
+    const u32 thread = again(gpu::thread());
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
-      const u32 id = gpu::thread() + i * THREADS;
+      const u32 id = thread + i * THREADS;
       lds[slot(int(id / CHUNKS), int(id % CHUNKS))] = at[i];
     }
   }
-  // Rows 16 tile .. of the tile in LDS as an operand.
-  GPU_FN static Chunk read(const u32x4* lds, int tile, int step) {
-    const int r = 16 * tile + column();
-    return chunk(step, [&](int c) { return lds[slot(r, c)]; });
+  // Rows 16 tile .. of the tile in LDS as an operand. All its addresses follow from own_slot() by turning low bits and by
+  // constants.
+  GPU_FN static int own_slot() { return slot(column(), GPU_RDNA3 ? 0 : group()); }
+  GPU_FN static Chunk read(const u32x4* lds, int own, int tile, int step) {
+    const int mine = GPU_RDNA3 ? 0 : group();
+    return chunk(step, [&](int c) { return lds[(own ^ ((c - mine) & 7)) + ((c - mine) & ~7) + 16 * tile * CHUNKS]; });
   }
 };
 
@@ -287,15 +315,18 @@ struct Pairs {
 };
 
 // Sum and maximum over the lanes that share a column.
-GPU_FN float column_sum(float x) {
-  x += gpu::shuffle_xor(x, 16u);
-  if (GPU_WAVE == 64) x += gpu::shuffle_xor(x, 32u);
+template <class Combine>
+GPU_FN float over_column(float x, Combine combine) {
+  const u32 lane = again(gpu::lane());
+  x = combine(x, gpu::shuffle(x, lane ^ 16u));
+  if (GPU_WAVE == 64) x = combine(x, gpu::shuffle(x, lane ^ 32u));
   return x;
 }
+GPU_FN float column_sum(float x) {
+  return over_column(x, [](float a, float b) { return a + b; });
+}
 GPU_FN float column_max(float x) {
-  x = __builtin_fmaxf(x, gpu::shuffle_xor(x, 16u));
-  if (GPU_WAVE == 64) x = __builtin_fmaxf(x, gpu::shuffle_xor(x, 32u));
-  return x;
+  return over_column(x, [](float a, float b) { return __builtin_fmaxf(a, b); });
 }
 
 }  // namespace attention
