@@ -52,6 +52,19 @@ GPU_FN int inner(int r) { return 2 * (r % 8) + r / 8; }
 #endif
 constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
+#if GPU_RDNA3
+// What the lane 16 further has.
+GPU_FN u32 other_half(u32 x) {
+#if defined(GPU_HOST)
+  return gpu::shuffle_xor(x, 16);
+#else
+  u32 low = 0x76543210u, high = 0xfedcba98u;
+  asm volatile("" : "+s"(low), "+s"(high));  // as literals in the instruction they are more than the executor of the tests reads
+  return __builtin_amdgcn_permlanex16(0u, x, low, high, false, false);
+#endif
+}
+#endif
+
 // ---- element types: how two float32 become 32 bits of operand --------------------------------------------------------
 #if defined(GPU_HOST)
 GPU_FN u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
@@ -209,11 +222,7 @@ GPU_FN Piece piece_of(Acc d) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const u32 mine = T::pack(d[2 * i], d[2 * i + 1]);
-#if defined(GPU_HOST)
-    const u32 other = gpu::shuffle_xor(mine, 16);
-#else
-    const u32 other = __builtin_amdgcn_permlanex16(0u, mine, 0x76543210, 0xfedcba98, false, false);
-#endif
+    const u32 other = other_half(mine);
     p[i] = group() ? other : mine;
     p[i + 4] = group() ? mine : other;
   }
@@ -233,6 +242,12 @@ struct Turned {
   static constexpr int PARTS = D / 16 / WIDE, WORDS = WIDE / 2;
   u32 at[INNER][WORDS];
 
+  GPU_FN void clear() {
+#pragma unroll
+    for (int r = 0; r < INNER; r++)
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) at[r][w] = 0u;
+  }
   // `place`: byte offset of the first of the 16 rows; `stride`: bytes from row to row.
   GPU_FN void load(const Rows& rows, u32 place, u32 stride, int part) {
     const u32 mine = u32(part * 32 * WIDE + 2 * WIDE * column()) + u32(inner(0)) * stride;
