@@ -52,19 +52,6 @@ GPU_FN int inner(int r) { return 2 * (r % 8) + r / 8; }
 #endif
 constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
-#if GPU_RDNA3
-// What the lane 16 further has.
-GPU_FN u32 other_half(u32 x) {
-#if defined(GPU_HOST)
-  return gpu::shuffle_xor(x, 16);
-#else
-  u32 low = 0x76543210u, high = 0xfedcba98u;
-  asm volatile("" : "+s"(low), "+s"(high));  // as literals in the instruction they are more than the executor of the tests reads
-  return __builtin_amdgcn_permlanex16(0u, x, low, high, false, false);
-#endif
-}
-#endif
-
 // ---- element types: how two float32 become 32 bits of operand --------------------------------------------------------
 #if defined(GPU_HOST)
 GPU_FN u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
@@ -151,7 +138,8 @@ GPU_FN Acc mma(BF16<MODE>, Piece a, Piece b, Acc c) {
 GPU_FN Acc fused(Acc x, float scale, float shift) {
 #if GPU_CDNA
   typedef float Two __attribute__((ext_vector_type(2)));
-  const Two a = __builtin_elementwise_fma(x.lo, Two(scale), Two(shift)), b = __builtin_elementwise_fma(x.hi, Two(scale), Two(shift));
+  const Two a = __builtin_elementwise_fma(x.lo, Two(scale), Two(shift));
+  const Two b = __builtin_elementwise_fma(x.hi, Two(scale), Two(shift));
   return Acc{a[0], a[1], b[0], b[1]};
 #else
   return __builtin_elementwise_fma(x, Acc(scale), Acc(shift));
@@ -219,10 +207,18 @@ GPU_FN Piece piece_of(Acc d) {
   for (int i = 0; i < ELEMENTS / 2; i++) p[i] = T::pack(d[2 * i], d[2 * i + 1]);
 #else
   // Mine are the keys 2 e + half: the even ones go first.
+#if !defined(GPU_HOST)
+  u32 low_lanes = 0x76543210, high_lanes = 0xfedcba98;
+  asm("" : "+s"(low_lanes), "+s"(high_lanes));  // in registers: the executor of the tests does not see a literal there
+#endif
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const u32 mine = T::pack(d[2 * i], d[2 * i + 1]);
-    const u32 other = other_half(mine);
+#if defined(GPU_HOST)
+    const u32 other = gpu::shuffle_xor(mine, 16);
+#else
+    const u32 other = __builtin_amdgcn_permlanex16(0u, mine, low_lanes, high_lanes, false, false);
+#endif
     p[i] = group() ? other : mine;
     p[i + 4] = group() ? mine : other;
   }

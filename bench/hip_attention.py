@@ -1,0 +1,225 @@
+"""What the compiled flash attention does: executed instruction by instruction against float64, and counted.
+
+    WGRAD_RUN_HSACO=.../run_hsaco.py TINYGRAD_DIR=.../tinygrad python bench/hip_attention.py [--arch gfx942] [--only dq]
+
+Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed
+(run_hsaco.py; not gfx1201, whose matrix instructions it does not execute). isa_report.py, beside it, gives registers,
+spills and LDS. On gfx942 it models two waves that share a SIMD from what they executed at a causal length of 1,024: the
+share of time the matrix unit is busy at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`) and of
+tiles without a mask (`busy_loop`). Rows go to bench/results/hip_attention.jsonl. A model, not a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.hip.build import compile_source
+from wgrad.hip.compile import ROOM
+
+OUT = Path(__file__).parent / "results" / "hip_attention.jsonl"
+EXECUTED = ("gfx90a", "gfx942", "gfx1100")
+SOURCES = ("attention_backward_dq", "attention_backward_dkv")
+LATENCIES = (300, 600, 1200)
+Arrays = dict[str, Any]
+
+
+def encode(x: np.ndarray, kind: str, tool: Any) -> tuple[np.ndarray, np.ndarray]:
+    """x as the kernel reads it, and the values of that in float64."""
+    if kind == "bf16":
+        bits = tool.bf16(x)
+        return bits, tool.unbf16(bits).astype(np.float64)
+    stored = x.astype(np.float16)
+    return stored, stored.astype(np.float64)
+
+
+def decode(x: np.ndarray, tool: Any) -> np.ndarray:
+    """A kernel's result in float64."""
+    return (tool.unbf16(x) if x.dtype == np.uint16 else x).astype(np.float64)
+
+
+def problem(
+    tool: Any, kind: str, shape: tuple[int, int, int, int, int], packed: bool, window: int, size: float = 1.0
+) -> Arrays:
+    """Inputs of the backward of B, T, H, G, D as kernels read them, and dq, dk, dv in float64. size: of do."""
+    rng = np.random.default_rng(0)
+    b, t, h, g, d = shape
+    starts = np.zeros((b, t), np.int32)
+    if packed:
+        for row, first in enumerate((t // 3, t // 2)[:b]):
+            starts[row, first:] = first
+            starts[row, t - 7 :] = t - 7
+    stored, x = {}, {}
+    for name, heads in (("q", h), ("k", g), ("v", g), ("grad", h)):
+        values = rng.standard_normal((b, t, heads, d)) * (size if name == "grad" else 1.0)
+        stored[name], x[name] = encode(values, kind, tool)
+    i = np.arange(t)
+    seen = (i[None, None, :] >= starts[:, :, None]) & (i[None, None, :] <= i[None, :, None])
+    if window:
+        seen &= i[None, :, None] - i[None, None, :] < window
+    scale = d**-0.5
+    wide = {n: np.repeat(x[n], h // g, axis=2) for n in ("k", "v")}
+    s = np.where(seen[:, None], scale * np.einsum("bthd,bjhd->bhtj", x["q"], wide["k"]), -np.inf)
+    top = s.max(-1, keepdims=True)
+    lse = (top + np.log(np.exp(s - top).sum(-1, keepdims=True)))[..., 0]
+    p = np.exp(s - lse[..., None])
+    delta = np.einsum("bhtj,bjhd,bthd->bht", p, wide["v"], x["grad"])
+    ds = p * (np.einsum("bthd,bjhd->bhtj", x["grad"], wide["v"]) - delta[..., None]) * scale
+    by_group = (b, t, g, h // g, d)
+    return stored | {
+        "lse": lse.astype(np.float32),
+        "delta": delta.astype(np.float32),
+        "grad_lengths": np.linalg.norm(x["grad"], axis=-1).transpose(0, 2, 1).astype(np.float32),
+        "v_lengths": np.linalg.norm(x["v"], axis=-1).transpose(0, 2, 1).astype(np.float32),
+        "starts": starts,
+        "dq": np.einsum("bhtj,bjhd->bthd", ds, wide["k"]),
+        "dk": np.einsum("bhtj,bthd->bjhd", ds, x["q"]).reshape(by_group).sum(3),
+        "dv": np.einsum("bhtj,bthd->bjhd", p, x["grad"]).reshape(by_group).sum(3),
+    }
+
+
+def launch(
+    name: str, arch: str, x: Arrays, window: int = 0, splits: int = 1
+) -> tuple[tuple[int, int, int], int, list[Any], list[str]]:
+    """Grid, threads, arguments and the results' names of attention_backward_dq_* or dkv_*."""
+    (b, t, h, d), g = x["q"].shape, x["k"].shape[2]
+    columns, threads = (256, 512) if arch.startswith("gfx9") else (64, 128)
+    blocks, kind = -(-t // columns), "u16" if "bf16" in name else "f16"
+    inputs = [x[n] for n in ("grad", "q", "k", "v", "lse", "delta", "grad_lengths", "v_lengths", "starts")]
+    numbers = [np.int32(n) for n in (t, h, g)]
+    tail = [np.int32(window), np.float32(d**-0.5)]
+    if "_dq_" in name:
+        return (h, b, blocks), threads, [*inputs, ("out", (b, t, h, d), kind), *numbers, *tail], ["dq"]
+    out = ("out", (b, t, g, d), kind) if splits == 1 else ("out", (splits, b, t, g, d), "f32")
+    return (g * splits, b, blocks), threads, [*inputs, out, out, *numbers, np.int32(splits), *tail], ["dk", "dv"]
+
+
+def execute(
+    tool: Any,
+    path: Path,
+    name: str,
+    arch: str,
+    *,
+    length: int = 83,
+    window: int = 0,
+    splits: int = 1,
+    size: float = 1.0,
+    orders: tuple[str, ...] = ("fwd", "rev"),
+) -> dict[str, float]:
+    """Largest error relative to the largest result, for each order of waves."""
+    kind, width = name.split("_")[-2:]
+    x = problem(tool, kind, (2, length, 6, 2, int(width)), True, window, size)
+    grid, threads, arguments, names = launch(name, arch, x, window, splits)
+    errors = {}
+    for order in orders:
+        found = tool.run(str(path), name, grid, (threads, 1, 1), arguments, order=order)[-len(names) :]
+        worst = 0.0
+        for n, got in zip(names, found):
+            value = decode(got, tool)
+            value = value.sum(0) if value.ndim == 5 else value
+            error = float(np.abs(value - x[n]).max() / np.abs(x[n]).max())
+            worst = max(worst, error) if np.isfinite(error) else float("inf")
+        errors[order] = float(f"{worst:.2e}")
+    return errors
+
+
+def reads_float16_above_v127(report: Any, code: Any, name: str) -> bool:
+    """Does the kernel convert to or from float16 in a register above v127 (32-bit encoding)?
+
+    The executor takes that on CDNA for the upper half of a register 128 lower, as RDNA3 would.
+    """
+    if not code.arch.startswith("gfx9"):
+        return False
+    high = r"v(12[89]|1[3-9]\d|2\d\d)\b"
+    converts = re.compile(rf"v_cvt_(f16_f32_e32 {high}|f32_f16_e32 v\d+, {high})")
+    return any(converts.match(text) for _, text, _ in report.kernel_listing(code, name))
+
+
+def tiles_of(wave: list[str]) -> list[list[str]]:
+    """A wave's instructions from barrier to barrier."""
+    found: list[list[str]] = [[]]
+    for text in wave:
+        found[-1].append(text)
+        if text.startswith("s_barrier"):
+            found.append([])
+    return found
+
+
+def busy(tool: Any, report: Any, path: Path, name: str, arch: str, length: int = 1024) -> dict[str, dict[int, float]]:
+    """Model of the first and the middle wave of the longest work-group, together on one SIMD, by memory latency."""
+    kind, width = name.split("_")[-2:]
+    x = problem(tool, kind, (1, length, 1, 1, int(width)), False, 0)
+    grid, threads, arguments, _ = launch(name, arch, x)
+    kernel = tool.load(str(path), name)
+    trace: dict[Any, Any] = {((0, 0, 0), wave): None for wave in (0, threads // kernel.ws // 2)}
+    kernel.run(grid, (threads, 1, 1), arguments, workgroups=[(0, 0, 0)], trace=trace)
+    text = {address: t for address, t, _ in report.kernel_listing(tool.CodeObject(str(path)), name)}
+    waves = [[text[a] for a in addresses] for addresses in trace.values()]
+    middle = len(tiles_of(waves[0])) // 2  # whole tiles: the mask's are at one end
+    loop = [sum(tiles_of(w)[middle - 4 : middle + 4], []) for w in waves]
+    result: dict[str, dict[int, float]] = {"busy": {}, "busy_loop": {}}
+    for key, program in (("busy", waves), ("busy_loop", loop)):
+        for latency in LATENCIES:
+            slots, matrix = report.simulate(arch, kernel.ws, program, latency, 100)
+            result[key][latency] = round(matrix / slots, 4)
+    return result
+
+
+def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table."""
+    name = kernel["name"]
+    result: dict[str, Any] = {
+        "arch": arch,
+        "kernel": name,
+        "vgpr": kernel["vgpr_total"],
+        "spills": kernel["vgpr_spills"] + kernel["sgpr_spills"],
+        "scratch": kernel["scratch_bytes"],
+        "lds": kernel["lds_bytes"],
+        "widths": kernel["hot_loop"]["widths"],
+    }
+    if arch == "gfx942":
+        result |= busy(tool, report, path, name, arch)
+    if reads_float16_above_v127(report, tool.CodeObject(str(path)), name):
+        result["not_executed"] = "float16 conversions above v127: the executor reads them as on RDNA3"
+    elif arch in EXECUTED:
+        result["error"] = execute(tool, path, name, arch)
+        result["error_window"] = execute(tool, path, name, arch, length=150, window=29, splits=3, orders=("rev",))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", action="append", choices=[*EXECUTED, "gfx1201"])
+    parser.add_argument("--only", default="", help="part of a kernel's name")
+    arguments = parser.parse_args()
+    named = os.environ.get("WGRAD_RUN_HSACO")
+    if not named or "TINYGRAD_DIR" not in os.environ:
+        print("skipped: $WGRAD_RUN_HSACO names run_hsaco.py and $TINYGRAD_DIR a checkout of tinygrad", file=sys.stderr)
+        return
+    sys.path.insert(0, str(Path(named).parent))
+    tool, report = importlib.import_module("run_hsaco"), importlib.import_module("isa_report")
+    kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
+    rows = {(r["arch"], r["kernel"]): r for r in kept}
+    with tempfile.TemporaryDirectory() as scratch:
+        for arch in arguments.arch or [*EXECUTED, "gfx1201"]:
+            for source in SOURCES:
+                path = Path(scratch) / arch / f"{source}.co"
+                compile_source(ROOM / f"{source}.hip", arch, path)
+                for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:
+                    made = rows[arch, kernel["name"]] = row(tool, report, path, arch, kernel)
+                    print(json.dumps(made), flush=True)
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+// Operands of the attention's gradient: the rows that a work-group owns, and tiles of the walked rows in LDS, read along
+// the head width or turned over. The pipeline is in attention_gradient.hpp.
+#pragma once
+#include "attention_mask.hpp"
+#include "attention_matrix.hpp"
+
+namespace attention {
+
+#if GPU_CDNA
+constexpr int WAVES = 8, TILES = 2;
+#else
+constexpr int WAVES = 4, TILES = 1;
+#endif
+constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
+
+// ---- operands from a tile of rows in LDS, laid out by Staged --------------------------------------------------------
+// Staged's slot is chunk ^ (row & 7): what changes from one access of a lane to the next is an exclusive or of bits 4
+// to 6 of its first address, and a constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
+template <int D>
+struct Lanes {
+  u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
+  GPU_FN void start() {
+    const u32 row = u32(column());
+    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ (row & 7)) * 16;
+    const u32 first = u32(inner(0)), byte = row * Turned<D>::WIDE * 2;
+    across = first * (D * 2) + ((byte / 16 ^ (first & 7)) * 16 + byte % 16);
+  }
+};
+GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
+  return *(const u32x4*)((const char*)lds + ((lane_at ^ bytes % 128) + bytes / 128 * 128));
+}
+GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
+  Chunk x;
+#if GPU_CDNA
+  const u32x4 v = read_at(lds, lane_at, u32(step) * 64);
+  x.at[0] = v.lo, x.at[1] = v.hi;
+#elif GPU_RDNA4
+  x.at[0] = read_at(lds, lane_at, u32(step) * 32);
+#else
+  x.at[0].lo = read_at(lds, lane_at, u32(step) * 32), x.at[0].hi = read_at(lds, lane_at, u32(step) * 32 + 16);
+#endif
+  return x;
+}
+// A of the second products, as Turned from memory.
+template <int D>
+struct TurnedTile : Turned<D> {
+  using Turned<D>::WIDE;
+  GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
+#pragma unroll
+    for (int r = 0; r < INNER; r++) {
+      const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
+      const char* from = (const char*)lds + ((lane_at ^ down % 8 * 16) + (down * (D * 2) + u32(part) * 128));
+      if constexpr (WIDE == 8) {
+        const u32x4 v = *(const u32x4*)from;
+#pragma unroll
+        for (int w = 0; w < 4; w++) this->at[r][w] = v[w];
+      } else {
+        const u32x2 v = *(const u32x2*)from;
+        this->at[r][0] = v[0], this->at[r][1] = v[1];
+      }
+    }
+  }
+};
+
+// The owned rows of a wave as operand B: rows 16 (TILES wave + n) of the work-group's.
+template <int D>
+struct Held {
+  static constexpr int DEPTHS = D / DEPTH;
+#if GPU_CDNA
+  static constexpr int SLOTS = 0;
+  Chunk at[TILES][DEPTHS];
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*, int) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const char* mine = slice + (long)mask.clamp(column0 + 16 * (TILES * int(gpu::wave()) + n) + column()) * stride;
+#pragma unroll
+      for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
+    }
+  }
+  GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
+#else
+  using Tile = Staged<COLUMNS, D, THREADS>;
+  static constexpr int SLOTS = Tile::SLOTS;
+  u32 at;  // bytes in LDS, of the wave's
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
+    Tile tile;
+    tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
+    tile.store(lds + slot);
+    at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);
+  }
+  GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {
+    return read_along(lds, along + (at + u32(n) * (32 * D)), step);
+  }
+#endif
+};
+
+}  // namespace attention

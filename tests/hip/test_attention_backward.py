@@ -1,0 +1,143 @@
+"""Flash attention's backward on the emulated card: the contract's cases, sizes that divide nothing, ranges, order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import check_case
+from wgrad.autograd.selftest_cases import Case, cases
+from wgrad.autograd.selftest_operators import BUILTIN_ULPS
+
+CASES = [
+    c for c in cases() if c.op == "attention_backward" and c.dtype != "float32" and c.shape.endswith(("x64", "x128"))
+]
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+NAMES = ("do", "q", "k", "v", "o", "lse", "starts")
+
+
+def inputs(
+    shape: tuple[int, ...], dtype: Any, *, documents: bool, window: int, powers: tuple[int, int, int, int]
+) -> dict[str, Any]:
+    """shape: B, T, H, G, D. powers: of two, of do, v, q, k. The forward's o and lse are the reference's."""
+    rng = np.random.default_rng(5)
+    b, t, h, g, d = shape
+    heads = {"do": h, "v": g, "q": h, "k": g}
+    x = {n: (rng.standard_normal((b, t, heads[n], d)) * 2.0**power).astype(dtype) for n, power in zip(heads, powers)}
+    starts = np.zeros((b, t), np.int32)
+    if documents:
+        starts[:, t // 3 :], starts[0, t - 5 :] = t // 3, t - 5
+    origin = np.zeros(1, np.int32)
+    o, lse = ReferenceDevice().attention(x["q"], x["k"], x["v"], starts, origin, scale=d**-0.5, window=window)
+    return {**x, "starts": starts, "o": o, "lse": lse}
+
+
+def case(
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    documents: bool = True,
+    window: int = 0,
+    powers: tuple[int, int, int, int] = (0, 0, 0, 0),
+) -> Case:
+    def call(device: Any, x: Any) -> Any:
+        found = device.attention_backward(*(x[n] for n in NAMES), scale=shape[-1] ** -0.5, window=window)
+        return dict(zip(("dq", "dk", "dv"), found))
+
+    def build(_rng: np.random.Generator) -> Any:
+        return inputs(shape, DTYPES[dtype], documents=documents, window=window, powers=powers)
+
+    op, text = "attention_backward", "x".join(map(str, shape))
+    return Case(f"{op}/{text}/{dtype}/{window}", op, "backward", dtype, text, build, call, BUILTIN_ULPS)
+
+
+SIZES = [
+    case((1, 83, 6, 2, 64), "bfloat16"),
+    case((1, 83, 3, 1, 128), "float16", window=19),
+    case((2, 70, 2, 1, 128), "bfloat16", documents=False),
+    case((1, 67, 2, 2, 64), "float16", window=1),
+]
+
+
+def check(device: Any, wanted: Case) -> None:
+    result = check_case(wanted, device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+
+@pytest.mark.parametrize("wanted", CASES, ids=lambda c: c.name)
+def test_case(hip_device: Any, wanted: Case) -> None:
+    check(hip_device, wanted)
+
+
+@pytest.mark.parametrize("order", ["fwd", "rev"])
+@pytest.mark.parametrize("wanted", SIZES, ids=lambda c: c.name)
+def test_sizes_that_divide_nothing(hip_device: Any, wanted: Case, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WGRAD_EMULATED_ORDER", order)
+    check(hip_device, wanted)
+
+
+@pytest.mark.parametrize("wanted", SIZES[:2], ids=lambda c: c.name)
+def test_rdna4(emulator: Any, wanted: Case) -> None:
+    check(emulator.device("gfx1201"), wanted)
+
+
+@pytest.mark.parametrize("powers", [(-10, -6, -8, 8), (-10, -6, 8, -8), (7, 7, -7, -7)])
+def test_float16_gradients_keep_their_digits(hip_device: Any, powers: tuple[int, int, int, int]) -> None:
+    """ds below float16's smallest normal number (seen in dq, then in dk), and above its largest."""
+    check(hip_device, case((1, 83, 2, 1, 64), "float16", powers=powers))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_splits_over_heads_and_runs_twice_alike(hip_device: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a block of keys does not fill a card, each takes a share of the query heads; the same bits in any order."""
+    x = {n: hip_device.upload(a) for n, a in case((1, 41, 6, 2, 64), dtype).inputs().items()}
+
+    def run(units: int) -> list[np.ndarray]:
+        monkeypatch.setattr(hip_device, "compute_units", units)
+        found = hip_device.attention_backward(*(x[n] for n in NAMES), scale=0.125)
+        return [hip_device.download(a).view(np.uint16) for a in found]
+
+    first = run(6)
+    monkeypatch.setenv("WGRAD_EMULATED_ORDER", "rev")
+    for one, other in zip(first, run(6)):
+        np.testing.assert_array_equal(one, other)
+    monkeypatch.setattr(hip_device, "compute_units", 6)
+    check(hip_device, case((1, 41, 6, 2, 64), dtype))
+
+
+def test_only_what_the_kernels_serve_goes_to_them(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    launch = hip_device.launch
+
+    def watch(source: str, *rest: Any, **more: Any) -> None:
+        seen.append(source)
+        launch(source, *rest, **more)
+
+    monkeypatch.setattr(hip_device, "launch", watch)
+    check(hip_device, case((1, 5, 2, 1, 40), "float16"))
+    assert set(seen) == {"attention_plain"}
+    seen.clear()
+    check(hip_device, case((1, 5, 2, 1, 64), "float16"))
+    assert "attention_backward_dq" in seen and "attention_plain" not in seen
+
+
+def test_table_keeps_its_bars() -> None:
+    """bench/hip_attention.py: no spills; rounding only; the matrix unit at 600 clocks."""
+    table = Path(__file__).parents[2] / "bench" / "results" / "hip_attention.jsonl"
+    rows = [r for r in map(json.loads, table.read_text().splitlines()) if "_backward_" in r["kernel"]]
+    assert {r["arch"] for r in rows} == {"gfx90a", "gfx942", "gfx1100", "gfx1201"} and len(rows) == 32
+    assert [(r["arch"], r["kernel"]) for r in rows if r["spills"] or r["scratch"]] == []
+    for r in rows:
+        assert r["widths"]["global_load"].keys() <= {"buffer:128", "global:32"}, r  # lse and delta: one a row
+        errors = {**r.get("error", {}), **{f"window {k}": e for k, e in r.get("error_window", {}).items()}}
+        assert all(e < (2.0**-7 if "bf16" in r["kernel"] else 2.0**-10) for e in errors.values()), r
+    busy = {r["kernel"]: r for r in rows if r["arch"] == "gfx942"}
+    for half in ("dq", "dkv"):
+        row = busy[f"attention_backward_{half}_bf16_128"]
+        assert row["busy"]["600"] >= 0.5 and row["busy_loop"]["600"] >= 0.5
