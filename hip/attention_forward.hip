@@ -7,18 +7,20 @@
 // [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS. With splits > 1 each
 // takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T] for attention_combine.
 //
-// Pipeline of a work-group: eight waves in two groups; wave w and w + 4 share a SIMD and are of different groups.
+// Pipeline of a work-group of eight waves in two groups; wave w and w + 4 share a SIMD and are of different groups. A step is
+// 32 keys, a tile of K two steps. Between two barriers one group is at products and the other at its softmax:
 //
-//     K tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2, by all waves together, 128 bits at a time
+//     early group | V P (i - 1), K Q^T i | softmax i            | V P i, K Q^T (i + 1)  | softmax (i + 1) ...
+//     late group  | softmax (i - 1)      | V P (i - 1), K Q^T i | softmax i             | V P i, K Q^T (i + 1) ...
+//
+//     K tile t + 1: memory -> registers beside the first K Q^T of tile t -> LDS buffer (t + 1) % 2 beside the V P after it, by
+//                   all waves together, 128 bits at a time; three barriers later the first wave reads it
 //     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
-//     V tile t:     memory (L1: all waves read the same) -> registers, turned over there: operand A of O^T = V^T P^T
+//     V:            memory (L1: all waves read the same) -> registers beside K Q^T, turned over there: operand A of
+//                   O^T = V^T P^T. On CDNA all of a step before its softmax; on RDNA, with fewer registers, as it goes
 //     P:            S^T leaves the matrix unit as operand B of the second product: registers only (attention_matrix.hpp)
 //
-//     early group   | K Q^T t | softmax t | V P t | barrier          one barrier a tile; the late group meets it between its
-//     late group    V P t-1 | K Q^T t | softmax t | barrier          softmax and V P, so that one group's softmax runs beside
-//                                                                   the other's products
-//
-// The running maximum is only raised when a row outgrows it by 2^8: o and the sum are rescaled rarely, and stay exact.
+// The running maximum is only raised when a score outgrows it by 2^8: o and the sum are rescaled rarely, and stay exact.
 // Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
 // Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608: two groups of waves).
 #include "attention_mask.hpp"
@@ -26,12 +28,8 @@
 
 namespace attention {
 
-#if GPU_CDNA
-constexpr int TILES = 3, KEYS = 128, UNIT = 64;  // query tiles of a wave; keys of a tile of K in LDS; keys fetched together
-#else
-constexpr int TILES = 1, KEYS = 64, UNIT = 32;
-#endif
-constexpr int WAVES = 8, STEP = 32;  // keys that go through the softmax together
+constexpr int TILES = GPU_CDNA ? 3 : 1;          // of 16 queries, of a wave
+constexpr int WAVES = 8, KEYS = 64, STEP = 32;  // KEYS: of a tile of K; STEP: that go through the softmax together
 constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, PARTS_K = STEP / 16;
 constexpr float SLACK = 8.f;  // how far, as a power of two, a score may stand above the maximum in use
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
@@ -48,19 +46,19 @@ struct Problem {
 template <class T, int D>
 struct Forward {
   using V = Turned<D>;
-  using K = Staged<UNIT, D, THREADS>;
-  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16, READS = GPU_CDNA ? 2 : 1, STEPS_A_UNIT = UNIT / STEP;
-  static constexpr int TILE_SLOTS = KEYS / UNIT * K::SLOTS, STEPS_A_TILE = KEYS / STEP;
+  using K = Staged<KEYS, D, THREADS>;
+  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16, CHUNKS = PARTS_K * DEPTHS;
+  static constexpr int READS = GPU_CDNA ? 2 : 1;  // chunks of K that are on their way from LDS
   // Loads of V in a step, and how many of them are in registers at once, fetched beside the scores.
   static constexpr int STEPS_V = PARTS_K * V::PARTS, AHEAD = GPU_CDNA ? STEPS_V : 1;
+  static constexpr int STRETCHES = STEPS_V * V::WIDE;  // of products with one operand of V
 
-  K k;  // a unit of the next tile of K on its way to LDS
+  K k;  // the next tile of K on its way to LDS
   int own = again(K::own_slot());
   Chunk q[TILES][DEPTHS];
-  Chunk a[READS + 1];      // of K: the first READS were read in the step before
-  Acc s[PARTS_K][TILES];   // scores; 0 or minus infinity (hidden) when a step begins
+  Chunk a[READS + 1];  // of K: the first READS were read in the step before
   Acc o[PIECES][TILES];
-  float top[TILES];
+  float top[TILES];       // the maximum in use, as a power of two
   gpu::f32x2 sum[TILES];  // of even and of odd elements
 
   GPU_FN void start(const Problem& p, const Mask& mask, int query0, int head) {
@@ -88,48 +86,51 @@ struct Forward {
     const bool late;
     u32x4* lds;
     int now, key0;
-    GPU_FN int next() const { return TILE_SLOTS - now; }
+    GPU_FN int next() const { return K::SLOTS - now; }
   };
 
   GPU_FN void read_first(const Walk& w, int buffer, int step) {
 #pragma unroll
     for (int c = 0; c < READS; c++) a[c] = K::read(w.lds + buffer, own, PARTS_K * step + c / DEPTHS, c % DEPTHS);
   }
-  // S^T += K Q^T of a step, without the scale; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
-  static constexpr int CHUNKS = PARTS_K * DEPTHS;
+  // S^T = K Q^T of a step, without the scale; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
   template <class F>
-  GPU_FN void scores(const Walk& w, int step, F beside) {
+  GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const Walk& w, int step, F beside) {
+    Acc zero(0.f);
+    settle(zero);  // one for all: the compiler would make each its own
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
       const int i = c / DEPTHS, d = c % DEPTHS, next = c + READS;
       if (next < CHUNKS)
         a[next % (READS + 1)] = K::read(w.lds + w.now, own, PARTS_K * step + next / DEPTHS, next % DEPTHS);
       beside(c);
-      gpu::sched_fence();
 #pragma unroll
       for (int part = 0; part < STEPS; part++)
 #pragma unroll
-        for (int n = 0; n < TILES; n++) s[i][n] = mma(T{}, a[c % (READS + 1)].at[part], q[n][d].at[part], s[i][n]);
+        for (int n = 0; n < TILES; n++)
+          s[i][n] = mma(T{}, a[c % (READS + 1)].at[part], q[n][d].at[part], d + part == 0 ? zero : s[i][n]);
+      gpu::sched_fence();
     }
-    gpu::sched_fence();
   }
   // Rare: what a query sees is worked out again here rather than kept in registers.
-  GPU_FN void hide(const Walk& w, int key0) {
+  GPU_FN static void hide(Acc (&s)[PARTS_K][TILES], const Walk& w, int key0) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int query = w.mask.clamp(w.query0 + 16 * n + again(column()));
       const int first = w.mask.first(query), last = w.mask.last(query);
 #pragma unroll
-      for (int i = 0; i < PARTS_K; i++)
+      for (int i = 0; i < PARTS_K; i++) {
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e++) {
           const int j = key0 + 16 * i + row(e);
-          s[i][n][e] = j >= first && j <= last ? 0.f : -__builtin_inff();
+          s[i][n][e] = j >= first && j <= last ? s[i][n][e] : -__builtin_inff();
         }
+        settle(s[i][n]);
+      }
     }
   }
   // Scores -> probabilities as operands; raises the maximum where a lane's own scores outgrow it.
-  GPU_FN void softmax(Piece (&p)[PARTS_K][TILES], float scale) {
+  GPU_FN void softmax(Acc (&s)[PARTS_K][TILES], Piece (&p)[PARTS_K][TILES], float scale) {
     float most[TILES], above = HIDDEN;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -168,75 +169,62 @@ struct Forward {
   // O^T += V^T P^T of a step; `beside(j)` as in scores, of STEPS_V * V::WIDE stretches.
   template <class F>
   GPU_FN void values(const Piece (&p)[PARTS_K][TILES], V (&v)[AHEAD], const Walk& w, int key0, u32 stride, F beside) {
+    Piece piece = v[0].piece(0);
+    gpu::sched_fence();
 #pragma unroll
-    for (int step = 0; step < STEPS_V; step++) {
-      V& now = v[step % AHEAD];
+    for (int j = 0; j < STRETCHES; j++) {
+      const int load = j / V::WIDE;
+      const Piece now = piece;
+      if (AHEAD > 1 && j + 1 < STRETCHES) piece = v[(j + 1) / V::WIDE % AHEAD].piece((j + 1) % V::WIDE);
 #pragma unroll
-      for (int j = 0; j < V::WIDE; j++) {
-        const Piece piece = now.piece(j);
-#pragma unroll
-        for (int n = 0; n < TILES; n++) {
-          Acc& to = o[step % V::PARTS * V::WIDE + j][n];
-          to = mma(T{}, piece, p[step / V::PARTS][n], to);
-        }
-        beside(step * V::WIDE + j);
-        gpu::sched_fence();
+      for (int n = 0; n < TILES; n++) {
+        Acc& to = o[load % V::PARTS * V::WIDE + j % V::WIDE][n];
+        to = mma(T{}, now, p[load / V::PARTS][n], to);
       }
-      if (step + AHEAD < STEPS_V) load_values(now, w, key0, stride, step + AHEAD);
+      beside(j);
+      gpu::sched_fence();
+      if (j % V::WIDE == V::WIDE - 1 && load + AHEAD < STEPS_V) load_values(v[load % AHEAD], w, key0, stride, load + AHEAD);
+      if (AHEAD == 1 && j + 1 < STRETCHES) piece = v[0].piece((j + 1) % V::WIDE);
     }
   }
   GPU_FN static void load_values(V& v, const Walk& w, int key0, u32 stride, int step) {
     v.load(w.v_rows, u32(key0 + 16 * (step / V::PARTS)) * stride, stride, step % V::PARTS);
   }
 
-  template <int AT>
+  GPU_FN static void meet() {
+    gpu::sched_fence();
+    gpu::lds_barrier();
+    gpu::sched_fence();
+  }
+  template <int AT>  // 0 or 1: which step of the tile
   GPU_FN void step(const Walk& w) {
-    constexpr bool FETCH = AT % STEPS_A_UNIT == 0, LAST = AT + 1 == STEPS_A_TILE;
-    constexpr int PART = AT / STEPS_A_UNIT;  // the unit of the next tile that comes in beside this step
-    const int key0 = w.key0 + STEP * AT;
+    const int key0 = w.key0 + STEP * AT, after = AT == 0 ? w.now : w.next();
     const u32 stride = each_time(w.stride);
-    u32x4* const to = w.lds + w.next() + PART * K::SLOTS;
     if (w.mine.touches(key0, STEP)) {
       V v[AHEAD];
-      scores(w, AT, [&](int c) {
-        if (FETCH && c == 0) k.load(w.k_rows, w.key0 + KEYS + UNIT * PART, stride);
+      Acc s[PARTS_K][TILES];
+      Piece p[PARTS_K][TILES];
+      scores(s, w, AT, [&](int c) {
+        if (AT == 0 && c == 0) k.load(w.k_rows, w.key0 + KEYS, stride);
         if (c % (CHUNKS / AHEAD) == 0) load_values(v[c / (CHUNKS / AHEAD)], w, key0, stride, c / (CHUNKS / AHEAD));
       });
-      Piece p[PARTS_K][TILES];
-      softmax(p, w.scale);
-      if (FETCH && STEPS_A_UNIT == 1) k.store(to);
-      if (LAST && w.late) gpu::lds_barrier();
+      if (!w.mine.whole(key0, STEP)) hide(s, w, key0);
+      meet();
+      softmax(s, p, w.scale);
+      meet();
       values(p, v, w, key0, stride, [&](int j) {
-        constexpr int COUNT = STEPS_V * V::WIDE, HALF = COUNT / 2, SCORES = PARTS_K * TILES;
-        if (FETCH && STEPS_A_UNIT > 1 && j == 1) k.store(to);
-#pragma unroll
-        for (int i = 0; i < SCORES; i++)
-          if (j == HALF + i * (HALF - 2) / SCORES) s[i / TILES][i % TILES] = Acc(0.f), settle(s[i / TILES][i % TILES]);
-        if (!LAST && j == COUNT - 2) read_first(w, w.now, AT + 1);
+        if (AT == 0 && j == 1) k.store(w.lds + w.next());
+        if (j == STRETCHES - 2) read_first(w, after, 1 - AT);
       });
     } else {
-      if (FETCH) {
-        k.load(w.k_rows, w.key0 + KEYS + UNIT * PART, stride);
-        k.store(to);
+      if (AT == 0) {
+        k.load(w.k_rows, w.key0 + KEYS, stride);
+        k.store(w.lds + w.next());
       }
-      if (LAST && w.late) gpu::lds_barrier();
-      prepare(w, w.now, LAST ? 0 : AT + 1);
+      meet();
+      meet();
+      read_first(w, after, 1 - AT);
     }
-    if (LAST && !w.late) gpu::lds_barrier();
-    if (LAST) read_first(w, w.next(), 0);
-    if (!w.mine.whole(key0 + STEP, STEP)) hide(w, key0 + STEP);
-  }
-  GPU_FN void prepare(const Walk& w, int buffer, int step) {
-#pragma unroll
-    for (int i = 0; i < PARTS_K * TILES; i++) s[i / TILES][i % TILES] = Acc(0.f);
-    read_first(w, buffer, step);
-  }
-  // The tile after this one comes in beside it, unit by unit; the barrier at its end says that it is there. The late group
-  // meets that barrier a product earlier than the early one.
-  GPU_FN void tile(const Walk& w) {
-    step<0>(w), step<1>(w);
-    if constexpr (STEPS_A_TILE == 4) step<2>(w), step<3>(w);
-    static_assert(STEPS_A_TILE == 2 || STEPS_A_TILE == 4, "the steps of a tile are written out");
   }
 
   GPU_FN void finish(const Problem& p, int query0, int head, int split) {
@@ -287,17 +275,18 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
 
   F f;
   f.start(p, mask, query0, head);
-#pragma unroll
-  for (int unit = 0; unit < KEYS / UNIT; unit++) {
-    f.k.load(k_rows, begin + unit * UNIT, stride);
-    f.k.store(lds + unit * F::K::SLOTS);
-  }
+  f.k.load(k_rows, begin, stride);
+  f.k.store(lds);
   gpu::lds_barrier();
   typename F::Walk walk{k_rows, v_rows, mask, mine, stride, p.scale * LOG2E, query0, late, lds, 0, begin};
-  f.prepare(walk, 0, 0);
-  if (!mine.whole(begin, STEP)) f.hide(walk, begin);
+  if (late) gpu::lds_barrier();  // a phase behind the early ones
+  f.read_first(walk, 0, 0);
 #pragma unroll 1
-  for (; walk.key0 < end; walk.now = walk.next(), walk.key0 += KEYS) f.tile(walk);
+  for (; walk.key0 < end; walk.now = walk.next(), walk.key0 += KEYS) {
+    f.template step<0>(walk);
+    f.template step<1>(walk);
+  }
+  if (!late) gpu::lds_barrier();
   f.finish(p, query0, head, split);
 }
 
@@ -307,7 +296,7 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
   extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void name(                                              \
       const void* q, const void* k, const void* v, const int* starts, const int* q_start, void* o, float* lse, int batch,  \
       int queries, int keys, int heads, int kv_heads, int splits, int window, float scale) {                              \
-    GPU_SHARED(gpu::u32x4, lds, (2 * attention::KEYS * (D) / 8));                                                         \
+    GPU_SHARED(gpu::u32x4, lds, (2 * attention::KEYS * (D) / 8));                                                      \
     const attention::Problem p{q,     k,       v,    starts, q_start,  o,      lse,    batch,                             \
                                queries, keys, heads, kv_heads, splits, window, scale};                                    \
     attention::forward<attention::T, D>(p, lds);                                                                          \

@@ -5,6 +5,8 @@
 
 namespace attention {
 
+using gpu::u32;
+
 constexpr float HIDDEN = -1e30f;  // finite: no infinity minus infinity
 
 struct Mask {
@@ -32,8 +34,9 @@ struct Seen {
     begin = mask.first(from), end = query < mask.queries ? mask.last(to) + 1 : 0;
     all_begin = mask.first(to), all_end = mask.last(from) + 1;
   }
-  GPU_FN bool touches(int key, int count) const { return key < end && key + count > begin; }
-  GPU_FN bool whole(int key, int count) const { return key >= all_begin && key + count <= all_end; }
+  // One comparison each: a number below the first of a range wraps around.
+  GPU_FN bool touches(int key, int count) const { return u32(key + count - 1 - begin) < u32(gpu::max(end + count - 1 - begin, 0)); }
+  GPU_FN bool whole(int key, int count) const { return u32(key - all_begin) < u32(gpu::max(all_end - count + 1 - all_begin, 0)); }
 };
 
 }  // namespace attention

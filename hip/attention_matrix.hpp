@@ -138,7 +138,8 @@ GPU_FN Acc mma(BF16<MODE>, Piece a, Piece b, Acc c) {
 GPU_FN Acc fused(Acc x, float scale, float shift) {
 #if GPU_CDNA
   typedef float Two __attribute__((ext_vector_type(2)));
-  const Two a = __builtin_elementwise_fma(x.lo, Two(scale), Two(shift)), b = __builtin_elementwise_fma(x.hi, Two(scale), Two(shift));
+  const Two a = __builtin_elementwise_fma(x.lo, Two(scale), Two(shift));
+  const Two b = __builtin_elementwise_fma(x.hi, Two(scale), Two(shift));
   return Acc{a[0], a[1], b[0], b[1]};
 #else
   return __builtin_elementwise_fma(x, Acc(scale), Acc(shift));
@@ -237,6 +238,12 @@ struct Turned {
   static constexpr int PARTS = D / 16 / WIDE, WORDS = WIDE / 2;
   u32 at[INNER][WORDS];
 
+  GPU_FN void clear() {
+#pragma unroll
+    for (int r = 0; r < INNER; r++)
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) at[r][w] = 0u;
+  }
   // `place`: byte offset of the first of the 16 rows; `stride`: bytes from row to row.
   GPU_FN void load(const Rows& rows, u32 place, u32 stride, int part) {
     const u32 mine = u32(part * 32 * WIDE + 2 * WIDE * column()) + u32(inner(0)) * stride;

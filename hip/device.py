@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.hip.activation import ActivationOps
-from wgrad.hip.attention_backward import AttentionBackwardOps
+from wgrad.hip.attention import AttentionOps
 from wgrad.hip.decoding import DecodingOps
 from wgrad.hip.dropout import DropoutOps
 from wgrad.hip.elementwise import ElementwiseOps
@@ -21,7 +21,7 @@ __all__ = ["HipDevice"]
 class HipDevice(
     LossOps,
     GemmOps,
-    AttentionBackwardOps,
+    AttentionOps,
     NormOps,
     ActivationOps,
     RopeOps,

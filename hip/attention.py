@@ -1,0 +1,97 @@
+"""Flash attention forward on the matrix units. Kernels: attention_forward.hip, attention_combine.hip."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from wgrad.hip.attention_backward import AttentionBackwardOps
+from wgrad.hip.buffers import Array
+from wgrad.hip.errors import DeviceError
+
+ROUNDINGS = ("rtne", "rtna", "rtz")
+_WIDTHS = (64, 128)
+_KINDS = {"float16": "f16", "bfloat16": "bf16"}
+_TILE_KEYS = 64
+_MIN_TILES = 4  # of keys in a share: less is not worth the second kernel
+_MAX_SPLITS = 16
+_LARGEST = 1 << 32  # bytes of a batch element that a kernel's 32-bit offsets reach
+
+
+class AttentionOps(AttentionBackwardOps):
+    """attention and attention_backward (autograd/device.py): float16 and bfloat16 with heads of 64 or 128 elements on
+    the matrix units; the rest (float32, other widths, unaligned arrays, one scale that is not positive) by the plain
+    kernels.
+
+    How the probabilities of a bfloat16 forward are rounded is the caller's choice: `attention_rounding` is "rtne" (to
+    nearest even, the default), "rtna" (nearest, ties away) or "rtz" (towards zero: fastest, biased low).
+    $WGRAD_ATTENTION_ROUNDING sets it for a process.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.attention_rounding = os.environ.get("WGRAD_ATTENTION_ROUNDING", "rtne")
+
+    @property
+    def attention_rounding(self) -> str:
+        return self._rounding
+
+    @attention_rounding.setter
+    def attention_rounding(self, mode: str) -> None:
+        if mode not in ROUNDINGS:
+            raise DeviceError(f"attention_rounding (or $WGRAD_ATTENTION_ROUNDING) is '{mode}'; use one of {ROUNDINGS}")
+        self._rounding = mode
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        starts: Array,
+        q_start: Array,
+        *,
+        scale: float,
+        window: int = 0,
+    ) -> tuple[Array, Array]:
+        """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
+        float32 [B, H, T]. See the contract for the mask."""
+        if scale <= 0 or not _serves(q, k, v):
+            return super().attention(q, k, v, starts, q_start, scale=scale, window=window)
+        batch, queries, heads, width = q.shape
+        keys, kv_heads = k.shape[1], k.shape[2]
+        kind = _KINDS[q.dtype.name]
+        mode = f"{kind}_{self._rounding}" if kind == "bf16" else kind
+        block, threads = (384, 512) if self.wave == 64 else (128, 256)  # attention_forward.hip
+        blocks = -(-queries // block)
+        splits = self._shares(blocks * heads * batch, keys)
+        o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
+        parts, part_lse = o, lse
+        if splits > 1:
+            parts, part_lse = self.empty((splits, *q.shape)), self.empty((splits, *lse.shape))
+        numbers = [batch, queries, keys, heads, kv_heads, splits, int(window), float(scale)]
+        self.launch(
+            "attention_forward", f"attention_forward_{mode}_{width}",
+            [q, k, v, starts, q_start, parts, part_lse, *numbers], (splits * blocks, heads, batch), threads=threads,
+            work=2.0 * q.size * keys,  # a causal half of 2 products' 2 FLOP
+        )  # fmt: skip
+        if splits > 1:
+            rows = batch * queries * heads
+            self.launch(
+                "attention_combine", f"attention_combine_{kind}",
+                [parts, part_lse, o, lse, rows, queries, heads, width, splits], self.groups(o.size // 4, 256),
+                work=parts.nbytes + o.nbytes,
+            )  # fmt: skip
+        return o, lse
+
+    def _shares(self, groups: int, keys: int) -> int:
+        """Shares of the keys: until every compute unit has a work-group, each of at least _MIN_TILES tiles."""
+        return max(1, min(self.compute_units // max(1, groups), keys // (_TILE_KEYS * _MIN_TILES), _MAX_SPLITS))
+
+
+def _serves(q: Array, k: Array, v: Array) -> bool:
+    alike = q.dtype == k.dtype == v.dtype and q.dtype.name in _KINDS
+    if not alike or q.shape[3] not in _WIDTHS or not q.size or not k.size:
+        return False
+    # Two tiles beyond the last key are addressed too, and not read.
+    reach = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2]) * q.shape[3] * 2
+    return reach < _LARGEST and all(a.address % 16 == 0 for a in (q, k, v))
