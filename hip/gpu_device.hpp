@@ -100,8 +100,8 @@ GPU_FN T shuffle(T x, unsigned from) {
   for (unsigned i = 0; i < sizeof(T) / 4; i++) words.at[i] = __builtin_amdgcn_ds_bpermute(int(from) * 4, words.at[i]);
   return __builtin_bit_cast(T, words);
 }
-// The value of lane ^ 1 (STEP 1), lane ^ 2 (2), lane ^ 7 (4) or lane ^ 15 (8), by DPP: no access to LDS. The last two are
-// lane ^ 4 and lane ^ 8 once the lanes of each 4 (8) agree, as they do in a reduction.
+// The value of lane ^ 1 (STEP 1), lane ^ 2 (2), lane ^ 7 (4) or lane ^ 15 (8), by DPP: no access to LDS. The last two
+// are lane ^ 4 and lane ^ 8 once the lanes of each 4 (8) agree, as they do in a reduction.
 template <unsigned STEP, class T>
 GPU_FN T partner(T x) {
   static_assert(STEP == 1 || STEP == 2 || STEP == 4 || STEP == 8, "lanes of a row of 16");

@@ -40,7 +40,8 @@
   static const char gpu_key_##name = 0; \
   type* const name = static_cast<type*>(gpu_host_machine->shared(&gpu_key_##name, sizeof(type) * (count)))
 #define GPU_CHECK_ALIGNED(p, bytes) \
-  (reinterpret_cast<unsigned long>(p) % (bytes) ? gpu_host_machine->fail("an access is not aligned to its size") : void())
+  (reinterpret_cast<unsigned long>(p) % (bytes) ? gpu_host_machine->fail("an access is not aligned to its size") \
+                                                : void())
 
 // With GPU_COUNTED and clang's -fsanitize-coverage=trace-loads,trace-stores every access is reported to the emulator;
 // `volatile` keeps the compiler from taking a wide one apart.
@@ -217,7 +218,7 @@ GPU_WMMA(wmma_f32_16x16x16_bf16, short, bf16x8, 23)
 #undef GPU_WMMA
 #endif
 
-// ---- what the build appends for each kernel --------------------------------------------------------------------------
+// ---- what the build appends for each kernel ------------------------------------------------------------------------
 namespace host {
 template <class T>
 T take(const char* packed, unsigned long& at) {

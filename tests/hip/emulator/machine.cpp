@@ -114,7 +114,8 @@ void* shared(const void* key, unsigned long bytes) {
   for (Local& local : locals) all += local.bytes;
   if (all > arch().lds)
     fail("LDS: " + std::to_string(all) + " bytes are more than the " + std::to_string(arch().lds) + " of a work-group");
-  char* pages = static_cast<char*>(mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* pages =
+      static_cast<char*>(mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   mprotect(pages + inner, page, PROT_NONE);
   char* first = pages + inner - rounded;
   memset(first, 0xff, rounded);
@@ -160,7 +161,8 @@ bool run_wave(unsigned wave, unsigned threads, bool backwards) {
   }
   count_wave(first, lanes);
   if (!meeting) return false;
-  if (meeting < live) fail("some lanes of a wave wait for the others at a shuffle or matrix instruction that those skip");
+  if (meeting < live)
+    fail("some lanes of a wave wait for the others at a shuffle or matrix instruction that those skip");
   unsigned parity = 0;
   for (unsigned i = 0; i < lanes; i++)
     if (fibers[first + i].state == State::MEETING) parity = fibers[first + i].parity ^ 1;
@@ -193,8 +195,9 @@ void run_group(unsigned threads, bool backwards) {
 void on_signal(int, siginfo_t* info, void*) {
   wrong_address = true;
   std::string where = describe(info->si_addr);
+  char* const at = static_cast<char*>(info->si_addr);
   for (Local& local : locals)
-    if (static_cast<char*>(info->si_addr) >= local.pages && static_cast<char*>(info->si_addr) < local.first + local.bytes + 4096)
+    if (at >= local.pages && at < local.first + local.bytes + 4096)
       where = "past the end of an LDS array of " + std::to_string(local.bytes) + " bytes";
   char text[200];
   snprintf(text, sizeof(text), "access to %p: %s", info->si_addr, where.c_str());
@@ -219,8 +222,8 @@ const Arch& arch() {
 std::string run(const Launch& launch, bool* illegal) {
   static char signal_stack[64 << 10];
   if (!stacks)
-    stacks = static_cast<char*>(
-        mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    stacks = static_cast<char*>(mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.wave, barrier, meet, shared,
              [](const char* message) { fail(message); },
              [](const void* address, unsigned bytes, bool store, const void* site) {
@@ -253,7 +256,8 @@ std::string run(const Launch& launch, bool* illegal) {
   sigaction(SIGSEGV, &old_segv, nullptr);
   sigaction(SIGBUS, &old_bus, nullptr);
   sigaltstack(&old_alternate, nullptr);
-  for (Local& local : locals) munmap(local.pages, size_t(local.first + local.bytes - local.pages) + size_t(sysconf(_SC_PAGESIZE)));
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  for (Local& local : locals) munmap(local.pages, size_t(local.first + local.bytes - local.pages) + page);
   locals.clear();
   *illegal = wrong_address;
   return failure;

@@ -204,7 +204,9 @@ API int hipMalloc(void** address, size_t bytes) {
   *address = allocate(bytes);
   return *address ? SUCCESS : OUT_OF_MEMORY;
 }
-API int hipHostMalloc(void** address, size_t bytes, unsigned) { return (*address = malloc(bytes)) ? SUCCESS : OUT_OF_MEMORY; }
+API int hipHostMalloc(void** address, size_t bytes, unsigned) {
+  return (*address = malloc(bytes)) ? SUCCESS : OUT_OF_MEMORY;
+}
 API int hipHostFree(void* address) { return free(address), SUCCESS; }
 API int hipFree(void* address) { return !address || release(address) ? SUCCESS : INVALID_VALUE; }
 API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
@@ -248,7 +250,8 @@ API int hipModuleLoadData(Module** module, const void* image) {
 }
 API int hipModuleUnload(Module* module) { return delete module, SUCCESS; }
 API int hipModuleGetFunction(Function** function, Module* module, const char* name) {
-  auto kernel = static_cast<const gpu::host::Kernel*>(dlsym(module->handle, (std::string("gpu_kernel_") + name).c_str()));
+  const std::string symbol = std::string("gpu_kernel_") + name;
+  auto kernel = static_cast<const gpu::host::Kernel*>(dlsym(module->handle, symbol.c_str()));
   if (!kernel) return NOT_FOUND;
   *function = new Function{module, kernel};
   return SUCCESS;
