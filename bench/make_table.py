@@ -4,7 +4,8 @@
 
 README.md has whole steps and a choice of operators, docs/benchmarks.md every row. One section a device. `ratio` is
 wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are listed once more under
-"Where it loses". --check writes nothing and exits 1 where a page is not up to date.
+"Where it loses". What is known of the HIP kernels, whose rows are not a card's, comes from hip_tables.py into markers
+of its own. --check writes nothing and exits 1 where a page is not up to date.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from hip_tables import render_hip
+from pages import Row, splice, table
 
 HERE = Path(__file__).parent
 PAGES = {"README.md": True, "docs/benchmarks.md": False}  # page: only the chosen rows
-BEGIN, END = "<!-- measured: begin, written by bench/make_table.py -->", "<!-- measured: end -->"
+HIP_PAGE = "docs/benchmarks.md"
 EVEN = 0.97  # a ratio above this is not called a loss: the spread between runs is of this size
-Row = dict[str, Any]
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -43,12 +45,6 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def ratio(ours: float, peer: float | None) -> str:
     return "–" if peer is None else f"{ours / peer:.2f}"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    head = list(head)
-    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 class Losses:
@@ -175,15 +171,6 @@ def render(rows: list[Row], short: bool = False) -> str:
     return "\n".join(lines)
 
 
-def splice(page: str, text: str) -> str:
-    """The page with `text` between the markers. ValueError where they are not there once each, in order."""
-    before, found, rest = page.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not found or not closed:
-        raise ValueError(f"no section between {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{text.rstrip()}\n\n{END}{after}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=HERE / "results")
@@ -194,6 +181,7 @@ def main() -> int:
         path = HERE.parent / page
         old = path.read_text(encoding="utf-8")
         new = splice(old, render(rows, short))
+        new = splice(new, render_hip(args.results), "hip") if page == HIP_PAGE else new
         if args.check and new != old:
             print(f"{page} is not up to date: run python bench/make_table.py", file=sys.stderr)
             stale = 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -24,6 +26,19 @@ def test_figures_are_those_of_the_results() -> None:
     command = [sys.executable, str(ROOT / "bench" / "make_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of no rows is left out; forward rows stand beside the peer's, and a loss to it is named."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    render_hip = importlib.import_module("hip_tables").render_hip
+    assert "62.2" in render_hip(tmp_path) and "backward" not in render_hip(tmp_path)
+    row = {"arch": "gfx942", "kernel": "attention_forward_bf16_rtne_128", "vgpr": 248, "lds": 32768, "spills": 0}
+    row |= {"scratch": 0, "busy": {"300": 0.8, "600": 0.5, "1200": 0.42}, "busy_loop": {"600": 0.7}}
+    (tmp_path / "hip_attention.jsonl").write_text(json.dumps(row) + "\n")
+    text = render_hip(tmp_path)
+    assert "| 248 | 32 KiB | 80.0 / 50.0 / 42.0 | – / 70.0 / – | – | – |" in text
+    assert "It loses to the peer at 600 clocks." in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

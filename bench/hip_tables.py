@@ -1,0 +1,152 @@
+"""The tables of the compiled HIP kernels in docs/benchmarks.md, from bench/results/hip_*.jsonl, for make_table.py.
+
+They are counts and a model of the machine code, not a card's figures. Rows or keys that nobody has measured yet leave
+a dash, or their table out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from pages import Row, table
+
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+LATENCIES = ("300", "600", "1200")
+WAVES = ("1", "2", "4")
+# The published attention forward for MI300X of this design, counted and modelled by the same tool.
+PEER: Row = {
+    "kernel": "peer: MoonMath, forward for MI300X (RTNE, width 128, no mask)",
+    "vgpr": 256,
+    "lds": 65536,
+    "busy": {"300": 0.759, "600": 0.622, "1200": 0.417},
+}
+COMPARED = "attention_forward_bf16_rtne_128"  # the same mode, width and mask
+
+
+def read(folder: Path, name: str) -> list[Row]:
+    path = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def percent(shares: dict[str, float] | None, keys: tuple[str, ...] = LATENCIES) -> str:
+    """100 times each share, a slash between them; a dash where there is none."""
+    return " / ".join(f"{100 * shares[key]:.1f}" if key in shares else "–" for key in keys) if shares else "–"
+
+
+def amount(nbytes: int) -> str:
+    return f"{nbytes / 1024:.3g} KiB" if nbytes >= 1024 else f"{nbytes} B" if nbytes else "0"
+
+
+def attention_busy(rows: list[Row]) -> list[str]:
+    """How busy the matrix unit of gfx942 is, forward beside the peer, and backward."""
+    lines: list[str] = []
+    forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
+    keys = ("busy", "busy_loop", "busy_causal", "busy_causal_loop")
+    cells = []
+    for r in [*forward, PEER]:
+        name = r["kernel"] if r is PEER else f"`{r['kernel']}`"
+        cells.append([name, str(r["vgpr"]), amount(r["lds"]), *(percent(r.get(key)) for key in keys)])
+    head = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
+    lines += ["**Attention forward, gfx942: % of time that the matrix unit is busy at 300 / 600 / 1,200 clocks**", ""]
+    lines += [*table(head, cells), ""]
+    own = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
+    lost = [f"{int(key):,} clocks" for key in LATENCIES if key in own and own[key] < PEER["busy"][key]]
+    lines += [f"It loses to the peer at {', '.join(lost)}.", ""] if lost else []
+    backward = [r for r in rows if r["kernel"].startswith("attention_backward") and "busy" in r]
+    if backward:
+        cells = [
+            [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"]), percent(r["busy"]), percent(r.get("busy_loop"))]
+            for r in backward
+        ]
+        head = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
+        lines += ["**Attention backward, gfx942: the same**", "", *table(head, cells), ""]
+    return lines
+
+
+def registers(rows: list[Row], title: str) -> list[str]:
+    """VGPR and LDS of each kernel, by architecture."""
+    found: dict[str, dict[str, Row]] = defaultdict(dict)
+    for r in rows:
+        found[r["kernel"]][r["arch"]] = r
+    if not found:
+        return []
+    cells = [
+        [f"`{name}`"] + [f"{of[a]['vgpr']}, {amount(of[a]['lds'])}" if a in of else "–" for a in ARCHITECTURES]
+        for name, of in sorted(found.items())
+    ]
+    return [f"**{title}: VGPR, LDS**", "", *table(("kernel", *ARCHITECTURES), cells), ""]
+
+
+def families(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Kernels that differ in their layouts only (nn, nt, tn, tt), by architecture and name."""
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for r in rows:
+        found[r["arch"], re.sub(r"_(nn|nt|tn|tt)(?=_|$)", "_*", r["kernel"])].append(r)
+    return found
+
+
+def products(rows: list[Row]) -> list[str]:
+    """The 16-bit products: large tiles, and those of pieces; then the float32 ones of RDNA."""
+    wide, narrow = [], []
+    for (arch, name), of in sorted(families(rows).items(), key=lambda item: ARCHITECTURES.index(item[0][0])):
+        if all("busy_600" in r for r in of) and (name.endswith("_big") or "_split_" in name):
+            lowest = {n: min(r["busy_600"][n] for r in of) for n in WAVES}
+            size = f"{max(r['vgpr'] for r in of)}, {amount(max(r['lds'] for r in of))}"
+            wide.append([arch, f"`{name}`", size, percent(lowest, WAVES)])
+        elif arch.startswith("gfx1") and re.match("gemm_(f32|mix|nf4_f32|nf4_nested_f32)_", name):
+            paired = min(r["dual_issued"] for r in of)
+            narrow.append([arch, f"`{name}`", str(max(r["vgpr"] for r in of)), f"{100 * paired:.1f} %"])
+    lines = []
+    if wide:
+        title = "16-bit products: % of time that the matrix unit is busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
+        head = ("architecture", "kernels", "VGPR, LDS", "least of its layouts")
+        lines += [f"**{title}**", "", *table(head, wide), ""]
+    if narrow:
+        head = ("architecture", "kernels", "VGPR", "least of its layouts")
+        lines += ["**float32 products of RDNA: multiply-adds of the inner loop that are dual-issued**", ""]
+        lines += [*table(head, narrow), ""]
+    return lines
+
+
+def worst_error(rows: list[Row]) -> str:
+    errors = [e for r in rows for e in r.get("error", {}).values()]
+    return f"{max(errors):.2g}" if errors else "–"
+
+
+def executed(operators: list[Row], gemm: list[Row], attention: list[Row]) -> list[str]:
+    """What ran instruction by instruction: kernels, and how far they were off."""
+    cells = []
+    for arch in ARCHITECTURES:
+        ours, dense, flash = ([r for r in rows if r["arch"] == arch] for rows in (operators, gemm, attention))
+        bits = "the same bits" if all(r["same_bits"] for r in ours) else "other bits"
+        worst = max((r["worst"] for r in ours), default=0.0)
+        cells.append([arch, f"{len(ours)}, {worst:.2g}, {bits}" if ours else "–"])
+        cells[-1] += [f"{sum('error' in r for r in of)} of {len(of)}, {worst_error(of)}" for of in (dense, flash)]
+    title = "Executed instruction by instruction, at sizes that divide nothing, waves forward and reversed"
+    head = ("architecture", "operators: kernels, worst error in limits, by order", "products: kernels, worst error")
+    reasons = sorted({str(r["not_executed"]) for r in [*gemm, *attention] if "not_executed" in r})
+    note = "An error is relative to the largest result. The executor does not know gfx1201"
+    lines = [f"**{title}**", "", *table((*head, "attention: kernels, worst error"), cells), ""]
+    return [*lines, "; not executed elsewhere: ".join([note, *reasons]) + ".", ""]
+
+
+def render_hip(folder: Path) -> str:
+    """The text between the markers."""
+    gemm, attention = read(folder, "hip_isa"), read(folder, "hip_attention")
+    memory, operators = read(folder, "hip_isa_memory"), read(folder, "hip_executed")
+    everything = [*gemm, *attention, *memory]
+    spilling = sorted({f"`{r['kernel']}` ({r['arch']})" for r in everything if r["spills"] or r["scratch"]})
+    lines = [
+        f"{len(everything)} compiled kernels (each architecture's counted apart); of these spill registers or use scratch"
+        f" memory: {', '.join(spilling) or 'none'}.",
+        "",
+        *attention_busy([r for r in attention if r["arch"] == "gfx942"]),
+        *products(gemm),
+        *executed(operators, gemm, attention),
+        *registers(attention, "Attention"),
+        *registers(memory, "Memory-bound kernels"),
+    ]
+    return "\n".join(lines)
