@@ -52,7 +52,7 @@ def attention_busy(rows: list[Row]) -> list[str]:
     head = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
     lines += ["**Attention forward, gfx942: % of time that the matrix unit is busy at 300 / 600 / 1,200 clocks**", ""]
     lines += [*table(head, cells), ""]
-    own = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
+    own: dict[str, float] = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
     lost = [f"{int(key):,} clocks" for key in LATENCIES if key in own and own[key] < PEER["busy"][key]]
     lines += [f"It loses to the peer at {', '.join(lost)}.", ""] if lost else []
     backward = [r for r in rows if r["kernel"].startswith("attention_backward") and "busy" in r]
@@ -61,8 +61,8 @@ def attention_busy(rows: list[Row]) -> list[str]:
             [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"]), percent(r["busy"]), percent(r.get("busy_loop"))]
             for r in backward
         ]
-        head = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
-        lines += ["**Attention backward, gfx942: the same**", "", *table(head, cells), ""]
+        columns = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
+        lines += ["**Attention backward, gfx942: the same**", "", *table(columns, cells), ""]
     return lines
 
 
@@ -128,9 +128,9 @@ def executed(operators: list[Row], gemm: list[Row], attention: list[Row]) -> lis
     title = "Executed instruction by instruction, at sizes that divide nothing, waves forward and reversed"
     head = ("architecture", "operators: kernels, worst error in limits, by order", "products: kernels, worst error")
     reasons = sorted({str(r["not_executed"]) for r in [*gemm, *attention] if "not_executed" in r})
-    note = "An error is relative to the largest result. The executor does not know gfx1201"
+    note = "An error is relative to the largest result. The executor has no matrix instructions of gfx1201"
     lines = [f"**{title}**", "", *table((*head, "attention: kernels, worst error"), cells), ""]
-    return [*lines, "; not executed elsewhere: ".join([note, *reasons]) + ".", ""]
+    return [*lines, "; left out elsewhere: ".join([note, *reasons]) + ".", ""]
 
 
 def render_hip(folder: Path) -> str:
@@ -140,8 +140,8 @@ def render_hip(folder: Path) -> str:
     everything = [*gemm, *attention, *memory]
     spilling = sorted({f"`{r['kernel']}` ({r['arch']})" for r in everything if r["spills"] or r["scratch"]})
     lines = [
-        f"{len(everything)} compiled kernels (each architecture's counted apart); of these spill registers or use scratch"
-        f" memory: {', '.join(spilling) or 'none'}.",
+        f"{len(everything)} compiled kernels (each architecture's counted apart); of these spill registers or use"
+        f" scratch memory: {', '.join(spilling) or 'none'}.",
         "",
         *attention_busy([r for r in attention if r["arch"] == "gfx942"]),
         *products(gemm),
