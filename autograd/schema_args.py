@@ -2,7 +2,7 @@
 
 Axes are named by letters (`R C`); a letter binds to the first size that it meets and must agree from then on.
 Kinds of dtype: `float` (float32, float16 and bfloat16 where the device has them), `f32`, `weight` (float32, float16,
-bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only the reference holds such arrays, as the oracle.
+bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only the reference holds such arrays, the oracle's.
 """
 
 from __future__ import annotations
