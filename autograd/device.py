@@ -9,8 +9,9 @@ D head width, C channels, V vocabulary, R rows, r LoRA rank. Arrays are row-majo
 An `Array` is whatever the device uses: `np.ndarray` on the reference, `wgsl.buffers.Array` on wgpu;
 both have `.shape`, `.dtype` (a NumPy dtype, bfloat16 through ml_dtypes), `.size` and `.nbytes`.
 
-Unless said otherwise an operator reads float32 or float16 arrays, computes in float32 and returns the
-dtype named by its `dtype` argument (default: the dtype of its first array). The reference computes
+Unless said otherwise an operator reads float32, float16 or (where the device has `bfloat16`) bfloat16
+arrays, computes in float32 and returns the dtype named by its `dtype` argument (default: the dtype of
+its first array). The reference computes
 in the widest dtype it is given, so that float64 inputs give a float64 oracle.
 """
 
@@ -108,6 +109,7 @@ class Device(Protocol):
     name: str  # "cpu", "wgpu", "hip"
     description: str  # one line for people: card, driver, backend
     float16: bool  # float16 arrays are supported
+    bfloat16: bool  # bfloat16 activations are; bfloat16 weights are everywhere
 
     # ---- storage -------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
@@ -134,7 +136,7 @@ class Device(Protocol):
         """out = src; same size and dtype."""
 
     def fill(self, out: Array, value: float) -> None:
-        """out = value, everywhere (float32 or float16)."""
+        """out = value, everywhere (float32, or 16 bits)."""
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DeviceError if the device was lost on the way."""

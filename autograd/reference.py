@@ -104,7 +104,7 @@ class ReferenceDevice(
     """Device `cpu`. Arrays are plain `np.ndarray`."""
 
     name = "cpu"
-    float16 = True
+    float16 = bfloat16 = True
 
     def __init__(self) -> None:
         self.description = f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"

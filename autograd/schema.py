@@ -53,7 +53,7 @@ def linear(
     Decoding calls this some hundred times a token with the same shapes, so what passed once is remembered.
     """
     arrays = (x, weight, bias, residual, lora_a, lora_b)
-    key = (op, device.float16, dtype, *(_signature(a) for a in arrays))
+    key = (op, device.float16, device.bfloat16, dtype, *(_signature(a) for a in arrays))
     known = _passed.get(key)
     if known is None:
         known = _check_linear(device, op, x, weight, bias, residual, lora_a, lora_b, dtype)

@@ -1,8 +1,8 @@
 """The checker of one call's arguments: axes named by letters, kinds of dtype, and errors that say it all.
 
 Axes are named by letters (`R C`); a letter binds to the first size that it meets and must agree from then on.
-Kinds of dtype: `float` (float32, float16), `f32`, `weight` (float32, float16, bfloat16), `i32`, `u32`, `u8`. float64
-passes wherever float32 does: only the reference holds such arrays, as the oracle.
+Kinds of dtype: `float` (float32, float16 and bfloat16 where the device has them), `f32`, `weight` (float32, float16,
+bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only the reference holds such arrays, the oracle's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from wgrad.autograd.device import Device
 from wgrad.autograd.errors import ShapeError
 
-F16 = np.dtype(np.float16)
+F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 KINDS: dict[str, tuple[Any, ...]] = {
-    "float": (np.float32, np.float16, np.float64),
+    "float": (np.float32, np.float16, ml_dtypes.bfloat16, np.float64),
     "f32": (np.float32, np.float64),
     "weight": (np.float32, np.float16, ml_dtypes.bfloat16, np.float64),
     "i32": (np.int32,),
@@ -77,11 +77,16 @@ class Args:
 
     def _dtype(self, name: str, dtype: np.dtype, kind: str) -> None:
         if dtype not in _ALLOWED[kind]:
-            names = " or ".join(np.dtype(t).name for t in KINDS[kind] if t is not np.float64)
+            *some, last = (np.dtype(t).name for t in KINDS[kind] if t is not np.float64)
+            names = f"{', '.join(some)} or {last}" if some else last
             raise self.fail(f"{name} must be {names}, got {dtype.name}; cast it first")
         if dtype == F16 and self.device is not None and not self.device.float16:
             raise self.fail(
                 f"{name} is float16, which {self.device.description} does not support; use float32 (--compute float32)"
+            )
+        if dtype == BF16 and kind == "float" and self.device is not None and not self.device.bfloat16:
+            raise self.fail(
+                f"{name} is bfloat16, which {self.device.description} takes for weights only; use float32 or float16"
             )
 
     def dtype(self, name: str, value: Any, default: Any) -> np.dtype:

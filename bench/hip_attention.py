@@ -6,7 +6,8 @@ Every kernel runs at a size that divides nothing (packed documents, grouped head
 (run_hsaco.py; not gfx1201, whose matrix instructions it does not execute). isa_report.py, beside it, gives registers,
 spills and LDS. On gfx942 it models two waves that share a SIMD from what they executed at a causal length of 1,024: the
 share of time the matrix unit is busy at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`) and of
-tiles without a mask (`busy_loop`). Rows go to bench/results/hip_attention.jsonl. A model, not a card.
+tiles without a mask (`busy_loop`). The forward's figures are hip_attention_forward.py's. Rows go to
+bench/results/hip_attention.jsonl. A model, not a card.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import hip_attention_forward as forward
 import numpy as np
 
 from wgrad.hip.build import compile_source
@@ -28,18 +30,10 @@ from wgrad.hip.compile import ROOM
 
 OUT = Path(__file__).parent / "results" / "hip_attention.jsonl"
 EXECUTED = ("gfx90a", "gfx942", "gfx1100")
-SOURCES = ("attention_backward_dq", "attention_backward_dkv")
+SOURCES = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
 LATENCIES = (300, 600, 1200)
+NOT_EXECUTED = "float16 conversions above v127: the executor reads them as on RDNA3"
 Arrays = dict[str, Any]
-
-
-def encode(x: np.ndarray, kind: str, tool: Any) -> tuple[np.ndarray, np.ndarray]:
-    """x as the kernel reads it, and the values of that in float64."""
-    if kind == "bf16":
-        bits = tool.bf16(x)
-        return bits, tool.unbf16(bits).astype(np.float64)
-    stored = x.astype(np.float16)
-    return stored, stored.astype(np.float64)
 
 
 def decode(x: np.ndarray, tool: Any) -> np.ndarray:
@@ -61,7 +55,7 @@ def problem(
     stored, x = {}, {}
     for name, heads in (("q", h), ("k", g), ("v", g), ("grad", h)):
         values = rng.standard_normal((b, t, heads, d)) * (size if name == "grad" else 1.0)
-        stored[name], x[name] = encode(values, kind, tool)
+        stored[name], x[name] = forward.encode(values, kind, tool)
     i = np.arange(t)
     seen = (i[None, None, :] >= starts[:, :, None]) & (i[None, None, :] <= i[None, :, None])
     if window:
@@ -186,10 +180,14 @@ def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -
         "lds": kernel["lds_bytes"],
         "widths": kernel["hot_loop"]["widths"],
     }
+    unread = reads_float16_above_v127(report, tool.CodeObject(str(path)), name)
+    if "_forward_" in name:
+        result |= forward.figures(tool, report, path, name, arch, executed=arch in EXECUTED and not unread)
+        return result | ({"not_executed": NOT_EXECUTED} if unread else {})
     if arch == "gfx942":
         result |= busy(tool, report, path, name, arch)
-    if reads_float16_above_v127(report, tool.CodeObject(str(path)), name):
-        result["not_executed"] = "float16 conversions above v127: the executor reads them as on RDNA3"
+    if unread:
+        result["not_executed"] = NOT_EXECUTED
     elif arch in EXECUTED:
         result["error"] = execute(tool, path, name, arch)
         result["error_window"] = execute(tool, path, name, arch, length=150, window=29, splits=3, orders=("rev",))
@@ -207,6 +205,7 @@ def main() -> None:
         return
     sys.path.insert(0, str(Path(named).parent))
     tool, report = importlib.import_module("run_hsaco"), importlib.import_module("isa_report")
+    report.mca = lambda *_: "not asked for"  # its estimate is of one wave, and takes minutes for some loops
     kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
     rows = {(r["arch"], r["kernel"]): r for r in kept}
     with tempfile.TemporaryDirectory() as scratch:

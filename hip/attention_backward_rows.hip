@@ -5,7 +5,8 @@
 //
 // x, y [B, T, H, D] float16 or bfloat16, D 64 or 128; dots, lengths float32 [B, H, T], each may be missing (delta is
 // the dots of do and o). parts float32 [splits, n], out [n], n a multiple of 4. Sums in float32, in a fixed order.
-// Launch: groups of 256; row_dots: D / 8 work-items a row, the rows in memory's order; sum_parts: 4 results a work-item.
+// Launch: groups of 256; row_dots: D / 8 work-items a row, the rows in memory's order; sum_parts: 4 results a
+// work-item.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2, line 4.
 #include "attention_matrix.hpp"
 

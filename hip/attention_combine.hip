@@ -1,8 +1,9 @@
 // The shares of a split attention forward put together: o[b, t, h] = sum_s w_s o_s[b, t, h] / sum_s w_s with
 // w_s = exp(lse_s - max_s lse_s), and lse = max_s lse_s + log sum_s w_s.
 //
-// parts: float32 [splits, B, T, H, D]; part_lse: float32 [splits, B, H, T], -1e30 where a share held no key that the query
-// sees; o: [B, T, H, D] float16 or bfloat16 (to nearest even); lse: float32 [B, H, T]. rows = B T H, D a multiple of 4.
+// parts: float32 [splits, B, T, H, D]; part_lse: float32 [splits, B, H, T], -1e30 where a share held no key that the
+// query sees; o: [B, T, H, D] float16 or bfloat16 (to nearest even); lse: float32 [B, H, T]. rows = B T H, D a multiple
+// of 4.
 // Launch: ceil(rows D / 4 / 256) groups of 256; a work-item makes four neighbours of o, the first of a row its lse too.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), section 3.1 (rescaling partial results).
 #include "attention_matrix.hpp"
@@ -34,9 +35,9 @@ GPU_FN void combine(const float* parts, const float* part_lse, void* o, float* l
 }  // namespace attention
 
 #define COMBINE(name, T)                                                                                               \
-  extern "C" GPU_KERNEL(256) void name(const float* parts, const float* part_lse, void* o, float* lse, int rows,        \
-                                       int queries, int heads, int width, int splits) {                                 \
-    attention::combine<attention::T>(parts, part_lse, o, lse, rows, queries, heads, width, splits);                     \
+  extern "C" GPU_KERNEL(256) void name(const float* parts, const float* part_lse, void* o, float* lse, int rows,       \
+                                       int queries, int heads, int width, int splits) {                                \
+    attention::combine<attention::T>(parts, part_lse, o, lse, rows, queries, heads, width, splits);                    \
   }
 COMBINE(attention_combine_f16, F16)
 COMBINE(attention_combine_bf16, BF16<gpu::Round::RTNE>)

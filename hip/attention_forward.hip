@@ -3,26 +3,28 @@
 //     s[t, j] = scale sum_d q[t, h, d] k[j, g, d],   h = query head, g = h / (H / G)
 //     o[t] = sum_j exp(s[t, j] - lse[t]) v[j],       lse[t] = log sum_j exp(s[t, j])
 //
-// q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64 or 128; starts int32 [B, T]; q_start int32 [1]; lse float32
-// [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS. With splits > 1 each
-// takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T] for attention_combine.
+// q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64 or 128; starts int32 [B, T]; q_start int32 [1]; lse
+// float32 [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS.
+// With splits > 1 each takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T]
+// for attention_combine.
 //
-// Pipeline of a work-group of eight waves in two groups; wave w and w + 4 share a SIMD and are of different groups. A step is
-// 32 keys, a tile of K two steps. Between two barriers one group is at products and the other at its softmax:
+// Pipeline of a work-group of eight waves in two groups; wave w and w + 4 share a SIMD and are of different groups. A
+// step is 32 keys, a tile of K two steps. Between two barriers one group is at products and the other at its softmax:
 //
 //     early group | V P (i - 1), K Q^T i | softmax i            | V P i, K Q^T (i + 1)  | softmax (i + 1) ...
 //     late group  | softmax (i - 1)      | V P (i - 1), K Q^T i | softmax i             | V P i, K Q^T (i + 1) ...
 //
-//     K tile t + 1: memory -> registers beside the first K Q^T of tile t -> LDS buffer (t + 1) % 2 beside the V P after it, by
-//                   all waves together, 128 bits at a time; three barriers later the first wave reads it
+//     K tile t + 1: memory -> registers beside the first K Q^T of tile t -> LDS buffer (t + 1) % 2 beside the V P after
+//                   it, by all waves together, 128 bits at a time; two barriers later the first wave reads it
 //     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
 //     V:            memory (L1: all waves read the same) -> registers beside K Q^T, turned over there: operand A of
 //                   O^T = V^T P^T. On CDNA all of a step before its softmax; on RDNA, with fewer registers, as it goes
-//     P:            S^T leaves the matrix unit as operand B of the second product: registers only (attention_matrix.hpp)
+//     P:            S^T leaves the matrix unit as operand B of the second product: registers only
+//     (attention_matrix.hpp)
 //
-// The running maximum is only raised when a score outgrows it by 2^8: o and the sum are rescaled rarely, and stay exact.
-// Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
-// Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608: two groups of waves).
+// The running maximum is only raised when a score outgrows it by 2^8: o and the sum are rescaled rarely, and stay
+// exact. Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
+// Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
 
@@ -30,7 +32,8 @@ namespace attention {
 
 constexpr int TILES = GPU_CDNA ? 3 : 1;          // of 16 queries, of a wave
 constexpr int WAVES = 8, KEYS = 64, STEP = 32;  // KEYS: of a tile of K; STEP: that go through the softmax together
-constexpr int THREADS = WAVES * GPU_WAVE, WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES, PARTS_K = STEP / 16;
+constexpr int THREADS = WAVES * GPU_WAVE, PARTS_K = STEP / 16;
+constexpr int WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES;
 constexpr float SLACK = 8.f;  // how far, as a power of two, a score may stand above the maximum in use
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
@@ -183,7 +186,8 @@ struct Forward {
       }
       beside(j);
       gpu::sched_fence();
-      if (j % V::WIDE == V::WIDE - 1 && load + AHEAD < STEPS_V) load_values(v[load % AHEAD], w, key0, stride, load + AHEAD);
+      const bool used_up = j % V::WIDE == V::WIDE - 1;
+      if (used_up && load + AHEAD < STEPS_V) load_values(v[load % AHEAD], w, key0, stride, load + AHEAD);
       if (AHEAD == 1 && j + 1 < STRETCHES) piece = v[0].piece((j + 1) % V::WIDE);
     }
   }
@@ -232,7 +236,8 @@ struct Forward {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int query = query0 + 16 * n + column();
-      const float total = column_sum(sum[n][0] + sum[n][1]), inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
+      const float total = column_sum(sum[n][0] + sum[n][1]);
+      const float inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
       if (query >= p.queries) continue;
       const long place = ((long)gpu::block_z() * p.queries + query) * p.heads + head;
       const long part = (long)split * p.batch * p.queries * p.heads;
@@ -292,16 +297,16 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
 
 }  // namespace attention
 
-#define FORWARD(name, T, D)                                                                                               \
+#define FORWARD(name, T, D)                                                                                            \
   extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void name(                                              \
-      const void* q, const void* k, const void* v, const int* starts, const int* q_start, void* o, float* lse, int batch,  \
-      int queries, int keys, int heads, int kv_heads, int splits, int window, float scale) {                              \
+      const void* q, const void* k, const void* v, const int* starts, const int* q_start, void* o, float* lse,         \
+      int batch, int queries, int keys, int heads, int kv_heads, int splits, int window, float scale) {                \
     GPU_SHARED(gpu::u32x4, lds, (2 * attention::KEYS * (D) / 8));                                                      \
-    const attention::Problem p{q,     k,       v,    starts, q_start,  o,      lse,    batch,                             \
-                               queries, keys, heads, kv_heads, splits, window, scale};                                    \
-    attention::forward<attention::T, D>(p, lds);                                                                          \
+    const attention::Problem p{q,     k,       v,    starts, q_start,  o,      lse,    batch,                          \
+                               queries, keys, heads, kv_heads, splits, window, scale};                                 \
+    attention::forward<attention::T, D>(p, lds);                                                                       \
   }
-#define FORWARD_WIDTHS(suffix, T)               \
+#define FORWARD_WIDTHS(suffix, T)                 \
   FORWARD(attention_forward_##suffix##_64, T, 64) \
   FORWARD(attention_forward_##suffix##_128, T, 128)
 FORWARD_WIDTHS(f16, F16)

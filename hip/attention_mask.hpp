@@ -1,5 +1,6 @@
-// Who sees whom: query t stands at key index i = q_start + t and sees keys j with starts[t] <= j <= i, and i - j < window
-// where window > 0. `starts` rises, so both ends of what a run of queries sees are those of its first and last query.
+// Who sees whom: query t stands at key index i = q_start + t and sees keys j with starts[t] <= j <= i, and i - j <
+// window where window > 0. `starts` rises, so both ends of what a run of queries sees are those of its first and last
+// query.
 #pragma once
 #include "gpu.hpp"
 
@@ -35,8 +36,12 @@ struct Seen {
     all_begin = mask.first(to), all_end = mask.last(from) + 1;
   }
   // One comparison each: a number below the first of a range wraps around.
-  GPU_FN bool touches(int key, int count) const { return u32(key + count - 1 - begin) < u32(gpu::max(end + count - 1 - begin, 0)); }
-  GPU_FN bool whole(int key, int count) const { return u32(key - all_begin) < u32(gpu::max(all_end - count + 1 - all_begin, 0)); }
+  GPU_FN bool touches(int key, int count) const {
+    return u32(key + count - 1 - begin) < u32(gpu::max(end + count - 1 - begin, 0));
+  }
+  GPU_FN bool whole(int key, int count) const {
+    return u32(key - all_begin) < u32(gpu::max(all_end - count + 1 - all_begin, 0));
+  }
 };
 
 }  // namespace attention

@@ -1,15 +1,16 @@
 // The matrix instructions as attention uses them: D = A B + C on 16 x 16 tiles, 16 of the inner dimension at a time.
 //
-// A score tile is made transposed to what the second product reads, so that no lane hands anything to another: S^T = K Q^T
-// leaves in lane l column l % 16 (a query) and rows (keys) that are just the elements of B which lane l holds in
-// O^T = V^T P^T. Only RDNA3 wants all 16 in both halves of a wave: there the halves swap theirs.
+// A score tile is made transposed to what the second product reads, so that no lane hands anything to another:
+// S^T = K Q^T leaves in lane l column l % 16 (a query) and rows (keys) that are just the elements of B which lane l
+// holds in O^T = V^T P^T. Only RDNA3 wants all 16 in both halves of a wave: there the halves swap theirs.
 //
 //                 CDNA (MFMA, wave64)   RDNA4 (WMMA, wave32)   RDNA3 (WMMA, wave32)
 //   row(e)        4 (l / 16) + e        8 (l / 16) + e         2 e + l / 16           of D, in lane l
-//   inner(r)      4 (l / 16) + r        8 (l / 16) + r         2 (r % 8) + r / 8      of A and B; A row, B column l % 16
+//   inner(r)      4 (l / 16) + r        8 (l / 16) + r         2 (r % 8) + r / 8     of A, B; A row, B column l % 16
 //
-// The order of the inner dimension is free as long as A and B agree: inner() is the one that D comes in, and products over
-// the head width (both operands read along it) take 128-bit chunks instead, chunk(): two instructions each on CDNA.
+// The order of the inner dimension is free as long as A and B agree: inner() is the one that D comes in, and products
+// over the head width (both operands read along it) take 128-bit chunks instead, chunk(): two instructions each on
+// CDNA.
 // Sources: AMD "Instinct MI300", "RDNA3" and "RDNA4" instruction set references (matrix layouts).
 #pragma once
 #include "gpu.hpp"
@@ -32,7 +33,7 @@ GPU_FN int column() { return int(gpu::lane() % 16); }
 GPU_FN int group() { return int(gpu::lane() / 16); }
 
 #if GPU_CDNA
-constexpr int INNER = 4, STEPS = 2, DEPTH = 32, GROUPS = 4;  // inner elements of a lane; instructions and depth of a chunk
+constexpr int INNER = 4, STEPS = 2, DEPTH = 32, GROUPS = 4;  // inner elements of a lane; of a chunk: steps, depth
 using Piece = u32x2;
 using Acc = gpu::f32x4;
 GPU_FN int row(int e) { return 4 * group() + e; }
@@ -52,7 +53,7 @@ GPU_FN int inner(int r) { return 2 * (r % 8) + r / 8; }
 #endif
 constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
-// ---- element types: how two float32 become 32 bits of operand --------------------------------------------------------
+// ---- element types: how two float32 become 32 bits of operand -------------------------------------------------------
 #if defined(GPU_HOST)
 GPU_FN u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
 GPU_FN u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
@@ -65,8 +66,8 @@ GPU_FN void settle(Acc&) {}
 GPU_FN u32 low_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
 GPU_FN u32 high_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
 GPU_FN float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }  // denormal results are 0
-// A number that the compiler takes for a new one wherever this stands: what follows from it is worked out there again, in
-// scalar registers, instead of being kept in vector registers through a loop.
+// A number that the compiler takes for a new one wherever this stands: what follows from it is worked out there again,
+// in scalar registers, instead of being kept in vector registers through a loop.
 GPU_FN u32 each_time(u32 x) {
   x = __builtin_amdgcn_readfirstlane(x);
   asm volatile("" : "+s"(x));
@@ -137,16 +138,15 @@ GPU_FN Acc mma(BF16<MODE>, Piece a, Piece b, Acc c) {
 // x scale + shift: two to an instruction on CDNA.
 GPU_FN Acc fused(Acc x, float scale, float shift) {
 #if GPU_CDNA
-  typedef float Two __attribute__((ext_vector_type(2)));
-  const Two a = __builtin_elementwise_fma(x.lo, Two(scale), Two(shift));
-  const Two b = __builtin_elementwise_fma(x.hi, Two(scale), Two(shift));
+  const gpu::f32x2 m(scale), n(shift);
+  const gpu::f32x2 a = __builtin_elementwise_fma(x.lo, m, n), b = __builtin_elementwise_fma(x.hi, m, n);
   return Acc{a[0], a[1], b[0], b[1]};
 #else
   return __builtin_elementwise_fma(x, Acc(scale), Acc(shift));
 #endif
 }
 
-// ---- rows of a [rows, heads, D] slice in memory: reads beyond its end give 0 ------------------------------------------
+// ---- rows of a [rows, heads, D] slice in memory: reads beyond its end give 0 ----------------------------------------
 #if defined(GPU_HOST)
 struct Rows {
   const char* base;
@@ -173,7 +173,7 @@ struct Rows {
 };
 #endif
 
-// ---- operands ----------------------------------------------------------------------------------------------------------
+// ---- operands -------------------------------------------------------------------------------------------------------
 // DEPTH of the head width of 16 rows, read along it.
 struct Chunk {
   Piece at[STEPS];
@@ -227,7 +227,8 @@ GPU_FN Piece piece_of(Acc d) {
 }
 
 // A of the second product from rows stored along the head width: a lane reads WIDE elements of INNER rows and turns the
-// block over; its row l % 16 of piece j is element WIDE (l % 16) + j of the part, so that a lane's results lie together.
+// block over; its row l % 16 of piece j is element WIDE (l % 16) + j of the part, so that a lane's results lie
+// together.
 template <int D>
 struct Turned {
 #if GPU_CDNA || GPU_RDNA4
@@ -264,12 +265,12 @@ struct Turned {
     Piece p;
 #pragma unroll
     for (int i = 0; i < INNER / 2; i++)
-      p[i] = j % 2 ? high_halves(at[2 * i][j / 2], at[2 * i + 1][j / 2]) : low_halves(at[2 * i][j / 2], at[2 * i + 1][j / 2]);
+      p[i] = (j % 2 ? high_halves : low_halves)(at[2 * i][j / 2], at[2 * i + 1][j / 2]);
     return p;
   }
 };
 
-// ---- tiles of rows in LDS ------------------------------------------------------------------------------------------------
+// ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
 // ROWS rows of D elements in 128-bit slots, turned by the row number so that 8 rows in a row fall on different banks.
 template <int ROWS, int D, int THREADS>
 struct Staged {
@@ -294,8 +295,8 @@ struct Staged {
       lds[slot(int(id / CHUNKS), int(id % CHUNKS))] = at[i];
     }
   }
-  // Rows 16 tile .. of the tile in LDS as an operand. All its addresses follow from own_slot() by turning low bits and by
-  // constants.
+  // Rows 16 tile .. of the tile in LDS as an operand. All its addresses follow from own_slot() by turning low bits and
+  // by constants.
   GPU_FN static int own_slot() { return slot(column(), GPU_RDNA3 ? 0 : group()); }
   GPU_FN static Chunk read(const u32x4* lds, int own, int tile, int step) {
     const int mine = GPU_RDNA3 ? 0 : group();

@@ -1,6 +1,6 @@
-// Plain attention: o = softmax(scale q k^T) v over the keys j with starts[b, t] <= j <= q_start + t (and i - j < window),
-// lse = log of the softmax's denominator; and its gradient. What the flash kernels are checked against, and used where
-// they do not serve. Head width up to 512.
+// Plain attention: o = softmax(scale q k^T) v over the keys j with starts[b, t] <= j <= q_start + t (and i - j <
+// window), lse = log of the softmax's denominator; and its gradient. What the flash kernels are checked against, and
+// used where they do not serve. Head width up to 512.
 //   q, o, do, dq [B, T, H, D]; k, v, dk, dv [B, S, G, D]; starts [B, T] i32; q_start [1] i32; lse, delta [B, H, T] f32.
 //   types: o, do, q, k, v, dq, dk, dv.
 // delta = sum(do o); p = exp(scale q k - lse), ds = p (do v - delta) scale; dq = ds k, dk = ds^T q, dv = p^T do.
@@ -38,7 +38,8 @@ GPU_FN u32 first_key(u32 start, u32 i, u32 window) {
 
 extern "C" GPU_KERNEL(256) void attention_plain(const void* q, const void* k, const void* v, const int* starts,
                                                 const int* q_start, void* o, float* lse, u32 queries, u32 keys,
-                                                u32 heads, u32 kv_heads, u32 width, u32 window, u32 types, float scale) {
+                                                u32 heads, u32 kv_heads, u32 width, u32 window, u32 types,
+                                                float scale) {
   GPU_SHARED(float, query, WIDEST);
   GPU_SHARED(float, weight, TILE);
   GPU_SHARED(float, memory, TILE / GPU_WAVE);
@@ -51,7 +52,8 @@ extern "C" GPU_KERNEL(256) void attention_plain(const void* q, const void* k, co
   float top = MASKED, total = 0.f, sum[COLUMNS] = {};
   for (u32 tile = first; tile < last; tile += TILE) {
     u32 j = tile + thread(), count = min(TILE, last - tile);
-    float score = j < last ? scale * dot(query, k, type_of(types, 3), row_at(b, j, g, keys, kv_heads, width), width) : MASKED;
+    u64 at = row_at(b, j, g, keys, kv_heads, width);
+    float score = j < last ? scale * dot(query, k, type_of(types, 3), at, width) : MASKED;
     float higher = max(top, block_max<TILE>(score, memory)), keep = gpu::exp(top - higher);
     float p = j < last ? gpu::exp(score - higher) : 0.f;
     weight[thread()] = p;

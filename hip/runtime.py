@@ -106,7 +106,7 @@ class Runtime:
         self.modules = Modules(self.architecture, self.card)
         kernels = "shipped kernels" if self.modules.origin == "shipped" else "kernels by hiprtc"
         self.description = f"{self.card} ({self.architecture}, HIP, {self.compute_units} compute units, {kernels})"
-        self.float16 = True
+        self.float16 = self.bfloat16 = True
         self._stream = check(hip.hipStreamCreate(), "a HIP stream")
         self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)
         self._formats: dict[str, struct.Struct] = {}

@@ -57,6 +57,10 @@ def check_compute(compute: str, device: Device) -> None:
     """WgradError where the device lacks the type."""
     if compute == "float16" and not device.float16:
         raise WgradError(f"--compute float16: {device.description} has no shader-f16: use --compute float32")
+    if compute == "bfloat16" and not device.bfloat16:
+        raise WgradError(
+            f"--compute bfloat16: {device.description} cannot: use --compute float16 or float32, or --device hip"
+        )
 
 
 def build_trainable(

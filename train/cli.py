@@ -84,6 +84,9 @@ def build_parser() -> Parser:
     return parser
 
 
+COMPUTE_HELP = "type of activations (default: float32; bfloat16: on HIP)"
+
+
 def _add_generate_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="DIR_OR_HUB_ID", help="checkpoint: a folder, or a hub id such as org/name")
@@ -96,7 +99,7 @@ def _add_generate_options(parser: Parser) -> None:
     add("--top-p", type=float, default=0.95, metavar="P", help="choose among the likeliest of total P (default: 0.95)")
     add("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: 0)")
     add("--device", default="auto", metavar="DEVICE", help=DEVICE_HELP)
-    add("--compute", choices=("float32", "float16"), default="float32", help="type of activations (default: float32)")
+    add("--compute", choices=("float32", "float16", "bfloat16"), default="float32", help=COMPUTE_HELP)
     quantize = "hold the weights in NF4, as in fine-tuning (default: yes)"
     add("--quantize", action=argparse.BooleanOptionalAction, default=True, help=quantize)
 

@@ -99,8 +99,8 @@ class FinetuneConfig:
 
     compute: str = option(
         "float32",
-        "type of activations; products accumulate in float32 either way",
-        choices=("float32", "float16"),
+        "type of activations (bfloat16: on HIP); products accumulate in float32 either way",
+        choices=("float32", "float16", "bfloat16"),
         group="machine",
     )
     device: str = option(

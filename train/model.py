@@ -1,8 +1,9 @@
 """The decoder of the LLaMA family (Llama, Mistral, Qwen2, Qwen3, SmolLM), from its configuration and its weights.
 
 Shapes: B rows, T tokens, N = B * T, C hidden, H heads, G key/value heads, D head width, V vocabulary. With compute
-float16 what feeds a product is float16 (norm outputs, q k v, attention, gate, up); the residual stream, the statistics
-and the loss are float32. Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.05202).
+float16 or bfloat16 what feeds a product is of that type (norm outputs, q k v, attention, gate, up); the residual
+stream, the statistics and the loss are float32.
+Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.05202).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Model:
 
     weights: name -> frozen Array or NF4Array, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. checkpointing: keep only each layer's
-    input for the backward. dtype: float32 or float16, see above.
+    input for the backward. dtype: float32, float16 or bfloat16, see above.
     """
 
     def __init__(

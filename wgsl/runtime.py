@@ -89,6 +89,7 @@ class Runtime:
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
+        self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
         self.subgroups = "subgroup" in self._device.features
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -54,7 +55,10 @@ def step(**changes: Any) -> None:
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     # arrays in general
     "not an array": (lambda: F.add(t(3), 7.0), r"add: b must be an array on the device, got float; upload it first"),
-    "dtype": (lambda: F.silu(t(3, dtype=np.int32)), r"silu: x must be float32 or float16, got int32; cast it first"),
+    "dtype": (
+        lambda: F.silu(t(3, dtype=np.int32)),
+        r"silu: x must be float32, float16 or bfloat16, got int32; cast it first",
+    ),
     "empty": (lambda: F.softmax(t(2, 0)), r"softmax: x must not be empty, got shape \[2, 0\]"),
     "too few axes": (lambda: F.softmax(t(5)), r"softmax: x must have at least 2 axes, got shape \[5\]; reshape it"),
     # products
@@ -79,7 +83,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "linear dtype": (
         lambda: F.linear(t(3, 10), f32(7, 10), dtype=np.int32),
-        r"linear: dtype must be float32 or float16",
+        r"linear: dtype must be float32, float16 or bfloat16",
     ),
     "lora a": (
         lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(10, 2), t(7, 2))),
@@ -209,7 +213,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "mask": (lambda: F.mask(t(3, 4), np.ones((3, 4), bool), 0.0), r"mask: keep must be uint32, got bool"),
     "mask shape": (lambda: F.mask(t(3, 4), np.ones((3, 5), np.uint32), 0.0), r"mask: keep must be \[3, 4\], got"),
     "scale": (lambda: F.scale(t(3), float("inf")), r"scale: alpha must be finite, got inf"),
-    "cast": (lambda: F.cast(t(3), np.int8), r"cast: dtype must be float32 or float16, got int8"),
+    "cast": (lambda: F.cast(t(3), np.int8), r"cast: dtype must be float32, float16 or bfloat16, got int8"),
     "bias": (lambda: F.bias(t(3, 4), f32(3)), r"bias: b must be \[C\] with C = 4"),
     "dropout p": (lambda: F.dropout(t(3), 1.5, np.ones(2, np.uint32), 0), r"dropout: p must be in \[0, 1\), got 1.5"),
     "dropout seed": (lambda: F.dropout(t(3), 0.5, i32(2), 0), r"dropout: seed must be uint32, got int32"),
@@ -286,14 +290,18 @@ def test_right_arguments_pass() -> None:
     assert t(3, 4).reshape(2, -1).shape == (2, 6)
 
 
-class _NoFloat16(ReferenceDevice):
-    float16 = False
+class _Only32Bits(ReferenceDevice):
+    float16 = bfloat16 = False
 
 
-def test_float16_on_a_device_without_it() -> None:
-    device = _NoFloat16()
+def test_16_bits_on_a_device_without_them() -> None:
+    device = _Only32Bits()
     x = Tensor(np.ones((3, 4), np.float32), device)
     with pytest.raises(ShapeError, match="dtype is float16, which NumPy .* does not support; use float32"):
         F.cast(x, np.float16)
     with pytest.raises(ShapeError, match="x is float16, which"):
         F.silu(Tensor(np.ones((3, 4), np.float16), device))
+    with pytest.raises(ShapeError, match="x is bfloat16, which .* takes for weights only; use float32"):
+        F.silu(Tensor(np.ones((3, 4), ml_dtypes.bfloat16), device))
+    table = np.ones((5, 4), ml_dtypes.bfloat16)  # a weight: on every device
+    assert F.embedding(Tensor(table, device), np.zeros(3, np.int32)).shape == (3, 4)

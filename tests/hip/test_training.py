@@ -35,7 +35,7 @@ test_every_matrix_moves = LOOP.test_every_matrix_moves
 test_nothing_grows = LOOP.test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps
 test_a_replayed_step_is_the_step_itself = LOOP.test_a_replayed_step_is_the_step_itself
 test_dropout_follows_the_seed = LOOP.test_dropout_follows_the_seed_and_is_off_in_evaluation
-test_float16_follows_float32 = LOOP.test_float16_follows_float32_as_closely_as_a_plain_float16
+test_16_bits_follow_float32 = LOOP.test_16_bits_follow_float32_as_closely_as_plain_ones
 test_a_trainer_is_not_in_a_cycle = LOOP.test_a_trainer_is_not_in_a_cycle
 test_greedy_is_the_likeliest_token = GENERATE.test_greedy_is_the_likeliest_token_of_the_whole_sequence
 test_sampling_follows_its_seed_and_limits = GENERATE.test_sampling_follows_its_seed_and_limits
@@ -66,6 +66,30 @@ def test_thirty_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu
 @pytest.mark.parametrize("hip_device", ["gfx942"], indirect=True)
 def test_thirty_steps_beside_peft(make_checkpoint: Any, hip_device: Device, tmp_path: Path) -> None:
     train_tests("test_oracle_adapter").test_thirty_steps_beside_peft(make_checkpoint, hip_device, tmp_path)
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_16_bit_training_is_on_the_matrix_units(
+    make_checkpoint: Any, hip_device: Device, cpu: Device, compute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with heads of 64: attention by its flash kernels, and the losses those of 16 bits in NumPy."""
+    folder = make_checkpoint(head_dim=64)
+    launch, seen, histories = hip_device.launch, set(), []  # type: ignore[attr-defined]
+
+    def watch(source: str, kernel: str, *rest: Any, **more: Any) -> None:
+        seen.add(source)
+        launch(source, kernel, *rest, **more)
+
+    monkeypatch.setattr(hip_device, "launch", watch)
+    for where, kind in ((cpu, "float32"), (cpu, compute), (hip_device, compute)):
+        trainer, _, config = LOOP.trainer_for(folder, where, compute=kind, max_steps=8)
+        for step in LOOP.BatchStream(LOOP.documents(), config):
+            trainer.step(step, config.lr)
+        histories.append(trainer.read_history()[:, 0])
+    true, plain, ours = histories
+    assert np.abs(ours - true).max() <= 3 * np.abs(plain - true).max()
+    assert {"attention_forward", "attention_backward_dq", "attention_backward_dkv", "gemm_nf4"} <= seen
+    assert "attention_plain" not in seen
 
 
 # ---- the commands ------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
             r"--schedule: must be one of cosine, linear, constant; got 'cosin' \(did you mean cosine",
         ),
         ({"block_size": 63}, "--block-size: must be one of 32, 64, .*; got 63"),
-        ({"compute": "bfloat16"}, "--compute: must be one of float32, float16; got 'bfloat16'"),
+        ({"compute": "float64"}, "--compute: must be one of float32, float16, bfloat16; got 'float64'"),
         ({"seq_len": 1}, "--seq-len: must be at least 2"),
         ({"eval_fraction": 1.0}, "--eval-fraction: must be at least 0 and below 1"),
         ({"seed": 2**32}, "--seed: must be between 0 and 4294967295"),

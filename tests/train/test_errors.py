@@ -189,3 +189,7 @@ def test_float16_where_the_device_has_none(
     options = options_for(make_checkpoint(), text_data, tmp_path / "out")
     assert main([*options, "--compute", "float16"]) == 2
     assert "--compute float16: " in capsys.readouterr().err
+    monkeypatch.setattr(ReferenceDevice, "bfloat16", False)
+    assert main([*options, "--compute", "bfloat16"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--compute bfloat16: " in err and "--device hip" in err
