@@ -112,7 +112,9 @@ def products(rows: list[Row]) -> list[str]:
 
 
 def worst_error(rows: list[Row]) -> str:
-    errors = [e for r in rows for e in r.get("error", {}).values()]
+    """Of results: a row may have errors of several (`o` and `lse` of the attention forward)."""
+    found = [e for r in rows for e in r.get("error", {}).values()]
+    errors = [max(e.values()) if isinstance(e, dict) else e for e in found]
     return f"{max(errors):.2g}" if errors else "–"
 
 
