@@ -16,19 +16,19 @@ _MACHINE = {
     0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x55: "gfx1152",
 }  # fmt: skip
 _EM_AMDGPU = 224
-_SUPPORTED = re.compile(r"gfx(9[0-9a-f]{2}|1[0-2][0-9a-f]{2})")
+_SUPPORTED = re.compile(r"gfx(90a|942|950|1[12][0-9a-f]{2})")
 
 
 def check_supported(architecture: str, card: str) -> None:
-    """Kernels need wave64 of GCN 5 and CDNA (gfx9) or wave32 of RDNA (gfx10 to gfx12).
+    """Kernels need the matrix instructions of CDNA2 and later (gfx90a, gfx942, gfx950) or of RDNA3 and RDNA4.
 
     Raises:
         DeviceError: the architecture is another one.
     """
     if not _SUPPORTED.fullmatch(architecture):
         raise DeviceError(
-            f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: the HIP kernels need gfx9,"
-            " gfx10, gfx11 or gfx12; --device wgpu runs on other cards"
+            f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: the HIP kernels need"
+            " gfx90a, gfx942, gfx950, gfx11 or gfx12; --device wgpu runs on other cards"
         )
 
 

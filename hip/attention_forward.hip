@@ -22,8 +22,8 @@
 //     P:            S^T leaves the matrix unit as operand B of the second product: registers only
 //     (attention_matrix.hpp)
 //
-// The running maximum is only raised when a score outgrows it by 2^8: o and the sum are rescaled rarely, and stay
-// exact. Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
+// The running maximum is only raised when a score outgrows it by 2^8: o and the sum are rescaled rarely. Rounding of P,
+// of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
 // Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"

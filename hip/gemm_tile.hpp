@@ -130,7 +130,9 @@ template <class T, bool NESTED> struct NF4 {
     GPU_PIN(raw.codes);
     GPU_PIN(raw.absmax);
   }
-  GPU_FN float scale(const Raw& raw) const { return NESTED ? raw.absmax * raw.nested + nested_offset : raw.absmax; }
+  GPU_FN float scale(const Raw& raw) const {
+    return NESTED ? gpu::multiply_then_add(raw.absmax, raw.nested, nested_offset) : raw.absmax;
+  }
   GPU_FN gpu::u32x4 decode(const Raw& raw) const {
     const float s = scale(raw);
     gpu::u32x4 x;

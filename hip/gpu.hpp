@@ -5,7 +5,7 @@
 //   extern "C" GPU_KERNEL(threads) void name(args...)   a kernel; arguments: pointers and 32- or 64-bit numbers
 //   GPU_FN                                              a device function (always inlined)
 //   GPU_SHARED(type, name, count)                       `count` elements of LDS, the same for the whole work-group
-//   GPU_WAVE                                            lanes of a wave: 64 on gfx9 (CDNA), 32 on gfx10 and later
+//   GPU_WAVE                                            lanes of a wave: 64 on gfx9 (CDNA), 32 on gfx11 and later
 //   GPU_CDNA, GPU_RDNA3, GPU_RDNA4                      1 or 0: which matrix instructions there are
 // Work-groups are one-dimensional.
 #pragma once
@@ -30,6 +30,12 @@ enum class Round { RTNE, RTNA, RTZ };
 
 GPU_FN float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 GPU_FN u32 float_to_bits(float x) { return __builtin_bit_cast(u32, x); }
+
+// Rounded twice, where the compiler would make one fused operation of it: what other programs round twice.
+GPU_FN float multiply_then_add(float a, float b, float c) {
+#pragma clang fp contract(off)
+  return a * b + c;
+}
 
 template <Round MODE = Round::RTNE>
 GPU_FN u16 float_to_bf16_bits(float x) {

@@ -122,7 +122,8 @@ extern "C" GPU_KERNEL(256) void nf4_dequantize(const u8* packed, const void* abs
   u64 i = (u64(block_x()) * 256 + thread()) * 16;
   if (i >= n) return;
   u64 at = i >> __builtin_ctz(block);  // a block holds a multiple of 16 elements
-  float scale = nested_absmax ? nested_code[as<u8>(absmax)[at]] * nested_absmax[u32(at) / nested_block] + offset[0]
+  float scale = nested_absmax ? multiply_then_add(nested_code[as<u8>(absmax)[at]],
+                                                  nested_absmax[u32(at) / nested_block], offset[0])
                               : as<float>(absmax)[at];
   u32x2 words = {0, 0};
   if (i + 16 <= n) {
