@@ -12,24 +12,15 @@ bench/results/hip_attention.jsonl. A model, not a card.
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import json
-import os
 import re
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import hip_attention_forward as forward
+import hip_table
 import numpy as np
 
-from wgrad.hip.build import compile_source
-from wgrad.hip.compile import ROOM
-
 OUT = Path(__file__).parent / "results" / "hip_attention.jsonl"
-EXECUTED = ("gfx90a", "gfx942", "gfx1100")
 SOURCES = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
 LATENCIES = (300, 600, 1200)
 NOT_EXECUTED = "float16 conversions above v127: the executor reads them as on RDNA3"
@@ -182,43 +173,17 @@ def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -
     }
     unread = reads_float16_above_v127(report, tool.CodeObject(str(path)), name)
     if "_forward_" in name:
-        result |= forward.figures(tool, report, path, name, arch, executed=arch in EXECUTED and not unread)
+        result |= forward.figures(tool, report, path, name, arch, executed=arch in hip_table.EXECUTED and not unread)
         return result | ({"not_executed": NOT_EXECUTED} if unread else {})
     if arch == "gfx942":
         result |= busy(tool, report, path, name, arch)
     if unread:
         result["not_executed"] = NOT_EXECUTED
-    elif arch in EXECUTED:
+    elif arch in hip_table.EXECUTED:
         result["error"] = execute(tool, path, name, arch)
         result["error_window"] = execute(tool, path, name, arch, length=150, window=29, splits=3, orders=("rev",))
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", action="append", choices=[*EXECUTED, "gfx1201"])
-    parser.add_argument("--only", default="", help="part of a kernel's name")
-    arguments = parser.parse_args()
-    named = os.environ.get("WGRAD_RUN_HSACO")
-    if not named or "TINYGRAD_DIR" not in os.environ:
-        print("skipped: $WGRAD_RUN_HSACO names run_hsaco.py and $TINYGRAD_DIR a checkout of tinygrad", file=sys.stderr)
-        return
-    sys.path.insert(0, str(Path(named).parent))
-    tool, report = importlib.import_module("run_hsaco"), importlib.import_module("isa_report")
-    report.mca = lambda *_: "not asked for"  # its estimate is of one wave, and takes minutes for some loops
-    kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
-    rows = {(r["arch"], r["kernel"]): r for r in kept}
-    with tempfile.TemporaryDirectory() as scratch:
-        for arch in arguments.arch or [*EXECUTED, "gfx1201"]:
-            for source in SOURCES:
-                path = Path(scratch) / arch / f"{source}.co"
-                compile_source(ROOM / f"{source}.hip", arch, path)
-                for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:
-                    made = rows[arch, kernel["name"]] = row(tool, report, path, arch, kernel)
-                    print(json.dumps(made), flush=True)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
-
-
 if __name__ == "__main__":
-    main()
+    hip_table.main(__doc__, OUT, SOURCES, row)

@@ -11,24 +11,15 @@ bench/results/hip_isa.jsonl. A model, not a card.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import importlib
-import json
-import os
 import re
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+import hip_table
 import numpy as np
 
-from wgrad.hip.build import compile_source
-from wgrad.hip.compile import ROOM, serves
-
 OUT = Path(__file__).parent / "results" / "hip_isa.jsonl"
-EXECUTED = ("gfx90a", "gfx942", "gfx1100")
 SOURCES = ("gemm", "gemm_nf4", "gemm_f32", "gemm_split", "gemm_skinny", "gemv")
 CODE = np.array(
     "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
@@ -177,42 +168,10 @@ def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -
         result["dual_issued"] = dual_issued(tool, report, tool.CodeObject(str(path)), name)
     if "_any_" not in name and beyond_the_executor(tool, report, path, kernel):
         result["not_executed"] = "float16 conversions above v127: the executor reads them as on RDNA3"
-    elif arch in EXECUTED and not name.endswith("reduce"):
+    elif arch in hip_table.EXECUTED and not name.endswith("reduce"):
         result["error"] = execute(tool, path, name, arch.startswith("gfx9"))
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", action="append", choices=[*EXECUTED, "gfx1201"])
-    parser.add_argument("--only", default="", help="part of a kernel's name; other rows stay as they are")
-    parser.add_argument("--source", action="append", choices=SOURCES, help="default: all; other rows stay as they are")
-    parser.add_argument("--out", type=Path, default=OUT)
-    arguments = parser.parse_args()
-    named = os.environ.get("WGRAD_RUN_HSACO")
-    if not named or "TINYGRAD_DIR" not in os.environ:
-        print("skipped: $WGRAD_RUN_HSACO names run_hsaco.py and $TINYGRAD_DIR a checkout of tinygrad", file=sys.stderr)
-        return
-    sys.path.insert(0, str(Path(named).parent))
-    tool, report = importlib.import_module("run_hsaco"), importlib.import_module("isa_report")
-    architectures = arguments.arch or [*EXECUTED, "gfx1201"]
-    out: Path = arguments.out
-    kept = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    stale = [] if arguments.only or arguments.source else architectures
-    rows = {(r["arch"], r["kernel"]): r for r in kept if r["arch"] not in stale}
-    with tempfile.TemporaryDirectory() as scratch:
-        for arch in architectures:
-            for source in arguments.source or SOURCES:
-                if not serves(ROOM / f"{source}.hip", arch):
-                    continue
-                path = Path(scratch) / arch / f"{source}.co"
-                compile_source(ROOM / f"{source}.hip", arch, path)
-                for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:
-                    made = rows[arch, kernel["name"]] = row(tool, report, path, arch, kernel)
-                    print(json.dumps(made), flush=True)
-    out.parent.mkdir(exist_ok=True)
-    out.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
-
-
 if __name__ == "__main__":
-    main()
+    hip_table.main(__doc__, OUT, SOURCES, row)
