@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from wgrad.autograd.reference_base import compute_dtype, finish, operator, up
+from wgrad.autograd.reference_norm import rotate
 
 # Scores of one block of queries, all heads: at most this many elements (a single row is always taken).
 BLOCK_ELEMENTS = 1 << 21
@@ -78,6 +79,24 @@ class ReferenceAttention:
     def kv_append(self, cache: np.ndarray, new: np.ndarray, q_start: np.ndarray) -> None:
         first = int(q_start[0])
         cache[:, first : first + new.shape[1]] = new
+
+    @operator
+    def rope_append(
+        self,
+        k: np.ndarray,
+        v: np.ndarray,
+        cos: np.ndarray,
+        sin: np.ndarray,
+        positions: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        q_start: np.ndarray,
+    ) -> None:
+        batch, length = keys.shape[:2]
+        first = int(q_start[0])
+        for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
+            fits = new.reshape(batch, -1, *new.shape[1:])[:, : max(0, length - first)]
+            cache[:, first : first + fits.shape[1]] = fits
 
 
 def _blocks(

@@ -99,6 +99,8 @@ def softmax(d: Any, x: Arrays) -> None:
 def rope(d: Any, x: Arrays) -> None:
     tables = x(50, 32, dtype=np.float32), x(50, 32, dtype=np.float32)
     d.rope(x(ROWS, 4, 64), *tables, x.ids(50, ROWS))
+    new, caches = (x(6, 2, 64), x(6, 2, 64)), (x(2, 40, 2, 64), x(2, 40, 2, 64))
+    d.rope_append(*new, *tables, x.ids(50, 6), *caches, d.upload(np.array([7], np.int32)))
 
 
 def reduce(d: Any, x: Arrays) -> None:
