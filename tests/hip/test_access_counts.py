@@ -173,6 +173,7 @@ MOST_LINES_OF = {
     "rms_norm_backward": 1.5,
     "rms_norm_row16": 1.3,
     "rope": 2.0,  # a half of a head is half a line
+    "rope_append": 2.0,
     "cross_entropy": 2.15,  # the logits are float32; the wave at a row's end has few lanes
     "embedding_backward": 1.6,  # the gradient is float32
     "embedding_chains": 4.0,  # a search in the ids
