@@ -77,8 +77,7 @@ class ReferenceAttention:
 
     @operator
     def kv_append(self, cache: np.ndarray, new: np.ndarray, q_start: np.ndarray) -> None:
-        first = int(q_start[0])
-        cache[:, first : first + new.shape[1]] = new
+        _append(cache, new, int(q_start[0]))
 
     @operator
     def rope_append(
@@ -92,11 +91,14 @@ class ReferenceAttention:
         values: np.ndarray,
         q_start: np.ndarray,
     ) -> None:
-        batch, length = keys.shape[:2]
-        first = int(q_start[0])
         for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
-            fits = new.reshape(batch, -1, *new.shape[1:])[:, : max(0, length - first)]
-            cache[:, first : first + fits.shape[1]] = fits
+            _append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(q_start[0]))
+
+
+def _append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
+    """cache [B, S, G, D] from `first` on = new [B, T, G, D]; what lies past S is left out."""
+    fits = new[:, : max(0, cache.shape[1] - first)]
+    cache[:, first : first + fits.shape[1]] = fits
 
 
 def _blocks(

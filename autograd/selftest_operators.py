@@ -226,20 +226,22 @@ def _attention_cases(t: np.dtype) -> list[Case]:
         _attention("decode first", (1, 1, 4, 2, 40), t, keys=64, q_start=0),
         _attention("decode window", (1, 1, 4, 1, 128), t, keys=130, q_start=100, window=17),
         _attention("prefill on a cache", (1, 19, 4, 2, 64), t, keys=130, q_start=70),
-        _kv_append(t),
+        _kv_append("", 29, t),
+        _kv_append("/past the end", 34, t),
     ]
 
 
-def _kv_append(t: np.dtype) -> Case:
+def _kv_append(variant: str, q_start: int, t: np.dtype) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
         cache, new = normal(rng, (2, 37, 3, 10), t), normal(rng, (2, 5, 3, 10), t)
-        return {"cache": cache, "new": new, "q_start": np.array([29], np.int32)}
+        return {"cache": cache, "new": new, "q_start": np.array([q_start], np.int32)}
 
     def call(device: Device, x: Inputs) -> Outputs:
         device.kv_append(x["cache"], x["new"], x["q_start"])
         return {"cache": x["cache"]}
 
-    return Case(f"kv_append/{dtype_name(t)}", "kv_append", "forward", dtype_name(t), "2x37x3x10", build, call)
+    name = f"kv_append{variant}/{dtype_name(t)}"
+    return Case(name, "kv_append", "forward", dtype_name(t), "2x37x3x10", build, call)
 
 
 def _softmax_cases(t: np.dtype) -> list[Case]:

@@ -66,11 +66,12 @@ extern "C" GPU_KERNEL(256) void rope_append(const void* k, const void* v, const 
   u32 n = row / groups, key = u32(q_start[0]) + n % tokens, i = item % chunks * 8;
   if (key >= length) return;
   Place from(row, half_width, i), to((u64(n / tokens) * length + key) * groups + row % groups, half_width, i);
-  if (block_y() == 1) {
-    to.store(values, type, from.load(v, type));
-    return;
+  bool of_keys = block_y() == 0;  // the same for all lanes: one load and one store serve both
+  Pairs pairs = from.load(of_keys ? k : v, type);
+  if (of_keys) {
+    u64 table = u64(positions[n]) * half_width, end = table + half_width;
+    Eight c = load8(cosines, F32, table + i, end, from.aligned), s = load8(sines, F32, table + i, end, from.aligned);
+    pairs = rotated(pairs, c, s, false);
   }
-  u64 table = u64(positions[n]) * half_width, end = table + half_width;
-  Eight c = load8(cosines, F32, table + i, end, from.aligned), s = load8(sines, F32, table + i, end, from.aligned);
-  to.store(keys, type, rotated(from.load(k, type), c, s, false));
+  to.store(of_keys ? keys : values, type, pairs);
 }
