@@ -1,6 +1,6 @@
 // kv_append: cache[b, q_start + t] = fresh[b, t]; what would lie past the cache's end is left out. sample: the next
-// token's id from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative distribution in
-// id order.
+// token's id from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative distribution
+// in id order.
 //   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), q_start [1] i32; logits [V] f32,
 //   uniform [1] f32 in [0, 1), id [1] i32.
 // Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found

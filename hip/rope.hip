@@ -1,11 +1,11 @@
-// rope: y[n, h] = (a cos - b sin, b cos + a sin) with a, b the halves of x[n, h] and the row positions[n] of the tables;
-// with `inverse` sin is negated. rope_append: that of new keys, and new values, into their caches: with n = b tokens + t,
-// keys[b, q_start + t, g] = rope(k)[n, g] and values[b, q_start + t, g] = v[n, g]; what would lie past a cache's end is
-// left out.
-//   x, y [N, H, 2 half] (types: x, y), k, v [N, G, 2 half], keys, values [B, S, G, 2 half] of one type: f32, f16 or bf16;
-//   cos, sin [P, half] f32; positions [N], q_start [1] i32.
-// Launch: (ceil(N H ceil(half / 8) / 256), 1) work-groups of 256, 8 pairs a work-item; rope_append with 2 along y: keys,
-// values. Less than 2^32 work-items along x.
+// rope: y[n, h] = (a cos - b sin, b cos + a sin) with a, b the halves of x[n, h] and the row positions[n] of the
+// tables; with `inverse` sin is negated. rope_append: that of new keys, and new values, into their caches: with
+// n = b tokens + t, keys[b, q_start + t, g] = rope(k)[n, g] and values[b, q_start + t, g] = v[n, g]; what would lie
+// past a cache's end is left out.
+//   x, y [N, H, 2 half] (types: x, y); k, v [N, G, 2 half], keys, values [B, length, G, 2 half] of one type: f32, f16
+//   or bf16; cos, sin [P, half] f32; positions [N], q_start [1] i32.
+// Launch: ceil(N H ceil(half / 8) / 256) work-groups of 256, 8 pairs a work-item; rope_append takes two rows of them:
+// keys, values. Less than 2^32 work-items along x.
 // Source: Su et al., RoFormer (2021), with the halves paired as in LLaMA's Hugging Face form.
 #include "elements.hpp"
 

@@ -1,12 +1,12 @@
-// Rotary embedding of new keys, and the append of them and of the new values to their caches. With n = b tokens + t, j < D / 2,
-// c = cos[positions[n], j], s = sin[positions[n], j] and at = q_start + t,
-//   keys[b, at, g, j] = k[n, g, j] c - k[n, g, j + D/2] s;   keys[b, at, g, j + D/2] = k[n, g, j + D/2] c + k[n, g, j] s;
-//   values[b, at, g] = v[n, g].
+// Rotary embedding of new keys, and the append of them and of the new values to their caches. With n = b tokens + t,
+// j < D / 2, c = cos[positions[n], j], s = sin[positions[n], j] and at = q_start + t,
+//   keys[b, at, g, j] = k[n, g, j] c - k[n, g, j + D/2] s;
+//   keys[b, at, g, j + D/2] = k[n, g, j + D/2] c + k[n, g, j] s;   values[b, at, g] = v[n, g].
 //   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 divides by 4;
 //   cos, sin [P, D/2] f32 (C_T); positions [B T], q_start [1] i32. `half` counts elements of X_T.
 // What would lie past the cache's end is left out. Eight storage buffers: as many as WebGPU grants every shader.
-// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k each,
-// the others two elements of v.
+// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k
+// each, the others two elements of v.
 // Source: Su et al., RoFormer (2021), in the half-split order of GPT-NeoX and Hugging Face.
 struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
