@@ -270,7 +270,15 @@ class Device(Protocol):
         """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and q_start = 0. Deterministic."""
 
     def kv_append(self, cache: Array, new: Array, q_start: Array) -> None:
-        """cache [B, S, G, D] in place: cache[:, q_start[0] : q_start[0] + T] = new [B, T, G, D]."""
+        """cache [B, S, G, D] in place: cache[:, q_start[0] : q_start[0] + T] = new [B, T, G, D]. A token that would lie
+        past S is left out (`schema.py` refuses it where the host knows q_start)."""
+
+    def rope_append(
+        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, q_start: Array
+    ) -> None:
+        """`rope` of k, and `kv_append` of that and of v, in one launch; keys and values in place:
+        keys[:, q_start[0] : q_start[0] + T] = rope(k), values[...] = v. k, v [B T, G, D]; keys, values [B, S, G, D];
+        all of one dtype; cos, sin, positions [B T] as in `rope`. For decoding: there is no backward."""
 
     # ---- softmax family, plain operators -------------------------------------------------
     def softmax(self, x: Array) -> Array:

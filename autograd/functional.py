@@ -27,8 +27,8 @@ from wgrad.autograd.tensor import Tensor, no_grad, parameter
 __all__ = [
     "LoraTerm", "Tensor", "adamw", "add", "attention", "bias", "cast", "checkpoint", "clip", "dropout", "embedding",
     "geglu", "gelu", "gemm", "grad_norm", "kv_append", "linear", "linear_cross_entropy", "linear_nf4", "mask", "mul",
-    "nf4_dequantize", "nf4_quantize", "no_grad", "parameter", "rms_norm", "rms_norm_residual", "rope", "sample",
-    "scale", "silu", "softmax", "sum", "swiglu",
+    "nf4_dequantize", "nf4_quantize", "no_grad", "parameter", "rms_norm", "rms_norm_residual", "rope", "rope_append",
+    "sample", "scale", "silu", "softmax", "sum", "swiglu",
 ]  # fmt: skip
 
 Weight = Tensor | Array
@@ -182,10 +182,29 @@ def nf4_dequantize(device: Device, w: NF4Array, dtype: DType = np.float32) -> Ar
     return device.nf4_dequantize(w, schema.nf4_dequantize(device, w, dtype))
 
 
-def kv_append(device: Device, cache: Array, new: Array, q_start: Array) -> None:
-    """cache [B, S, G, D] in place from q_start[0] on = new [B, T, G, D]."""
-    schema.kv_append(device, cache, new, q_start)
+def kv_append(device: Device, cache: Array, new: Array, q_start: Array, *, start: int | None = None) -> None:
+    """cache [B, S, G, D] in place from q_start[0] on = new [B, T, G, D]. start: q_start[0] where the host knows it."""
+    schema.kv_append(device, cache, new, q_start, start)
     device.kv_append(cache, new, q_start)
+
+
+def rope_append(
+    device: Device,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    keys: Array,
+    values: Array,
+    q_start: Array,
+    *,
+    start: int | None = None,
+) -> None:
+    """`rope` of k [B T, G, D] and `kv_append` of that and of v to the caches keys, values [B, S, G, D], in one launch.
+    start: q_start[0] where the host knows it."""
+    schema.rope_append(device, (k, v), (cos, sin, positions), (keys, values), q_start, start)
+    device.rope_append(k, v, cos, sin, positions, keys, values, q_start)
 
 
 def grad_norm(device: Device, g: Array) -> Array:

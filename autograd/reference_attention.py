@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from wgrad.autograd.reference_base import compute_dtype, finish, operator, up
+from wgrad.autograd.reference_norm import rotate
 
 # Scores of one block of queries, all heads: at most this many elements (a single row is always taken).
 BLOCK_ELEMENTS = 1 << 21
@@ -76,8 +77,28 @@ class ReferenceAttention:
 
     @operator
     def kv_append(self, cache: np.ndarray, new: np.ndarray, q_start: np.ndarray) -> None:
-        first = int(q_start[0])
-        cache[:, first : first + new.shape[1]] = new
+        _append(cache, new, int(q_start[0]))
+
+    @operator
+    def rope_append(
+        self,
+        k: np.ndarray,
+        v: np.ndarray,
+        cos: np.ndarray,
+        sin: np.ndarray,
+        positions: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        q_start: np.ndarray,
+    ) -> None:
+        for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
+            _append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(q_start[0]))
+
+
+def _append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
+    """cache [B, S, G, D] from `first` on = new [B, T, G, D]; what lies past S is left out."""
+    fits = new[:, : max(0, cache.shape[1] - first)]
+    cache[:, first : first + fits.shape[1]] = fits
 
 
 def _blocks(

@@ -104,13 +104,7 @@ class ReferenceNorm:
     def rope(
         self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, *, inverse: bool = False
     ) -> np.ndarray:
-        compute = compute_dtype(x, cos, sin)
-        half = x.shape[-1] // 2
-        c, s = up(cos, compute)[positions][:, None, :], up(sin, compute)[positions][:, None, :]
-        if inverse:
-            s = -s
-        first, second = up(x[..., :half], compute), up(x[..., half:], compute)
-        return finish(np.concatenate([first * c - second * s, second * c + first * s], axis=-1), x.dtype, compute)
+        return rotate(x, cos, sin, positions, inverse)
 
     @operator
     def softmax(self, x: np.ndarray) -> np.ndarray:
@@ -124,6 +118,17 @@ class ReferenceNorm:
         compute = compute_dtype(dy, y)
         grad, out = up(dy, compute), up(y, compute)
         return finish(out * (grad - np.sum(grad * out, axis=-1, keepdims=True)), dy.dtype, compute)
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, inverse: bool = False) -> np.ndarray:
+    """x [N, H, D], cos and sin [P, D/2], positions [N] -> [N, H, D] in x's dtype (the oracle's where one is wider)."""
+    compute = compute_dtype(x, cos, sin)
+    half = x.shape[-1] // 2
+    c, s = up(cos, compute)[positions][:, None, :], up(sin, compute)[positions][:, None, :]
+    if inverse:
+        s = -s
+    first, second = up(x[..., :half], compute), up(x[..., half:], compute)
+    return finish(np.concatenate([first * c - second * s, second * c + first * s], axis=-1), x.dtype, compute)
 
 
 def _gated(act: Any, gate: np.ndarray, value: np.ndarray) -> np.ndarray:

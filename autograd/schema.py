@@ -184,8 +184,15 @@ def gated(op: str, device: Device, gate: Array, up: Array) -> None:
 
 def rope(device: Device, x: Array, cos: Array, sin: Array, positions: Array) -> None:
     args = Args("rope", device).array("x", x, "N H D", "float", "flatten batch and time into N")
+    _tables(args, "x", cos, sin, positions)
+
+
+def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
+    """What goes with the array `name` [N, ..., D] that is rotated."""
     width = args.size["D"]
-    args.rule(width % 2 == 0, f"x must have an even head width D (halves are rotated against each other), got {width}")
+    args.rule(
+        width % 2 == 0, f"{name} must have an even head width D (halves are rotated against each other), got {width}"
+    )
     args.array("cos", cos, f"P {width // 2}", "f32", "a rotary table has D / 2 columns")
     args.array("sin", sin, f"P {width // 2}", "f32", "cos and sin are tables of one shape")
     args.array("positions", positions, "N", "i32")
@@ -216,14 +223,54 @@ def attention(
         )
 
 
-def kv_append(device: Device, cache: Array, new: Array, q_start: Array) -> None:
+def kv_append(device: Device, cache: Array, new: Array, q_start: Array, start: int | None) -> None:
     args = Args("kv_append", device).array("cache", cache, "B S G D").array("new", new, "B T G D")
-    args.array("q_start", q_start, "1", "i32")
+    _fits_cache(args, "new", args.size["T"], q_start, start)
+    _cache_dtype(args, "cache", cache, "new", new)
+
+
+def rope_append(
+    device: Device,
+    new: tuple[Array, Array],
+    tables: tuple[Array, Array, Array],
+    caches: tuple[Array, Array],
+    q_start: Array,
+    start: int | None,
+) -> None:
+    """new: k, v; tables: cos, sin, positions; caches: keys, values."""
+    (k, v), (keys, values) = new, caches
+    args = Args("rope_append", device).array("k", k, "N G D", "float", "flatten batch and time into N")
+    args.array("v", v, "N G D", "float", "flatten batch and time into N")
+    _tables(args, "k", *tables)
+    args.array("keys", keys, "B S G D").array("values", values, "B S G D")
+    n, batch = args.size["N"], args.size["B"]
     args.rule(
-        args.size["T"] <= args.size["S"],
-        f"new must fit into the cache of {args.size['S']} tokens, got {args.size['T']}; make a longer cache",
+        n % batch == 0,
+        f"k must have as many tokens for each of the {batch} rows of the cache, got N = {n}; "
+        "append the same number of tokens to every row",
     )
-    args.rule(cache.dtype == new.dtype, f"new must have the cache's dtype {cache.dtype}, got {new.dtype}; cast it")
+    _fits_cache(args, "k", n // batch, q_start, start)
+    for name, array in (("k", k), ("v", v), ("values", values)):
+        _cache_dtype(args, "keys", keys, name, array)
+
+
+def _cache_dtype(args: Args, cache_name: str, cache: Array, name: str, new: Array) -> None:
+    wanted = f"the cache's dtype {cache.dtype}" if cache_name == "cache" else f"the dtype of {cache_name} {cache.dtype}"
+    args.rule(cache.dtype == new.dtype, f"{name} must have {wanted}, got {new.dtype}; cast it")
+
+
+def _fits_cache(args: Args, name: str, tokens: int, q_start: Array, start: int | None) -> None:
+    """start: what the host knows q_start[0] to be; the reference's q_start can be looked at."""
+    args.array("q_start", q_start, "1", "i32")
+    keys = args.size["S"]
+    args.rule(tokens <= keys, f"{name} must fit into the cache of {keys} tokens, got {tokens}; make a longer cache")
+    first = int(q_start[0]) if isinstance(q_start, np.ndarray) else start
+    if first is not None:
+        args.rule(
+            0 <= first <= keys - tokens,
+            f"q_start must leave room for {tokens} more tokens in the cache of {keys}, got {first}; "
+            "make a longer cache",
+        )
 
 
 # ---- softmax family, plain operators -----------------------------------------------------

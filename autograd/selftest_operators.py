@@ -125,7 +125,32 @@ def _rope_cases(t: np.dtype) -> list[Case]:
             shape, direction = f"{n}x{h}x{d}", "backward" if inverse else "forward"
             name = f"rope/{direction}/{shape}/{dtype_name(t)}"
             found.append(Case(name, "rope", direction, dtype_name(t), shape, build, call))
-    return found
+    return found + [
+        _rope_append("prefill", (2, 5, 3, 10), t, keys=37, q_start=29),
+        _rope_append("full", (3, 7, 2, 64), t, keys=11, q_start=4),
+        _rope_append("decode", (1, 1, 2, 128), t, keys=53, q_start=41),
+        _rope_append("past the end", (2, 7, 1, 40), t, keys=19, q_start=15),
+    ]
+
+
+def _rope_append(variant: str, new: tuple[int, int, int, int], t: Any, *, keys: int, q_start: int) -> Case:
+    """new: B, T, G, D; `keys` is S."""
+    b, length, g, d = new
+
+    def build(rng: np.random.Generator) -> Inputs:
+        inputs: Inputs = {name: normal(rng, (b * length, g, d), t) for name in ("k", "v")}
+        inputs |= {name: normal(rng, (61, d // 2)) for name in ("cos", "sin")}
+        inputs["positions"] = rng.integers(0, 61, b * length).astype(np.int32)
+        inputs |= {name: normal(rng, (b, keys, g, d), t) for name in ("keys", "values")}
+        return {**inputs, "q_start": np.array([q_start], np.int32)}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        device.rope_append(*x.values())
+        return {"keys": x["keys"], "values": x["values"]}
+
+    shape = f"{b}x{length}x{g}x{d}"
+    name = f"rope_append/{variant}/{shape}/{dtype_name(t)}"
+    return Case(name, "rope_append", "forward", dtype_name(t), shape, build, call)
 
 
 def _document_starts(rng: np.random.Generator, batch: int, length: int, documents: int) -> np.ndarray:
@@ -201,20 +226,22 @@ def _attention_cases(t: np.dtype) -> list[Case]:
         _attention("decode first", (1, 1, 4, 2, 40), t, keys=64, q_start=0),
         _attention("decode window", (1, 1, 4, 1, 128), t, keys=130, q_start=100, window=17),
         _attention("prefill on a cache", (1, 19, 4, 2, 64), t, keys=130, q_start=70),
-        _kv_append(t),
+        _kv_append("", 29, t),
+        _kv_append("/past the end", 34, t),
     ]
 
 
-def _kv_append(t: np.dtype) -> Case:
+def _kv_append(variant: str, q_start: int, t: np.dtype) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
         cache, new = normal(rng, (2, 37, 3, 10), t), normal(rng, (2, 5, 3, 10), t)
-        return {"cache": cache, "new": new, "q_start": np.array([29], np.int32)}
+        return {"cache": cache, "new": new, "q_start": np.array([q_start], np.int32)}
 
     def call(device: Device, x: Inputs) -> Outputs:
         device.kv_append(x["cache"], x["new"], x["q_start"])
         return {"cache": x["cache"]}
 
-    return Case(f"kv_append/{dtype_name(t)}", "kv_append", "forward", dtype_name(t), "2x37x3x10", build, call)
+    name = f"kv_append{variant}/{dtype_name(t)}"
+    return Case(name, "kv_append", "forward", dtype_name(t), "2x37x3x10", build, call)
 
 
 def _softmax_cases(t: np.dtype) -> list[Case]:

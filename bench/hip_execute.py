@@ -28,14 +28,8 @@ from wgrad.autograd import selftest_operators, selftest_training
 from wgrad.autograd.selftest import expected_outputs, largest_difference
 from wgrad.autograd.selftest_cases import (
     BF16,
-    F16,
-    F32,
     Case,
-    Inputs,
-    Outputs,
     cases,
-    dtype_name,
-    normal,
     upload_inputs,
 )
 
@@ -63,38 +57,11 @@ class Tally:
 
 
 def all_cases() -> list[Case]:
-    """The self-test's, the operators that read bfloat16 too, and what the device has beyond the contract."""
+    """The self-test's, and the operators that read bfloat16 too."""
     found = {case.name: case for case in cases()}
-    beyond = [rope_append(t, width) for t in (F32, F16, BF16) for width in (64, 10)]
-    for case in (*selftest_operators.cases(BF16), *selftest_training.cases(BF16), *beyond):
+    for case in (*selftest_operators.cases(BF16), *selftest_training.cases(BF16)):
         found.setdefault(case.name, case)
     return list(found.values())
-
-
-def rope_append(dtype: np.dtype, width: int) -> Case:
-    """Rotary embedding into a cache at once; on the reference, one after the other."""
-
-    def build(rng: np.random.Generator) -> Inputs:
-        numbers = {"x": (10, 3, width), "cache": (2, 11, 3, width)}
-        tables = {"cos": (20, width // 2), "sin": (20, width // 2)}
-        return {
-            **{name: normal(rng, shape, dtype) for name, shape in numbers.items()},
-            **{name: normal(rng, shape) for name, shape in tables.items()},
-            "positions": rng.integers(0, 20, 10).astype(np.int32),
-            "q_start": np.array([4], np.int32),
-        }
-
-    def call(device: Any, x: Inputs) -> Outputs:
-        tables = (x["cos"], x["sin"], x["positions"])
-        if hasattr(device, "rope_append"):
-            device.rope_append(x["x"], *tables, x["cache"], x["q_start"])
-        else:
-            rotated = device.view(device.rope(x["x"], *tables), (2, 5, 3, width))
-            device.kv_append(x["cache"], rotated, x["q_start"])
-        return {"cache": x["cache"]}
-
-    name = dtype_name(dtype)
-    return Case(f"rope_append/{width}/{name}", "rope", "forward", name, str(width), build, call)
 
 
 def ratio_to_limit(found: dict[str, np.ndarray], oracle: dict[str, np.ndarray], limits: dict[str, float]) -> float:

@@ -53,7 +53,13 @@ def calls(device: Any, dtype: Any) -> Iterator[None]:
     x, y = normal(32, 256), normal(32, 256)
     device.swiglu_backward(x, y, device.swiglu(x, y))
     device.softmax_backward(x, device.softmax(y))
-    device.rope(normal(16, 4, 128), normal(8, 64, kind=np.float32), normal(8, 64, kind=np.float32), integers(8, 16))
+    tables = (normal(8, 64, kind=np.float32), normal(8, 64, kind=np.float32), integers(8, 16))
+    device.rope(normal(16, 4, 128), *tables)
+    yield
+    start = device.upload(np.array([16], np.int32))
+    device.rope_append(
+        normal(16, 4, 128), normal(16, 4, 128), *tables, normal(2, 64, 4, 128), normal(2, 64, 4, 128), start
+    )
     yield
     keep = device.upload(rng.integers(0, 2, (32, 256)).astype(np.uint32))
     for made in (device.add(x, y), device.scale(x, 2.0), device.bias(x, normal(256)), device.mask(x, keep, 0.0)):
@@ -68,7 +74,7 @@ def calls(device: Any, dtype: Any) -> Iterator[None]:
     device.sum_rows(x)
     device.sum(x)
     yield
-    device.kv_append(normal(2, 64, 2, 64), normal(2, 16, 2, 64), device.upload(np.array([16], np.int32)))
+    device.kv_append(normal(2, 64, 2, 64), normal(2, 16, 2, 64), start)
     device.copy(x, y)
     device.fill(y, 1.5)
     yield

@@ -1,5 +1,6 @@
-// kv_append: cache[b, q_start + t] = fresh[b, t]. sample: the next token's id from its logits: greedy, or temperature,
-// top-k and top-p, then the inverse of the cumulative distribution in id order.
+// kv_append: cache[b, q_start + t] = fresh[b, t]; what would lie past the cache's end is left out. sample: the next
+// token's id from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative distribution
+// in id order.
 //   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), q_start [1] i32; logits [V] f32,
 //   uniform [1] f32 in [0, 1), id [1] i32.
 // Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
@@ -15,10 +16,13 @@ extern "C" GPU_KERNEL(256) void kv_append(void* cache, const void* fresh, const 
                                           u32 row, u32 types) {
   u64 count = u64(tokens) * row, i = (u64(block_x()) * 256 + thread()) * 8;
   if (i >= count) return;
-  u64 from = block_y() * count, to = (u64(block_y()) * keys + u32(q_start[0])) * row;
+  u32 first = u32(q_start[0]);
+  u64 fits = first < keys ? min(count, u64(keys - first) * row) : u64(0);
+  if (i >= fits) return;
+  u64 from = block_y() * count, to = (u64(block_y()) * keys + first) * row;
   bool aligned = row % 8 == 0;
-  Eight v = load8(fresh, type_of(types, 1), from + i, from + count, aligned);
-  store8(cache, type_of(types, 0), to + i, to + count, v, aligned);
+  Eight v = load8(fresh, type_of(types, 1), from + i, from + fits, aligned);
+  store8(cache, type_of(types, 0), to + i, to + fits, v, aligned);
 }
 
 GPU_FN u32 rank(float x) {

@@ -1,9 +1,9 @@
-"""Rotary position embedding, also straight into a key/value cache. Kernel: rope.hip."""
+"""Rotary position embedding, also straight into a key/value cache. Kernels: rope.hip."""
 
 from __future__ import annotations
 
 from wgrad.hip.buffers import Array
-from wgrad.hip.elements import GROUP, PER, Elements, type_codes
+from wgrad.hip.elements import GROUP, PER, Elements, type_code, type_codes
 from wgrad.hip.errors import DeviceError
 
 _MOST_ITEMS = 2**32 - GROUP
@@ -16,32 +16,37 @@ class RopeOps(Elements):
         Raises:
             DeviceError: x is too large for the kernel's numbers.
         """
-        y = self.empty(x.shape, x.dtype)
-        self._rope(x, [cos, sin, positions], None, y, (1, 1), inverse)
+        n, heads, width = x.shape
+        y, items = self.empty(x.shape, x.dtype), _items("rope: x", x)
+        if items:
+            arguments = [x, cos, sin, positions, y, n * heads, heads, width // 2, int(inverse), type_codes(x, y)]
+            self.launch("rope", "rope", arguments, self.groups(items, GROUP), work=2 * x.nbytes)
         return y
 
-    def rope_append(self, x: Array, cos: Array, sin: Array, positions: Array, cache: Array, q_start: Array) -> None:
-        """cache [B, S, G, D] in place: cache[:, q_start[0] : q_start[0] + T] = rope(x), x [B T, G, D]; what `rope` and
-        `kv_append` do, in one launch (and one rounding, where their dtypes differ).
+    def rope_append(
+        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, q_start: Array
+    ) -> None:
+        """keys, values [B, S, G, D] in place from q_start[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
+        cos, sin float32 [P, D/2], positions int32 [B T], q_start int32 [1]. What `rope` and `kv_append` of both do, in
+        one launch.
 
         Raises:
-            DeviceError: x is too large for the kernel's numbers.
+            DeviceError: k is too large for the kernel's numbers.
         """
-        batch, keys = cache.shape[:2]
-        self._rope(x, [cos, sin, positions], q_start, cache, (x.shape[0] // batch, keys), False)
+        n, groups, width = k.shape
+        batch, length = keys.shape[:2]
+        items = _items("rope_append: k", k)
+        if items:
+            numbers = [n * groups, groups, width // 2, n // batch, length, type_code(k.dtype)]
+            arguments = [k, v, cos, sin, positions, q_start, keys, values, *numbers]
+            grid = (self.groups(items, GROUP)[0], 2, 1)
+            self.launch("rope", "rope_append", arguments, grid, work=4 * k.nbytes)
 
-    def _rope(
-        self, x: Array, tables: list[Array], q_start: Array | None, y: Array, sizes: tuple[int, int], inverse: bool
-    ) -> None:
-        """sizes: tokens of a batch row of x, keys of one of the cache."""
-        n, heads, width = x.shape
-        half = width // 2
-        items = n * heads * -(-half // PER)
-        if items >= _MOST_ITEMS:
-            raise DeviceError(
-                f"rope: x {list(x.shape)} needs {items:,} work-items, the kernel counts up to 2^32; split x"
-            )
-        if x.size:
-            numbers = [n * heads, heads, half, int(inverse), *sizes, type_codes(x, y)]
-            groups = self.groups(items, GROUP)
-            self.launch("rope", "rope", [x, *tables, q_start, y, *numbers], groups, work=2 * x.nbytes)
+
+def _items(name: str, x: Array) -> int:
+    """Work-items for x [N, H, D], eight pairs each."""
+    n, heads, width = x.shape
+    items = n * heads * -(-(width // 2) // PER)
+    if items >= _MOST_ITEMS:
+        raise DeviceError(f"{name} {list(x.shape)} needs {items:,} work-items, the kernel counts up to 2^32; split it")
+    return items

@@ -59,7 +59,7 @@ def generate_ids(
     draw()
     ids = device.upload(np.zeros(1, np.int32))
     device.copy(device.sample(_prefill(model, prompt, cache), uniform, **options), ids)
-    inputs = _inputs(model, ids, np.zeros(1, np.int32), 0)
+    inputs = _inputs(model, ids, np.zeros(1, np.int32), None)
 
     def decode() -> None:
         with no_grad():
@@ -79,13 +79,15 @@ def generate_ids(
             step(decode)
 
 
-def _inputs(model: Model, ids: object, positions: np.ndarray, q_start: int) -> Inputs:
+def _inputs(model: Model, ids: object, positions: np.ndarray, start: int | None) -> Inputs:
+    """start: index of the first key that is appended to the cache; None: written before each step."""
     upload, tokens = model.device.upload, len(positions)
     return Inputs(
         ids=ids,
         positions=upload(positions),
         starts=upload(np.zeros((1, tokens), np.int32)),
-        q_start=upload(np.array([q_start], np.int32)),
+        q_start=upload(np.array([start or 0], np.int32)),
+        start=start,
     )
 
 

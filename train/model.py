@@ -28,7 +28,8 @@ from wgrad.train.weights import EMBEDDING, FINAL_NORM, HEAD
 @dataclass
 class Inputs:
     """What a forward reads, on the device: ids, positions int32 [B * T], starts int32 [B, T], q_start int32 [1],
-    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on."""
+    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. start is q_start where the host knows it
+    (not in a recorded step, which moves on by itself): then a full cache is refused."""
 
     ids: Array
     positions: Array
@@ -36,6 +37,7 @@ class Inputs:
     q_start: Array
     targets: Array | None = None
     seed: Array | None = None
+    start: int | None = None
 
     @property
     def batch(self) -> int:
@@ -129,19 +131,31 @@ class Model:
         v = self._linear(f"{prefix}v_proj", y, inputs)
         q = q.reshape(rows * tokens, c.num_attention_heads, c.head_dim)
         k = k.reshape(rows * tokens, c.num_key_value_heads, c.head_dim)
+        v = v.reshape(rows * tokens, c.num_key_value_heads, c.head_dim)
         if c.use_rope[index]:
             q = F.rope(q, self.cos, self.sin, inputs.positions)
-            k = F.rope(k, self.cos, self.sin, inputs.positions)
+            k = k if cache is not None else F.rope(k, self.cos, self.sin, inputs.positions)
         q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
-        k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
-        v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
         if cache is not None:
-            self.device.kv_append(cache.keys[index], k.data, inputs.q_start)
-            self.device.kv_append(cache.values[index], v.data, inputs.q_start)
-            k, v = Tensor(cache.keys[index], self.device), Tensor(cache.values[index], self.device)
+            k, v = self._append(index, k, v, inputs, cache)
+        else:
+            k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
+            v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
         scale, window = c.head_dim**-0.5, c.windows[index]
         o = F.attention(q, k, v, inputs.starts, inputs.q_start, scale=scale, window=window)
         return self._linear(f"{prefix}o_proj", o.reshape(rows * tokens, c.q_size), inputs, residual=h)
+
+    def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """k (not rotated yet), v [N, G, D] to the cache of a layer -> all its keys and values [B, S, G, D]."""
+        device, keys, values = self.device, cache.keys[index], cache.values[index]
+        if self.config.use_rope[index]:
+            tables = (self.cos, self.sin, inputs.positions)
+            F.rope_append(device, k.data, v.data, *tables, keys, values, inputs.q_start, start=inputs.start)
+        else:
+            for part, new in ((keys, k), (values, v)):
+                rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
+                F.kv_append(device, part, rows.data, inputs.q_start, start=inputs.start)
+        return Tensor(keys, device), Tensor(values, device)
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:
         """QK-norm (Qwen3): each head of [N, H * D] by itself; other architectures have no such weight."""

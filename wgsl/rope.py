@@ -1,4 +1,5 @@
-"""Rotary position embedding (half-split); its backward is the inverse rotation. Shader: rope.wgsl."""
+"""Rotary position embedding (half-split), whose backward is the inverse rotation, also straight into a key/value cache.
+Shaders: rope.wgsl, rope_append.wgsl."""
 
 from __future__ import annotations
 
@@ -28,3 +29,18 @@ class RopeOps(Elements):
             groups = self.groups(items, GROUP)
             self.launch("rope", [part, cos, sin, positions, out], params, groups, constants, work=2.0 * part.nbytes)
         return y
+
+    def rope_append(
+        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, q_start: Array
+    ) -> None:
+        """keys, values [B, S, G, D] in place from q_start[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
+        cos, sin float32 [P, D/2], positions int32 [B T], q_start int32 [1]."""
+        n, groups, width = k.shape
+        batch, length = keys.shape[:2]
+        vec = vector_width(width // 2)
+        constants: dict[str, Constant] = {"C_T": compute_type(vec), "X_T": wgsl_type(k.dtype, vec)}
+        half = width // 2 // vec
+        items = n * groups * half
+        arrays = [k, v, cos, sin, positions, q_start, keys, values]
+        params = [items, groups, half, n // batch, length]
+        self.launch("rope_append", arrays, params, self.groups(2 * items, GROUP), constants, work=4.0 * k.nbytes)

@@ -43,6 +43,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, starts: Any = None, q_start: Any = N
     return F.attention(q, k, v, starts, i32(1) if q_start is None else q_start, scale=1.0, window=window)
 
 
+def append(**changes: Any) -> None:
+    arrays = {"k": f32(6, 2, 6), "v": f32(6, 2, 6), "cos": f32(9, 3), "sin": f32(9, 3), "positions": i32(6)}
+    arrays |= {"keys": f32(2, 4, 2, 6), "values": f32(2, 4, 2, 6), "q_start": i32(1)}
+    F.rope_append(CPU, **(arrays | changes))
+
+
+class _Unseen:
+    """A device's array: its values are not the host's."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.shape, self.dtype = array.shape, array.dtype
+
+
 def step(**changes: Any) -> None:
     arrays = {n: f32(9) for n in ("p", "g", "exp_avg", "exp_avg_sq")}
     arrays |= {"hyper": f32(HYPER_SIZE), "state": f32(STATE_SIZE)}
@@ -208,6 +221,41 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.kv_append(CPU, f32(1, 4, 2, 8), np.ones((1, 2, 2, 8), np.float16), i32(1)),
         r"kv_append: new must have the cache's dtype float32, got float16",
     ),
+    "kv_append full": (
+        lambda: F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 2, 2, 8), i32(1) + 3),
+        r"kv_append: q_start must leave room for 2 more tokens in the cache of 4, got 3; make a longer cache",
+    ),
+    "rope_append full": (
+        lambda: append(q_start=i32(1) + 2),
+        r"rope_append: q_start must leave room for 3 more tokens in the cache of 4, got 2; make a longer cache",
+    ),
+    "rope_append negative": (lambda: append(q_start=i32(1) - 1), r"rope_append: q_start must leave .*, got -1"),
+    "rope_append start": (
+        lambda: append(q_start=_Unseen(i32(1)), start=9),  # what the host says of an array that it cannot look at
+        r"rope_append: q_start must leave room for 3 more tokens in the cache of 4, got 9; make a longer cache",
+    ),
+    "rope_append long": (
+        lambda: append(k=f32(10, 2, 6), v=f32(10, 2, 6), positions=i32(10)),
+        r"rope_append: k must fit into the cache of 4 tokens, got 5; make a longer cache",
+    ),
+    "rope_append rows": (
+        lambda: append(k=f32(5, 2, 6), v=f32(5, 2, 6), positions=i32(5)),
+        r"rope_append: k must have as many tokens for each of the 2 rows of the cache, got N = 5; append the same",
+    ),
+    "rope_append v": (lambda: append(v=f32(6, 2, 8)), r"rope_append: v must be \[N, G, D\] with D = 6 from k, got"),
+    "rope_append odd": (
+        lambda: append(k=f32(6, 2, 5), v=f32(6, 2, 5)),
+        r"rope_append: k must have an even head width D .*, got 5",
+    ),
+    "rope_append table": (lambda: append(sin=f32(9, 6)), r"rope_append: sin must be \[P, 3\].*, got shape \[9, 6\]"),
+    "rope_append values": (
+        lambda: append(values=f32(2, 5, 2, 6)),
+        r"rope_append: values must be \[B, S, G, D\] with S = 4 from keys, got shape \[2, 5, 2, 6\]",
+    ),
+    "rope_append dtype": (
+        lambda: append(values=np.ones((2, 4, 2, 6), np.float16)),
+        r"rope_append: values must have the dtype of keys float32, got float16; cast it",
+    ),
     # plain
     "add": (lambda: F.add(t(3, 4), t(4, 3)), r"add: b must have the shape of a \[3, 4\], got \[4, 3\]"),
     "mask": (lambda: F.mask(t(3, 4), np.ones((3, 4), bool), 0.0), r"mask: keep must be uint32, got bool"),
@@ -281,7 +329,8 @@ def test_right_arguments_pass() -> None:
     F.linear_nf4(t(2, 3, 10), NF4, bias=f32(7), residual=t(2, 3, 7), lora=lora(t(2, 10), t(7, 2)))
     F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(3))
     attend(t(1, 4, 4, 8), t(1, 4, 2, 8), t(1, 4, 2, 8))
-    F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 2, 2, 8), i32(1))
+    F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 2, 2, 8), i32(1) + 2)
+    append(q_start=i32(1) + 1)
     F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(3))
     F.clip(CPU, f32(2), f32(HYPER_SIZE), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99)
     step()

@@ -99,6 +99,8 @@ def softmax(d: Any, x: Arrays) -> None:
 def rope(d: Any, x: Arrays) -> None:
     tables = x(50, 32, dtype=np.float32), x(50, 32, dtype=np.float32)
     d.rope(x(ROWS, 4, 64), *tables, x.ids(50, ROWS))
+    new, caches = (x(6, 2, 64), x(6, 2, 64)), (x(2, 40, 2, 64), x(2, 40, 2, 64))
+    d.rope_append(*new, *tables, x.ids(50, 6), *caches, d.upload(np.array([7], np.int32)))
 
 
 def reduce(d: Any, x: Arrays) -> None:
@@ -171,6 +173,7 @@ MOST_LINES_OF = {
     "rms_norm_backward": 1.5,
     "rms_norm_row16": 1.3,
     "rope": 2.0,  # a half of a head is half a line
+    "rope_append": 2.0,
     "cross_entropy": 2.15,  # the logits are float32; the wave at a row's end has few lanes
     "embedding_backward": 1.6,  # the gradient is float32
     "embedding_chains": 4.0,  # a search in the ids

@@ -21,8 +21,8 @@ ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_isa_memory.jsonl"
 STREAMING = {
     "activation", "cross_entropy", "dropout", "elementwise", "embedding", "fill", "copy", "kv_append", "adamw",
     "grad_norm", "rms_norm", "rms_norm_wave", "rms_norm_row16", "rms_norm_backward", "rms_norm_backward_wave",
-    "rms_norm_backward_row16", "rms_norm_dweight", "rope", "softmax", "softmax_backward", "sum_rows", "nf4_quantize",
-    "nf4_dequantize", "embedding_backward", "sample",
+    "rms_norm_backward_row16", "rms_norm_dweight", "rope", "rope_append", "softmax", "softmax_backward", "sum_rows",
+    "nf4_quantize", "nf4_dequantize", "embedding_backward", "sample",
 }  # fmt: skip
 # Kernels whose results are small beside what they read.
 REDUCING = {"rms_norm_dweight", "sum_rows", "sample"}

@@ -90,19 +90,22 @@ def test_nf4_of_every_block_size(hip_device: Any, block_size: int) -> None:
     np.testing.assert_array_equal(hip_device.download(found.packed), wanted.packed)
 
 
-@pytest.mark.parametrize("width, cache_dtype", [(64, np.float32), (64, np.float16), (10, np.float32)])
-def test_rope_append_is_rope_and_append(hip_device: Any, width: int, cache_dtype: Any) -> None:
-    rng = np.random.default_rng(9)
-    batch, tokens, keys, heads = 2, 5, 11, 3
-    x = hip_device.upload(rng.standard_normal((batch * tokens, heads, width)).astype(np.float32))
-    cos, sin = (hip_device.upload(rng.standard_normal((20, width // 2)).astype(np.float32)) for _ in range(2))
-    positions = hip_device.upload(rng.integers(0, 20, batch * tokens).astype(np.int32))
-    start = hip_device.upload(np.array([4], np.int32))
-    caches = [hip_device.zeros((batch, keys, heads, width), cache_dtype) for _ in range(2)]
-    rotated = hip_device.view(hip_device.rope(x, cos, sin, positions), (batch, tokens, heads, width))
-    hip_device.kv_append(caches[0], rotated, start)
-    hip_device.rope_append(x, cos, sin, positions, caches[1], start)
-    np.testing.assert_array_equal(*(hip_device.download(c) for c in caches))
+@pytest.mark.parametrize(("width", "dtype"), [(64, np.float32), (64, np.float16), (10, ml_dtypes.bfloat16)])
+@pytest.mark.parametrize("first", [0, 4, 9, 11])
+def test_rope_append_is_rope_and_append(hip_device: Any, width: int, dtype: Any, first: int) -> None:
+    """To the bit, on all that is in the cache; what lies past its end is left out."""
+    rng, d = np.random.default_rng(9), hip_device
+    batch, tokens, length, groups = 2, 5, 11, 3
+    k, v = (d.upload(rng.standard_normal((batch * tokens, groups, width)).astype(dtype)) for _ in range(2))
+    cos, sin = (d.upload(rng.standard_normal((20, width // 2)).astype(np.float32)) for _ in range(2))
+    positions = d.upload(rng.integers(0, 20, batch * tokens).astype(np.int32))
+    before = rng.standard_normal((2, batch, length, groups, width)).astype(dtype)
+    keys, values = (d.upload(cache) for cache in before)
+    d.rope_append(k, v, cos, sin, positions, keys, values, d.upload(np.array([first], np.int32)))
+    for found, cache, new in zip((keys, values), before, (d.rope(k, cos, sin, positions), v)):
+        wanted, rows = cache.copy(), d.download(new).reshape(batch, tokens, groups, width)
+        wanted[:, first : first + tokens] = rows[:, : length - first]
+        np.testing.assert_array_equal(d.download(found), wanted)
 
 
 def test_embedding_gradient_links_places_across_blocks(hip_device: Any) -> None:

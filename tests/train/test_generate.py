@@ -83,6 +83,31 @@ def test_nothing_is_compiled_once_two_tokens_are_out(make_checkpoint: Any, devic
     assert len(list(tokens)) == 9 and device.pipelines_compiled() == compiled
 
 
+def test_a_token_costs_three_small_writes_and_the_read_of_its_id(
+    make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits, sampling and cache stay on the device."""
+    model, moved = model_for(make_checkpoint(), device), []
+
+    def count(name: str) -> None:
+        original = getattr(device, name)
+
+        def counted(*arrays: Any) -> Any:
+            moved.append((name, arrays[0].nbytes))
+            return original(*arrays)
+
+        monkeypatch.setattr(device, name, counted)
+
+    for name in ("upload", "write", "download", "download_later"):
+        count(name)
+    tokens = generate_ids(model, PROMPT, 8, Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=5))
+    next(tokens)
+    for _ in range(7):
+        moved.clear()
+        next(tokens)
+        assert moved == [("write", 4)] * 3 + [("download", 4)]
+
+
 def test_an_empty_prompt_is_refused(make_checkpoint: Any, cpu: Device) -> None:
     with pytest.raises(WgradError, match="--prompt: has no token"):
         list(generate_ids(model_for(make_checkpoint(), cpu), [], 3, Sampling()))

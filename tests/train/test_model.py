@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.device import Device
+from wgrad.autograd.errors import ShapeError
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import no_grad
 from wgrad.train.build import activation_bytes, count_parameters, wants_checkpointing
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.lora import Adapter, LoraConfig, linear_modules, lora_shapes
@@ -71,6 +74,34 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence(
     for at in range(8, TOKENS):
         rows.append(device.download(model.logits(model.hidden(inputs_for(device, ids[at : at + 1], at), cache).data)))
     assert np.linalg.norm(np.concatenate(rows) - true) <= limit
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_the_cache_costs_no_launch_of_its_own(architecture: str, make_checkpoint: Any, device: Device) -> None:
+    """Keys are rotated into it and values copied in the launch that only rotates keys where there is no cache."""
+    model = frozen(make_checkpoint(architecture), device)
+    inputs, counts = inputs_for(device, np.array([7], np.int32)), []
+    for cache in (None, KVCache.empty(model.config, 1, 1, np.float32, device)):
+        with no_grad(), device.capture() as replay:
+            model.hidden(inputs, cache)
+        counts.append(replay.dispatches)
+    assert counts[0] == counts[1] > 20
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "SmolLM3ForCausalLM"])  # the latter: a layer without rope
+def test_a_full_cache_is_refused_before_anything_is_written(
+    architecture: str, make_checkpoint: Any, device: Device
+) -> None:
+    model = frozen(make_checkpoint(architecture, **CASES[architecture]), device)
+    config = model.config
+    if architecture == "SmolLM3ForCausalLM":  # its first layer
+        config = model.config = replace(config, use_rope=(False, *config.use_rope[1:]))
+    cache = KVCache.empty(config, 1, 9, np.float32, device)
+    inputs = inputs_for(device, np.arange(4, dtype=np.int32), 6)
+    inputs.start = 6
+    with pytest.raises(ShapeError, match="q_start must leave room for 4 more tokens in the cache of 9, got 6"):
+        model.hidden(inputs, cache)
+    assert not any(device.download(a).any() for a in (*cache.keys, *cache.values))
 
 
 @pytest.mark.parametrize("short", [np.float16, ml_dtypes.bfloat16])

@@ -57,3 +57,23 @@ def test_kv_append(groups, width, dtype, wgpu_device, rng) -> None:
         wanted = cache.copy()
         wanted[:, first : first + 3] = new[:, : 9 - first]  # what lies past the end is left out, not wrapped
         np.testing.assert_array_equal(wgpu_device.download(found), wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("groups", "width"), [(2, 8), (1, 10), (3, 64)])
+def test_rope_append_is_rope_and_append(groups, width, dtype, wgpu_device, rng) -> None:
+    """To the bit, on all that is in the cache; what lies past its end is left out."""
+    d, batch, tokens, length = wgpu_device, 2, 3, 9
+    k, v = (d.upload(rng.standard_normal((batch * tokens, groups, width)).astype(dtype)) for _ in range(2))
+    cos, sin = (d.upload(rng.standard_normal((20, width // 2)).astype(np.float32)) for _ in range(2))
+    positions = d.upload(rng.integers(0, 20, batch * tokens).astype(np.int32))
+    rotated = d.download(d.rope(k, cos, sin, positions))
+    for first in (0, 4, 6, 8, 9):
+        before = rng.standard_normal((2, batch, length, groups, width)).astype(dtype)
+        keys, values = (d.upload(cache) for cache in before)
+        d.rope_append(k, v, cos, sin, positions, keys, values, d.upload(np.array([first], np.int32)))
+        for found, cache, new in zip((keys, values), before, (rotated, d.download(v))):
+            wanted = cache.copy()
+            rows = new.reshape(batch, tokens, groups, width)
+            wanted[:, first : first + tokens] = rows[:, : length - first]
+            np.testing.assert_array_equal(d.download(found), wanted)
