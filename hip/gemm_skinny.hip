@@ -12,7 +12,7 @@
 // Launch: (ceil(N / tile), ceil(M / tile), splits) groups. Bound by reading the long operand once: 128-bit loads of the
 // next tile are on their way in registers while one LDS buffer is used (two barriers a tile), so that several groups
 // share a compute unit. CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 32 rows. RDNA: 2 x 4 or 8 x 4 results a work-item.
-// LDS holds [k][row]; rows are permuted by 16 so that neither stores nor reads of two k meet in a bank.
+// LDS holds [k][row], permuted (at()) so that neither stores nor reads meet in a bank.
 // Sources: Hu et al. 2021 (LoRA); Volkov and Demmel 2008 (register blocking).
 #include "gemm_epilogue.hpp"
 
@@ -21,8 +21,12 @@ namespace gemm {
 enum Layout { NN, NT, TN };
 constexpr int LONG = 128, DEPTH_SKINNY = 32, GROUP = 256;
 
+// Where element (k, row) lies; 4 successive rows from a multiple of 4 on stay together. Bits 3 and 4 of the place turn
+// with k / 8, for the lanes that store k, k + 8, k + 16 and k + 24 of 8 rows; bit 4 with k % 2, for those that read 16
+// rows of k and of k + 1; bit 2 for those that store 4 rows at steps of 8.
 template <int ROWS> GPU_FN int at(int k, int row) {
-  return k * ROWS + (ROWS >= 32 ? row ^ ((k ^ k >> 3) & 1) << 4 : row);
+  const int wide = (k & 1) << 4 ^ (row >> 5 & 1) << 2, narrow = (k >> 1 & 1) << 2;
+  return (k * ROWS + row) ^ (k >> 3 & 3) << 3 ^ (ROWS >= 32 ? wide : narrow);
 }
 
 // ROWS x 32 of an operand: 8 elements along K ([rows, K] in memory) or along the rows ([K, rows]) a chunk.
@@ -113,7 +117,7 @@ template <int WIDTH> struct SkinnyCore {
 };
 #else
 template <int WIDTH> struct SkinnyCore {
-  static constexpr int ROWS = LONG * WIDTH / 4 / GROUP;
+  static constexpr int ROWS = LONG * WIDTH / 4 / GROUP, TOGETHER = ROWS < 4 ? ROWS : 4;
   gpu::f32x4 acc[ROWS] = {};
   int row0, column0;
   GPU_FN explicit SkinnyCore(int thread) : row0(thread / (WIDTH / 4) * ROWS), column0(thread % (WIDTH / 4) * 4) {}
@@ -121,11 +125,14 @@ template <int WIDTH> struct SkinnyCore {
 #pragma unroll 8
     for (int k = 0; k < DEPTH_SKINNY; ++k) {
       const gpu::f32x4 y = *(const gpu::f32x4*)(b + at<WIDTH>(k, column0));
-      const gpu::Pack<ROWS, float> x = *(const gpu::Pack<ROWS, float>*)(a + at<LONG>(k, row0));
+      gpu::Pack<TOGETHER, float> x[ROWS / TOGETHER];
+#pragma unroll
+      for (int i = 0; i < ROWS; i += TOGETHER)
+        x[i / TOGETHER] = *(const gpu::Pack<TOGETHER, float>*)(a + at<LONG>(k, row0 + i));
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) acc[i][j] = gpu::fma(x.at[i], y[j], acc[i][j]);
+        for (int j = 0; j < 4; ++j) acc[i][j] = gpu::fma(x[i / TOGETHER].at[i % TOGETHER], y[j], acc[i][j]);
     }
   }
   template <class F> GPU_FN void each(F f) const {
