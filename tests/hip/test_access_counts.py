@@ -149,17 +149,28 @@ def products(d: Any, x: Arrays) -> None:
     d.gemm(a, b, trans_b=True), d.gemm(a, x(200, 72)), d.gemm(a, x(136, 72), trans_a=True)
     weight = d.nf4_quantize(x(136, 256, dtype=np.float32), 64)
     d.linear_nf4(x(72, 256), weight), d.linear_nf4_backward(x(72, 136), weight)
+    d.linear_nf4(x(1, 256), weight), d.gemm(x(1, 200), b, trans_b=True)
+
+
+def skinny(d: Any, x: Arrays) -> None:
+    """LoRA's products, of both widths of gemm_skinny.hip."""
+    for rank in (8, 64):
+        d.gemm(x(136, 200), x(rank, 200), trans_b=True, dtype=np.float32)
+        d.gemm(x(136, 200), x(200, rank), dtype=np.float32)
+        d.gemm(x(200, 136), x(200, rank), trans_a=True, dtype=np.float32)
 
 
 def attention(d: Any, x: Arrays) -> None:
-    q, k, v, do = x(1, 40, 4, 64), x(1, 40, 2, 64), x(1, 40, 2, 64), x(1, 40, 4, 64)
-    starts = d.upload(np.zeros((1, 40), np.int32))
-    o, lse = d.attention(q, k, v, starts, d.upload(np.zeros(1, np.int32)), scale=0.125)
-    d.attention_backward(do, q, k, v, o, lse, starts, scale=0.125)
+    """On the matrix units in float16."""
+    for width in (64, 128) if x.dtype == np.float16 else (64,):
+        q, k, v, do = (x(1, 40, heads, width) for heads in (4, 2, 2, 4))
+        starts = d.upload(np.zeros((1, 40), np.int32))
+        o, lse = d.attention(q, k, v, starts, d.upload(np.zeros(1, np.int32)), scale=0.125)
+        d.attention_backward(do, q, k, v, o, lse, starts, scale=0.125)
 
 
 FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, optimizer,
-            dropout, storage, decoding, products, attention]  # fmt: skip
+            dropout, storage, decoding, products, skinny, attention]  # fmt: skip
 COMPUTE_BOUND = ("gemm", "gemv", "attention")
 DTYPES = {"float32": np.float32, "float16": np.float16}
 # Cache lines touched, in the least that the same bytes need. float32 goes in eights of a work-item, which are two
