@@ -25,8 +25,9 @@ constexpr int LONG = 128, DEPTH_SKINNY = 32, GROUP = 256;
 // with k / 8, for the lanes that store k, k + 8, k + 16 and k + 24 of 8 rows; bit 4 with k % 2, for those that read 16
 // rows of k and of k + 1; bit 2 for those that store 4 rows at steps of 8.
 template <int ROWS> GPU_FN int at(int k, int row) {
-  const int wide = (k & 1) << 4 ^ (row >> 5 & 1) << 2, narrow = (k >> 1 & 1) << 2;
-  return (k * ROWS + row) ^ (k >> 3 & 3) << 3 ^ (ROWS >= 32 ? wide : narrow);
+  const int turn = (k >> 3 & 3) << 3;
+  if (ROWS >= 32) return k * ROWS + (row ^ turn ^ (k & 1) << 4 ^ (row >> 5 & 1) << 2);
+  return (k * ROWS + row) ^ turn ^ (k >> 1 & 1) << 2;
 }
 
 // ROWS x 32 of an operand: 8 elements along K ([rows, K] in memory) or along the rows ([K, rows]) a chunk.
@@ -117,29 +118,28 @@ template <int WIDTH> struct SkinnyCore {
 };
 #else
 template <int WIDTH> struct SkinnyCore {
-  static constexpr int ROWS = LONG * WIDTH / 4 / GROUP, TOGETHER = ROWS < 4 ? ROWS : 4;
+  static constexpr int ROWS = LONG * WIDTH / 4 / GROUP;
   gpu::f32x4 acc[ROWS] = {};
   int row0, column0;
   GPU_FN explicit SkinnyCore(int thread) : row0(thread / (WIDTH / 4) * ROWS), column0(thread % (WIDTH / 4) * 4) {}
+  // In the order in which at() has them: 8 rows are read as they lie.
+  GPU_FN int row(int i) const { return row0 + (ROWS == 8 ? i ^ (row0 >> 3 & 4) : i); }
   GPU_FN void multiply(const float* a, const float* b) {
 #pragma unroll 8
     for (int k = 0; k < DEPTH_SKINNY; ++k) {
       const gpu::f32x4 y = *(const gpu::f32x4*)(b + at<WIDTH>(k, column0));
-      gpu::Pack<TOGETHER, float> x[ROWS / TOGETHER];
-#pragma unroll
-      for (int i = 0; i < ROWS; i += TOGETHER)
-        x[i / TOGETHER] = *(const gpu::Pack<TOGETHER, float>*)(a + at<LONG>(k, row0 + i));
+      const gpu::Pack<ROWS, float> x = *(const gpu::Pack<ROWS, float>*)(a + at<LONG>(k, row(0)));
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) acc[i][j] = gpu::fma(x[i / TOGETHER].at[i % TOGETHER], y[j], acc[i][j]);
+        for (int j = 0; j < 4; ++j) acc[i][j] = gpu::fma(x.at[i], y[j], acc[i][j]);
     }
   }
   template <class F> GPU_FN void each(F f) const {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) f(row0 + i, column0 + j, acc[i][j]);
+      for (int j = 0; j < 4; ++j) f(row(i), column0 + j, acc[i][j]);
   }
 };
 #endif
