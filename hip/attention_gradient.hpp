@@ -108,7 +108,7 @@ template <class T, int D, bool KEYS>
 struct Gradient {
   static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, STEPS_Y = ROWS / 16, DEPTHS = D / DEPTH, PIECES = D / 16;
   static constexpr bool NARROW = Narrow<T>::YES;
-  using Y = Staged<ROWS, D, THREADS>;
+  using Y = Tile<ROWS, D, THREADS>;
   using V = TurnedTile<D>;
   // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
   static constexpr int BUFFER = 2 * Y::SLOTS, STATS = KEYS ? ROWS / 2 : 0;
@@ -165,10 +165,10 @@ struct Gradient {
     if (KEYS && wave == 0) {
       const u32 row = lane_again() % ROWS, in_tile = row % 16;
       // In the order in which lanes hold rows of a result: a lane's lie together.
-      const u32 place = row / 16 * 32 + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
+      const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
       const bool there = w.row + int(row) < from.length;
       stats(w.now)[place] = there ? (NARROW ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
-      stats(w.now)[place + 16] = there ? row_delta : 0.f;
+      stats(w.now)[place + ROWS] = there ? row_delta : 0.f;
     }
   }
   // Stats of the rows that a lane has of a result.
@@ -225,10 +225,8 @@ struct Gradient {
         s[n][e] = u32(from + (GPU_RDNA3 ? 2 * e : e)) < u32(count[n]) ? s[n][e] : HIDDEN;
     }
   }
-  // Scores -> probabilities. `rows`: stats of the 16 rows.
-  GPU_FN void probabilities(Acc (&s)[TILES], const float* rows) const {
-    Acc of_row;
-    if (KEYS) of_row = stats_of(rows);
+  // Scores -> probabilities. `of_row`: dk, dv: lse of the 16 rows.
+  GPU_FN void probabilities(Acc (&s)[TILES], const Acc& of_row) const {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const Acc power = __builtin_elementwise_fma(s[n], Acc(scale), KEYS ? of_row : Acc(-lse[n]));
@@ -236,10 +234,8 @@ struct Gradient {
       for (int e = 0; e < ELEMENTS; e++) s[n][e] = exp2_fast(power[e]);
     }
   }
-  // g -> ds.
-  GPU_FN void score_gradients(Acc (&g)[TILES], const Acc (&p)[TILES], const float* rows) const {
-    Acc of_row;
-    if (KEYS) of_row = stats_of(rows + 16);
+  // g -> ds. `of_row`: dk, dv: delta of the 16 rows.
+  GPU_FN void score_gradients(Acc (&g)[TILES], const Acc (&p)[TILES], const Acc& of_row) const {
 #pragma unroll
     for (int n = 0; n < TILES; n++)
       g[n] = (NARROW && KEYS ? p[n] * factor : p[n]) * (g[n] - (KEYS ? of_row : Acc(delta[n])));
@@ -248,30 +244,39 @@ struct Gradient {
 #pragma unroll
     for (int n = 0; n < TILES; n++) to[n] = piece_of<T>(x[n]);
   }
+  // CDNA has registers to read stats and what is turned over ahead of where they are used; the fences keep them there.
   GPU_FN void step(int buffer, int i, int row0, bool partly) {
     const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * (32 * D), at2 = at1 + Y::SLOTS * 16;
-    const float* rows = stats(buffer) + i * 32;
+    const float* rows = stats(buffer) + i * 16;
     Acc s[TILES], g[TILES];
     Piece rounded[TILES];
     V v;
+    Acc of_row = Acc(0.f);
+    if (KEYS && GPU_CDNA) of_row = stats_of(rows);
     product(s, at1, x1);
     if constexpr (KEYS) {
       if (GPU_CDNA) turn(v, at2);
       gpu::sched_fence();
       if (partly) hide(s, row0 + 16 * i);
-      probabilities(s, rows);
+      if (!GPU_CDNA) of_row = stats_of(rows);
+      probabilities(s, of_row);
       round(rounded, s);
       gpu::sched_fence();
       if (!GPU_CDNA) turn(v, at2);
       accumulate(result2, v, at2, rounded);
       if (!GPU_CDNA) gpu::sched_fence();
     }
+    if (KEYS && GPU_CDNA) of_row = stats_of(rows + ROWS);
     product(g, at2, x2);
     gpu::sched_fence();
-    if (GPU_CDNA) turn(v, at1);  // ahead, where there are registers
+    if (GPU_CDNA) {
+      turn(v, at1);
+      gpu::sched_fence();
+    }
     if (!KEYS && partly) hide(s, row0 + 16 * i);
-    if (!KEYS) probabilities(s, rows);
-    score_gradients(g, s, rows);
+    if (!KEYS) probabilities(s, of_row);
+    if (KEYS && !GPU_CDNA) of_row = stats_of(rows + ROWS);
+    score_gradients(g, s, of_row);
     round(rounded, g);
     gpu::sched_fence();
     if (!GPU_CDNA) turn(v, at1);

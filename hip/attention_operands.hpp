@@ -13,17 +13,36 @@ constexpr int WAVES = 4, TILES = 1;
 #endif
 constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
 
-// ---- operands from a tile of rows in LDS, laid out by Staged --------------------------------------------------------
-// Staged's slot is chunk ^ (row & 7): what changes from one access of a lane to the next is an exclusive or of bits 4
-// to 6 of its first address, and a constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
+// ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
+// Chunk c (128 bits) of row r lies in slot c ^ turn_of(r) of the row. CDNA serves 128-bit reads eight lanes at a time,
+// 0-3 with 20-23, 4-7 with 16-19 and so on: along, rows 0-3 of chunk c with rows 4-7 of chunk c ^ 1; across, chunks
+// 0-3 of row r with chunks 4-7 of row r + 4. Both meet all banks once. turn_of(a ^ b) = turn_of(a) ^ turn_of(b).
+GPU_FN u32 turn_of(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8; }
+
+template <int ROWS, int D, int THREADS>
+struct Tile : Staged<ROWS, D, THREADS> {
+  using Base = Staged<ROWS, D, THREADS>;
+  GPU_FN void store(u32x4* lds) const {
+    const u32 thread = u32(again(int(gpu::thread())));
+#pragma unroll
+    for (int i = 0; i < Base::LOADS; i++) {
+      const u32 id = thread + i * THREADS, row = id / Base::CHUNKS, c = id % Base::CHUNKS;
+      lds[row * Base::CHUNKS + (c ^ turn_of(row))] = this->at[i];
+    }
+  }
+};
+
+// ---- operands from a Tile -------------------------------------------------------------------------------------------
+// What changes from one access of a lane to the next is an exclusive or of bits 4 to 6 of its first address, and a
+// constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
 template <int D>
 struct Lanes {
   u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
   GPU_FN void start() {
     const u32 row = u32(column());
-    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ (row & 7)) * 16;
+    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ turn_of(row)) * 16;
     const u32 first = u32(inner(0)), byte = row * Turned<D>::WIDE * 2;
-    across = first * (D * 2) + ((byte / 16 ^ (first & 7)) * 16 + byte % 16);
+    across = first * (D * 2) + ((byte / 16 ^ turn_of(first)) * 16 + byte % 16);
   }
 };
 GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
@@ -49,7 +68,7 @@ struct TurnedTile : Turned<D> {
 #pragma unroll
     for (int r = 0; r < INNER; r++) {
       const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
-      const char* from = (const char*)lds + ((lane_at ^ down % 8 * 16) + (down * (D * 2) + u32(part) * 128));
+      const char* from = (const char*)lds + ((lane_at ^ turn_of(down) * 16) + (down * (D * 2) + u32(part) * 128));
       if constexpr (WIDE == 8) {
         const u32x4 v = *(const u32x4*)from;
 #pragma unroll
@@ -79,11 +98,11 @@ struct Held {
   }
   GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
 #else
-  using Tile = Staged<COLUMNS, D, THREADS>;
-  static constexpr int SLOTS = Tile::SLOTS;
+  using Owned = Tile<COLUMNS, D, THREADS>;
+  static constexpr int SLOTS = Owned::SLOTS;
   u32 at;  // bytes in LDS, of the wave's
   GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
-    Tile tile;
+    Owned tile;
     tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
     tile.store(lds + slot);
     at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);

@@ -3,14 +3,14 @@
 //     C[m, n] = alpha * acc + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n] where ACCUMULATE)
 //
 // all in float32, rounded once. The low-rank term is added to the accumulators where they stand; then 16 rows at a time
-// go through LDS (rows of 64 floats, padded by 4 against bank conflicts), so that every architecture stores whole
-// lines, 16 bytes a lane, whatever the layout of its matrix unit. Kinds of arrays: 0 float32, 1 float16, 2 bfloat16.
+// go through LDS (stage_slot()), so that every architecture stores whole lines, 16 bytes a lane, whatever the layout of
+// its matrix unit. Kinds of arrays: 0 float32, 1 float16, 2 bfloat16.
 #pragma once
 #include "gemm_matrix.hpp"
 
 namespace gemm {
 
-constexpr int WAVE_N = 64, STAGE_STRIDE = WAVE_N + 4, STAGE_FLOATS = 16 * STAGE_STRIDE;
+constexpr int WAVE_N = 64, STAGE_FLOATS = 16 * WAVE_N;
 // Flags. V_ALONG_RANK: v is [N, r], otherwise [r, N]. LOOSE: c, bias or residual start at no multiple of 16 bytes.
 // SWAPPED: the tile is one of the transposed result (gemm_skinny.hip).
 enum { HAS_ACCUMULATE = 1, V_ALONG_RANK = 2, LOOSE = 4, SWAPPED = 8 };
@@ -125,6 +125,24 @@ GPU_FN void finish(const Epilogue& e, gpu::f32x4 x, int m, int n, long batch_off
     finish_one(e, i == 0 ? x[0] : i == 1 ? x[1] : i == 2 ? x[2] : x[3], m, n + i, batch_offset);
 }
 
+// Where 4 floats of a wave's 16 x 64 lie in LDS, in 16 bytes. CDNA and RDNA4 store a column of eight rows at a time;
+// RDNA3 stores two rows of 16 floats. All read rows, CDNA half of one with the other half of the next.
+GPU_FN int stage_slot(int row, int four) { return row * (WAVE_N / 4) + (four ^ (GPU_RDNA3 ? row % 2 * 4 : row % 8)); }
+template <class U> GPU_FN void put_piece(float* stage, typename U::Acc acc, int j, int lane) {
+#pragma unroll
+  for (int k = 0; k < U::ELEMENTS; k += U::CONTIGUOUS) {
+    const int column = 16 * j + U::column(lane, k), row = U::row(lane, k);
+    if constexpr (U::CONTIGUOUS == 1) {
+      stage[4 * stage_slot(row, column / 4) + column % 4] = acc[k];
+    } else {
+#pragma unroll
+      for (int c = 0; c < U::CONTIGUOUS; c += 4)
+        ((gpu::f32x4*)stage)[stage_slot(row, column / 4 + c / 4)] =
+            gpu::f32x4{acc[k + c], acc[k + c + 1], acc[k + c + 2], acc[k + c + 3]};
+    }
+  }
+}
+
 // `stage`: STAGE_FLOATS of LDS of this wave. Every wave of the group calls this (it holds barriers).
 template <class U, int TM, int TN>
 GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* stage, int m0, int n0, int lane,
@@ -139,16 +157,12 @@ GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* s
   for (int i = 0; i < TM; ++i) {
     gpu::barrier();
 #pragma unroll
-    for (int j = 0; j < TN; ++j)
-#pragma unroll
-      for (int k = 0; k < U::ELEMENTS; ++k)
-        stage[U::row(lane, k) * STAGE_STRIDE + 16 * j + U::column(lane, k)] = acc[i][j][k];
+    for (int j = 0; j < TN; ++j) put_piece<U>(stage, acc[i][j], j, lane);
     gpu::barrier();
 #pragma unroll 1
     for (int group = lane; group < 16 * WAVE_N / 4; group += GPU_WAVE) {
-      const int row = group / (WAVE_N / 4), column = group % (WAVE_N / 4) * 4;
-      const gpu::f32x4 x = *(const gpu::f32x4*)(stage + row * STAGE_STRIDE + column);
-      finish(e, x, m0 + 16 * i + row, n0 + column, batch_offset);
+      const int row = group / (WAVE_N / 4), four = group % (WAVE_N / 4);
+      finish(e, ((const gpu::f32x4*)stage)[stage_slot(row, four)], m0 + 16 * i + row, n0 + 4 * four, batch_offset);
     }
   }
 }

@@ -12,7 +12,7 @@
 // Launch: (ceil(N / tile), ceil(M / tile), splits) groups. Bound by reading the long operand once: 128-bit loads of the
 // next tile are on their way in registers while one LDS buffer is used (two barriers a tile), so that several groups
 // share a compute unit. CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 32 rows. RDNA: 2 x 4 or 8 x 4 results a work-item.
-// LDS holds [k][row]; rows are permuted by 16 so that neither stores nor reads of two k meet in a bank.
+// LDS holds [k][row], permuted (at()) so that neither stores nor reads meet in a bank.
 // Sources: Hu et al. 2021 (LoRA); Volkov and Demmel 2008 (register blocking).
 #include "gemm_epilogue.hpp"
 
@@ -21,8 +21,13 @@ namespace gemm {
 enum Layout { NN, NT, TN };
 constexpr int LONG = 128, DEPTH_SKINNY = 32, GROUP = 256;
 
+// Where element (k, row) lies; 4 successive rows from a multiple of 4 on stay together. Bits 3 and 4 of the place turn
+// with k / 8, for the lanes that store k, k + 8, k + 16 and k + 24 of 8 rows; bit 4 with k % 2, for those that read 16
+// rows of k and of k + 1; bit 2 for those that store 4 rows at steps of 8.
 template <int ROWS> GPU_FN int at(int k, int row) {
-  return k * ROWS + (ROWS >= 32 ? row ^ ((k ^ k >> 3) & 1) << 4 : row);
+  const int turn = (k >> 3 & 3) << 3;
+  if (ROWS >= 32) return k * ROWS + (row ^ turn ^ (k & 1) << 4 ^ (row >> 5 & 1) << 2);
+  return (k * ROWS + row) ^ turn ^ (k >> 1 & 1) << 2;
 }
 
 // ROWS x 32 of an operand: 8 elements along K ([rows, K] in memory) or along the rows ([K, rows]) a chunk.
@@ -117,11 +122,13 @@ template <int WIDTH> struct SkinnyCore {
   gpu::f32x4 acc[ROWS] = {};
   int row0, column0;
   GPU_FN explicit SkinnyCore(int thread) : row0(thread / (WIDTH / 4) * ROWS), column0(thread % (WIDTH / 4) * 4) {}
+  // In the order in which at() has them: 8 rows are read as they lie.
+  GPU_FN int row(int i) const { return row0 + (ROWS == 8 ? i ^ (row0 >> 3 & 4) : i); }
   GPU_FN void multiply(const float* a, const float* b) {
 #pragma unroll 8
     for (int k = 0; k < DEPTH_SKINNY; ++k) {
       const gpu::f32x4 y = *(const gpu::f32x4*)(b + at<WIDTH>(k, column0));
-      const gpu::Pack<ROWS, float> x = *(const gpu::Pack<ROWS, float>*)(a + at<LONG>(k, row0));
+      const gpu::Pack<ROWS, float> x = *(const gpu::Pack<ROWS, float>*)(a + at<LONG>(k, row(0)));
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
 #pragma unroll
@@ -132,7 +139,7 @@ template <int WIDTH> struct SkinnyCore {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) f(row0 + i, column0 + j, acc[i][j]);
+      for (int j = 0; j < 4; ++j) f(row(i), column0 + j, acc[i][j]);
   }
 };
 #endif
