@@ -33,19 +33,19 @@ GPU_FN int column() { return int(gpu::lane() % 16); }
 GPU_FN int group() { return int(gpu::lane() / 16); }
 
 #if GPU_CDNA
-constexpr int INNER = 4, STEPS = 2, DEPTH = 32, GROUPS = 4;  // inner elements of a lane; of a chunk: steps, depth
+constexpr int INNER = 4, STEPS = 2, DEPTH = 32;  // inner elements of a lane; of a chunk: steps, depth
 using Piece = u32x2;
 using Acc = gpu::f32x4;
 GPU_FN int row(int e) { return 4 * group() + e; }
 GPU_FN int inner(int r) { return 4 * group() + r; }
 #elif GPU_RDNA4
-constexpr int INNER = 8, STEPS = 1, DEPTH = 16, GROUPS = 2;
+constexpr int INNER = 8, STEPS = 1, DEPTH = 16;
 using Piece = u32x4;
 using Acc = gpu::f32x8;
 GPU_FN int row(int e) { return 8 * group() + e; }
 GPU_FN int inner(int r) { return 8 * group() + r; }
 #else
-constexpr int INNER = 16, STEPS = 1, DEPTH = 16, GROUPS = 2;
+constexpr int INNER = 16, STEPS = 1, DEPTH = 16;
 using Piece = u32x8;
 using Acc = gpu::f32x8;
 GPU_FN int row(int e) { return 2 * e + group(); }

@@ -105,21 +105,11 @@ GPU_FN void store16(T* p, V value) {
   GPU_CHECK_ALIGNED(p, 16);
   *reinterpret_cast<GPU_WHOLE V*>(p) = value;
 }
-// One access of N elements; N * sizeof(T) is a power of two and the address a multiple of it.
+// N elements of one access; N * sizeof(T) is a power of two.
 template <int N, class T>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
 };
-template <int N, class T>
-GPU_FN Pack<N, T> load_pack(const T* p) {
-  GPU_CHECK_ALIGNED(p, sizeof(T) * N);
-  return *reinterpret_cast<const Pack<N, T>*>(p);
-}
-template <int N, class T>
-GPU_FN void store_pack(T* p, Pack<N, T> value) {
-  GPU_CHECK_ALIGNED(p, sizeof(T) * N);
-  *reinterpret_cast<Pack<N, T>*>(p) = value;
-}
 
 // ---- the wave --------------------------------------------------------------------------------------------------
 template <class T>

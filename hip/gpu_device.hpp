@@ -77,16 +77,8 @@ GPU_FN void lds_barrier() {
   asm volatile("s_waitcnt lgkmcnt(0)\n\ts_barrier" ::: "memory");
 #endif
 }
-// Between a write to LDS and a read of it by another lane of the same wave.
-GPU_FN void wave_sync() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-  __builtin_amdgcn_wave_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-}
 // Instructions are not moved across this one.
 GPU_FN void sched_fence() { __builtin_amdgcn_sched_barrier(0); }
-#define GPU_SCHED_GROUP(mask, count, id) __builtin_amdgcn_sched_group_barrier(mask, count, id)
-#define GPU_SETPRIO(level) __builtin_amdgcn_s_setprio(level)
 
 // ---- the wave ----------------------------------------------------------------------------------------------------
 // The value that x has in lane `from`. T: 4 or 8 bytes.

@@ -116,10 +116,7 @@ GPU_FN unsigned grid_z() { return gpu_host_machine->grid[2]; }
 
 GPU_FN void barrier() { gpu_host_machine->barrier(); }
 GPU_FN void lds_barrier() { gpu_host_machine->barrier(); }
-GPU_FN void wave_sync() { gpu_host_machine->meet(1, nullptr, 0); }
 GPU_FN void sched_fence() {}
-#define GPU_SCHED_GROUP(mask, count, id) ((void)0)
-#define GPU_SETPRIO(level) ((void)0)
 
 namespace host {
 template <class T>
