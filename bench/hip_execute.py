@@ -35,6 +35,8 @@ from wgrad.autograd.selftest_cases import (
 
 OUT = Path(__file__).parent / "results" / "hip_executed.jsonl"
 ORDERS = ("fwd", "rev")
+# Not all of these kernels serve the self-test's small cases: hip_isa.py and hip_attention.py run every one of them.
+ELSEWHERE = ("gemm", "gemv", "attention_forward", "attention_backward_d")
 SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/window/2x70", "large vocabulary")
 
 
@@ -154,7 +156,7 @@ def main() -> int:
             tallies, failures = run(device, selected)
             failed += [f"{architecture} {line}" for line in failures]
             found = [row(architecture, kernel, source, tallies.get(kernel)) for kernel, source in device.kernels()]
-            rows += [r for r in found if "worst" in r or not arguments.only]
+            rows += [r for r in found if "worst" in r or not (arguments.only or r["source"].startswith(ELSEWHERE))]
     rows.sort(key=lambda r: (r["arch"], r["source"], r["kernel"]))
     text = "".join(json.dumps(r) + "\n" for r in rows)
     if arguments.only:

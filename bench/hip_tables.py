@@ -123,9 +123,10 @@ def executed(operators: list[Row], gemm: list[Row], attention: list[Row]) -> lis
     cells = []
     for arch in ARCHITECTURES:
         ours, dense, flash = ([r for r in rows if r["arch"] == arch] for rows in (operators, gemm, attention))
-        bits = "the same bits" if all(r["same_bits"] for r in ours) else "other bits"
-        worst = max((r["worst"] for r in ours), default=0.0)
-        cells.append([arch, f"{len(ours)}, {worst:.2g}, {bits}" if ours else "–"])
+        ran = [r for r in ours if "worst" in r]
+        bits = "the same bits" if all(r["same_bits"] for r in ran) else "other bits"
+        worst = max((r["worst"] for r in ran), default=0.0)
+        cells.append([arch, f"{len(ran)} of {len(ours)}, {worst:.2g}, {bits}" if ours else "–"])
         cells[-1] += [f"{sum('error' in r for r in of)} of {len(of)}, {worst_error(of)}" for of in (dense, flash)]
     title = "Executed instruction by instruction, at sizes that divide nothing, waves forward and reversed"
     head = ("architecture", "operators: kernels, worst error in limits, by order", "products: kernels, worst error")

@@ -15,13 +15,14 @@ _KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _TILE_KEYS = 64
 _MIN_TILES = 4  # of keys in a share: less is not worth the second kernel
 _MAX_SPLITS = 16
+_DECODING_KEYS = 2048
 _LARGEST = 1 << 32  # bytes of a batch element that a kernel's 32-bit offsets reach
 
 
 class AttentionOps(AttentionBackwardOps):
     """attention and attention_backward (autograd/device.py): float16 and bfloat16 with heads of 64 or 128 elements on
-    the matrix units; the rest (float32, other widths, unaligned arrays, one scale that is not positive) by the plain
-    kernels.
+    the matrix units; the rest (float32, other widths, unaligned arrays, a scale that is not positive, one query and few
+    keys) by the plain kernels.
 
     How the probabilities of a bfloat16 forward are rounded is the caller's choice: `attention_rounding` is "rtne" (to
     nearest even, the default), "rtna" (nearest, ties away) or "rtz" (towards zero: fastest, biased low).
@@ -55,7 +56,7 @@ class AttentionOps(AttentionBackwardOps):
     ) -> tuple[Array, Array]:
         """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
         float32 [B, H, T]. See the contract for the mask."""
-        if scale <= 0 or not _serves(q, k, v):
+        if scale <= 0 or not _serves(q, k, v) or _short_decoding(q, k):
             return super().attention(q, k, v, starts, q_start, scale=scale, window=window)
         batch, queries, heads, width = q.shape
         keys, kv_heads = k.shape[1], k.shape[2]
@@ -86,6 +87,12 @@ class AttentionOps(AttentionBackwardOps):
     def _shares(self, groups: int, keys: int) -> int:
         """Shares of the keys: until every compute unit has a work-group, each of at least _MIN_TILES tiles."""
         return max(1, min(self.compute_units // max(1, groups), keys // (_TILE_KEYS * _MIN_TILES), _MAX_SPLITS))
+
+
+def _short_decoding(q: Array, k: Array) -> bool:
+    """One query leaves nearly all of a work-group's columns empty: up to some keys the plain kernel, which rounds no
+    probability, does as well."""
+    return q.shape[1] == 1 and k.shape[1] <= _DECODING_KEYS
 
 
 def _serves(q: Array, k: Array, v: Array) -> bool:

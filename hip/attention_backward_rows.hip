@@ -28,9 +28,10 @@ GPU_FN void row_dots(const void* x, const void* y, float* dots, float* lengths, 
     dot = gpu::fma(high, T::number(b[w] >> 16), gpu::fma(low, T::number(b[w] & 0xffffu), dot));
     square = gpu::fma(high, high, gpu::fma(low, low, square));
   }
-  for (u32 mask = 1; mask < lanes; mask *= 2) {
-    dot += gpu::shuffle_xor(dot, mask);
-    square += gpu::shuffle_xor(square, mask);
+  if (lanes == 8) {
+    dot = gpu::row_reduce<8>(dot, gpu::Sum{}), square = gpu::row_reduce<8>(square, gpu::Sum{});
+  } else {
+    dot = gpu::row_reduce<16>(dot, gpu::Sum{}), square = gpu::row_reduce<16>(square, gpu::Sum{});
   }
   if (item % lanes || found >= rows) return;
   const u32 h = row % heads, t = row / heads % length, batch = row / heads / length;

@@ -64,7 +64,7 @@ class GemmOps(NF4Ops):
             return out
         layout = ("t" if trans_a else "n") + ("t" if trans_b else "n")
         kinds = (type_code(a.dtype), type_code(b.dtype))
-        plan = gemm_plan.dense(self._card, kinds, layout, (m, n, k), batch, _multiple(16, a, b))
+        plan = gemm_plan.dense(self._card, kinds, layout, (m, n, k), batch, _multiple(16, a, b), type_code(out.dtype))
         operands: list[Any] = [a, b, *(kinds if plan.kinds else ())]
         if plan.swapped:
             operands = [b, a, *reversed(kinds)]
@@ -130,7 +130,9 @@ class GemmOps(NF4Ops):
     def _card(self) -> Card:
         if self._gemm_card is None:
             has = self.modules.has
-            self._gemm_card = Card(self.wave, self.compute_units, has("gemm"), has("gemm_split"))
+            self._gemm_card = Card(
+                self.wave, self.compute_units, has("gemm"), has("gemm_split"), flushes=self.architecture == "gfx90a"
+            )
         return self._gemm_card
 
     def _check_gemm(

