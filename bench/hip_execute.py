@@ -93,16 +93,19 @@ def execute(device: ExecutedDevice, case: Case) -> tuple[float, bool]:
     return max(ratio_to_limit(found, oracle, limits) for found in made), same
 
 
-def run(device: ExecutedDevice, selected: Iterable[Case]) -> tuple[dict[str, Tally], list[str]]:
-    """A tally by kernel, and one line for each case that failed."""
+def run(device: ExecutedDevice, selected: Iterable[Case]) -> tuple[dict[str, Tally], list[str], int]:
+    """A tally by kernel, one line for each case that failed, and how many the executor cannot run."""
     tallies: dict[str, Tally] = {}
     failures = []
+    left_out = 0
     for case in selected:
         started = time.perf_counter()
         try:
             ratio, same = execute(device, case)
         except Unsupported as error:
             tallies.setdefault(error.kernel, Tally()).not_executed = str(error)
+            left_out += 1
+            print(f"{case.name}: not executed: {error}", flush=True)
             continue
         except Exception as error:  # the table is printed whole
             failures.append(f"{case.name}: {type(error).__name__}: {error}")
@@ -115,7 +118,7 @@ def run(device: ExecutedDevice, selected: Iterable[Case]) -> tuple[dict[str, Tal
         if ratio > 1:
             failures.append(f"{case.name}: {ratio:.3g} times its limit")
         print(f"{case.name}: {ratio:.3f} of its limit, {time.perf_counter() - started:.1f} s", flush=True)
-    return tallies, failures
+    return tallies, failures, left_out
 
 
 def row(architecture: str, kernel: str, source: str, tally: Tally | None) -> dict[str, Any]:
@@ -149,11 +152,14 @@ def main() -> int:
     kept = [json.loads(line) for line in OUT.read_text().splitlines()] if OUT.exists() else []
     architectures = arguments.arch or list(ARCHITECTURES)
     rows = [r for r in kept if r["arch"] not in architectures]
-    failed = []
+    failed, counts = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for architecture in architectures:
             device = ExecutedDevice(architecture, arguments.objects or Path(scratch))
-            tallies, failures = run(device, selected)
+            tallies, failures, left_out = run(device, selected)
+            counts.append(
+                f"{architecture}: {len(selected) - left_out - len(failures)} within limits, {left_out} not run"
+            )
             failed += [f"{architecture} {line}" for line in failures]
             found = [row(architecture, kernel, source, tallies.get(kernel)) for kernel, source in device.kernels()]
             rows += [r for r in found if "worst" in r or not (arguments.only or r["source"].startswith(ELSEWHERE))]
@@ -163,7 +169,7 @@ def main() -> int:
         print(text)
     else:
         OUT.write_text(text)
-    print("\n".join(failed) or f"all of {len(selected)} cases are within their limits")
+    print("\n".join([*failed, f"of {len(selected)} cases, " + "; ".join(counts)]))
     return 1 if failed else 0
 
 
