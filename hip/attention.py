@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from wgrad.hip.attention_backward import AttentionBackwardOps
+from wgrad.hip.attention_backward import KINDS, AttentionBackwardOps, served
 from wgrad.hip.buffers import Array
 from wgrad.hip.errors import DeviceError
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
-_WIDTHS = (64, 128)
-_KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _TILE_KEYS = 64
 _MIN_TILES = 4  # of keys in a share: less is not worth the second kernel
 _MAX_SPLITS = 16
 _DECODING_KEYS = 2048
-_LARGEST = 1 << 32  # bytes of a batch element that a kernel's 32-bit offsets reach
 
 
 class AttentionOps(AttentionBackwardOps):
@@ -56,11 +53,13 @@ class AttentionOps(AttentionBackwardOps):
     ) -> tuple[Array, Array]:
         """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
         float32 [B, H, T]. See the contract for the mask."""
-        if scale <= 0 or not _serves(q, k, v) or _short_decoding(q, k):
+        # Two tiles beyond the last key are addressed too, and not read.
+        rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
+        if scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
             return super().attention(q, k, v, starts, q_start, scale=scale, window=window)
         batch, queries, heads, width = q.shape
         keys, kv_heads = k.shape[1], k.shape[2]
-        kind = _KINDS[q.dtype.name]
+        kind = KINDS[q.dtype.name]
         mode = f"{kind}_{self._rounding}" if kind == "bf16" else kind
         block, threads = (384, 512) if self.wave == 64 else (128, 256)  # attention_forward.hip
         blocks = -(-queries // block)
@@ -76,10 +75,9 @@ class AttentionOps(AttentionBackwardOps):
             work=2.0 * q.size * keys,  # a causal half of 2 products' 2 FLOP
         )  # fmt: skip
         if splits > 1:
-            rows = batch * queries * heads
             self.launch(
                 "attention_combine", f"attention_combine_{kind}",
-                [parts, part_lse, o, lse, rows, queries, heads, width, splits], self.groups(o.size // 4, 256),
+                [parts, part_lse, o, lse, lse.size, queries, heads, width, splits], self.groups(o.size // 4, 256),
                 work=parts.nbytes + o.nbytes,
             )  # fmt: skip
         return o, lse
@@ -93,12 +91,3 @@ def _short_decoding(q: Array, k: Array) -> bool:
     """One query leaves nearly all of a work-group's columns empty: up to some keys the plain kernel, which rounds no
     probability, does as well."""
     return q.shape[1] == 1 and k.shape[1] <= _DECODING_KEYS
-
-
-def _serves(q: Array, k: Array, v: Array) -> bool:
-    alike = q.dtype == k.dtype == v.dtype and q.dtype.name in _KINDS
-    if not alike or q.shape[3] not in _WIDTHS or not q.size or not k.size:
-        return False
-    # Two tiles beyond the last key are addressed too, and not read.
-    reach = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2]) * q.shape[3] * 2
-    return reach < _LARGEST and all(a.address % 16 == 0 for a in (q, k, v))

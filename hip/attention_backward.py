@@ -6,8 +6,8 @@ from wgrad.hip.attention_plain import PlainAttentionOps
 from wgrad.hip.buffers import Array
 from wgrad.hip.runtime import Long
 
-_WIDTHS = (64, 128)
-_KINDS = {"float16": "f16", "bfloat16": "bf16"}
+WIDTHS = (64, 128)
+KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _GROUP = 256  # work-items of attention_backward_rows.hip
 _LARGEST = 1 << 32  # bytes of a batch element that a kernel's 32-bit offsets reach
 
@@ -31,10 +31,11 @@ class AttentionBackwardOps(PlainAttentionOps):
         window: int = 0,
     ) -> tuple[Array, Array, Array]:
         """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and q_start = 0. Deterministic: no atomics."""
-        if not _serves(do, q, k, v, o):
+        # A tile beyond the end is addressed too: one work-group's rows more.
+        if not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
             return super().attention_backward(do, q, k, v, o, lse, starts, scale=scale, window=window)
         batch, length, heads, width = q.shape
-        kv_heads, kind = k.shape[2], _KINDS[q.dtype.name]
+        kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
         columns, threads = (256, 512) if self.wave == 64 else (64, 128)  # attention_gradient.hpp
         delta = self.empty(lse.shape)
         # How far ds can go is only asked for float16.
@@ -73,7 +74,7 @@ class AttentionBackwardOps(PlainAttentionOps):
         batch, length, heads, width = x.shape
         rows = batch * length * heads
         arguments = [x, y, dots, lengths, rows, length, heads, width]
-        kernel = f"attention_row_dots_{_KINDS[x.dtype.name]}"
+        kernel = f"attention_row_dots_{KINDS[x.dtype.name]}"
         groups = self.groups(rows * width // 8, _GROUP)
         self.launch("attention_backward_rows", kernel, arguments, groups, work=x.nbytes * (1 if y is None else 2))
 
@@ -83,11 +84,13 @@ class AttentionBackwardOps(PlainAttentionOps):
         return -(-per // -(-per // wanted))
 
 
-def _serves(do: Array, q: Array, k: Array, v: Array, o: Array) -> bool:
-    arrays = (do, q, k, v, o)
-    alike = all(a.dtype == q.dtype for a in arrays) and q.dtype.name in _KINDS
-    if not alike or q.shape[3] not in _WIDTHS or not q.size:
+def served(arrays: tuple[Array, ...], rows: int) -> bool:
+    """Can the matrix kernels take these? Of one 16-bit dtype and a width of WIDTHS, aligned to 16 bytes, not empty.
+
+    rows: of D elements that a kernel addresses in a batch element, those beyond the end too.
+    """
+    first = arrays[0]
+    alike = all(a.dtype == first.dtype for a in arrays) and first.dtype.name in KINDS
+    if not alike or first.shape[3] not in WIDTHS or not all(a.size for a in arrays):
         return False
-    # A tile beyond the end is addressed too: one work-group's rows more.
-    reach = (q.shape[1] + 256) * q.shape[2] * q.shape[3] * 2
-    return reach < _LARGEST and all(a.address % 16 == 0 for a in arrays)
+    return rows * first.shape[3] * 2 < _LARGEST and all(a.address % 16 == 0 for a in arrays)

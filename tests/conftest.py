@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import DeviceUnavailable
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import check_case
+from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 
@@ -63,3 +66,22 @@ def cpu() -> ReferenceDevice:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20261121)
+
+
+@pytest.fixture
+def compare() -> Callable[..., None]:
+    """compare(device, call, inputs): `call(device, inputs)` against float64, with the self-test's limits."""
+
+    def run(
+        device: Any,
+        call: Callable[[Any, Inputs], Outputs],
+        inputs: Inputs,
+        *,
+        backward: bool = False,
+        ulps: float = 4.0,
+    ) -> None:
+        direction = "backward" if backward else "forward"
+        result = check_case(Case("", "", direction, "", "", lambda rng: inputs, call, ulps), device)
+        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+    return run

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from wgrad.autograd import self_check
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
 from wgrad.hip.compile import Modules
 from wgrad.hip.errors import DeviceError
 
@@ -184,19 +182,14 @@ def hip_device(emulator: Emulator, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def compare() -> Callable[..., None]:
-    """compare(device, call, inputs): `call(device, inputs)` against float64, with the self-test's limits."""
+def launched(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(source, kernel) of what `hip_device` launches from here on."""
+    seen: list[tuple[str, str]] = []
+    launch = hip_device.launch
 
-    def run(
-        device: Any,
-        call: Callable[[Any, Inputs], Outputs],
-        inputs: Inputs,
-        *,
-        backward: bool = False,
-        ulps: float = 4.0,
-    ) -> None:
-        direction = "backward" if backward else "forward"
-        result = check_case(Case("", "", direction, "", "", lambda rng: inputs, call, ulps), device)
-        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    def watch(source: str, kernel: str, *rest: Any, **more: Any) -> None:
+        seen.append((source, kernel))
+        launch(source, kernel, *rest, **more)
 
-    return run
+    monkeypatch.setattr(hip_device, "launch", watch)
+    return seen

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 from wgrad.autograd.device import Device
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
 from wgrad.wgsl.device import WgpuDevice
 
 NARROW_BYTES = 1 << 16
@@ -36,22 +31,3 @@ def narrow(wgpu_device: Device, _narrow: list[WgpuDevice]) -> WgpuDevice:
     if not _narrow:
         _narrow.append(WgpuDevice(max_binding_bytes=NARROW_BYTES))
     return _narrow[0]
-
-
-@pytest.fixture
-def compare() -> Callable[..., None]:
-    """compare(device, call, inputs): `call(device, inputs)` against float64, with the self-test's limits."""
-
-    def run(
-        device: Any,
-        call: Callable[[Any, Inputs], Outputs],
-        inputs: Inputs,
-        *,
-        backward: bool = False,
-        ulps: float = 4.0,
-    ) -> None:
-        direction = "backward" if backward else "forward"
-        result = check_case(Case("", "", direction, "", "", lambda rng: inputs, call, ulps), device)
-        assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-    return run
