@@ -12,7 +12,6 @@ bench/results/hip_attention.jsonl. A model, not a card.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ import numpy as np
 
 OUT = Path(__file__).parent / "results" / "hip_attention.jsonl"
 SOURCES = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
-LATENCIES = (300, 600, 1200)
-NOT_EXECUTED = "float16 conversions above v127: the executor reads them as on RDNA3"
 Arrays = dict[str, Any]
 
 
@@ -46,7 +43,7 @@ def problem(
     stored, x = {}, {}
     for name, heads in (("q", h), ("k", g), ("v", g), ("grad", h)):
         values = rng.standard_normal((b, t, heads, d)) * (size if name == "grad" else 1.0)
-        stored[name], x[name] = forward.encode(values, kind, tool)
+        stored[name], x[name] = hip_table.encode(values, kind, tool)
     i = np.arange(t)
     seen = (i[None, None, :] >= starts[:, :, None]) & (i[None, None, :] <= i[None, :, None])
     if window:
@@ -117,18 +114,6 @@ def execute(
     return errors
 
 
-def reads_float16_above_v127(report: Any, code: Any, name: str) -> bool:
-    """Does the kernel convert to or from float16 in a register above v127 (32-bit encoding)?
-
-    The executor takes that on CDNA for the upper half of a register 128 lower, as RDNA3 would.
-    """
-    if not code.arch.startswith("gfx9"):
-        return False
-    high = r"v(12[89]|1[3-9]\d|2\d\d)\b"
-    converts = re.compile(rf"v_cvt_(f16_f32_e32 {high}|f32_f16_e32 v\d+, {high})")
-    return any(converts.match(text) for _, text, _ in report.kernel_listing(code, name))
-
-
 def tiles_of(wave: list[str]) -> list[list[str]]:
     """A wave's instructions from barrier to barrier."""
     found: list[list[str]] = [[]]
@@ -153,7 +138,7 @@ def busy(tool: Any, report: Any, path: Path, name: str, arch: str, length: int =
     loop = [sum(tiles_of(w)[middle - 4 : middle + 4], []) for w in waves]
     result: dict[str, dict[int, float]] = {"busy": {}, "busy_loop": {}}
     for key, program in (("busy", waves), ("busy_loop", loop)):
-        for latency in LATENCIES:
+        for latency in forward.LATENCIES:
             slots, matrix = report.simulate(arch, kernel.ws, program, latency, 100)
             result[key][latency] = round(matrix / slots, 4)
     return result
@@ -162,23 +147,15 @@ def busy(tool: Any, report: Any, path: Path, name: str, arch: str, length: int =
 def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -> dict[str, Any]:
     """A row of the table."""
     name = kernel["name"]
-    result: dict[str, Any] = {
-        "arch": arch,
-        "kernel": name,
-        "vgpr": kernel["vgpr_total"],
-        "spills": kernel["vgpr_spills"] + kernel["sgpr_spills"],
-        "scratch": kernel["scratch_bytes"],
-        "lds": kernel["lds_bytes"],
-        "widths": kernel["hot_loop"]["widths"],
-    }
-    unread = reads_float16_above_v127(report, tool.CodeObject(str(path)), name)
+    result = hip_table.registers(arch, kernel) | {"widths": kernel["hot_loop"]["widths"]}
+    unread = hip_table.beyond_the_executor(report, tool.CodeObject(str(path)), name)
     if "_forward_" in name:
         result |= forward.figures(tool, report, path, name, arch, executed=arch in hip_table.EXECUTED and not unread)
-        return result | ({"not_executed": NOT_EXECUTED} if unread else {})
+        return result | ({"not_executed": hip_table.NOT_EXECUTED} if unread else {})
     if arch == "gfx942":
         result |= busy(tool, report, path, name, arch)
     if unread:
-        result["not_executed"] = NOT_EXECUTED
+        result["not_executed"] = hip_table.NOT_EXECUTED
     elif arch in hip_table.EXECUTED:
         result["error"] = execute(tool, path, name, arch)
         result["error_window"] = execute(tool, path, name, arch, length=150, window=29, splits=3, orders=("rev",))

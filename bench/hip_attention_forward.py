@@ -5,20 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hip_table
 import numpy as np
 
 Arrays = dict[str, Any]
 LATENCIES = (300, 600, 1200)
 LENGTHS = (2304, 4608)  # of keys, in the model: divisible by a work-group's 384 queries
-
-
-def encode(x: np.ndarray, kind: str, tool: Any) -> tuple[np.ndarray, np.ndarray]:
-    """x as the kernel reads it, and the values of that in float64."""
-    if kind == "bf16":
-        bits = tool.bf16(x)
-        return bits, tool.unbf16(bits).astype(np.float64)
-    stored = x.astype(np.float16)
-    return stored, stored.astype(np.float64)
 
 
 def problem(
@@ -32,7 +24,7 @@ def problem(
         starts[:, t // 2 :] = q_start + t // 3
     grow = np.linspace(0.5, 4.0, s)[:, None, None]
     q, k, v = (rng.standard_normal((b, n, heads, d)) for n, heads in ((t, h), (s, g), (s, g)))
-    stored = {n: encode(x, kind, tool) for n, x in (("q", q), ("k", k * grow), ("v", v))}
+    stored = {n: hip_table.encode(x, kind, tool) for n, x in (("q", q), ("k", k * grow), ("v", v))}
     wide = {n: np.repeat(stored[n][1], h // g, axis=2) for n in ("k", "v")}
     i, j = q_start + np.arange(t), np.arange(s)
     seen = (j[None, None] >= starts[:, :, None]) & (j[None, None] <= i[None, :, None])
@@ -87,7 +79,7 @@ def traced(tool: Any, path: Path, name: str, arch: str, keys: int, causal: bool)
     kind, width = ("f16" if "_f16_" in name else "bf16"), int(name.split("_")[-1])
     t = keys if causal else 384
     rng = np.random.default_rng(0)
-    x = {n: encode(rng.standard_normal((1, rows, 1, width)), kind, tool)[0]
+    x = {n: hip_table.encode(rng.standard_normal((1, rows, 1, width)), kind, tool)[0]
          for n, rows in (("q", t), ("k", keys), ("v", keys))}  # fmt: skip
     x |= {"starts": np.zeros((1, t), np.int32), "q_start": np.array([0 if causal else keys], np.int32)}
     grid, threads, arguments = launch(name, arch, x)

@@ -35,7 +35,7 @@ ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100")
 WAVE = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
 NEEDS = "$WGRAD_RUN_HSACO names run_hsaco.py and $TINYGRAD_DIR a checkout of tinygrad"
 # The executor takes a 16-bit source or result above v127 for the upper half of a register 128 lower, on CDNA too.
-_HIGH_HALF = re.compile(
+HIGH_HALF = re.compile(
     r"v_cvt_(f16_\w+_e32 v(12[89]|1[3-9]\d|2\d\d)\b|[fiu]\d+_f16_e32 v\d+, v(12[89]|1[3-9]\d|2\d\d)\b)"
 )
 
@@ -210,7 +210,7 @@ class Binding:
         return (0,)
 
     def _execute(self, kernel: Any, grid: tuple[int, int, int], threads: int, packed: bytes) -> None:
-        if kernel.ws == 64 and any(_HIGH_HALF.match(text) for text, _ in kernel.listing.values()):
+        if kernel.ws == 64 and any(HIGH_HALF.match(text) for text, _ in kernel.listing.values()):
             raise Unsupported(kernel.name, "float16 conversions above v127, which the executor reads as on RDNA3")
         kernel.kernarg = lambda _, grid, block: (segment(kernel, packed, grid, block), [])
         try:

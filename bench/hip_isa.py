@@ -29,15 +29,6 @@ CODE = np.array(
 )
 
 
-def encode(x: np.ndarray, kind: str, tool: Any) -> tuple[np.ndarray, np.ndarray]:
-    """x as the kernel reads it, and the values of that in float64."""
-    if kind == "bf16":
-        bits = tool.bf16(x)
-        return bits, tool.unbf16(bits).astype(np.float64)
-    stored = x.astype(np.float16 if kind == "f16" else np.float32)
-    return stored, stored.astype(np.float64)
-
-
 def nf4(rng: np.random.Generator, shape: tuple[int, int], nested: bool) -> tuple[list[Any], np.ndarray]:
     """Kernel arguments of a random NF4 weight, and its values in float32."""
     codes = rng.integers(0, 16, shape).astype(np.uint8).ravel()
@@ -99,13 +90,13 @@ def execute(tool: Any, path: Path, name: str, cdna: bool) -> dict[str, float]:
     m, n, k = sizes_of(name, layout, tile_m, tile_n)
     kind_a, kind_b = kinds_of(name)
     numbers_of = {"f32": np.int32(0), "f16": np.int32(1), "bf16": np.int32(2)}
-    a, a_values = encode(rng.standard_normal((k, m) if layout[0] == "t" else (m, k)), kind_a, tool)
+    a, a_values = hip_table.encode(rng.standard_normal((k, m) if layout[0] == "t" else (m, k)), kind_a, tool)
     if "nf4" in name:
         operands, values = nf4(rng, (n, k) if layout == "nt" else (k, n), "nested" in name)
-        b_values = values.astype(np.float64) if "split" in name else encode(values, kind_b, tool)[1]
+        b_values = values.astype(np.float64) if "split" in name else hip_table.encode(values, kind_b, tool)[1]
         head = [a, *operands] + ([numbers_of[kind_a]] if kind_a == "f32" and "split" not in name else [])
     else:
-        b, b_values = encode(rng.standard_normal((n, k) if layout[1] == "t" else (k, n)), kind_b, tool)
+        b, b_values = hip_table.encode(rng.standard_normal((n, k) if layout[1] == "t" else (k, n)), kind_b, tool)
         head = [a, b] + ([numbers_of[kind_a], numbers_of[kind_b]] if re.search("any|mix|skinny|gemv", name) else [])
     product = (a_values.T if layout[0] == "t" else a_values) @ (b_values.T if layout[1] == "t" else b_values)
     u, v, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, 5), (n, 5), (n,)))
@@ -123,7 +114,7 @@ def execute(tool: Any, path: Path, name: str, cdna: bool) -> dict[str, float]:
     return errors
 
 
-def dual_issued(tool: Any, report: Any, code: Any, name: str) -> float | None:
+def dual_issued(report: Any, code: Any, name: str) -> float | None:
     """Share of the multiply-adds of the largest loop that are issued in pairs."""
     instructions = report.trim(report.kernel_listing(code, name))
     index = {address: i for i, (address, _, _) in enumerate(instructions)}
@@ -137,37 +128,19 @@ def dual_issued(tool: Any, report: Any, code: Any, name: str) -> float | None:
     return round(best["v_dual_fmac"] / best.total(), 3) if best.total() else None
 
 
-def beyond_the_executor(tool: Any, report: Any, path: Path, kernel: dict[str, Any]) -> bool:
-    """Does the hot loop convert to or from float16 in a register above v127 (32-bit encoding)?
-
-    The executor takes that for the upper half of a register 128 lower (as RDNA3 would), and spoils accumulators.
-    """
-    loop = kernel.get("hot_loop")
-    if not loop or not tool.CodeObject(str(path)).arch.startswith("gfx9"):
-        return False
-    first, last = int(loop["start"], 16), int(loop["end"], 16)
-    listing = report.kernel_listing(tool.CodeObject(str(path)), kernel["name"])
-    high = re.compile(r"v_cvt_(f16_f32_e32 v(12[89]|1[3-9]\d|2\d\d)\b|f32_f16_e32 v\d+, v(12[89]|1[3-9]\d|2\d\d)\b)")
-    return any(high.match(text) for address, text, _ in listing if first <= address <= last)
-
-
 def row(tool: Any, report: Any, path: Path, arch: str, kernel: dict[str, Any]) -> dict[str, Any]:
     name, loop = kernel["name"], kernel.get("hot_loop", {})
-    result = {
-        "arch": arch,
-        "kernel": name,
-        "vgpr": kernel["vgpr_total"],
-        "spills": kernel["vgpr_spills"] + kernel["sgpr_spills"],
-        "scratch": kernel["scratch_bytes"],
-        "lds": kernel["lds_bytes"],
-    }
+    result, code = hip_table.registers(arch, kernel), tool.CodeObject(str(path))
+    unread = False
     if loop:
         result |= {"loop_instructions": loop["instructions"], "matrix": loop["matrix"], "widths": loop["widths"]}
+        hot = int(loop["start"], 16), int(loop["end"], 16)
+        unread = "_any_" not in name and hip_table.beyond_the_executor(report, code, name, within=hot)
         result["busy_600"] = {n: model["matrix_utilisation"] for n, model in loop["model"].items()}
     elif not name.endswith("reduce"):
-        result["dual_issued"] = dual_issued(tool, report, tool.CodeObject(str(path)), name)
-    if "_any_" not in name and beyond_the_executor(tool, report, path, kernel):
-        result["not_executed"] = "float16 conversions above v127: the executor reads them as on RDNA3"
+        result["dual_issued"] = dual_issued(report, code, name)
+    if unread:
+        result["not_executed"] = hip_table.NOT_EXECUTED
     elif arch in hip_table.EXECUTED and not name.endswith("reduce"):
         result["error"] = execute(tool, path, name, arch.startswith("gfx9"))
     return result

@@ -11,7 +11,6 @@ in bits, in one call on aligned arrays of each type. A run with --only prints it
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 import tempfile
@@ -21,7 +20,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hip_executor import ARCHITECTURES, NEEDS, ExecutedDevice, available, code_object, tool
+from hip_executor import ARCHITECTURES, NEEDS, ExecutedDevice, available, code_object
+from hip_table import inspector, object_digest
 
 from wgrad.hip.compile import ROOM, SHIPPED
 
@@ -117,16 +117,14 @@ def executed(architecture: str, folder: Path) -> dict[str, dict[str, dict[str, i
 
 def rows(architecture: str, folder: Path) -> list[dict[str, Any]]:
     """One for each kernel of the memory-bound sources."""
-    report = tool("isa_report")
-    report.mca = lambda *_: "not asked for"  # its estimate of loops takes long, and nobody reads it here
+    report = inspector()
     counts = executed(architecture, folder) if architecture in ARCHITECTURES else {}
     made = []
     for source in memory_sources():
         path = code_object(source, architecture, folder)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]  # as in hip/objects/manifest.json
         for kernel in report.report(str(path), None, 1)["kernels"]:
             widths = {name: dict(sorted(found.items())) for name, found in kernel["widths"].items() if found}
-            row = {"arch": architecture, "source": source, "kernel": kernel["name"], "object": digest}
+            row = {"arch": architecture, "source": source, "kernel": kernel["name"], "object": object_digest(path)}
             row |= {"vgpr": kernel["vgpr_total"], "sgpr": kernel["sgpr"]}
             row |= {"spills": kernel["vgpr_spills"] + kernel["sgpr_spills"]}
             row |= {"scratch": kernel["scratch_bytes"], "lds": kernel["lds_bytes"]}

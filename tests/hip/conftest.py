@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from wgrad.hip.compile import Modules
 from wgrad.hip.errors import DeviceError
 
 HERE = Path(__file__).parent
+BENCH = HERE.parents[1] / "bench"
 ARCHITECTURES = ("gfx942", "gfx1100")  # wave64 and wave32
 
 
@@ -179,6 +181,20 @@ def hip_device(emulator: Emulator, request: pytest.FixtureRequest) -> Any:
     """A device on each wave size. After a kernel that failed, the next test starts anew."""
     yield emulator.device(request.param)
     emulator.clear()
+
+
+@pytest.fixture(scope="session")
+def bench() -> Callable[[str], Any]:
+    """bench(name): a script of bench/ as a module; it finds its neighbours."""
+
+    def load(name: str) -> Any:
+        sys.path.insert(0, str(BENCH))
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.remove(str(BENCH))
+
+    return load
 
 
 @pytest.fixture

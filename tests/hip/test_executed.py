@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,9 @@ needs_tools = pytest.mark.skipif(
 )
 
 
-def bench(name: str) -> Any:
-    """A module of bench/, which finds its neighbours."""
-    sys.path.insert(0, str(BENCH))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(BENCH))
-
-
-def test_table_has_the_same_kernels_for_every_architecture() -> None:
+def test_table_has_the_same_kernels_for_every_architecture(bench: Callable[[str], Any]) -> None:
     """Products and attention on the matrix units choose by card; the other tables have all of those."""
-    elsewhere = ("gemm", "gemv", "attention_forward", "attention_backward_d")  # as bench/hip_execute.py
+    elsewhere = bench("hip_execute").ELSEWHERE
     kernels = [
         {r["kernel"] for r in ROWS if r["arch"] == a and not r["source"].startswith(elsewhere)} for a in ARCHITECTURES
     ]
@@ -72,13 +62,15 @@ def test_the_order_of_waves_changes_nothing() -> None:
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def device(
+    bench: Callable[[str], Any], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     return bench("hip_executor").ExecutedDevice(request.param, tmp_path_factory.mktemp("objects"))
 
 
 @needs_tools
 @pytest.mark.parametrize("name", CASES)
-def test_case(device: Any, name: str) -> None:
+def test_case(bench: Callable[[str], Any], device: Any, name: str) -> None:
     script = bench("hip_execute")
     case = next(c for c in script.all_cases() if c.name == name)
     worst, same_bits = script.execute(device, case)

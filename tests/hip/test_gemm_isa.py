@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,15 +17,6 @@ from wgrad.hip.compile import ROOM
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_isa.jsonl").read_text().splitlines()]
 TOOL = os.environ.get("WGRAD_RUN_HSACO")
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    sys.path.insert(0, str(BENCH))
-    try:
-        return importlib.import_module("hip_isa")
-    finally:
-        sys.path.remove(str(BENCH))
 
 
 def test_table_has_every_architecture() -> None:
@@ -92,15 +82,10 @@ def test_multiply_adds_are_paired() -> None:
     "kernel",
     ["gemm_bf16_tn_small", "gemm_nf4_nested_f16_nt_small", "gemm_f32_nn", "gemm_skinny_tn_16", "gemv_nf4_nested"],
 )
-def test_executes(bench: ModuleType, tmp_path: Path, arch: str, kernel: str) -> None:
+def test_executes(bench: Callable[[str], Any], tmp_path: Path, arch: str, kernel: str) -> None:
     found = [s for s in ("gemv", "gemm_skinny", "gemm_nf4", "gemm_f32", "gemm") if kernel.startswith(s)]
     source = found[0]
     path = tmp_path / f"{source}.co"
     compile_source(ROOM / f"{source}.hip", arch, path)
-    sys.path.insert(0, str(Path(str(TOOL)).parent))
-    try:
-        tool = importlib.import_module("run_hsaco")
-    finally:
-        sys.path.pop(0)
-    errors = bench.execute(tool, path, kernel, arch.startswith("gfx9"))
+    errors = bench("hip_isa").execute(bench("hip_executor").tool(), path, kernel, arch.startswith("gfx9"))
     assert max(errors.values()) < (1e-5 if arch == "gfx90a" else 1e-6)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +90,16 @@ def test_large_arrays_go_by_128_bits() -> None:
     assert {key for *_, key in widths} == {"load 128", "store 128"}, [w for w in widths if "128" not in w[2]]
 
 
-@pytest.mark.skipif(not os.environ.get("WGRAD_RUN_HSACO"), reason="$WGRAD_RUN_HSACO is not set")
+@pytest.mark.skipif(
+    not os.environ.get("WGRAD_RUN_HSACO") or "TINYGRAD_DIR" not in os.environ,
+    reason="$WGRAD_RUN_HSACO, $TINYGRAD_DIR are not set",
+)
 @pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is not installed")
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
 @pytest.mark.parametrize("source", ["rms_norm", "nf4", "optimizer"])
-def test_table_is_what_the_sources_give(tmp_path: Path, arch: str, source: str) -> None:
+def test_table_is_what_the_sources_give(bench: Callable[[str], Any], tmp_path: Path, arch: str, source: str) -> None:
     compile_source(ROOM / f"{source}.hip", arch, tmp_path / f"{source}.co")
-    sys.path.insert(0, str(Path(os.environ["WGRAD_RUN_HSACO"]).resolve().parent))
-    try:
-        report = importlib.import_module("isa_report")
-    finally:
-        sys.path.pop(0)
+    report = bench("hip_table").inspector()
     table = {r["kernel"]: r for r in ROWS if r["arch"] == arch and r["source"] == source}
     for kernel in report.report(str(tmp_path / f"{source}.co"), None, 1)["kernels"]:
         row = table.pop(kernel["name"])
