@@ -1,0 +1,117 @@
+"""What a run has open: device, model configuration, tokenizer, data; then the model itself."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.dispatch import select_device
+from wgrad.train.build import TrainableModel, build_trainable
+from wgrad.train.cli_options import FIXED_BY_RESUME
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.data import Dataset, load_data
+from wgrad.train.hub import resolve_model
+from wgrad.train.model_config import ModelConfig, load_model_config
+from wgrad.train.packing import BatchStream
+from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.weights import Checkpoint
+
+SAMPLE_TOKENS = 64
+_PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
+
+
+@dataclass
+class Session:
+    """What a run has loaded."""
+
+    config: FinetuneConfig
+    device: Device
+    folder: Path  # of the base model
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    data: Dataset
+    stream: BatchStream
+    prompt: list[int]  # for the sample before and after
+    console: Console
+
+    @property
+    def out(self) -> Path:
+        return Path(self.config.out)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def open_session(config: FinetuneConfig) -> Session:
+    """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read."""
+    console = Console(highlight=False)
+    device = select_device(config.device)
+    console.print(f"device: {device.description} ({device.reason})", markup=False, soft_wrap=True)  # type: ignore[attr-defined]
+    folder = resolve_model(config.model)
+    model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
+    tokenizer.check_fits(model_config.vocab_size)
+    Checkpoint(folder)  # a missing or damaged shard is told before the data is tokenised
+    data = load_data(config, tokenizer)
+    stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
+    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], console)
+    session.prompt = _sample_prompt(session)
+    session.say(f"data: {data.summary()}")
+    if config.seq_len > model_config.max_position_embeddings:
+        limit = model_config.max_position_embeddings
+        session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
+    return session
+
+
+def _sample_prompt(session: Session) -> list[int]:
+    """--sample-prompt, else what comes before the completion in the first held-out text (or its beginning)."""
+    if session.config.sample_prompt:
+        return session.tokenizer.encode(session.config.sample_prompt)
+    document = (session.data.held_out or session.data.train)[0]
+    before = next((i for i, counts in enumerate(document.counts) if counts), 0)
+    return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]
+
+
+def build_session(session: Session) -> TrainableModel:
+    config, begun = session.config, time.monotonic()
+    positions = len(session.prompt) + SAMPLE_TOKENS
+    with session.console.status("loading weights") as status:  # shown on a terminal only
+        built = build_trainable(
+            config,
+            session.model_config,
+            session.folder,
+            session.device,
+            positions=positions,
+            progress=lambda done, total: status.update(f"loading weights: {done} of {total} tensors"),
+        )
+    trained = built.parameters.count
+    kind = "float32" if config.full else "NF4, double-quantised" if config.double_quant else "NF4"
+    session.say(
+        f"model: {session.model_config.architecture}, {built.total:,} parameters ({kind}), {trained:,} trained "
+        f"({100 * trained / built.total:.2f} %), loaded in {time.monotonic() - begun:.1f} s"
+    )
+    in_use, optimizer = mib(session.device.memory().in_use_bytes), mib(8 * built.parameters.size)
+    session.say(
+        f"memory: {in_use} on the device for weights and gradients, {optimizer} more for the optimiser; "
+        f"activation checkpointing {'on' if built.model.checkpointing else 'off'}"
+    )
+    return built
+
+
+def mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def run_info(session: Session) -> dict[str, Any]:
+    """What a checkpoint must agree with: the options that shape its tensors, the base model, the data."""
+    values = session.config.to_dict()
+    run = {name: values[name] for name in FIXED_BY_RESUME}
+    digest = hashlib.blake2b((session.folder / "config.json").read_bytes(), digest_size=16)
+    for name, entry in sorted(Checkpoint(session.folder).entries.items()):
+        digest.update(f"{name} {entry.dtype} {entry.shape} {entry.begin}".encode())
+    return {"run": {**run, "model": digest.hexdigest()}, "data": session.stream.fingerprint()}
