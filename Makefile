@@ -11,6 +11,7 @@ DEVICE ?= auto
 FLAGS ?=
 # Where pip finds a CPU build of torch, if it is not where pip looks anyway (tests only; wgrad itself needs no torch).
 TORCH_INDEX ?=
+TORCH = $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTEST_FLAGS ?=
 
 PIP_QUIET = --quiet --disable-pip-version-check
@@ -65,7 +66,7 @@ $(VENV_TEST)/installed: pyproject.toml
 	$(call check_python)
 	@echo 'installing what the tests need into $(VENV_TEST) ...'
 	@test -x $(VENV_TEST)/bin/python || $(PYTHON) -m venv $(VENV_TEST)
-	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
 	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) -e '.[test,oracle]'
 	@touch $@
 

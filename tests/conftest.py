@@ -85,3 +85,24 @@ def compare() -> Callable[..., None]:
         assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
 
     return run
+
+
+@pytest.fixture
+def nf4_values() -> Callable[[Any, Any], np.ndarray]:
+    """nf4_values(packed, state): the float32 values of a weight of bitsandbytes, by its formula in NumPy.
+
+    Its own `dequantize_4bit` cannot be the oracle at every shape: on a CPU with AVX-512 that of 0.50.2 is wrong at
+    most shapes whose rows are not whole blocks. Where they are, tests/autograd/test_against_bitsandbytes.py holds it
+    to this.
+    """
+
+    def values(packed: Any, state: Any) -> np.ndarray:
+        absmax, count = state.absmax.numpy(), int(np.prod(state.shape))
+        if state.nested:
+            outer = np.repeat(state.state2.absmax.numpy(), state.state2.blocksize)[: absmax.size]
+            absmax = state.state2.code.numpy()[absmax] * outer + np.float32(state.offset)
+        data = packed.numpy().reshape(-1)
+        levels = state.code.numpy()[np.stack([data >> 4, data & 15], axis=1).reshape(-1)[:count]]
+        return (levels * np.repeat(absmax, state.blocksize)[:count]).reshape(tuple(state.shape))
+
+    return values

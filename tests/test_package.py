@@ -119,6 +119,16 @@ def test_version_is_said_once() -> None:
     assert project["version"] == wgrad.__version__
 
 
+def test_oracles_are_pinned_and_the_makefile_takes_the_same_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oracles = [Requirement(text) for text in project["optional-dependencies"]["oracle"]]
+    for oracle in oracles:
+        (pin,) = oracle.specifier
+        assert pin.operator == "==" and "*" not in pin.version, oracle
+    done = run("make", "--dry-run", "--always-make", ".venv-test/installed", cwd=ROOT)
+    assert f" {next(str(o) for o in oracles if o.name == 'torch')}\n" in done.stdout, done.stderr
+
+
 def test_commands_run_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     for command in ([installed.parent / "wgrad"], [installed, "-m", "wgrad.train"]):
         said = run(*command, "--version", cwd=tmp_path)
