@@ -102,7 +102,8 @@ def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:
     (about,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
     needs = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", archive.read(about).decode(), re.MULTILINE)
     at_run_time = {name.lower().replace("_", "-") for name, rest in needs if "extra ==" not in rest}
-    assert at_run_time == {"wgpu", "numpy", "ml-dtypes", "safetensors", "tokenizers", "jinja2", "pyyaml", "rich"}
+    wanted = {"wgpu", "numpy", "ml-dtypes", "safetensors", "tokenizers", "jinja2", "msgspec", "pyyaml", "rich"}
+    assert at_run_time == wanted
 
 
 def test_without_links_the_wheel_is_the_same(wheel: Path, tmp_path: Path) -> None:

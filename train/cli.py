@@ -15,6 +15,7 @@ from pathlib import Path
 import wgrad
 from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
 from wgrad.train.cli_options import Parser, add_finetune_options, resolve_config
+from wgrad.train.input_files import expand_path
 
 EXPECTED: tuple[type[BaseException], ...] = (WgradError, *DEVICE_ERRORS)  # errors that are not ours to fix
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu (default: auto)"
@@ -89,8 +90,9 @@ COMPUTE_HELP = "type of activations (default: float32; bfloat16: on HIP)"
 
 def _add_generate_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR_OR_HUB_ID", help="checkpoint: a folder, or a hub id such as org/name")
-    add("--adapter", metavar="DIR", help="PEFT adapter to put on it")
+    checkpoint = "checkpoint: a folder, or a hub id such as org/name"
+    add("--model", required=True, type=expand_path, metavar="DIR_OR_HUB_ID", help=checkpoint)
+    add("--adapter", type=expand_path, metavar="DIR", help="PEFT adapter to put on it")
     add("--prompt", required=True, metavar="TEXT", help="text to go on from; - reads it from standard input")
     add("--chat", action="store_true", help="the prompt is a user's message: apply the model's chat template")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="stop after this many tokens (default: 128)")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from wgrad.autograd.errors import WgradError
 from wgrad.train.config import CONFIG_FILE, FinetuneConfig, field_type, flag, read_config_file
+from wgrad.train.input_files import exists, expand_path
 
 # What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
 FIXED_BY_RESUME = (
@@ -83,7 +84,7 @@ def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
     if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
         given["target_modules"] = " ".join(given["target_modules"])
     path = given.pop("config", None)
-    values = (read_config_file(path) if path else {}) | given
+    values = (read_config_file(expand_path(path)) if path else {}) | given
     saved = _saved(values)
     config = FinetuneConfig(**(saved | values))
     for name in ("model", "data", "out"):
@@ -104,5 +105,5 @@ def _saved(values: dict[str, Any]) -> dict[str, Any]:
     """Values of OUT/config.yaml where the run is to be resumed and has one."""
     if not (values.get("resume") and values.get("out")):
         return {}
-    path = Path(str(values["out"])) / CONFIG_FILE
-    return read_config_file(path) if path.exists() else {}
+    path = Path(expand_path(str(values["out"])), CONFIG_FILE)
+    return read_config_file(path) if exists(path, "--out") else {}

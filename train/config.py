@@ -19,7 +19,9 @@ from typing import Any
 import yaml
 
 from wgrad.autograd.errors import WgradError
+from wgrad.train.decode import read_yaml
 from wgrad.train.files import write_text
+from wgrad.train.input_files import expand_path
 
 CONFIG_FILE = "config.yaml"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -121,6 +123,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = _coerce(field.name, getattr(self, field.name))
+            if field.metadata["group"] == "files" and isinstance(value, str):  # each of them is a path
+                value = expand_path(value)
             object.__setattr__(self, field.name, value)
         _validate(self)
 
@@ -261,16 +265,7 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
 def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Field names to values from a YAML file. Raises WgradError: not there, not YAML, not a mapping, unknown key."""
     source = os.fspath(path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise WgradError(f"--config: cannot read {source}: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise WgradError(f"--config: {source}{line}: not valid YAML: {problem}") from error
+    values = read_yaml(path, "--config")
     if values is None:
         return {}
     if not isinstance(values, dict):

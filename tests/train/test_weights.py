@@ -123,6 +123,24 @@ def test_safetensors_files_are_those_of_the_reference_implementation(tmp_path: P
         np.testing.assert_array_equal(theirs[name].astype(np.float32), array.astype(np.float32))
 
 
+@pytest.mark.parametrize("part", ["first", "last", "between"])
+def test_the_digest_is_of_contents_not_of_places(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    """Other weights of the same shapes have another digest; the same ones in other shards the same."""
+    folder, shards = make_checkpoint(), make_checkpoint(shards=3, name="shards")
+    digest = Checkpoint(folder).digest()
+    assert digest == Checkpoint(shards).digest() == Checkpoint(folder).digest()
+    name = "model.layers.1.mlp.up_proj.weight"
+    entry = Checkpoint(folder).entries[name]
+    assert entry.end - entry.begin > 16384
+    place = {"first": 0, "last": -1, "between": (entry.end - entry.begin - 4096) // 3}[part]
+    value = file_arrays(folder)[name]
+    value.reshape(-1).view(np.uint8)[place] ^= 1
+    rewrite(folder, **{name.replace(".", "__"): value})
+    assert Checkpoint(folder).digest() != digest
+    for dtype in ("bfloat16", "float16"):
+        assert Checkpoint(make_checkpoint(dtype=dtype, name=dtype)).digest() != digest
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def load(folder: Path) -> None:
     load_frozen(folder, load_model_config(folder), ReferenceDevice())

@@ -1,0 +1,269 @@
+"""Files of other people: typed, bounded, never waited for, and refused in one form of message."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from msgspec import Meta, Struct
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train import input_files
+from wgrad.train.config import FinetuneConfig, read_config_file
+from wgrad.train.decode import JSON_LIMIT, YAML_LIMIT, convert, decode_json, parse_json, read_json, read_yaml
+from wgrad.train.input_files import exists, open_input, read_input
+
+
+class Inner(Struct):
+    factor: Annotated[float, Meta(gt=0, lt=1e6)] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.factor == 13:
+            raise ValueError("factor must not be 13; got 13")
+
+
+class Outer(Struct):
+    size: Annotated[int, Meta(ge=1, le=1 << 24)]
+    eps: float | None = None
+    flag: bool | None = None
+    files: dict[str, str] = {}
+    inner: Inner | None = None
+    more: dict[str, Inner] = {}
+    sizes: list[int] = []
+    pair: tuple[int, int] | None = None
+
+
+WRONG = [
+    ("{}", "size is missing"),
+    ("[1]", r"the whole must be an object; got \[1\]"),
+    ("3", "the whole must be an object; got 3"),
+    ("null", "the whole must be an object; got null"),
+    ('{"size": 0}', "size must be a whole number of at least 1; got 0"),
+    ('{"size": -7}', "size must be a whole number of at least 1; got -7"),
+    (f'{{"size": {2**70}}}', f"size must be a whole number of at most 16777216; got {2**70}"),
+    ('{"size": 1.5}', "size must be a whole number; got 1.5"),
+    ('{"size": true}', "size must be a whole number; got true"),
+    ('{"size": "300"}', "size must be a whole number; got '300'"),
+    ('{"size": null}', "size must be a whole number; got null"),
+    ('{"size": {"a": {"b": [1]}}}', "size must be a whole number; got {'a': {'b': \\[...\\]}}"),
+    ('{"size": 1, "eps": "1e-5"}', "eps must be a number or null; got '1e-5'"),
+    ('{"size": 1, "flag": 1}', "flag must be true or false or null; got 1"),
+    ('{"size": 1, "inner": {"factor": 0}}', "inner.factor must be a number above 0; got 0"),
+    ('{"size": 1, "inner": {"factor": 1e6}}', "inner.factor must be a number below 1000000; got 1000000.0"),
+    ('{"size": 1, "inner": {"factor": 13}}', "inner: factor must not be 13; got 13"),
+    ('{"size": 1, "inner": [2]}', r"inner must be an object or null; got \[2\]"),
+    ('{"size": 1, "files": {"a": "b", "c d": 3}}', r"files\[c d\] must be text; got 3"),
+    ('{"size": 1, "more": {"a": {}, "b": {"factor": -1}, "c": 3}}', r"more\[b\].factor .* above 0; got -1"),
+    ('{"size": 1, "sizes": [1, 2, "x"]}', r"sizes\[2\] must be a whole number; got 'x'"),
+    ('{"size": 1, "pair": [1, 2, 3]}', r"pair must be a list of length 2; got \[1, 2, 3\]"),
+    ('{"size": "%s"}' % ("x" * 1000), "got 'x+\\.\\.\\.x+': fetch"),
+    ('{"size": "a\\nb\\u2028c"}', r"got 'a\\nb\\u2028c'"),
+]  # fmt: skip
+NOT_JSON = [
+    (b"", "line 1 is not valid JSON: Expecting value"),
+    (b"{", "line 1 is not valid JSON"),
+    (b'{"size": 1,\n}', "line [12] is not valid JSON"),
+    (b'{"size": 1} x', "line 1 is not valid JSON: Extra data"),
+    (b'{"size": 1, "eps": NaN}', "is not valid JSON: NaN is no number of JSON"),
+    (b'{"size": 1, "x": -Infinity}', "is not valid JSON: -Infinity is no number"),
+    (b'{"size": 1, "x": 1e999}', "is not valid JSON: 1e999 is beyond the range"),
+    (b'{"size": 1, "x": ' + b"9" * 5000 + b"}", "is not valid JSON: Exceeds the limit"),
+    (b'{"size": 1, "x": "\xff"}', "must be UTF-8 text; got byte 0xff at 18"),
+    (b'{"size": 1, "x": "\\ud800"}', r"must be Unicode text; got half of a surrogate pair, '\\ud800'"),
+    (b'{"size": 1, "\\udfff": 1}', r"must be Unicode text; got half of a surrogate pair, '\\udfff'"),
+    (b'{"size": 1, "x": ' + b"[" * 70 + b"]" * 70 + b"}", "must be nested at most 64 deep; got more"),
+    (b'{"size": 1, "x": ' + b'{"a":' * 70 + b"1" + b"}" * 71, "must be nested at most 64 deep; got more"),
+    (b"[" * 200_000, "must be nested at most 64 deep; got more"),
+]
+
+
+@pytest.mark.parametrize("text, message", WRONG)
+def test_a_wrong_value_says_key_rule_and_value(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(WgradError, match=message) as caught:
+        read_json(path, Outer, "--model")
+    said = str(caught.value)
+    assert said.startswith(f"--model: {path}: ") and said.endswith(": fetch the file again")
+    assert "\n" not in said and len(said) < 500
+
+
+@pytest.mark.parametrize("data, message", NOT_JSON, ids=[m for _, m in NOT_JSON])
+def test_what_is_not_json_is_told(data: bytes, message: str) -> None:
+    with pytest.raises(WgradError, match=f"^--model: a.json {message}.*: fetch the file again$"):
+        decode_json(data, Outer, "--model: a.json")
+
+
+def test_what_is_right_is_read() -> None:
+    data = b'\xef\xbb\xbf{"size": 3, "eps": 1, "x": "\\ud83d\\ude00", "inner": {"factor": 2}, "unknown": [[1]]}'
+    assert decode_json(data, Outer, "") == Outer(3, 1.0, inner=Inner(2.0))
+    assert parse_json(b'"\\ud83d\\ude00"', "") == "\U0001f600"
+    assert parse_json(b"[" * 64 + b"]" * 64, "") is not None
+
+
+def test_nan_breaks_every_rule_of_a_number() -> None:
+    with pytest.raises(WgradError, match="x: factor must be a number above 0; got nan: y"):
+        convert({"factor": float("nan")}, Inner, "x", "y")
+
+
+# ---- YAML --------------------------------------------------------------------------------------
+NOT_YAML = [
+    ("rank: [1", "line 1: not valid YAML"),
+    ("rank: 1\n\tlr: 2", "line 2: not valid YAML"),
+    ("a: &a [x, x]\nb: [*a, *a]", r"line 2: not valid YAML: an alias \(\*a\)"),
+    ("&a [*a]", r"line 1: not valid YAML: an alias \(\*a\)"),
+    ("rank: !!int ''", "not valid YAML"),
+    ("rank: !!bool x", "not valid YAML"),
+    ("rank: !!timestamp x", "not valid YAML"),
+    ("rank: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    ("rank: 2026-13-45", "not valid YAML: month must be in"),
+    ("rank: " + "9" * 5000, "not valid YAML: Exceeds the limit"),
+    ("? {a: b}\n: c", "line 1: not valid YAML"),
+    ("[" * 5000, "nested at most 64 deep"),
+    ("[" * 70 + "]" * 70, "nested at most 64 deep"),
+    ("rank: \x07", "not valid YAML: special characters"),
+    ("- 3", "expected lines like 'rank: 16'"),
+    ("3: 4", "unknown key 3"),
+]
+
+
+@pytest.mark.parametrize("text, message", NOT_YAML, ids=[m for _, m in NOT_YAML])
+def test_what_is_not_yaml_is_told(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(WgradError, match=message) as caught:
+        read_config_file(path)
+    assert str(caught.value).startswith(f"--config: {path}")
+
+
+def test_invalid_utf8_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"rank: '\xff'")
+    with pytest.raises(WgradError, match="--config: .*run.yaml must be UTF-8 text; got byte 0xff at 7: "):
+        read_yaml(path, "--config")
+    path.write_bytes(b"")
+    assert read_yaml(path, "--config") is None
+
+
+# ---- files -------------------------------------------------------------------------------------
+def test_a_size_beyond_sense_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)  # a terabyte of holes
+    with pytest.raises(WgradError, match=f"a.json must have at most {JSON_LIMIT} bytes; got {1 << 40}: "):
+        read_json(path, Outer, "--model")
+    with pytest.raises(WgradError, match=f"a.json must have at most {YAML_LIMIT} bytes; got {1 << 40}: "):
+        read_yaml(path, "--config")
+
+
+def not_files(folder: Path) -> dict[str, str]:
+    """Paths that are no regular file -> what is said of each."""
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "link").symlink_to(folder / "pipe")
+    (folder / "file").write_text("x")
+    return {
+        str(folder): "is a folder: give a regular file",
+        str(folder / "pipe"): "is a named pipe: give a regular file",
+        str(folder / "link"): "is a named pipe: give a regular file",
+        "/dev/zero": "is a device: give a regular file",
+        str(folder / "loop"): "cannot read .*: too many levels of symbolic links",
+        str(folder / "none"): "no such file: .*none: check the path",
+        str(folder / "file" / "x"): "cannot read .*: not a directory",
+        str(folder / ("n" * 300)): r"cannot read .*n+\.\.\.n+ .*: file name too long",
+        str(folder / "a\0b"): r"'.*a\\x00b' has a NUL character",
+        str(folder / "a\ud800b"): r"'.*a\\ud800b' is no name of a file here",
+        "": "no such file",
+    }
+
+
+@pytest.mark.skipif(os.name == "nt", reason="named pipes of Windows are no files in folders")
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    for path, message in not_files(tmp_path).items():
+        for read in (open_input, lambda p, s: read_input(p, s, 100)):
+            with pytest.raises(WgradError, match=message) as caught:
+                read(path, "--data")
+            said = str(caught.value)
+            assert said.startswith("--data: ") and len(said) < 400 and said.isprintable()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="named pipes of Windows are no files in folders")
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("x")
+    regular = os.stat(tmp_path / "file")
+    monkeypatch.setattr(input_files.os, "stat", lambda path: regular)
+    with pytest.raises(WgradError, match="is a named pipe"):
+        open_input(tmp_path / "pipe", "--data")
+
+
+def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a").write_text("x")
+    monkeypatch.setattr(input_files.os, "open", refuse)  # root may read everything
+    with pytest.raises(WgradError, match="--data: cannot read .*a: permission denied: check the path and its perm"):
+        read_input(tmp_path / "a", "--data", 100)
+    monkeypatch.setattr(input_files.os, "stat", refuse)
+    with pytest.raises(WgradError, match="permission denied"):
+        exists(tmp_path / "a", "--out")
+
+
+def test_exists(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    found = [exists(tmp_path / name, "--out") for name in ("", "a", "b", "a/b")]
+    assert found == [True, True, False, False]
+    with pytest.raises(WgradError, match="file name too long"):
+        exists(tmp_path / ("n" * 300), "--out")
+
+
+def test_a_pointer_of_git_lfs_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(WgradError, match=rf"pointer of Git LFS, not the file itself: run 'git lfs pull' in {tmp_path}"):
+        read_json(path, Outer, "--model")
+
+
+# ---- the home folder ---------------------------------------------------------------------------
+def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    names = ("model", "data", "out", "eval_data", "adapter")
+    values: dict[str, Any] = {name: f"~/{name}" for name in names}
+    config = FinetuneConfig(**values)
+    for name in names:
+        assert getattr(config, name) == os.path.expanduser(f"~/{name}")
+        assert str(tmp_path) in getattr(config, name)
+    kept = FinetuneConfig(model="org/name", data="a~b", out="./~c", sample_prompt="~/x")
+    assert (kept.model, kept.data, kept.out, kept.sample_prompt) == ("org/name", "a~b", "./~c", "~/x")
+
+
+def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wgrad.train.cli import build_parser
+    from wgrad.train.cli_options import resolve_config
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    args = build_parser().parse_args(["generate", "--model", "~/m", "--adapter=~/a", "--prompt", "~/p"])
+    assert (args.model, args.adapter, args.prompt) == (str(tmp_path / "m"), str(tmp_path / "a"), "~/p")
+    (tmp_path / "run.yaml").write_text("data: ~/d.txt\nmodel: ~/m\n")
+    config = resolve_config({"config": "~/run.yaml", "out": "~/out"})
+    assert config.data == str(tmp_path / "d.txt")
+    (tmp_path / "out").mkdir()
+    config.save(config.out)
+    assert resolve_config({"resume": True, "out": "~/out"}).data == config.data
+
+
+def test_msgspec_words_are_all_known() -> None:
+    """A message of msgspec that is not rewritten would show its own backticks."""
+    for text, _ in WRONG:
+        with pytest.raises(WgradError) as caught:
+            decode_json(text.encode(), Outer, "x")
+        assert "`" not in str(caught.value)
+    assert issubclass(msgspec.ValidationError, ValueError)
