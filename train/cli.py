@@ -7,7 +7,7 @@ Exit status: 0 done; 1 a selftest failed; 2 a user's mistake or the machine's li
 from __future__ import annotations
 
 import argparse
-import os
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ import wgrad
 from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
 from wgrad.train.cli_options import Parser, add_finetune_options, resolve_config
 from wgrad.train.input_files import expand_path
+from wgrad.train.output import Output, OutputLost, command_output, say, settle
 
 EXPECTED: tuple[type[BaseException], ...] = (WgradError, *DEVICE_ERRORS)  # errors that are not ours to fix
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu (default: auto)"
@@ -25,10 +26,13 @@ def _finetune(args: argparse.Namespace) -> int:
     given = {k: v for k, v in vars(args).items() if k not in ("command", "run")}
     config = resolve_config(given)
     args.out = config.out  # for the message when interrupted
-    print(config.summary(), flush=True)
+    say(config.summary())
     from wgrad.train.finetune import run_finetune
 
-    return run_finetune(config)
+    try:
+        return run_finetune(config)
+    finally:
+        settle()  # what a run says is not what it is for
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -122,20 +126,24 @@ def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) 
 
 
 def _fail(message: str, status: int) -> int:
-    sys.stdout.flush()
-    print(f"wgrad: {message}", file=sys.stderr)
+    Output().flush()
+    say(f"wgrad: {message}", "stderr")
     return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; -> exit status."""
+    status = 0
     try:
-        status = _main(argv)
-        sys.stdout.flush()
+        with command_output():
+            status = _main(argv)
         return status
-    except BrokenPipeError:  # the reader of a pipe has gone; nothing may be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OutputLost as error:
+        if status:
+            return status
+        if error.errno in (errno.EPIPE, errno.EINVAL):  # the reader has gone, as in `wgrad selftest | head -n 1`
+            return 1
+        return _fail(f"error: cannot write to standard output: {error.strerror}", 2)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -29,6 +29,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise WgradError(f"{message}: see {self.prog} --help")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help and version. argparse's own hides that nothing could be written."""
+        if message and file is not None:
+            file.write(message)
+
     def refuse_unknown(self, unknown: list[str]) -> None:
         """WgradError for arguments that no option takes, naming the nearest option."""
         if not unknown:

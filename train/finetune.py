@@ -17,6 +17,7 @@ from wgrad.train.generate import Sampling, generate_text
 from wgrad.train.loop import Run, Trainer
 from wgrad.train.metrics import MetricsFile
 from wgrad.train.optim import AdamW
+from wgrad.train.output import say
 from wgrad.train.packing import eval_batches
 from wgrad.train.progress import TrainingProgress
 from wgrad.train.result import RESULTS_FILE, save_session_adapter, write_result
@@ -41,7 +42,7 @@ def _already_done(config: FinetuneConfig) -> bool:
     finished = [name for name in (RESULTS_FILE, WEIGHTS_FILE, SINGLE_FILE) if (out / name).exists()]
     if config.resume:
         if RESULTS_FILE in finished:
-            print(f"{out}: this run is finished: nothing to resume")
+            say(f"{out}: this run is finished: nothing to resume")
             return True
         return False
     if finished:

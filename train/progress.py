@@ -9,6 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from wgrad.train.output import make_console
+
 
 def duration(seconds: float) -> str:
     """1:02:03, 2:03, or -:-- where it is not known."""
@@ -29,7 +31,7 @@ class TrainingProgress:
     def __init__(
         self, total_steps: int, steps_done: int = 0, log_every: int = 1, console: Console | None = None
     ) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or make_console()
         self.total_steps, self.steps_done, self.log_every = total_steps, steps_done, log_every
         self._begun, self._first, self._printed = time.monotonic(), steps_done, steps_done
         self._bar: Progress | None = None
@@ -53,11 +55,11 @@ class TrainingProgress:
             self._bar.update(self._task, completed=steps_done, report=report)
         elif steps_done >= self.total_steps or steps_done - self._printed >= self.log_every:
             self._printed = steps_done
-            self.console.print(f"step {steps_done}/{self.total_steps}  {report}", markup=False)
+            self.console.print(f"step {steps_done}/{self.total_steps}  {report}", markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a line without disturbing the bar."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def __enter__(self) -> TrainingProgress:
         self._begun, self._first = time.monotonic(), self.steps_done

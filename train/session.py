@@ -18,6 +18,7 @@ from wgrad.train.config import FinetuneConfig
 from wgrad.train.data import Dataset, load_data
 from wgrad.train.hub import resolve_model
 from wgrad.train.model_config import ModelConfig, load_model_config
+from wgrad.train.output import make_console
 from wgrad.train.packing import BatchStream
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.weights import Checkpoint
@@ -50,7 +51,7 @@ class Session:
 
 def open_session(config: FinetuneConfig) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read."""
-    console = Console(highlight=False)
+    console = make_console()
     device = select_device(config.device)
     console.print(f"device: {device.description} ({device.reason})", markup=False, soft_wrap=True)  # type: ignore[attr-defined]
     folder = resolve_model(config.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -187,18 +188,34 @@ def test_the_installed_command_and_the_module_agree() -> None:
     assert done.stderr == "wgrad: error: unknown argument --rnak (did you mean --rank?): see wgrad finetune --help\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "status"), [(["--help"], 0), (["selftest", "--device", "cpu", "--only", "rms_norm"], 1)]
-)
-def test_a_reader_that_goes_away_is_no_error(words: list[str], status: int) -> None:
+PRINTS = pytest.mark.parametrize("words", [["--help"], ["selftest", "--device", "cpu", "--only", "rms_norm"]])
+BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
+
+
+def printing_to(output: int, words: list[str], unbuffered: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "wgrad.train", *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment)
+    return done.returncode, done.stderr
+
+
+@PRINTS
+@BUFFERED
+def test_a_reader_that_goes_away_is_no_error(words: list[str], unbuffered: str) -> None:
     """As in `wgrad selftest | head -n 1`: nobody reads any more, so it ends without a word."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "wgrad.train", *words], stdout=write, stderr=subprocess.PIPE, text=True
-    )
+    assert printing_to(write, words, unbuffered) == (1, "")
     os.close(write)
-    assert (done.returncode, done.stderr) == (status, "")
+
+
+@PRINTS
+@BUFFERED
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_disk_behind_standard_output(words: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        status, errors = printing_to(full.fileno(), words, unbuffered)
+    assert (status, errors) == (2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n")
 
 
 # ---- models ------------------------------------------------------------------------------------
