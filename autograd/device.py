@@ -108,6 +108,7 @@ class Replay(Protocol):
 class Device(Protocol):
     name: str  # "cpu", "wgpu", "hip"
     description: str  # one line for people: card, driver, backend
+    facts: dict[str, Any]  # the same for reports: name; where known also backend, type, driver, memory_bytes, ...
     float16: bool  # float16 arrays are supported
     bfloat16: bool  # bfloat16 activations are; bfloat16 weights are everywhere
 

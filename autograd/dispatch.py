@@ -8,6 +8,7 @@ A device asked for by name that cannot be used is an error, never a silent step 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from wgrad.autograd.reference import ReferenceDevice
 
 SPECS = "auto, hip, wgpu, wgpu:<index or part of a name>, cpu"
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
+AMD = 0x1002  # PCI vendor id
+_AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
 
 
 def select_device(spec: str = "auto") -> Device:
@@ -41,7 +44,11 @@ def select_device(spec: str = "auto") -> Device:
 
 
 def _auto() -> Device:
-    refused = []
+    refused: list[str] = []
+    try:
+        adapters, no_wgpu = _list_adapters(), ""
+    except DeviceUnavailable as error:
+        adapters, no_wgpu = [], _short(error)
     try:
         device: Any = _hip()
         checked = self_check.verdict(device)
@@ -50,21 +57,24 @@ def _auto() -> Device:
             return device
         refused.append(f"hip: the self-check of {device.description} failed: {checked.reason}")
     except DeviceUnavailable as error:
-        refused.append(_short(error).partition(";")[0])
-    try:
-        adapters = _list_adapters()
-    except DeviceUnavailable as error:
-        return _reference(f"no other device works here: {'; '.join([*refused, _short(error)])}")
+        if _may_have_amd_card(adapters):  # HIP is no subject for anybody else
+            refused.append(_short(error).partition(";")[0])
     for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
         software = adapter["type"] == SOFTWARE
         reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
         try:
-            return _wgpu(str(adapter["index"]), f"{reason}; {'; '.join(refused)}")
+            return _wgpu(str(adapter["index"]), "; ".join([reason, *refused]))
         except DeviceUnavailable as error:
             refused.append(_short(error))
-    if not adapters:
+    if no_wgpu:
+        refused.append(no_wgpu)
+    elif not adapters:
         refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
     return _reference(f"no other device works here: {'; '.join(refused)}")
+
+
+def _may_have_amd_card(adapters: list[dict[str, Any]]) -> bool:
+    return any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER)
 
 
 def _short(error: DeviceUnavailable) -> str:
@@ -122,19 +132,21 @@ def _list_adapters() -> list[dict[str, Any]]:
 def list_devices() -> list[dict[str, Any]]:
     """What `wgrad devices` prints, best first.
 
-    Every entry: spec (what to pass to --device), name, usable, reason (why not, or a remark). A wgpu adapter has
-    also backend, type, driver, features and limits.
+    Every entry: spec (what to pass to --device), name, usable, reason (why not, or a remark), and what more the
+    device's facts say (autograd/device.py).
     """
-    found: list[dict[str, Any]] = []
+    adapters: list[dict[str, Any]] = []
     try:
-        found.append({"spec": "hip", "name": _hip().description, "usable": True, "reason": ""})
+        adapters = _list_adapters()
+        found = [{**a, "spec": f"wgpu:{a['index']}", "usable": True, "reason": ""} for a in adapters]
     except DeviceUnavailable as error:
-        found.append({"spec": "hip", "name": "AMD HIP", "usable": False, "reason": _unusable(error)})
+        found = [{"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": _unusable(error)}]
     try:
-        for adapter in _list_adapters():
-            found.append({**adapter, "spec": f"wgpu:{adapter['index']}", "usable": True, "reason": ""})
+        device = _hip()
+        hip = {**device.facts, "name": device.description, "spec": "hip", "usable": True, "reason": ""}
     except DeviceUnavailable as error:
-        found.append({"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": _unusable(error)})
+        reason = _unusable(error) if _may_have_amd_card(adapters) else "not usable: there is no AMD card"
+        hip = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}
     remark = "slow; what all others are checked against"
-    found.append({"spec": "cpu", "name": ReferenceDevice().description, "usable": True, "reason": remark})
-    return found
+    cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}
+    return [hip, *found, cpu]

@@ -108,6 +108,7 @@ class ReferenceDevice(
 
     def __init__(self) -> None:
         self.description = f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"
+        self.facts: dict[str, Any] = {"name": self.description}
         self.reason = "made directly"
         self._pool = _Pool()
         self._inside_operator = False

@@ -106,6 +106,13 @@ class Runtime:
         self.modules = Modules(self.architecture, self.card)
         kernels = "shipped kernels" if self.modules.origin == "shipped" else "kernels by hiprtc"
         self.description = f"{self.card} ({self.architecture}, HIP, {self.compute_units} compute units, {kernels})"
+        self.facts = {
+            "name": self.card,
+            "backend": "HIP",
+            "architecture": self.architecture,
+            "driver": f"HIP {binding.driver_version()}",
+            "memory_bytes": int(properties.totalGlobalMem),
+        }
         self.float16 = self.bfloat16 = True
         self._stream = check(hip.hipStreamCreate(), "a HIP stream")
         self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)

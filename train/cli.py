@@ -63,7 +63,8 @@ def _devices(args: argparse.Namespace) -> int:
 def _selftest(args: argparse.Namespace) -> int:
     from wgrad.train.selftest import print_selftest
 
-    return print_selftest(args.device, only=args.only, as_json=args.json)
+    report = expand_path(args.report) if args.report else None
+    return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
 
 
 def build_parser() -> Parser:
@@ -86,6 +87,8 @@ def build_parser() -> Parser:
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=DEVICE_HELP)
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
     selftest.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    report = "write that object to a file as well: card, driver, versions, and the error of every case"
+    selftest.add_argument("--report", metavar="FILE", help=report)
     return parser
 
 

@@ -18,28 +18,31 @@ from wgrad.autograd.errors import WgradError
 TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
 
 _ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space or choose another folder with --out",
-    errno.EDQUOT: "your disk quota is used up: free some space or choose another folder with --out",
-    errno.EROFS: "the file system is read-only: choose another folder with --out",
-    errno.EACCES: "permission denied: choose a folder that you may write to with --out",
-    errno.EPERM: "permission denied: choose a folder that you may write to with --out",
-    errno.EFBIG: "larger than the file system or the limit (ulimit -f) allows: choose another folder with --out",
-    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder with --out",
-    errno.EEXIST: "a file of that name is in the way: remove it or choose another folder with --out",
-    errno.EISDIR: "a folder of that name is in the way: remove it or choose another folder with --out",
+    errno.ENOSPC: "the disk is full: free some space or choose another folder",
+    errno.EDQUOT: "your disk quota is used up: free some space or choose another folder",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "permission denied: choose a folder that you may write to",
+    errno.EPERM: "permission denied: choose a folder that you may write to",
+    errno.EFBIG: "larger than the file system or the limit (ulimit -f) allows: choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
+    errno.EEXIST: "a file of that name is in the way: remove it or choose another folder",
+    errno.EISDIR: "a folder of that name is in the way: remove it or choose another folder",
+    errno.ENOENT: "no such folder: make it, or choose another folder",
 }
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an OSError of the block (disk full, no permission, ...) into a WgradError that names `path`."""
+def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[None]:
+    """Turn an OSError of the block (disk full, no permission, ...) into a WgradError that names `path`, and the option
+    that another place is chosen with."""
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, f"{error.strerror or error}: check the path given to --out")
+        known = _ADVICE.get(error.errno or 0)
+        advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
         raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
     except SafetensorError as error:  # its writer wraps the operating system's error in its own
-        advice = f"{error}: free some space or choose another folder with --out"
+        advice = f"{error}: free some space or choose another folder with {option}"
         raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
 
 
@@ -60,19 +63,28 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _refuse_special(target: Path, option: str) -> None:
+    """Taking the place of /dev/null, a pipe or a folder would destroy it (root may)."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not target.is_file():
+        raise WgradError(f"cannot write {target}: it is no regular file: give another name with {option}")
+
+
 def _beside(target: Path) -> Path:
     return target.with_name(f"{target.name}.{os.getpid()}{TEMPORARY}")
 
 
 @contextmanager
-def atomic_file(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "--out") -> Iterator[IO[Any]]:
     """Open a file beside `path` for writing; when the block ends well it takes the place of `path`, else it goes.
 
     Raises WgradError when the disk is full, the folder is read-only, and so on; `path` is then as it was.
     """
     target = Path(path)
     beside = _beside(target)
-    with writing(target):
+    with writing(target, option):
+        _refuse_special(target, option)
         try:
             text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
             with open(beside, mode, **text) as file:
@@ -109,15 +121,27 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             shutil.rmtree(beside, ignore_errors=True)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace the contents of `path` atomically."""
-    with atomic_file(path) as file:
+def check_writable(path: str | os.PathLike[str], option: str) -> None:
+    """WgradError, naming the option, where the file could not be written: told before the work, not after it."""
+    target = Path(path)
+    with writing(target, option):
+        _refuse_special(target, option)
+        beside = _beside(target)
+        try:
+            beside.touch()
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, option: str = "--out") -> None:
+    """Replace the contents of `path` atomically. option: as in `writing`."""
+    with atomic_file(path, option=option) as file:
         file.write(data)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Replace the contents of `path` atomically, UTF-8."""
-    write_bytes(path, text.encode("utf-8"))
+def write_text(path: str | os.PathLike[str], text: str, option: str = "--out") -> None:
+    """Replace the contents of `path` atomically, UTF-8. option: as in `writing`."""
+    write_bytes(path, text.encode("utf-8"), option)
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, sort_keys: bool = False) -> None:

@@ -1,15 +1,21 @@
-"""`wgrad selftest`: the table of every operator's error and limit on a device."""
+"""`wgrad selftest`: the table of every operator's error and limit on a device, and the same as a report."""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
+import re
 import time
+from importlib import metadata
+from typing import Any
 
 import wgrad
+from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.selftest import Result, run_selftest
+from wgrad.train.files import check_writable, write_text
 
 _ROW = "{:<46} {:<9} {:<17} {:<20} {:>8} {:>8}  {}"
 
@@ -26,32 +32,59 @@ def _as_dict(result: Result) -> dict[str, str | float | bool | None]:
     return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in vars(result).items()}
 
 
-def print_selftest(spec: str, *, only: str = "", as_json: bool = False) -> int:
+def package_versions() -> dict[str, str]:
+    """Version of each installed package that wgrad stands on or can use, by name."""
+    versions = {}
+    for requirement in metadata.requires("wgrad") or []:
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        extra = re.search(r"extra\s*==\s*['\"](\w+)", requirement)
+        if extra is None or extra[1] in ("hip", "hub"):
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+    return versions
+
+
+def make_report(device: Device, results: list[Result], seconds: float) -> dict[str, Any]:
+    """What a person with another card needs to know of this one: card, driver, versions, and the error of each case."""
+    failed = sum(not r.ok for r in results)
+    about = {"name": device.name, "description": device.description, "reason": getattr(device, "reason", "")}
+    return {
+        "wgrad": wgrad.__version__,
+        "device": {**about, "facts": device.facts},
+        "system": {"platform": platform.platform(), "python": platform.python_version()},
+        "packages": package_versions(),
+        "passed": len(results) - failed,
+        "failed": failed,
+        "seconds": round(seconds, 3),
+        "results": [_as_dict(r) for r in results],
+    }
+
+
+def print_selftest(spec: str, *, only: str = "", as_json: bool = False, report: str | None = None) -> int:
     """Run the selftest on the device named by `spec` and print it. -> 0, or 1 where any case failed.
 
-    only: part of the names of the cases to run. WgradError where no case is called so.
+    only: part of the names of the cases to run. report: a file for `make_report` as JSON. WgradError where no case is
+    called so, or the report could not be written.
     """
+    if report is not None:
+        check_writable(report, "--report")
     device = select_device(spec)
-    reason = getattr(device, "reason", "")
     begun = time.perf_counter()
     if not as_json:
-        print(f"device: {device.name}: {device.description} ({reason})")
+        print(f"device: {device.name}: {device.description} ({getattr(device, 'reason', '')})")
         print(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"), flush=True)
     results = run_selftest(device, only=only, progress=None if as_json else lambda r: print(_row(r), flush=True))
     if not results:
         raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to see them all")
-    failed = [r for r in results if not r.ok]
     seconds = time.perf_counter() - begun
+    text = json.dumps(make_report(device, results, seconds), indent=1, allow_nan=False)
+    if report is not None:
+        write_text(report, text + "\n", "--report")
+    failed = [r for r in results if not r.ok]
     if as_json:
-        report = {
-            "wgrad": wgrad.__version__,
-            "device": {"name": device.name, "description": device.description, "reason": reason},
-            "passed": len(results) - len(failed),
-            "failed": len(failed),
-            "seconds": round(seconds, 3),
-            "results": [_as_dict(r) for r in results],
-        }
-        print(json.dumps(report, indent=1, allow_nan=False))
+        print(text)
     elif failed:
         names = ", ".join(r.name for r in failed[:5]) + (", ..." if len(failed) > 5 else "")
         print(f"{len(failed)} of {len(results)} FAILED in {seconds:.1f} s: {names}: do not train on this device")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.wgsl import native
+from wgrad.wgsl import native, vulkan_memory
 from wgrad.wgsl.errors import DeviceError
 
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
@@ -38,20 +38,27 @@ def _usable() -> list[Any]:
     return sorted((a for a in adapters if a.info["backend_type"] in _BACKENDS), key=_rank)
 
 
+def facts(adapter: Any) -> dict[str, Any]:
+    """name, vendor_id (PCI), backend, type, driver, library, memory_bytes (None where it is not known),
+    features, limits."""
+    info = adapter.info
+    software = info["adapter_type"] == "CPU"  # its heap is a number that the driver made up
+    return {
+        "name": info["device"],
+        "vendor_id": info["vendor_id"],
+        "backend": info["backend_type"],
+        "type": info["adapter_type"],
+        "driver": info["description"],
+        "library": native.LIBRARY,
+        "memory_bytes": None if software else vulkan_memory.memory_bytes(info["vendor_id"], info["device_id"]),
+        "features": sorted(adapter.features),
+        "limits": dict(adapter.limits),
+    }
+
+
 def list_adapters() -> list[dict[str, Any]]:
-    """Every usable adapter, best first: index, name, backend, type, driver, features, limits."""
-    return [
-        {
-            "index": i,
-            "name": a.info["device"],
-            "backend": a.info["backend_type"],
-            "type": a.info["adapter_type"],
-            "driver": a.info["description"],
-            "features": sorted(a.features),
-            "limits": dict(a.limits),
-        }
-        for i, a in enumerate(_usable())
-    ]
+    """The facts of every usable adapter with its index, best first."""
+    return [{"index": i, **facts(a)} for i, a in enumerate(_usable())]
 
 
 def choose(spec: str | None) -> Any:

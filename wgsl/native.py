@@ -22,6 +22,8 @@ from wgrad.wgsl.errors import DeviceError, DeviceLost, OutOfMemory
 _lib = _native.lib
 _ffi = _native.ffi
 
+LIBRARY = "wgpu-native " + ".".join(map(str, _native.lib_version_info))
+
 # One recorded dispatch: pipeline and bind group handles, workgroup counts.
 Dispatch = tuple[Any, Any, int, int, int]
 

@@ -83,6 +83,7 @@ class Runtime:
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
         self._device = adapters.open_device(adapter)
+        self.facts = adapters.facts(adapter)
         info, limits = adapter.info, self._device.limits
         self.adapter_type: str = info["adapter_type"]
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"

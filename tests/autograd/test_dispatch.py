@@ -13,6 +13,7 @@ from wgrad.autograd.errors import DeviceUnavailable
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.errors import DeviceError
 
+AMD = {"name": "Radeon", "vendor_id": 0x1002, "backend": "Vulkan", "type": "DiscreteGPU", "driver": "Mesa"}
 INTEL = {"name": "Intel UHD", "backend": "Vulkan", "type": "IntegratedGPU", "driver": "Mesa", "features": []}
 LLVMPIPE = {"name": "llvmpipe", "backend": "Vulkan", "type": "CPU", "driver": "Mesa", "features": ["shader-f16"]}
 
@@ -63,8 +64,7 @@ def test_this_machine_has_a_device_with_a_reason() -> None:
 def test_auto_takes_a_gpu_before_a_software_driver(machine: Any) -> None:
     machine([LLVMPIPE, INTEL])
     device: Any = dispatch.select_device()
-    assert (device.name, device.spec) == ("wgpu", "1") and "first usable GPU" in device.reason
-    assert "no HIP kernels" in device.reason
+    assert (device.name, device.spec, device.reason) == ("wgpu", "1", "the first usable GPU")
 
 
 def test_auto_takes_the_software_driver_and_says_so(machine: Any) -> None:
@@ -87,7 +87,27 @@ def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
 def test_auto_ends_at_numpy_with_every_reason(machine: Any, adapters: Any, reason: str) -> None:
     machine(adapters)
     device: Any = dispatch.select_device("auto")
-    assert device.name == "cpu" and reason in device.reason and "no HIP kernels" in device.reason
+    assert device.name == "cpu" and reason in device.reason and "hip" not in device.reason.lower()
+
+
+@pytest.mark.parametrize("adapters, kfd", [([AMD], False), ([INTEL], True), ([], True)])
+def test_hip_is_a_subject_where_there_is_an_amd_card(
+    machine: Any, adapters: Any, kfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its PCI vendor, or by the kernel's driver where Vulkan does not see it."""
+    machine(adapters)
+    monkeypatch.setattr(dispatch.os.path, "exists", lambda path: kfd and path == "/dev/kfd")
+    device: Any = dispatch.select_device("auto")
+    assert "hip: this version has no HIP kernels" in device.reason
+    assert "no HIP kernels" in dispatch.list_devices()[0]["reason"]
+
+
+def test_hip_is_no_subject_elsewhere(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine([INTEL])
+    monkeypatch.setattr(dispatch.os.path, "exists", lambda path: False)
+    device: Any = dispatch.select_device("auto")
+    assert "hip" not in device.reason.lower()
+    assert dispatch.list_devices()[0]["reason"] == "not usable: there is no AMD card"
 
 
 class FakeHip(ReferenceDevice):
@@ -141,6 +161,6 @@ def test_list_devices_names_all_with_reasons(machine: Any) -> None:
     found = dispatch.list_devices()
     assert [d["spec"] for d in found] == ["hip", "wgpu:0", "wgpu:1", "cpu"]
     assert [d["usable"] for d in found] == [False, True, True, True]
-    assert "no HIP kernels" in found[0]["reason"] and found[2]["features"] == ["shader-f16"]
+    assert "not usable" in found[0]["reason"] and found[2]["features"] == ["shader-f16"]
     machine(DeviceError("no Vulkan loader"))
     assert [d["usable"] for d in dispatch.list_devices()] == [False, False, True]

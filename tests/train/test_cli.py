@@ -18,7 +18,7 @@ import pytest
 import wgrad
 from wgrad.autograd.errors import DEVICE_ERRORS, DeviceUnavailable, WgradError
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train import cli
+from wgrad.train import cli, devices
 from wgrad.train.devices import describe, readable_bytes
 from wgrad.train.hub import resolve_model
 
@@ -306,14 +306,16 @@ def test_a_device_in_words() -> None:
             "backend": "Vulkan",
             "type": "DiscreteGPU",
             "driver": "1.2",
+            "memory_bytes": 8 * 2**30,
             "features": ["shader-f16", "texture-atomic"],
             "limits": {"max-buffer-size": 2**31 - 1, "max-compute-invocations-per-workgroup": 1024},
         }
     )
     assert text.splitlines() == [
         "wgpu:0: Some Card (Vulkan, DiscreteGPU, 1.2)",
+        "    memory 8 GiB",
         "    has    shader-f16 (--compute float16)",
-        "    lacks  subgroup (faster reductions), timestamp-query (--profile)",
+        "    lacks  timestamp-query (--profile)",
         "    limits largest buffer 2.0 GiB, workgroup invocations 1024",
     ]
     assert [readable_bytes(n) for n in (0, 1023, 1024, 1536, 2**40 * 3)] == [
@@ -323,6 +325,34 @@ def test_a_device_in_words() -> None:
         "1.5 KiB",
         "3 TiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"spec": "cpu"}, "16 GiB, main memory"),
+        ({"spec": "wgpu:0", "type": "CPU", "memory_bytes": None}, "16 GiB, main memory"),
+        ({"spec": "wgpu:0", "type": "IntegratedGPU", "memory_bytes": 2**32}, "4 GiB, of main memory"),
+        (
+            {"spec": "wgpu:0", "type": "IntegratedGPU", "backend": "Metal", "memory_bytes": None},
+            "shared with the CPU, which has 16 GiB",
+        ),
+        ({"spec": "wgpu:0", "type": "DiscreteGPU", "memory_bytes": None}, "unknown: the driver does not tell"),
+    ],
+)
+def test_memory_of_a_device(monkeypatch: pytest.MonkeyPatch, device: dict, words: str) -> None:
+    monkeypatch.setattr(devices, "main_memory", lambda: 16 * 2**30)
+    assert f"    memory {words}" in describe({"name": "x", "usable": True, **device}).splitlines()
+    monkeypatch.setattr(devices, "main_memory", lambda: None)
+    unknown = "unknown" in describe({"name": "x", "usable": True, **device})
+    assert unknown == (device.get("memory_bytes") is None)
+
+
+def test_main_memory_is_that_of_this_machine() -> None:
+    total = devices.main_memory()
+    assert total is None or 2**28 < total < 2**48
+    if Path("/proc/meminfo").exists():
+        assert total is not None and total <= 1024 * int(Path("/proc/meminfo").read_text().split()[1])
 
 
 def test_selftest_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,6 +370,29 @@ def test_selftest_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["failed"] == 0 and report["passed"] == len(report["results"]) > 1
     assert report["wgrad"] == wgrad.__version__ and report["device"]["name"] == "cpu"
     assert {"op", "direction", "dtype", "shape", "error", "limit", "ok"} <= set(report["results"][0])
+
+
+def test_selftest_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The table on the terminal, and in the file the object of --json: what there is to know of a strange card."""
+    file = tmp_path / "card.json"
+    assert run("selftest", "--only", "rms_norm", "--report", str(file)) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("all ")
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["passed"] == len(report["results"]) > 1 and report["failed"] == 0
+    assert report["device"]["facts"]["name"] in report["device"]["description"]
+    assert report["packages"]["numpy"] == np.__version__ and report["system"]["python"]
+    if report["device"]["name"] == "wgpu":
+        assert {"backend", "type", "driver", "library", "limits", "features"} <= set(report["device"]["facts"])
+
+
+@pytest.mark.parametrize("place", [".", "nowhere/card.json"])
+def test_a_report_that_cannot_be_written_is_told_first(
+    place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wgrad.train.selftest.select_device", lambda spec: 1 // 0)
+    message = refused(capsys, "selftest", "--report", str(tmp_path / place))
+    assert message.startswith("cannot write ") and message.endswith(" with --report")
+    assert not list(tmp_path.iterdir())
 
 
 class Wrong(ReferenceDevice):

@@ -14,6 +14,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.train.files import (
     atomic_file,
     atomic_folder,
+    check_writable,
     make_folder,
     remove_leftovers,
     write_bytes,
@@ -104,6 +105,16 @@ def test_a_full_disk_for_real(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="cannot write .*: the disk is full"), writing(tmp_path):
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"x")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_regular_file_keeps_its_place(tmp_path: Path) -> None:
+    """os.replace would put a file in the place of /dev/null, where that is allowed."""
+    os.mkfifo(tmp_path / "pipe")
+    for write in (lambda p: write_text(p, "x", "--report"), lambda p: check_writable(p, "--report")):
+        with pytest.raises(WgradError, match="pipe: it is no regular file: give another name with --report"):
+            write(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 1
 
 
 def test_safetensors_on_a_full_disk() -> None:
