@@ -57,7 +57,7 @@ def _auto() -> Device:
             return device
         refused.append(f"hip: the self-check of {device.description} failed: {checked.reason}")
     except DeviceUnavailable as error:
-        if _may_have_amd_card(adapters):  # HIP is no subject for anybody else
+        if _concerns_amd(error, adapters):
             refused.append(_short(error).partition(";")[0])
     for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
         software = adapter["type"] == SOFTWARE
@@ -73,8 +73,12 @@ def _auto() -> Device:
     return _reference(f"no other device works here: {'; '.join(refused)}")
 
 
-def _may_have_amd_card(adapters: list[dict[str, Any]]) -> bool:
-    return any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER)
+def _concerns_amd(error: DeviceUnavailable, adapters: list[dict[str, Any]]) -> bool:
+    """Whether there is an AMD card that HIP might have run on: for anybody else it is no subject."""
+    if any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, DEVICE_ERRORS) and not getattr(cause, "no_card", False)  # HIP itself has found a card
 
 
 def _short(error: DeviceUnavailable) -> str:
@@ -145,7 +149,7 @@ def list_devices() -> list[dict[str, Any]]:
         device = _hip()
         hip = {**device.facts, "name": device.description, "spec": "hip", "usable": True, "reason": ""}
     except DeviceUnavailable as error:
-        reason = _unusable(error) if _may_have_amd_card(adapters) else "not usable: there is no AMD card"
+        reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: there is no AMD card"
         hip = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}
     remark = "slow; what all others are checked against"
     cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}

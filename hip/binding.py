@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from wgrad.hip.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.hip.errors import DeviceError, DeviceLost, NoCard, OutOfMemory
 
 # hip-python 10 is rocm.bindings; older ones are `hip`, which the newer still answers to.
 _PACKAGES = ("rocm.bindings", "hip")
@@ -22,19 +22,20 @@ def hip() -> Any:
     """hip-python's `hip` module, with a runtime behind it.
 
     Raises:
-        DeviceError: hip-python, or the HIP runtime library, or a card is missing; the message says which.
+        NoCard: hip-python, or the HIP runtime library, or a card is missing; the message says which.
+        DeviceError: the driver is there and fails.
     """
     if "hip" not in _bindings:
         module = _import("hip")
         try:
             code, count = module.hipGetDeviceCount()
         except Exception as error:  # a RuntimeError of the loader; its text names the library
-            raise DeviceError(
+            raise NoCard(
                 "no HIP driver: hip-python is installed, but the runtime library (libamdhip64.so) cannot be opened;"
                 f" install ROCm, or pip install rocm-sdk ({str(error)[:200]})"
             ) from error
         if int(code) == _NO_DEVICE or (int(code) == 0 and count == 0):
-            raise DeviceError("the HIP driver finds no card; see `rocminfo`, and that you may open /dev/kfd")
+            raise NoCard("the HIP driver finds no card; see `rocminfo`, and that you may open /dev/kfd")
         if int(code) != 0:
             raise DeviceError(f"hipGetDeviceCount failed: {code}; see `rocminfo`")
         _bindings["hip"] = module
@@ -71,7 +72,7 @@ def _import(name: str) -> Any:
             return importlib.import_module(f"{package}.{name}")
         except ImportError as error:
             missing = missing or error
-    raise DeviceError(f"hip-python is not installed: pip install hip-python ({missing})") from missing
+    raise NoCard(f"hip-python is not installed: pip install hip-python ({missing})") from missing
 
 
 def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:

@@ -79,6 +79,8 @@ def test_without_hip_python_one_line_says_so(tmp_path: Path) -> None:
     before = "sys.modules.update(rocm=None, hip=None)"
     line = select("hip", before, XDG_CACHE_HOME=str(tmp_path))
     assert line.startswith("refused: device hip: hip-python is not installed: pip install hip-python")
+    assert "hip" not in select("auto", before, XDG_CACHE_HOME=str(tmp_path))
+    before += "; dispatch._AMD_DRIVER = '/'"  # as where the kernel knows an AMD card
     assert "hip-python is not installed" in select("auto", before, XDG_CACHE_HOME=str(tmp_path))
 
 
@@ -86,7 +88,8 @@ def test_without_a_driver_one_line_says_so(emulator: Any, tmp_path: Path) -> Non
     environment = {"XDG_CACHE_HOME": str(tmp_path), "LD_LIBRARY_PATH": ""}
     line = select("hip", **environment)
     assert line.startswith("refused: device hip: no HIP driver: hip-python is installed, but the runtime library")
-    assert "no HIP driver" in select("auto", **environment)
+    assert "hip" not in select("auto", **environment)
+    assert "no HIP driver" in select("auto", "dispatch._AMD_DRIVER = '/'", **environment)
 
 
 def test_without_a_card_one_line_says_so(card: dict[str, str]) -> None:
