@@ -16,8 +16,10 @@ import wgrad
 from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
 from wgrad.train.cli_options import Parser, add_finetune_options, resolve_config
 from wgrad.train.input_files import expand_path
+from wgrad.train.option_text import check_text, read_stdin
 from wgrad.train.output import Output, OutputLost, command_output, say, settle
 
+LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
 EXPECTED: tuple[type[BaseException], ...] = (WgradError, *DEVICE_ERRORS)  # errors that are not ours to fix
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu (default: auto)"
 
@@ -36,8 +38,9 @@ def _finetune(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    if args.prompt == "-":
-        args.prompt = sys.stdin.read()
+    args.model = expand_path(args.model, "--model")
+    args.adapter = args.adapter and expand_path(args.adapter, "--adapter")
+    args.prompt = read_stdin("--prompt") if args.prompt == "-" else check_text(args.prompt, "--prompt")
     if not args.prompt:
         raise WgradError("--prompt: is empty: give some text to go on from")
     for name, holds, rule in (
@@ -63,7 +66,7 @@ def _devices(args: argparse.Namespace) -> int:
 def _selftest(args: argparse.Namespace) -> int:
     from wgrad.train.selftest import print_selftest
 
-    report = expand_path(args.report) if args.report else None
+    report = expand_path(args.report, "--report") if args.report else None
     return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
 
 
@@ -98,8 +101,8 @@ COMPUTE_HELP = "type of activations (default: float32; bfloat16: on HIP)"
 def _add_generate_options(parser: Parser) -> None:
     add = parser.add_argument
     checkpoint = "checkpoint: a folder, or a hub id such as org/name"
-    add("--model", required=True, type=expand_path, metavar="DIR_OR_HUB_ID", help=checkpoint)
-    add("--adapter", type=expand_path, metavar="DIR", help="PEFT adapter to put on it")
+    add("--model", required=True, metavar="DIR_OR_HUB_ID", help=checkpoint)
+    add("--adapter", metavar="DIR", help="PEFT adapter to put on it")
     add("--prompt", required=True, metavar="TEXT", help="text to go on from; - reads it from standard input")
     add("--chat", action="store_true", help="the prompt is a user's message: apply the model's chat template")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="stop after this many tokens (default: 128)")
@@ -114,7 +117,12 @@ def _add_generate_options(parser: Parser) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message on one line, without control characters (of a name or a value that it quotes), of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    return f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 3 :]}"
 
 
 def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) -> str:

@@ -89,7 +89,7 @@ def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
     if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
         given["target_modules"] = " ".join(given["target_modules"])
     path = given.pop("config", None)
-    values = (read_config_file(expand_path(path)) if path else {}) | given
+    values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
     saved = _saved(values)
     config = FinetuneConfig(**(saved | values))
     for name in ("model", "data", "out"):
@@ -110,5 +110,5 @@ def _saved(values: dict[str, Any]) -> dict[str, Any]:
     """Values of OUT/config.yaml where the run is to be resumed and has one."""
     if not (values.get("resume") and values.get("out")):
         return {}
-    path = Path(expand_path(str(values["out"])), CONFIG_FILE)
+    path = Path(expand_path(str(values["out"]), "--out"), CONFIG_FILE)
     return read_config_file(path) if exists(path, "--out") else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import types
@@ -22,6 +23,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.train.decode import read_yaml
 from wgrad.train.files import write_text
 from wgrad.train.input_files import expand_path
+from wgrad.train.option_text import check_text
 
 CONFIG_FILE = "config.yaml"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -123,8 +125,9 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = _coerce(field.name, getattr(self, field.name))
-            if field.metadata["group"] == "files" and isinstance(value, str):  # each of them is a path
-                value = expand_path(value)
+            if isinstance(value, str):  # in the group of files each is a path
+                is_path = field.metadata["group"] == "files"
+                value = (expand_path if is_path else check_text)(value, flag(field.name))
             object.__setattr__(self, field.name, value)
         _validate(self)
 
@@ -169,6 +172,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+@functools.cache  # reading the hints takes a millisecond, and the parser asks for each of 35 fields
 def field_type(name: str) -> tuple[type, bool]:
     """-> (bool | int | float | str | tuple, may be None) of a field."""
     hint = typing.get_type_hints(FinetuneConfig)[name]

@@ -17,7 +17,7 @@ from wgrad.train.build import build_frozen
 from wgrad.train.hub import resolve_model
 from wgrad.train.loop import Recorded
 from wgrad.train.model import Inputs, KVCache, Model
-from wgrad.train.model_config import load_model_config
+from wgrad.train.model_config import ModelConfig, load_model_config
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -111,6 +111,16 @@ def generate_text(
     return "".join(decode(token) for token in ids)
 
 
+def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelConfig, option: str) -> None:
+    """WgradError, naming `option`, where prompt and continuation need more positions than the model was made for."""
+    limit = config.max_position_embeddings
+    if len(prompt) + max_new_tokens > limit:
+        raise WgradError(
+            f"{option}: {len(prompt)} tokens of the prompt and {max_new_tokens} new ones must be at most the {limit} "
+            "positions that the model was made for: shorten the one or the other"
+        )
+
+
 def run_generate(args: argparse.Namespace) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
@@ -122,6 +132,7 @@ def run_generate(args: argparse.Namespace) -> int:
         prompt = tokenizer.encode_chat([{"role": "user", "content": args.prompt}])
     else:
         prompt = tokenizer.encode(args.prompt)
+    check_positions(prompt, args.max_new_tokens, config, "--max-new-tokens")
     model = build_frozen(
         config,
         folder,

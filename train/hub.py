@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from wgrad.autograd.errors import WgradError
+from wgrad.train.input_files import exists, expand_path
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
@@ -19,10 +20,10 @@ def resolve_model(spec: str, option: str = "--model") -> Path:
 
     Raises WgradError where it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
     """
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    path = Path(expand_path(spec, option))
+    if exists(path, option):
+        if path.is_dir():
+            return path
         raise WgradError(f"{option}: {spec} is a file: give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(spec) or spec.startswith((".", "/")) or ".." in spec:
         raise WgradError(f"{option}: no such folder: {spec} (a model of the hub is named org/name)")

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from wgrad.autograd.errors import WgradError
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LONGEST_NAME = 255  # bytes; of ext4, APFS, NTFS and most others
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -26,9 +27,13 @@ _KINDS = (
 )
 
 
-def expand_path(path: str | os.PathLike[str]) -> str:
+def expand_path(path: str | os.PathLike[str], source: str) -> str:
     """The path with a leading `~` or `~name` replaced by that home, as a shell does. Every option of a path goes
-    through here (a shell expands none in `--out=~/run`, and a YAML file has no shell)."""
+    through here (a shell expands none in `--out=~/run`, and a YAML file has no shell).
+
+    WgradError, naming `source` (the option): a name that no file can have, for reading or for writing.
+    """
+    _check_name(path, source)
     return os.path.expanduser(os.fspath(path))
 
 
@@ -67,8 +72,18 @@ def exists(path: str | os.PathLike[str], source: str) -> bool:
 
 
 def _check_name(path: str | os.PathLike[str], source: str) -> None:
+    """WgradError: a NUL, a part of more than 255 bytes, a character that no name can have here."""
     if "\0" in os.fspath(path):
         raise WgradError(f"{source}: {_shown(path)} has a NUL character: no file can have that name")
+    try:
+        longest = max(map(len, os.fsencode(path).split(os.fsencode(os.sep))))
+    except UnicodeEncodeError as error:
+        raise WgradError(f"{source}: {_shown(path)} is no name of a file here: it is not Unicode text") from error
+    if longest > LONGEST_NAME:
+        raise WgradError(
+            f"{source}: a part of {_shown(path)} has {longest} bytes: a name must have at most {LONGEST_NAME}: "
+            "shorten it"
+        )
 
 
 def open_input(path: str | os.PathLike[str], source: str) -> BinaryIO:

@@ -16,6 +16,7 @@ from wgrad.train.build import TrainableModel, build_trainable
 from wgrad.train.cli_options import FIXED_BY_RESUME
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.data import Dataset, load_data
+from wgrad.train.generate import check_positions
 from wgrad.train.hub import resolve_model
 from wgrad.train.model_config import ModelConfig, load_model_config
 from wgrad.train.output import make_console
@@ -72,7 +73,9 @@ def open_session(config: FinetuneConfig) -> Session:
 def _sample_prompt(session: Session) -> list[int]:
     """--sample-prompt, else what comes before the completion in the first held-out text (or its beginning)."""
     if session.config.sample_prompt:
-        return session.tokenizer.encode(session.config.sample_prompt)
+        prompt = session.tokenizer.encode(session.config.sample_prompt)
+        check_positions(prompt, SAMPLE_TOKENS, session.model_config, "--sample-prompt")
+        return prompt
     document = (session.data.held_out or session.data.train)[0]
     before = next((i for i, counts in enumerate(document.counts) if counts), 0)
     return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]

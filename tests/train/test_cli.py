@@ -111,7 +111,7 @@ def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     put(monkeypatch, "generate", run_generate=take)
-    monkeypatch.setattr("sys.stdin", io.StringIO("A wise\nman"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A wise\nman"), encoding="ascii"))
     assert run("generate", "--model", "m", "--prompt", "-", "--chat", "--no-quantize", "--temperature", "0") == 0
     args = seen[0]
     assert (args.prompt, args.chat, args.quantize, args.temperature, args.adapter) == (
