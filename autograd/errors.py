@@ -9,6 +9,10 @@ class WgradError(Exception):
     """A user's mistake or a limit of the machine. The message is one complete line: what, the rule, what to do."""
 
 
+class UnusableResult(WgradError):
+    """What a run came to is of no use: not finite, or nothing was learnt. The command's status is 1."""
+
+
 class ShapeError(WgradError, ValueError):
     """An operator was given an argument of the wrong shape, dtype or value."""
 

@@ -1,19 +1,20 @@
 """The command `wgrad`: finetune, generate, devices, selftest.
 
-Exit status: 0 done; 1 a selftest failed; 2 a user's mistake or the machine's limit (one line on stderr, no traceback);
-130 interrupted.
+Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
+(one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import wgrad
-from wgrad.autograd.errors import DEVICE_ERRORS, WgradError
+from wgrad.autograd.errors import DEVICE_ERRORS, UnusableResult, WgradError
 from wgrad.train.cli_options import Parser, add_finetune_options, resolve_config
 from wgrad.train.input_files import expand_path
 from wgrad.train.option_text import check_text, read_stdin
@@ -171,12 +172,14 @@ def _main(argv: Sequence[str] | None) -> int:
         return args.run(args)
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
+    except UnusableResult as error:
+        return _fail(f"error: {_one_line(error)}", 1)
     except EXPECTED as error:
         return _fail(f"error: {_one_line(error)}", 2)
     except MemoryError:
         return _fail("error: out of main memory: use a smaller --seq-len or --batch-size, or a smaller model", 2)
     except KeyboardInterrupt as error:
-        return _fail(_after_interrupt(args, error), 130)
+        return _fail(_after_interrupt(args, error), 128 + getattr(error, "number", signal.SIGINT))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from wgrad.autograd.errors import WgradError
-from wgrad.train.config import CONFIG_FILE, FinetuneConfig, field_type, flag, read_config_file
+from wgrad.train.config import CONFIG_FILE, FinetuneConfig, field_type, flag, read_config_file, unused_options
 from wgrad.train.input_files import exists, expand_path
 
 # What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
@@ -92,12 +92,15 @@ def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
     values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
     saved = _saved(values)
     config = FinetuneConfig(**(saved | values))
+    for name, reason in unused_options(config.to_dict()).items():
+        if name in values:
+            raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
     for name in ("model", "data", "out"):
         if not getattr(config, name):
             raise WgradError(f"{flag(name)} is required: give it, or set '{name}' in a --config file")
     if saved:
         before = FinetuneConfig(**saved)
-        for name in FIXED_BY_RESUME:
+        for name in (*FIXED_BY_RESUME, "adapter"):
             if getattr(config, name) != getattr(before, name):
                 raise WgradError(
                     f"{flag(name)}: the run in {config.out} was begun with {getattr(before, name)!r}, which --resume "

@@ -26,6 +26,7 @@ from wgrad.train.input_files import expand_path
 from wgrad.train.option_text import check_text
 
 CONFIG_FILE = "config.yaml"
+CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -137,7 +138,9 @@ class FinetuneConfig:
 
     def to_yaml(self) -> str:
         """The text of config.yaml; `--config` reads it back to an equal configuration."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=10**6)
+        unused = unused_options(self.to_dict())
+        values = {"format": CONFIG_FORMAT} | {k: v for k, v in self.to_dict().items() if k not in unused}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10**6)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.yaml into `folder`, atomically."""
@@ -155,6 +158,20 @@ class FinetuneConfig:
             mark = "" if value == field.default or field.name in ("model", "data", "out") else "   (set)"
             lines.append(f"  {field.name:<{width}}  {_show(value)}{mark}")
         return "\n".join(lines)
+
+
+# An option that is set, what it leaves without effect, and why.
+_UNUSED = (
+    ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
+    ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
+    ("full", ("double_quant", "block_size"), "--full quantises nothing"),
+    ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
+)
+
+
+def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
+    """Options without effect beside the others of `values`, each with the reason."""
+    return {name: reason for key, names, reason in _UNUSED if values.get(key) for name in names}
 
 
 def _show(value: Any) -> str:
@@ -274,4 +291,10 @@ def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise WgradError(f"--config: {source}: expected lines like 'rank: 16', got a {type(values).__name__}")
+    written = values.pop("format", CONFIG_FORMAT)
+    if written != CONFIG_FORMAT:
+        raise WgradError(
+            f"--config: {source}: format must be {CONFIG_FORMAT}; got {written!r}: it is of another version of wgrad: "
+            "write the options anew"
+        )
     return config_from_mapping(values, f"--config: {source}")

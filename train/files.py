@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ from safetensors import SafetensorError
 from wgrad.autograd.errors import WgradError
 
 TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
+
+_REPLACE_TRIES = 20
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what file systems say that sync files only
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space or choose another folder",
@@ -49,16 +53,23 @@ def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[Non
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder and its parents where they are missing. WgradError where that is impossible."""
     with writing(path):
+        missing = [p for p in (Path(path), *Path(path).parents) if not p.exists()]
         Path(path).mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            _sync_folder(made.parent)
     return Path(path)
 
 
 def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
     if os.name == "nt":  # Windows cannot open a folder; its rename is journalled anyway
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)
 
@@ -69,6 +80,31 @@ def _refuse_special(target: Path, option: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if target.exists() and not target.is_file():
         raise WgradError(f"cannot write {target}: it is no regular file: give another name with {option}")
+
+
+def _replace(source: Path, target: Path) -> None:
+    """os.replace; on Windows again for a second where another program (a virus scanner) has the file open."""
+    for attempt in range(_REPLACE_TRIES):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if os.name != "nt" or attempt == _REPLACE_TRIES - 1:
+                raise
+            time.sleep(1 / _REPLACE_TRIES)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, in one go for whoever looks at its name. What cannot be removed stays, without a word."""
+    if not path.exists():
+        return
+    beside = _beside(path)
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        path.rename(beside)
+    except OSError:  # in use, on Windows
+        beside = path
+    shutil.rmtree(beside, ignore_errors=True)
 
 
 def _beside(target: Path) -> Path:
@@ -91,7 +127,7 @@ def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "-
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, target)
+            _replace(beside, target)
             _sync_folder(target.parent)
         finally:
             beside.unlink(missing_ok=True)
@@ -115,7 +151,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                     with open(Path(folder, name), "rb+") as file:
                         os.fsync(file.fileno())
                 _sync_folder(Path(folder))
-            os.replace(beside, target)
+            _replace(beside, target)
             _sync_folder(target.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -140,8 +176,11 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, option: str = "--out"
 
 
 def write_text(path: str | os.PathLike[str], text: str, option: str = "--out") -> None:
-    """Replace the contents of `path` atomically, UTF-8. option: as in `writing`."""
-    write_bytes(path, text.encode("utf-8"), option)
+    """Replace the contents of `path` atomically, UTF-8; half a surrogate pair (of a file's name) as its escape.
+
+    option: as in `writing`.
+    """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), option)
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, sort_keys: bool = False) -> None:

@@ -4,92 +4,165 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.adapter import WEIGHTS_FILE
+import numpy as np
+
+from wgrad.autograd.errors import UnusableResult, WgradError
 from wgrad.train.build import TrainableModel
-from wgrad.train.checkpoint_files import TrainingState, check_info, drop_later, has_checkpoints, load_state, save_state
+from wgrad.train.checkpoint_files import Checkpoints, TrainingState, check_info
 from wgrad.train.config import FinetuneConfig
-from wgrad.train.files import make_folder, remove_leftovers
 from wgrad.train.generate import Sampling, generate_text
-from wgrad.train.loop import Run, Trainer
+from wgrad.train.interrupts import Interrupted, Interrupts
+from wgrad.train.loop import Run, Trainer, not_finite, what_to_try
 from wgrad.train.metrics import MetricsFile
 from wgrad.train.optim import AdamW
+from wgrad.train.out_folder import OutFolder
 from wgrad.train.output import say
-from wgrad.train.packing import eval_batches
+from wgrad.train.packing import Batch, eval_batches
+from wgrad.train.previous_run import Previous, previous_run
 from wgrad.train.progress import TrainingProgress
-from wgrad.train.result import RESULTS_FILE, save_session_adapter, write_result
+from wgrad.train.result import save_session_adapter, say_done, write_results, write_trained
+from wgrad.train.schedule import learning_rate
 from wgrad.train.session import SAMPLE_TOKENS, Session, build_session, open_session, run_info
-from wgrad.train.weights import SINGLE_FILE
 
 
 def run_finetune(config: FinetuneConfig) -> int:
-    """Train as `config` says. -> 0. Raises WgradError (or a device's error) with a message for the user."""
-    if _already_done(config):
-        return 0
-    session = open_session(config)
-    state = load_state(config.out) if config.resume else None
-    if config.resume and state is None:
-        session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-    return _run(session, state)
-
-
-def _already_done(config: FinetuneConfig) -> bool:
-    """True where a finished run is asked to resume. WgradError where an old run would be overwritten."""
-    out = Path(config.out)
-    finished = [name for name in (RESULTS_FILE, WEIGHTS_FILE, SINGLE_FILE) if (out / name).exists()]
-    if config.resume:
-        if RESULTS_FILE in finished:
-            say(f"{out}: this run is finished: nothing to resume")
-            return True
-        return False
-    if finished:
-        raise WgradError(f"--out: {out} already holds a finished run ({finished[0]}): choose another folder")
-    if has_checkpoints(out):
-        raise WgradError(f"--out: {out} holds an unfinished run: go on with --resume, or choose another folder")
-    return False
-
-
-def _run(session: Session, state: TrainingState | None) -> int:
-    config, stream = session.config, session.stream
-    built = build_session(session)
-    optimizer = AdamW(
-        built.parameters,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        scale_loss=config.compute == "float16",
-    )
-    trainer = Trainer(built.model, optimizer, config)
-    info = run_info(session)
-    if state is not None:
-        _restore(session, optimizer, state, info)
-    make_folder(config.out)
-    remove_leftovers(config.out)
-    config.save(config.out)
-    held_out = eval_batches(session.data.held_out, config, session.tokenizer.pad_id or 0)
-    results = state.info["results"] if state is not None else {}
-    if state is None:
-        results |= _measure(session, trainer, built, held_out, "before")
-
-    def save(done: int) -> None:
-        extra = {"results": results, "stream": stream.state(), **info}
-        adapter = None if config.full else (lambda folder: save_session_adapter(session, built, folder))
-        save_state(config.out, done, optimizer.state_arrays(), extra, adapter)
-
-    _start_profile(session)
-    done = stream.step
-    session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
-    begun = time.monotonic()
-    with MetricsFile(config.out, done) as metrics:
-        with TrainingProgress(stream.total_steps, done, config.log_every, session.console) as progress:
-            run = Run(trainer, stream, metrics, progress, save)
-            run.train()
-        results["seconds"] = results.get("seconds", 0.0) + time.monotonic() - begun
-        results |= _measure(session, trainer, built, held_out, "after")
-        write_result(session, built, metrics, results, run.skipped)
+    """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
+    with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
+        if folder.left_by:
+            say(f"note: {config.out} was left locked by {folder.left_by}, which is no more: taken over")
+        previous = previous_run(config)
+        if previous.finished:
+            say(f"{config.out}: this run is finished: nothing to resume; more --max-steps or --epochs prolong it")
+            return 0
+        checkpoints = Checkpoints(config.out)
+        state = checkpoints.load() if config.resume else None
+        for path, reason in checkpoints.damaged.items():
+            say(f"note: {path} is damaged ({reason}): the one before it is used")
+        session = open_session(config)
+        interrupts.answer = session.say
+        if config.resume and state is None:
+            session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
+        _Finetuning(session, checkpoints, interrupts, previous, state).run()
     return 0
+
+
+@dataclass
+class _Finetuning:
+    """A run whose model, data and place in the data are known."""
+
+    session: Session
+    checkpoints: Checkpoints
+    interrupts: Interrupts
+    previous: Previous
+    state: TrainingState | None
+
+    def run(self) -> None:
+        session, config, stream = self.session, self.session.config, self.session.stream
+        # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
+        adapter = str(self.state.path) if self.state is not None and config.adapter else config.adapter
+        self.built = build_session(session, replace(config, adapter=adapter))
+        self.optimizer = AdamW(
+            self.built.parameters,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            scale_loss=config.compute == "float16",
+        )
+        self.trainer = Trainer(self.built.model, self.optimizer, config)
+        self.info = run_info(session)
+        if self.state is not None:
+            self._restore(self.state)
+        config.save(config.out)
+        self.held_out = eval_batches(session.data.held_out, config, session.tokenizer.pad_id or 0)
+        self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
+        if self.state is None:
+            self.results |= _measure(session, self.trainer, self.built, self.held_out, "before")
+        _start_profile(session)
+        done = stream.step
+        session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
+        with MetricsFile(config.out, done) as metrics:
+            self._train(metrics, done)
+            self.results |= _measure(session, self.trainer, self.built, self.held_out, "after")
+            write_results(session, metrics, self.results, self.optimizer.skipped())
+        say_done(session, self.results, self.optimizer.skipped())
+
+    def _restore(self, state: TrainingState) -> None:
+        session = self.session
+        check_info(state, self.info)
+        session.stream.restore(state.step, state.info["data"])
+        try:
+            self.optimizer.load_state_arrays(state.arrays)
+        except (KeyError, ValueError) as error:
+            raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
+        session.say(f"resuming from {state.path}")
+        before, now = state.info["schedule"], _schedule(session)
+        if before != now:
+            total, config = session.stream.total_steps, session.config
+            ended = f", prolonged from {self.previous.ended_at}" if self.previous.ended_at else ""
+            first = min(state.step, total - 1)
+            session.say(
+                f"schedule: {total} steps in all{ended} (was {before['steps']}); {config.schedule} from a peak of "
+                f"{config.lr:g}; step {first + 1} has learning rate {learning_rate(config, first, total):.2e}"
+            )
+
+    def _train(self, metrics: MetricsFile, done: int) -> None:
+        """The steps that are left, then at once what they were for: the result, and a checkpoint of the last step."""
+        session, stream, interrupts = self.session, self.session.stream, self.interrupts
+        self._earlier, self._begun = self.results.get("seconds", 0.0), time.monotonic()
+        with interrupts.steps():
+            with TrainingProgress(stream.total_steps, done, session.config.log_every, session.console) as progress:
+                Run(self.trainer, stream, metrics, progress, self._save, interrupts).train()
+            self._check_result()
+            with interrupts.writing():
+                metrics.sync()
+                write_trained(session, self.built)
+                self._save(stream.total_steps)
+            if interrupts.asked is not None:
+                raise Interrupted(
+                    interrupts.asked,
+                    f"interrupted after the last step: what was trained is in {session.out}; --resume measures the "
+                    "held-out loss",
+                )
+
+    def _save(self, done: int) -> None:
+        session = self.session
+        arrays = self.optimizer.state_arrays()
+        if not np.isfinite(arrays["parameters"]).all():
+            raise not_finite(done, session.config)
+        self.results["seconds"] = self._earlier + time.monotonic() - self._begun
+        extra = {
+            "results": self.results,
+            "stream": session.stream.state(),
+            "schedule": _schedule(session),
+            **self.info,
+        }
+        adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
+        with self.interrupts.writing():
+            self.checkpoints.save(done, arrays, extra, adapter)
+
+    def _check_result(self) -> None:
+        """UnusableResult where the last step leaves nothing that is worth a file."""
+        total, config = self.session.stream.total_steps, self.session.config
+        if not self.optimizer.finite():
+            raise not_finite(total, config)
+        if not self.optimizer.applied():
+            raise UnusableResult(
+                f"all {total} steps were skipped, because no gradient was finite: nothing was learnt, and no result is "
+                f"written: {what_to_try(config)}"
+            )
+
+
+def _schedule(session: Session) -> dict[str, Any]:
+    """What decides the learning rate of a step; kept in checkpoints, so that a change can be told."""
+    config = session.config
+    return {
+        "steps": session.stream.total_steps,
+        "lr": config.lr,
+        "schedule": config.schedule,
+        "warmup": config.warmup,
+    }
 
 
 def _start_profile(session: Session) -> None:
@@ -102,19 +175,8 @@ def _start_profile(session: Session) -> None:
             profile(True)
 
 
-def _restore(session: Session, optimizer: AdamW, state: TrainingState, info: dict[str, Any]) -> None:
-    check_info(state, info)
-    session.stream.restore(state.step, state.info["data"])
-    try:
-        optimizer.load_state_arrays(state.arrays)
-    except (KeyError, ValueError) as error:
-        raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
-    drop_later(session.config.out, state.step)
-    session.say(f"resuming from {state.path}")
-
-
 def _measure(
-    session: Session, trainer: Trainer, built: TrainableModel, held_out: list[Any], when: str
+    session: Session, trainer: Trainer, built: TrainableModel, held_out: list[Batch], when: str
 ) -> dict[str, Any]:
     """Held-out loss and a sample, printed and returned as results."""
     results: dict[str, Any] = {}

@@ -7,27 +7,27 @@ into a history on the device, which is downloaded every `log_every` steps.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import STATE_GRAD_NORM, STATE_SIZE, STATE_SKIPPED, Device, Later, Replay
+from wgrad.autograd.device import STATE_GRAD_NORM, STATE_SIZE, Device, Later, Replay
+from wgrad.autograd.errors import UnusableResult
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.config import FinetuneConfig
+from wgrad.train.interrupts import Interrupted, Interrupts
 from wgrad.train.metrics import MetricsFile
 from wgrad.train.model import Inputs, Model
 from wgrad.train.optim import ALIGN, AdamW
 from wgrad.train.packing import Batch, BatchStream, Step
 from wgrad.train.progress import TrainingProgress
 from wgrad.train.schedule import learning_rate
+
+MANY_SKIPPED = 20  # steps in a row without an update, from which on it is said what to try
 
 
 class Recorded:
@@ -163,9 +163,10 @@ class _Pending:
 
 
 class Run:
-    """A pass over the steps of a stream, with reports, checkpoints and Ctrl-C.
+    """A pass over the steps of a stream, with reports and checkpoints; ends early, saved, where `interrupts` was asked.
 
-    save: called with the number of finished steps when a checkpoint is due. total_targets: target tokens seen.
+    save: called with the number of finished steps when a checkpoint is due. What is to be kept is written before
+    anything is said of it: to say it may take as long as somebody leaves a pipe full.
     """
 
     def __init__(
@@ -175,38 +176,44 @@ class Run:
         metrics: MetricsFile,
         progress: TrainingProgress,
         save: Callable[[int], None],
+        interrupts: Interrupts,
     ) -> None:
         self.trainer, self.stream, self.metrics, self.progress, self.save = trainer, stream, metrics, progress, save
-        self.config = trainer.config
-        self.skipped = 0
+        self.config, self.interrupts = trainer.config, interrupts
+        self._skips = SkippedInARow(metrics.records)
+        self._unsaid: list[Callable[[], None]] = []
         self._pending: list[_Pending] = []
         self._reads: deque[tuple[list[_Pending], HistoryLater]] = deque()
         self._since = time.monotonic()
 
     def train(self) -> None:
-        """Run to the stream's end. KeyboardInterrupt, after a checkpoint, where the user pressed Ctrl-C."""
+        """Run to the stream's end. Interrupted, after a checkpoint, where that was asked before the last step.
+
+        UnusableResult where the parameters are found not to be finite.
+        """
         total, every = self.stream.total_steps, self.config.save_every
-        with _interruptible() as interrupted:
-            self._since = time.monotonic()
-            for step in self.stream:
-                lr = learning_rate(self.config, step.index, total)
-                self.trainer.step(step, lr)
-                done = step.index + 1
-                self._pending.append(_Pending(done, lr, step.num_tokens))
-                if len(self._pending) >= self.config.log_every:
-                    self._request()
-                self._report(wait=done == total)
-                if interrupted():
-                    self._save(done)
-                    message = f"interrupted after step {done} of {total}, which is saved; go on with --resume"
-                    raise KeyboardInterrupt(message)
-                if every and done % every == 0 and done < total:
-                    self._save(done)
+        self._since = time.monotonic()
+        for step in self.stream:
+            lr = learning_rate(self.config, step.index, total)
+            self.trainer.step(step, lr)
+            done = step.index + 1
+            self._pending.append(_Pending(done, lr, step.num_tokens))
+            if len(self._pending) >= self.config.log_every:
+                self._request()
+            self._report(wait=done == total)
+            due = every and done % every == 0
+            if done < total and (due or self.interrupts.asked is not None):
+                self._save(done)
+            if done < total and self.interrupts.asked is not None:
+                message = f"interrupted after step {done} of {total}, which is saved; go on with --resume"
+                raise Interrupted(self.interrupts.asked, message)
 
     def _save(self, done: int) -> None:
-        self._report(wait=True)
-        self.metrics.sync()
-        self.save(done)
+        with self.interrupts.writing():
+            self._collect(wait=True)
+            self.metrics.sync()
+            self.save(done)
+        self._say()
         self._since = time.monotonic()  # writing a checkpoint is not training
 
     def _request(self) -> None:
@@ -216,12 +223,20 @@ class Run:
             self._pending = []
 
     def _report(self, *, wait: bool) -> None:
+        self._collect(wait=wait)
+        self._say()
+
+    def _collect(self, *, wait: bool) -> None:
         """Write down what has arrived, or with `wait` everything that there is."""
         if wait:
             self._request()
         while self._reads and (wait or self._reads[0][1].ready()):
             pending, history = self._reads.popleft()
             self._write(pending, history.result())
+
+    def _say(self) -> None:
+        while self._unsaid:
+            self._unsaid.pop(0)()
 
     def _write(self, pending: list[_Pending], history: np.ndarray) -> None:
         now = time.monotonic()
@@ -232,27 +247,48 @@ class Run:
             norm = float(row[1 + STATE_GRAD_NORM])
             record["grad_norm"] = norm if norm >= 0 else None  # -1: not finite, the step was skipped
             self.metrics.write(record | {"tokens": item.tokens, "tokens_per_second": round(rate, 1)})
-        last = pending[-1]
-        self.skipped = int(history[-1, 1 + STATE_SKIPPED])
-        self.progress.update(last.step, loss=float(history[-1, 0]), lr=last.lr, tokens_per_second=rate)
+            if self._skips.add(norm < 0):
+                self._many_skipped(item.step)
+        last, loss = pending[-1], float(history[-1, 0])
+        self._unsaid.append(
+            lambda: self.progress.update(last.step, loss=loss, lr=last.lr, tokens_per_second=rate),
+        )
+
+    def _many_skipped(self, step: int) -> None:
+        if not self.trainer.optimizer.finite():  # nor will they be again
+            raise not_finite(step, self.config)
+        note = (
+            f"note: {self._skips.count} steps in a row, up to {step}, were skipped, because no gradient was finite: if "
+            f"that goes on, {what_to_try(self.config)}"
+        )
+        self._unsaid.append(lambda: self.progress.note(note))
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C (SIGINT) and SIGTERM set a flag instead of cutting a step in half; a second one ends at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
+class SkippedInARow:
+    """Counts steps without an update, from what earlier records end in."""
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
+    def __init__(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self.count = 0
+        for record in records:
+            self.add(record.get("grad_norm", 0.0) is None)
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+    def add(self, skipped: bool) -> bool:
+        """-> whether it is time for a word: at 20 in a row, and then at each doubling."""
+        self.count = self.count + 1 if skipped else 0
+        return self.count in (MANY_SKIPPED << i for i in range(32))
+
+
+def what_to_try(config: FinetuneConfig) -> str:
+    """What may help where gradients are not finite."""
+    if config.compute == "float16":
+        return "begin anew in another --out with --compute float32 (or bfloat16, on HIP), or a lower --lr"
+    clipping = "" if config.max_grad_norm else " and --max-grad-norm 1"
+    return f"--resume with a lower --lr than {config.lr:g}{clipping} goes on from the last checkpoint"
+
+
+def not_finite(step: int, config: FinetuneConfig) -> UnusableResult:
+    """What is said of parameters with NaN or infinity among them, after `step` steps."""
+    return UnusableResult(
+        f"after step {step} what is trained is not finite: it is neither saved nor written as a result: "
+        f"{what_to_try(config)}"
+    )

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from wgrad.autograd.errors import WgradError
 from wgrad.train.files import write_bytes, writing
 
 METRICS_FILE = "metrics.jsonl"
+FORMAT = 1  # the first record of a file names it
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -24,12 +26,18 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break  # whatever follows a broken line was not written by us
         if not isinstance(value, dict):
             break
+        if value.pop("format", FORMAT) != FORMAT:
+            raise WgradError(f"{os.fspath(path)} was written by another version of wgrad, in another format: remove it")
         records.append(value)
     return records
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _plain(value: Any) -> Any:
@@ -39,8 +47,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return (json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n").encode()
+def _line(record: dict[str, Any], *, first: bool) -> bytes:
+    record = {"format": FORMAT, **record} if first else record
+    return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
 class MetricsFile:
@@ -54,15 +63,16 @@ class MetricsFile:
 
     def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0) -> None:
         self.path = Path(folder) / METRICS_FILE
-        self.records = [r for r in read_metrics(self.path) if r.get("step", math.inf) <= steps_done]
-        write_bytes(self.path, b"".join(map(_line, self.records)))
+        self.records = [r for r in read_metrics(self.path) if _is_step(r.get("step")) and r["step"] <= steps_done]
+        write_bytes(self.path, b"".join(_line(r, first=not i) for i, r in enumerate(self.records)))
         with writing(self.path):
             self._file = open(self.path, "ab", buffering=0)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one object."""
-        line = _line(record)
-        self.records.append(json.loads(line))
+        record = {key: _plain(value) for key, value in record.items()}
+        line = _line(record, first=not self.records)
+        self.records.append(record)
         with writing(self.path):
             while line:  # an unbuffered write may take only a part
                 line = line[self._file.write(line) :]

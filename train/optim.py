@@ -13,7 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wgrad.autograd.device import HYPER_GROWTH_INTERVAL, HYPER_LR, HYPER_MAX_NORM, HYPER_SIZE, STATE_SIZE, Device
+from wgrad.autograd.device import (
+    HYPER_GROWTH_INTERVAL,
+    HYPER_LR,
+    HYPER_MAX_NORM,
+    HYPER_SIZE,
+    STATE_APPLIED,
+    STATE_SIZE,
+    STATE_SKIPPED,
+    Device,
+)
 from wgrad.autograd.tensor import Tensor, parameter
 
 ALIGN = 64  # elements: a view's offset must be a multiple of it
@@ -114,6 +123,18 @@ class AdamW:
             decay_elements=p.decay_elements,
         )
         device.fill(p.grad, 0.0)
+
+    def applied(self) -> int:
+        """Steps that changed the parameters. Waits for the device."""
+        return int(self.device.download(self.state)[STATE_APPLIED])
+
+    def skipped(self) -> int:
+        """Steps that were skipped because a gradient was not finite. Waits for the device."""
+        return int(self.device.download(self.state)[STATE_SKIPPED])
+
+    def finite(self) -> bool:
+        """Whether all parameters are numbers. Waits for the device."""
+        return bool(np.isfinite(self.device.download(self.parameters.data)).all())
 
     def _arrays(self) -> dict[str, object]:
         return {

@@ -81,8 +81,9 @@ def _sample_prompt(session: Session) -> list[int]:
     return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]
 
 
-def build_session(session: Session) -> TrainableModel:
-    config, begun = session.config, time.monotonic()
+def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
+    """The model with its weights on the device. config: the session's, but for where the adapter lies."""
+    begun = time.monotonic()
     positions = len(session.prompt) + SAMPLE_TOKENS
     with session.console.status("loading weights") as status:  # shown on a terminal only
         built = build_trainable(
@@ -113,9 +114,10 @@ def mib(count: int) -> str:
 
 def run_info(session: Session) -> dict[str, Any]:
     """What a checkpoint must agree with: the options that shape its tensors, the base model, the data."""
-    values = session.config.to_dict()
+    values, held_out = session.config.to_dict(), session.data.held_out
     run = {name: values[name] for name in FIXED_BY_RESUME}
-    digest = hashlib.blake2b((session.folder / "config.json").read_bytes(), digest_size=16)
-    for name, entry in sorted(Checkpoint(session.folder).entries.items()):
-        digest.update(f"{name} {entry.dtype} {entry.shape} {entry.begin}".encode())
-    return {"run": {**run, "model": digest.hexdigest()}, "data": session.stream.fingerprint()}
+    model = hashlib.blake2b(repr(session.model_config).encode(), digest_size=16)
+    model.update(Checkpoint(session.folder).digest().encode())
+    measured = BatchStream(held_out, session.config).fingerprint() if held_out else ""
+    run |= {"the base model": model.hexdigest(), "the held-out data": measured}
+    return {"run": run, "data": session.stream.fingerprint()}

@@ -176,7 +176,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_yaml_is_plain(tmp_path: Path) -> None:
     values = yaml.safe_load(FinetuneConfig(**NEEDED).to_yaml())
-    assert list(values) == [f.name for f in dataclasses.fields(FinetuneConfig)]
+    assert list(values) == ["format", *(f.name for f in dataclasses.fields(FinetuneConfig))]
     assert values["target_modules"] == list(PROJECTIONS)
 
 

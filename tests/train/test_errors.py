@@ -108,7 +108,7 @@ CASES: dict[Case, str] = {
 
 def options_for(model: Path, data: Path, out: Path) -> list[str]:
     options = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", "--seq-len", 32]
-    return list(map(str, [*options, "--rank", 2, "--max-steps", 3, "--log-every", 1, "--save-every", 1]))
+    return list(map(str, [*options, "--max-steps", 3, "--log-every", 1, "--save-every", 1]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
@@ -149,10 +149,10 @@ def test_a_model_that_does_not_fit(
 ) -> None:
     errors = pytest.importorskip("wgrad.wgsl.errors")
 
-    def run(session: Any, state: Any) -> int:
+    def build(*args: Any, **kwargs: Any) -> Any:
         raise errors.OutOfMemory("no memory for 12 bytes: use a smaller --batch-size")
 
-    monkeypatch.setattr(finetune, "_run", run)
+    monkeypatch.setattr(finetune, "build_session", build)
     assert main(options_for(make_checkpoint(), text_data, tmp_path / "out")) == 2
     err = capsys.readouterr().err
     assert err == "wgrad: error: no memory for 12 bytes: use a smaller --batch-size\n"

@@ -16,6 +16,7 @@ from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.build import TrainableModel, build_trainable
 from wgrad.train.config import FinetuneConfig
+from wgrad.train.interrupts import Interrupts
 from wgrad.train.loop import Run, Trainer
 from wgrad.train.metrics import MetricsFile, read_metrics
 from wgrad.train.model_config import load_model_config
@@ -218,11 +219,9 @@ def test_ctrl_c_finishes_the_step_and_saves_a_checkpoint(make_checkpoint: Any, c
     saved: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     with MetricsFile(tmp_path) as metrics:
-        run = Run(trainer, BatchStream(documents(), config), metrics, Stopper(5, 9), saved.append)
-        with pytest.raises(
-            KeyboardInterrupt, match="interrupted after step 5 of 9, which is saved; go on with --resume"
-        ):
-            run.train()
+        message = "interrupted after step 5 of 9, which is saved; go on with --resume"
+        with pytest.raises(KeyboardInterrupt, match=message), Interrupts(print) as interrupts, interrupts.steps():
+            Run(trainer, BatchStream(documents(), config), metrics, Stopper(5, 9), saved.append, interrupts).train()
     assert saved == [4, 5]
     assert signal.getsignal(signal.SIGINT) is before
     assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
@@ -232,7 +231,7 @@ def test_metrics_have_every_step_also_between_reports(make_checkpoint: Any, cpu:
     trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=8, log_every=3, save_every=0)
     stream = BatchStream(documents(), config)
     with MetricsFile(tmp_path) as metrics:
-        Run(trainer, stream, metrics, TrainingProgress(8), lambda done: None).train()
+        Run(trainer, stream, metrics, TrainingProgress(8), lambda done: None, Interrupts(print)).train()
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(1, 9))
     assert all(set(r) == {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second"} for r in records)
@@ -244,10 +243,10 @@ def test_a_step_that_is_not_finite_is_reported_as_null(make_checkpoint: Any, cpu
     trainer, built, config = trainer_for(make_checkpoint(), cpu, max_steps=2, log_every=1, save_every=0)
     cpu.fill(built.parameters.grad, float("inf"))  # as if the first micro-batch had overflowed
     with MetricsFile(tmp_path) as metrics:
-        run = Run(trainer, BatchStream(documents(), config), metrics, TrainingProgress(2), lambda done: None)
-        run.train()
+        stream = BatchStream(documents(), config)
+        Run(trainer, stream, metrics, TrainingProgress(2), lambda done: None, Interrupts(print)).train()
     assert [r["grad_norm"] is None for r in read_metrics(tmp_path / "metrics.jsonl")] == [True, False]
-    assert run.skipped == 1
+    assert (trainer.optimizer.skipped(), trainer.optimizer.applied()) == (1, 1)
 
 
 def test_a_trainer_in_a_cycle_gives_its_memory_back_whole(make_checkpoint: Any, device: Device) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from wgrad.train.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
-from wgrad.train.metrics import METRICS_FILE, MetricsFile, read_metrics
+from wgrad.train.metrics import FORMAT, METRICS_FILE, MetricsFile, read_metrics
 from wgrad.train.progress import TrainingProgress, duration
 
 
@@ -27,7 +27,8 @@ def test_one_object_a_step_at_once_on_the_disk(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             metrics.write(record(step))
             assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == step
-    assert [json.loads(x) for x in (tmp_path / METRICS_FILE).read_text().splitlines()] == [record(s) for s in (1, 2, 3)]
+    lines = [json.loads(x) for x in (tmp_path / METRICS_FILE).read_text().splitlines()]
+    assert lines == [{"format": FORMAT} | record(1), record(2), record(3)]
     assert metrics.records == read_metrics(tmp_path / METRICS_FILE)
 
 
@@ -36,7 +37,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
         metrics.write(record(1, loss=math.nan, grad_norm=np.float32("inf"), tokens=np.int64(7)))
     text = (tmp_path / METRICS_FILE).read_text()
     assert "NaN" not in text and "Infinity" not in text
-    assert json.loads(text) == record(1, loss=None, grad_norm=None, tokens=7)
+    assert json.loads(text) == {"format": FORMAT} | record(1, loss=None, grad_norm=None, tokens=7)
 
 
 def test_resume_drops_later_steps_and_a_half_written_line(tmp_path: Path) -> None:

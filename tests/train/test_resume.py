@@ -19,7 +19,7 @@ import pytest
 from wgrad.autograd.device import Device
 from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import WEIGHTS_FILE
-from wgrad.train.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, load_state, save_state
+from wgrad.train.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, Checkpoints
 from wgrad.train.cli import main
 from wgrad.train.metrics import read_metrics
 
@@ -43,6 +43,11 @@ def options_for(model: Path, data: Path, out: Path) -> list[str]:
         "--seed": 5,
     }
     return ["finetune", *(str(part) for pair in values.items() for part in pair)]
+
+
+def without_rank(options: list[str]) -> list[str]:
+    at = options.index("--rank")
+    return options[:at] + options[at + 2 :]
 
 
 def losses(out: Path) -> list[tuple[int, float, float]]:
@@ -104,11 +109,13 @@ def interrupted(whole: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["none", "cut", "flip", "no info", "leftover", "all"])
-def test_the_newest_whole_checkpoint_is_used(damage: str, whole: Path, text_data: Path, tmp_path: Path) -> None:
+def test_the_newest_whole_checkpoint_is_used(
+    damage: str, whole: Path, text_data: Path, tmp_path: Path, capsys: Any
+) -> None:
     out = tmp_path / "out"
     interrupted(whole, out)
     steps = sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name[5:]))
-    assert [p.name for p in steps] == ["step-18", "step-21"] and len(steps) == KEEP
+    assert [p.name for p in steps] == ["step-21", "step-24"] and len(steps) == KEEP
     state = steps[-1] / STATE_FILE
     if damage == "cut":
         state.write_bytes(state.read_bytes()[:-9])
@@ -119,14 +126,24 @@ def test_the_newest_whole_checkpoint_is_used(damage: str, whole: Path, text_data
     elif damage == "no info":
         (steps[-1] / INFO_FILE).unlink()
     elif damage == "leftover":
-        shutil.copytree(steps[-1], out / "checkpoints" / "step-24.12345.partial")
+        shutil.copytree(steps[-1], out / "checkpoints" / "step-27.12345.partial")
     elif damage == "all":
         for step in steps:
             (step / STATE_FILE).unlink()
-    expected = {"none": 21, "leftover": 21, "all": None}.get(damage, 18)
-    found = load_state(out)
-    assert (found.step if found else None) == expected
-    assert main([*options_for(tmp_path / "model", text_data, out), "--resume"]) == 0
+    options = [*options_for(tmp_path / "model", text_data, out), "--resume"]
+    if damage == "all":
+        before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+        assert main(options) == 2
+        error = capsys.readouterr().err
+        assert "no checkpoint in" in error and "step-24: trainer.safetensors cannot be read" in error
+        assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+        return
+    found = Checkpoints(out).load()
+    expected = 24 if damage in ("none", "leftover") else 21
+    assert found is not None and found.step == expected
+    assert main(options) == 0
+    said = capsys.readouterr().out
+    assert ("step-24 is damaged (" in said) == (expected == 21) and f"resuming from {out}" in said
     same_result(out, whole)
 
 
@@ -152,7 +169,7 @@ def test_other_data_or_another_model_cannot_resume(
     options = [*options_for(tmp_path / "model", text_data, tmp_path / "out"), "--resume"]
     other = make_checkpoint("LlamaForCausalLM", name="other", rms_norm_eps=1e-4)
     assert main([*options, "--model", str(other)]) == 2
-    assert "--resume: model was" in capsys.readouterr().err
+    assert "--resume: the base model was" in capsys.readouterr().err
     text_data.write_text(text_data.read_text().replace("quick", "thick"))
     assert main(options) == 2
     assert "--resume: the training data" in capsys.readouterr().err
@@ -189,7 +206,7 @@ def test_a_run_on_wgpu_resumes_to_the_same_bits(
 def test_an_adapter_is_trained_further(whole: Path, text_data: Path, tmp_path: Path) -> None:
     """--adapter starts where the other run ended, with that adapter's rank and scale."""
     options = options_for(tmp_path / "model", text_data, tmp_path / "more")
-    options[options.index("--rank") + 1] = "7"  # the adapter's own is used
+    options = without_rank(options)  # the adapter's own is used
     assert main([*options, "--adapter", str(whole), "--max-steps", "3"]) == 0
     first, second = (json.loads((o / "results.json").read_text()) for o in (whole, tmp_path / "more"))
     assert second["held_out_loss_before"] == first["held_out_loss_after"]
@@ -201,28 +218,28 @@ def test_an_adapter_is_trained_further(whole: Path, text_data: Path, tmp_path: P
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     arrays = {"parameters": np.arange(70, dtype=np.float32)}
     for step in (2, 4, 10):
-        save_state(tmp_path, step, arrays, {"run": {}})
+        Checkpoints(tmp_path).save(step, arrays, {"run": {}})
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-10", "step-4"]
-    state = load_state(tmp_path)
+    state = Checkpoints(tmp_path).load()
     assert state is not None and state.step == 10
     np.testing.assert_array_equal(state.arrays["parameters"], arrays["parameters"])
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones(tmp_path: Path) -> None:
     arrays = {"parameters": np.arange(70, dtype=np.float32)}
-    save_state(tmp_path, 2, arrays, {"run": {}})
+    Checkpoints(tmp_path).save(2, arrays, {"run": {}})
 
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(WgradError, match="the disk is full"):
-        save_state(tmp_path, 4, arrays, {"run": {}}, full)
+        Checkpoints(tmp_path).save(4, arrays, {"run": {}}, full)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
 
 
 def test_full_training_resumes_too(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     model = make_checkpoint(dtype="bfloat16", tie_word_embeddings=True)
-    options = options_for(model, text_data, tmp_path / "full")
+    options = without_rank(options_for(model, text_data, tmp_path / "full"))
     options[options.index("--dropout") + 1] = "0"
     assert main([*options, "--full"]) == 0
     shutil.copytree(tmp_path / "full", tmp_path / "again")
@@ -235,4 +252,4 @@ def test_full_training_resumes_too(make_checkpoint: Any, text_data: Path, tmp_pa
     # The result is a checkpoint like any other: it can be fine-tuned in its turn.
     options[options.index("--out") + 1] = str(tmp_path / "second")
     options[options.index("--model") + 1] = str(tmp_path / "full")
-    assert main([*options, "--max-steps", "2"]) == 0
+    assert main([*options, "--rank", "3", "--max-steps", "2"]) == 0
