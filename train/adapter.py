@@ -5,21 +5,26 @@ Matrix names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from wgrad.autograd.errors import WgradError
+from wgrad.train.decode import FETCH, convert, read_json, show
 from wgrad.train.files import make_folder, write_json
+from wgrad.train.input_files import exists, one_line
 from wgrad.train.lora import LoraConfig, match_targets
-from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.safetensors_files import read_entries, save_arrays
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+
+Rank = Annotated[int, Meta(ge=1, le=1 << 20)]
+Alpha = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 # Fields of adapter_config.json that change the arithmetic in a way that is not built here, with their harmless values.
 _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
@@ -71,7 +76,14 @@ def save_adapter(
     }
     # The weights last: a folder that has them is complete.
     write_json(Path(target) / CONFIG_FILE, config, sort_keys=True)
-    write_safetensors(Path(target) / WEIGHTS_FILE, from_arrays(tensors))
+    save_arrays(Path(target) / WEIGHTS_FILE, tensors)
+
+
+def adapter_note(lora: LoraConfig | None) -> str:
+    """What a user should know of an adapter that was read; "" where there is nothing."""
+    if lora is not None and lora.alpha == 0:
+        return "lora_alpha of the adapter is 0: its scale is 0, so it changes nothing"
+    return ""
 
 
 def _number(value: float) -> float:
@@ -90,8 +102,10 @@ def load_adapter(
     folder = Path(folder)
     lora = _load_config(folder)
     path = folder / WEIGHTS_FILE
-    if not path.exists() and (folder / "adapter_model.bin").exists():
-        raise WgradError(f"--adapter: {folder} has only adapter_model.bin: save it as safetensors with PEFT")
+    if not exists(path, "--adapter"):
+        if exists(folder / "adapter_model.bin", "--adapter"):
+            raise WgradError(f"--adapter: {folder} has only adapter_model.bin: save it as safetensors with PEFT")
+        raise WgradError(f"--adapter: {path} is missing: {FETCH}")
     entries = dict(read_entries(path, "--adapter"))
     if any("lora_magnitude_vector" in name for name in entries):
         raise WgradError(f"--adapter: {path} is a DoRA adapter: only plain LoRA can be read: train it without")
@@ -114,41 +128,49 @@ def load_adapter(
                 raise WgradError(f"--adapter: {module}.{side} in {path} is {entry.dtype}: expected F32, F16 or BF16")
             arrays[f"{module}.{side}"] = np.array(entry.array(), np.float32)
     if entries:
-        name = next(iter(entries)).removeprefix(_PREFIX)
+        name = one_line(next(iter(entries)).removeprefix(_PREFIX))
         raise WgradError(
             f"--adapter: {path} adapts {name}, which is no projection of this model's layers: only those can be adapted"
         )
     return lora, arrays
 
 
+class AdapterFile(Struct):
+    """The keys of adapter_config.json that make the arithmetic; a missing one has PEFT's default."""
+
+    target_modules: list[str] | str
+    r: Rank = 8
+    lora_alpha: Alpha = 8.0
+    lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    use_rslora: bool = False
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Alpha] | None = None
+
+
 def _load_config(folder: Path) -> LoraConfig:
     path = folder / CONFIG_FILE
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give the folder of a PEFT adapter") from None
-    except (OSError, ValueError) as error:
-        raise WgradError(f"--adapter: cannot read {path}: {error}: fetch the file again") from error
-    if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
-        kind = raw.get("peft_type") if isinstance(raw, dict) else None
-        raise WgradError(f"--adapter: {path}: peft_type is {kind!r}: only LORA can be read")
+    if not exists(path, "--adapter"):
+        raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give the folder of a PEFT adapter")
+    raw = read_json(path, dict[str, Any], "--adapter")
+    if raw.get("peft_type") != "LORA":
+        raise WgradError(f"--adapter: {path}: peft_type is {show(raw.get('peft_type'))}: only LORA can be read")
     for key, what, harmless in _UNSUPPORTED:
         if raw.get(key) not in harmless:
-            raise WgradError(f"--adapter: {path}: {key} is {raw[key]!r}: {what} cannot be read: train it without")
+            raise WgradError(f"--adapter: {path}: {key} is {show(raw[key])}: {what} cannot be read: train it without")
     if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
         raise WgradError(
-            f"--adapter: {path}: init_lora_weights is {raw['init_lora_weights']!r}, which changes the base weights: "
+            f"--adapter: {path}: init_lora_weights {show(raw['init_lora_weights'])} changes the base weights: "
             "convert it with PEFT (path_initial_model_for_weight_conversion)"
         )
-    targets = raw.get("target_modules")
-    if not targets or not isinstance(targets, (str, list)) or not isinstance(raw.get("r"), int) or raw["r"] < 1:
-        raise WgradError(f"--adapter: {path}: r and target_modules must be given; got {raw.get('r')!r} and {targets!r}")
+    file = convert(raw, AdapterFile, f"--adapter: {path}")
+    if not file.target_modules:
+        raise WgradError(f"--adapter: {path}: target_modules must name at least one module; got none: {FETCH}")
     return LoraConfig(
-        r=raw["r"],
-        alpha=float(raw.get("lora_alpha") or raw["r"]),
-        dropout=float(raw.get("lora_dropout") or 0.0),
-        rslora=bool(raw.get("use_rslora")),
-        target_modules=targets if isinstance(targets, str) else tuple(targets),
-        rank_pattern=raw.get("rank_pattern") or {},
-        alpha_pattern=raw.get("alpha_pattern") or {},
+        r=file.r,
+        alpha=file.lora_alpha,
+        dropout=file.lora_dropout,
+        rslora=file.use_rslora,
+        target_modules=file.target_modules if isinstance(file.target_modules, str) else tuple(file.target_modules),
+        rank_pattern=file.rank_pattern or {},
+        alpha_pattern=file.alpha_pattern or {},
     )

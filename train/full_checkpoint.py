@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wgrad.autograd.device import Device
 from wgrad.autograd.tensor import Tensor
+from wgrad.train.decode import read_json
 from wgrad.train.files import write_bytes, write_json
 from wgrad.train.optim import FlatParameters
 from wgrad.train.safetensors_files import TensorSource, write_safetensors
+from wgrad.train.weights import HEAD
 
 # What a checkpoint needs beside its weights, copied as it is.
 _COPIED = (
@@ -36,9 +38,9 @@ def save_full(
     for name in _COPIED:
         if (base / name).exists():
             write_bytes(out / name, (base / name).read_bytes())
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config = read_json(base / "config.json", dict[str, Any], "--model")
     config.pop("torch_dtype", None)
-    config["dtype"] = "float32"
+    config |= {"dtype": "float32", "tie_word_embeddings": HEAD not in parameters.tensors}
     write_json(out / "config.json", config)
 
     def source(name: str, tensor: Tensor) -> TensorSource:

@@ -13,12 +13,14 @@ import numpy as np
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import no_grad
+from wgrad.train.adapter import adapter_note
 from wgrad.train.build import build_frozen
 from wgrad.train.hub import resolve_model
 from wgrad.train.loop import Recorded
 from wgrad.train.model import Inputs, KVCache, Model
 from wgrad.train.model_config import ModelConfig, load_model_config
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.weights import Checkpoint, use_own_head
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,9 @@ def run_generate(args: argparse.Namespace) -> int:
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
+    config, head_note = use_own_head(config, Checkpoint(folder))
+    if head_note:
+        print(f"note: {head_note}", file=sys.stderr)
     if args.chat:
         prompt = tokenizer.encode_chat([{"role": "user", "content": args.prompt}])
     else:
@@ -142,6 +147,8 @@ def run_generate(args: argparse.Namespace) -> int:
         quantize=args.quantize,
         compute=args.compute,
     )
+    if note := adapter_note(model.adapter.config if model.adapter else None):
+        print(f"note: {note}", file=sys.stderr)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     decode = tokenizer.decode_stream(prompt)
     if not args.chat:

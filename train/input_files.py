@@ -53,11 +53,15 @@ def reading(path: str | os.PathLike[str], source: str) -> Iterator[None]:
         raise WgradError(f"{source}: {_shown(path)} is no name of a file here: it is not Unicode text") from error
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
-    """The path for a message: one line, of bounded length."""
-    text = os.fspath(path)
+def one_line(text: str, limit: int = 200) -> str:
+    """Text of other people for a message: printable, on one line, of bounded length."""
+    text = " ".join(text.split())
     text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= 200 else f"{text[:100]}...{text[-60:]} ({len(text)} characters)"
+    return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-limit // 4 :]} ({len(text)} characters)"
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    return one_line(os.fspath(path))
 
 
 def exists(path: str | os.PathLike[str], source: str) -> bool:

@@ -19,6 +19,7 @@ from wgrad.train.model_config import ModelConfig
 from wgrad.train.weights import projection_shapes
 
 ALL_LINEAR = "all-linear"
+_NO_PATTERN = (re.error, OverflowError, RecursionError)  # what `re` raises for text that is no regular expression
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> f
         try:
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
-        except re.error as error:
+        except _NO_PATTERN as error:
             raise WgradError(f"--adapter: pattern {pattern!r} is no regular expression: {error}") from error
     return default
 
@@ -81,7 +82,7 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
             return list(modules)
         try:
             found = [m for m in modules if re.fullmatch(targets, m)]
-        except re.error as error:
+        except _NO_PATTERN as error:
             raise WgradError(f"{option}: {targets!r} is no regular expression: {error}") from error
         if not found:
             raise nothing(targets)

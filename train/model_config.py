@@ -1,11 +1,11 @@
 """What config.json of a LLaMA-type checkpoint says, in one frozen dataclass.
 
-Accepts the files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Field names are Hugging Face's.
+Accepts the files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Field names are Hugging Face's;
+config_file.py has their types, ranges and defaults.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.autograd.errors import WgradError
+from wgrad.train.config_file import (
+    ConfigFile,
+    LlamaFile,
+    MistralFile,
+    NameFile,
+    QuantizationFile,
+    Qwen2File,
+    Qwen3File,
+    SmolLM3File,
+)
+from wgrad.train.decode import FETCH, convert, read_json, show
+from wgrad.train.input_files import exists, one_line
 from wgrad.train.rope_scaling import RopeConfig, parse_rope
 
 # Architecture -> model_type. SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
@@ -22,6 +34,13 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "SmolLM3ForCausalLM": "smollm3",
+}
+_FILES: dict[str, type[ConfigFile]] = {
+    "LlamaForCausalLM": LlamaFile,
+    "MistralForCausalLM": MistralFile,
+    "Qwen2ForCausalLM": Qwen2File,
+    "Qwen3ForCausalLM": Qwen3File,
+    "SmolLM3ForCausalLM": SmolLM3File,
 }
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 
@@ -49,7 +68,7 @@ class ModelConfig:
     windows: tuple[int, ...]
     use_rope: tuple[bool, ...]
     rope: RopeConfig
-    quantization: Mapping[str, Any] | None = None  # quantization_config of config.json, where the weights are NF4
+    quantization: QuantizationFile | None = None  # where bitsandbytes made the weights NF4
 
     @property
     def q_size(self) -> int:
@@ -60,151 +79,122 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_dim
 
 
-class _Reader:
-    """config.json with errors that name the key."""
-
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw, self.where = raw, where
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.raw.get(key)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise WgradError(f"{self.where}: {key} must be a whole number of at least 1; got {self.raw.get(key)!r}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.raw.get(key)
-        return default if value is None else bool(value)
-
-
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
-    """Read `folder`/config.json. WgradError: no such file, not JSON, an unsupported architecture or variant."""
+    """Read `folder`/config.json. WgradError: no such file, not JSON, a value out of range, an unsupported architecture
+    or variant."""
     path = Path(folder) / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not exists(path, "--model"):
         raise WgradError(
             f"--model: {folder} has no config.json: give the folder of a checkpoint in Hugging Face layout"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise WgradError(f"--model: cannot read {path}: {error}: fetch the file again") from error
-    if not isinstance(raw, dict):
-        raise WgradError(f"--model: {path}: expected a JSON object, got a {type(raw).__name__}: fetch the file again")
-    return parse_model_config(raw, f"--model: {path}")
+        )
+    return parse_model_config(read_json(path, dict[str, Any], "--model"), f"--model: {path}")
 
 
 def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """Mapping of config.json -> ModelConfig; `where` opens each error."""
-    name = _architecture(raw, where)
-    kind = ARCHITECTURES[name]
-    read = _Reader(raw, where)
-    hidden, heads, layers = (read.integer(k) for k in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-    head_dim = read.integer("head_dim", 128 if kind == "qwen3" else hidden // heads)
-    kv_heads = read.integer("num_key_value_heads", heads)
+    name = _architecture(convert(raw, NameFile, where), where)
+    file = convert(raw, _FILES[name], where)
+    hidden, heads, layers = file.hidden_size, file.num_attention_heads, file.num_hidden_layers
+    head_dim = file.head_dim or hidden // heads
+    kv_heads = file.num_key_value_heads or heads
     _check_heads(heads, kv_heads, head_dim, where)
-    bias = kind in ("llama", "qwen3", "smollm3") and read.flag("attention_bias", False)
-    positions = read.integer("max_position_embeddings", 2048)
-    rope_layers = _rope_layers(raw, kind, layers)
+    bias = getattr(file, "attention_bias", False)  # a field of those architectures that look at it
+    rope_layers = _rope_layers(file)
     return ModelConfig(
         architecture=name,
-        vocab_size=read.integer("vocab_size"),
+        vocab_size=file.vocab_size,
         hidden_size=hidden,
-        intermediate_size=read.integer("intermediate_size"),
+        intermediate_size=file.intermediate_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=positions,
-        tie_word_embeddings=read.flag("tie_word_embeddings", kind == "smollm3"),
-        qkv_bias=bias or kind == "qwen2",
+        rms_norm_eps=file.rms_norm_eps,
+        max_position_embeddings=file.max_position_embeddings,
+        tie_word_embeddings=file.tie_word_embeddings,
+        qkv_bias=bias or name == "Qwen2ForCausalLM",
         o_bias=bias,
-        mlp_bias=kind in ("llama", "smollm3") and read.flag("mlp_bias", False),
-        qk_norm=kind == "qwen3",
-        hidden_act=_activation(raw, where),
-        windows=_windows(raw, kind, layers, rope_layers, where),
+        mlp_bias=getattr(file, "mlp_bias", False),
+        qk_norm=isinstance(file, Qwen3File),
+        hidden_act=_activation(file.hidden_act, where),
+        windows=_windows(file, rope_layers),
         use_rope=rope_layers,
-        rope=parse_rope(raw, head_dim, positions, 2_000_000.0 if kind == "smollm3" else 10_000.0, where),
-        quantization=_quantization(raw, where),
+        rope=parse_rope(file, head_dim, 2_000_000.0 if isinstance(file, SmolLM3File) else 10_000.0, where),
+        quantization=_quantization(file.quantization_config, where),
     )
 
 
-def _architecture(raw: Mapping[str, Any], where: str) -> str:
-    names = raw.get("architectures") or []
+def _architecture(file: NameFile, where: str) -> str:
+    names = file.architectures or []
     for name in names:
         if name in ARCHITECTURES:
             return name
     if not names:
         for name, kind in ARCHITECTURES.items():
-            if raw.get("model_type") == kind:
+            if file.model_type == kind:
                 return name
-    found = ", ".join(map(str, names)) or f"model_type {raw.get('model_type')!r}"
+    found = one_line(", ".join(names) or f"model_type {file.model_type!r}")
     raise WgradError(f"{where}: architecture {found} is not supported: use a checkpoint of {', '.join(ARCHITECTURES)}")
 
 
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
     if heads % kv_heads:
         raise WgradError(
-            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads}"
+            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads}: "
+            f"{FETCH}"
         )
-    if head_dim % 2:
-        raise WgradError(f"{where}: head_dim must be even, for rotary embeddings; got {head_dim}")
+    if head_dim % 2 or not head_dim:
+        raise WgradError(
+            f"{where}: head_dim (hidden_size / num_attention_heads where it is not given) must be even, for rotary "
+            f"embeddings, and at least 2; got {head_dim}: {FETCH}"
+        )
 
 
-def _activation(raw: Mapping[str, Any], where: str) -> str:
-    name = raw.get("hidden_act", "silu")
+def _activation(name: str, where: str) -> str:
     if name in ("silu", "swish"):
         return "silu"
     if name in _GELU_TANH:
         return "gelu_tanh"
-    raise WgradError(f"{where}: hidden_act {name!r} is not supported: silu and {', '.join(_GELU_TANH)} are")
+    raise WgradError(f"{where}: hidden_act {show(name)} is not supported: silu and {', '.join(_GELU_TANH)} are")
 
 
-def _rope_layers(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[bool, ...]:
+def _rope_layers(file: ConfigFile) -> tuple[bool, ...]:
     """SmolLM3 leaves rotary embeddings out of every fourth layer; `no_rope_layers` holds 1 where a layer has them."""
-    if kind != "smollm3":
+    layers = file.num_hidden_layers
+    if not isinstance(file, SmolLM3File):
         return (True,) * layers
-    interval = raw.get("no_rope_layer_interval") or 4
-    listed = raw.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(layers)]
-    return tuple(bool(v) for v in listed[:layers])
+    if file.no_rope_layers is not None:
+        return tuple(bool(rotates) for rotates in file.no_rope_layers)
+    return tuple((i + 1) % file.no_rope_layer_interval != 0 for i in range(layers))
 
 
-def _windows(
-    raw: Mapping[str, Any], kind: str, layers: int, rope_layers: tuple[bool, ...], where: str
-) -> tuple[int, ...]:
+def _windows(file: ConfigFile, rope_layers: tuple[bool, ...]) -> tuple[int, ...]:
     """Sliding window of each layer (0: none). A layer sees keys j with i - j < window, as in transformers."""
-    window = raw.get("sliding_window")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
-        raise WgradError(f"{where}: sliding_window must be a whole number or null; got {window!r}")
-    if kind == "mistral":
-        window = 4096 if "sliding_window" not in raw else window
-        return (window or 0,) * layers
-    if kind == "llama" or not window or not raw.get("use_sliding_window", False):
-        return (0,) * layers
-    types = raw.get("layer_types")
-    if types is None:
-        first = raw.get("max_window_layers", 28)
-        slides = [not r for r in rope_layers] if kind == "smollm3" else [i >= first for i in range(layers)]
+    layers = range(file.num_hidden_layers)
+    if isinstance(file, MistralFile):
+        return tuple(file.sliding_window or 0 for _ in layers)
+    if not isinstance(file, (Qwen2File, SmolLM3File)) or not file.use_sliding_window:
+        return (0,) * len(layers)
+    if file.layer_types is not None:
+        slides = [kind == "sliding_attention" for kind in file.layer_types]
+    elif isinstance(file, Qwen2File):
+        slides = [i >= file.max_window_layers for i in layers]
     else:
-        slides = [t == "sliding_attention" for t in types]
-    if len(slides) < layers:
-        raise WgradError(f"{where}: layer_types must name each of the {layers} layers; got {len(slides)}")
-    return tuple(window if s else 0 for s in slides[:layers])
+        slides = [not rotates for rotates in rope_layers]
+    return tuple(file.sliding_window or 0 if slide else 0 for slide in slides)
 
 
-def _quantization(raw: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    value = raw.get("quantization_config")
-    if value is None:
+def _quantization(file: QuantizationFile | None, where: str) -> QuantizationFile | None:
+    if file is None:
         return None
-    if not isinstance(value, Mapping) or value.get("quant_method") != "bitsandbytes" or not value.get("load_in_4bit"):
-        method = value.get("quant_method") if isinstance(value, Mapping) else value
+    if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
         raise WgradError(
-            f"{where}: weights quantised by {method!r} cannot be read: use the unquantised one, or bitsandbytes NF4"
+            f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
+            "be read: use the unquantised checkpoint, or bitsandbytes NF4"
         )
-    if value.get("bnb_4bit_quant_type") != "nf4":
+    if file.bnb_4bit_quant_type != "nf4":
         raise WgradError(
-            f"{where}: bnb_4bit_quant_type {value.get('bnb_4bit_quant_type')!r} is not supported: only nf4 is"
+            f"{where}: bnb_4bit_quant_type {show(file.bnb_4bit_quant_type)} is not supported: only nf4 is: use the "
+            "unquantised checkpoint"
         )
-    return dict(value)
+    return file

@@ -7,16 +7,19 @@ Source: QLoRA (arXiv 2305.14314); bitsandbytes' QuantState.as_dict.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from wgrad.autograd.device import Device, NF4Array
 from wgrad.autograd.errors import WgradError
+from wgrad.train.decode import decode_json
 from wgrad.train.files import make_folder, write_json
 from wgrad.train.safetensors_files import TensorEntry, TensorSource, from_arrays, write_safetensors
 
@@ -27,6 +30,7 @@ NF4_LEVELS = np.array(
     + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
     np.float32,
 )
+BlockSize = Annotated[int, Meta(ge=32, le=4096)]
 _AGAIN = "fetch the checkpoint again, or use the unquantised one"
 
 
@@ -35,51 +39,65 @@ def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
     return name + STATE_KEY in entries or name + FP4_KEY in entries
 
 
+class QuantState(Struct):
+    """The JSON object beside each weight. `dtype`: what restored values are rounded to."""
+
+    blocksize: BlockSize
+    shape: tuple[int, int]
+    dtype: str = "float32"
+    nested_blocksize: BlockSize = 256
+    nested_offset: Annotated[float, Meta(ge=-1e30, le=1e30)] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("blocksize", "nested_blocksize"):
+            value = getattr(self, key)
+            if value & (value - 1):
+                raise ValueError(f"{key} must be a power of 2; got {value}")
+
+
 def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device) -> NF4Array:
     """Upload one quantised weight. WgradError: a part is missing, or does not fit the others."""
 
-    def part(suffix: str) -> np.ndarray:
+    def part(suffix: str, *dtypes: str) -> np.ndarray:
         entry = entries.get(name + suffix)
         if entry is None:
             raise WgradError(f"--model: the quantised weight {name} lacks {name + suffix}: {_AGAIN}")
-        return entry.array()
+        if entry.dtype not in dtypes:
+            raise fail(f"has {suffix} in {entry.dtype}, not in {' or '.join(dtypes)}")
+        return entry.array().reshape(-1)
 
     def fail(what: str) -> WgradError:
         return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")
 
     if name not in entries or name + STATE_KEY not in entries:
         raise WgradError(f"--model: the weight {name} is missing or quantised as fp4: only NF4 can be read; {_AGAIN}")
-    try:
-        state = json.loads(bytes(part(STATE_KEY)))
-        stored, block = tuple(state["shape"]), int(state["blocksize"])
-        offset, nested_block = state.get("nested_offset"), int(state.get("nested_blocksize") or 256)
-    except (ValueError, KeyError, TypeError) as error:
-        raise fail("has a quant_state that cannot be read") from error
-    if stored != tuple(shape):
-        raise fail(f"has shape {list(stored)}, not {list(shape)} as config.json asks")
-    if not np.allclose(part(".quant_map"), NF4_LEVELS, rtol=0, atol=1e-6):
+    where = f"--model: {entries[name].path}: {name + STATE_KEY}"
+    state = decode_json(bytes(part(STATE_KEY, "U8")), QuantState, where, _AGAIN)
+    if state.shape != tuple(shape):
+        raise fail(f"has shape {list(state.shape)}, not {list(shape)} as config.json asks")
+    code = part(".quant_map", "F32")
+    if code.shape != NF4_LEVELS.shape or not np.allclose(code, NF4_LEVELS, rtol=0, atol=1e-6):
         raise fail("has a code book that is not NF4")
     count = shape[0] * shape[1]
-    blocks = -(-count // block)
-    packed = entries[name].raw()  # quant_storage may call the same bytes another dtype
-    absmax = part(".absmax")
+    blocks = -(-count // state.blocksize)
+    packed = entries[name].array().reshape(-1).view(np.uint8)  # quant_storage may call the same bytes another dtype
+    nested = name + ".nested_absmax" in entries
+    absmax = part(".absmax", "U8" if nested else "F32")
     if packed.size != -(-count // 2) or absmax.size != blocks:
-        raise fail(f"has {packed.size} bytes and {absmax.size} scales for {count} values in blocks of {block}")
-    common: dict[str, Any] = {"shape": (shape[0], shape[1]), "block_size": block}
-    codes = device.upload(np.ascontiguousarray(packed))
-    if name + ".nested_absmax" not in entries:
-        return NF4Array(codes, device.upload(np.ascontiguousarray(absmax, np.float32)), **common)
-    nested = part(".nested_absmax")
-    if offset is None or absmax.dtype != np.uint8 or nested.size != -(-blocks // nested_block):
+        size = f"{packed.size} bytes and {absmax.size} scales for {count} values in blocks of {state.blocksize}"
+        raise fail(f"has {size}")
+    weight = NF4Array(device.upload(packed), device.upload(absmax), (shape[0], shape[1]), state.blocksize)
+    if not nested:
+        return weight
+    outer, table = part(".nested_absmax", "F32"), part(".nested_quant_map", "F32")
+    if state.nested_offset is None or outer.size != -(-blocks // state.nested_blocksize) or table.size != 256:
         raise fail("has a nested state that does not fit its scales")
-    return NF4Array(
-        codes,
-        device.upload(np.ascontiguousarray(absmax.reshape(-1))),
-        **common,
-        nested_absmax=device.upload(np.ascontiguousarray(nested, np.float32)),
-        nested_code=device.upload(np.ascontiguousarray(part(".nested_quant_map"), np.float32)),
-        nested_offset=device.upload(np.array([offset], np.float32)),
-        nested_block_size=nested_block,
+    return dataclasses.replace(
+        weight,
+        nested_absmax=device.upload(outer),
+        nested_code=device.upload(table),
+        nested_offset=device.upload(np.array([state.nested_offset], np.float32)),
+        nested_block_size=state.nested_blocksize,
     )
 
 

@@ -8,13 +8,14 @@ there, because that is what the checkpoints were trained with.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wgrad.autograd.errors import WgradError
+from wgrad.train.config_file import ConfigFile, RopeFile
+from wgrad.train.decode import FETCH, show
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -36,55 +37,55 @@ class RopeConfig:
     truncate: bool = True
 
 
-def parse_rope(
-    raw: Mapping[str, Any], head_dim: int, max_positions: int, default_theta: float, where: str
-) -> RopeConfig:
+def parse_rope(file: ConfigFile, head_dim: int, default_theta: float, where: str) -> RopeConfig:
     """RoPE of a config.json: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4)."""
-    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(given, Mapping):
-        raise WgradError(f"{where}: rope_parameters must be an object or null; got {given!r}")
-    kind = given.get("rope_type", given.get("type", "default"))
+    given = file.rope_scaling or file.rope_parameters or RopeFile()
+    kind = given.rope_type or given.type or "default"
     if kind not in ROPE_TYPES:
-        raise WgradError(f"{where}: rope_type {kind!r} is not supported: {', '.join(ROPE_TYPES)} are")
-    partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
+        raise WgradError(f"{where}: rope_type {show(kind)} is not supported: {', '.join(ROPE_TYPES)} are")
+    partial = given.partial_rotary_factor or file.partial_rotary_factor or 1.0
     if partial != 1.0:
         raise WgradError(f"{where}: partial_rotary_factor {partial} is not supported: only 1.0 is")
-    theta = given.get("rope_theta", raw.get("rope_theta"))
-    config = {"head_dim": head_dim, "theta": float(default_theta if theta is None else theta), "type": kind}
+    config: dict[str, Any] = {
+        "head_dim": head_dim,
+        "theta": given.rope_theta or file.rope_theta or default_theta,
+        "type": kind,
+    }
     if kind == "default":
         return RopeConfig(**config)
-    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-    config["original_max_position_embeddings"] = int(original or max_positions)
-    if kind == "yarn" and given.get("factor") is None:
-        config["factor"] = max_positions / config["original_max_position_embeddings"]
+    positions = file.max_position_embeddings
+    original = file.original_max_position_embeddings or given.original_max_position_embeddings or positions
+    config["original_max_position_embeddings"] = original
+    if kind == "yarn" and given.factor is None:
+        config["factor"] = positions / original
     else:
-        config["factor"] = _number(given, "factor", kind, where)
+        config["factor"] = _needed(given, "factor", kind, where)
     if kind == "llama3":
-        config |= {k: _number(given, k, kind, where) for k in ("low_freq_factor", "high_freq_factor")}
+        config |= {k: _needed(given, k, kind, where) for k in ("low_freq_factor", "high_freq_factor")}
+        low, high = config["low_freq_factor"], config["high_freq_factor"]
+        if low >= high:
+            raise WgradError(f"{where}: high_freq_factor must be above low_freq_factor; got {high} and {low}: {FETCH}")
     if kind == "yarn":
-        config |= {"beta_fast": float(given.get("beta_fast") or 32), "beta_slow": float(given.get("beta_slow") or 1)}
-        config |= {
-            "truncate": bool(given.get("truncate", True)),
-            "attention_factor": _yarn_factor(given, config["factor"]),
-        }
+        config |= {"beta_fast": given.beta_fast or 32.0, "beta_slow": given.beta_slow or 1.0}
+        config |= {"truncate": given.truncate, "attention_factor": _yarn_factor(given, config["factor"])}
     return RopeConfig(**config)
 
 
-def _number(given: Mapping[str, Any], key: str, kind: str, where: str) -> float:
-    value = given.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise WgradError(f"{where}: rope_type {kind!r} needs {key}, a number above 0; got {value!r}")
-    return float(value)
+def _needed(given: RopeFile, key: str, kind: str, where: str) -> float:
+    value = getattr(given, key)
+    if value is None:
+        raise WgradError(f"{where}: rope_type {kind!r} needs {key}, a number above 0; got none: {FETCH}")
+    return value
 
 
-def _yarn_factor(given: Mapping[str, Any], factor: float) -> float:
-    if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
+def _yarn_factor(given: RopeFile, factor: float) -> float:
+    if given.attention_factor is not None:
+        return given.attention_factor
 
     def mscale(scale: float, weight: float = 1.0) -> float:
         return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
 
-    weight, over = given.get("mscale"), given.get("mscale_all_dim")
+    weight, over = given.mscale, given.mscale_all_dim
     return mscale(factor, weight) / mscale(factor, over) if weight and over else mscale(factor)
 
 

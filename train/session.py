@@ -12,6 +12,7 @@ from rich.console import Console
 
 from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
+from wgrad.train.adapter import adapter_note
 from wgrad.train.build import TrainableModel, build_trainable
 from wgrad.train.cli_options import FIXED_BY_RESUME
 from wgrad.train.config import FinetuneConfig
@@ -22,7 +23,7 @@ from wgrad.train.model_config import ModelConfig, load_model_config
 from wgrad.train.output import make_console
 from wgrad.train.packing import BatchStream
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.weights import Checkpoint
+from wgrad.train.weights import Checkpoint, use_own_head
 
 SAMPLE_TOKENS = 64
 _PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
@@ -58,11 +59,14 @@ def open_session(config: FinetuneConfig) -> Session:
     folder = resolve_model(config.model)
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
-    Checkpoint(folder)  # a missing or damaged shard is told before the data is tokenised
+    # A missing or damaged shard is told before the data is tokenised.
+    model_config, head_note = use_own_head(model_config, Checkpoint(folder))
     data = load_data(config, tokenizer)
     stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, [], console)
     session.prompt = _sample_prompt(session)
+    if head_note:
+        session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
     if config.seq_len > model_config.max_position_embeddings:
         limit = model_config.max_position_embeddings
@@ -94,6 +98,8 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
             positions=positions,
             progress=lambda done, total: status.update(f"loading weights: {done} of {total} tensors"),
         )
+    if note := adapter_note(built.lora):
+        session.say(f"note: {note}")
     trained = built.parameters.count
     kind = "float32" if config.full else "NF4, double-quantised" if config.double_quant else "NF4"
     session.say(

@@ -133,7 +133,9 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def _stop_ids(folder: Path) -> set[int]:
-    value = _read_json(folder / "generation_config.json").get("eos_token_id")
+    # Where there is no generation_config.json, config.json stands for it, as in transformers.
+    name = "generation_config.json" if (folder / "generation_config.json").exists() else "config.json"
+    value = _read_json(folder / name).get("eos_token_id")
     return {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
 
 

@@ -7,21 +7,22 @@ keep the checkpoint's dtype, norms and biases are float32. Checkpoints that bits
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from wgrad.autograd import functional
 from wgrad.autograd.device import Array, Device
 from wgrad.autograd.errors import WgradError
-from wgrad.train.input_files import open_input, reading
+from wgrad.train.decode import read_json, show
+from wgrad.train.input_files import exists, one_line
 from wgrad.train.model_config import ModelConfig
 from wgrad.train.nf4_files import is_nf4, read_nf4
 from wgrad.train.safetensors_files import TensorEntry, read_entries
@@ -29,7 +30,6 @@ from wgrad.train.safetensors_files import TensorEntry, read_entries
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 FLOATS = ("F32", "F16", "BF16")
-_BLOCKS, _BLOCK = 4, 4096  # of a tensor, in bytes: what a digest reads
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
@@ -81,10 +81,16 @@ def _layer_specs(config: ModelConfig, prefix: str) -> Iterator[WeightSpec]:
             yield WeightSpec(f"{prefix}{module}.bias", shape[:1], "bias")
 
 
+class _Index(Struct):
+    """model.safetensors.index.json: tensor -> the shard that holds it."""
+
+    weight_map: dict[str, str]
+
+
 class Checkpoint:
     """The tensors of a checkpoint folder, in one file or in shards. Opening reads only the headers.
 
-    Raises WgradError, naming the file: none there, a shard missing, one cut off or damaged.
+    Raises WgradError, naming the file: none there, a shard missing, one cut off or damaged, one outside the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -95,19 +101,22 @@ class Checkpoint:
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX_FILE
-        if index.exists():
-            try:
-                names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-                raise WgradError(f"--model: {index} cannot be read ({error}): fetch the file again") from error
-            files = [self.folder / str(name) for name in sorted(set(names))]
-            missing = [file.name for file in files if not file.exists()]
+        if exists(index, "--model"):
+            names = sorted(set(read_json(index, _Index, "--model").weight_map.values()))
+            for name in names:
+                if _leaves_folder(name):
+                    raise WgradError(
+                        f"--model: {index}: weight_map must name files within its folder; got {show(name)}: do not "
+                        "trust this checkpoint: fetch it from its owner"
+                    )
+            missing = [name for name in names if not exists(self.folder / name, "--model")]
             if missing:
+                first = one_line(missing[0])
                 raise WgradError(
-                    f"--model: {self.folder} lacks {len(missing)} of {len(files)} shards ({missing[0]}): fetch them"
+                    f"--model: {self.folder} lacks {len(missing)} of {len(names)} shards ({first}): fetch them"
                 )
-            return files
-        if (self.folder / SINGLE_FILE).exists():
+            return [self.folder / name for name in names]
+        if exists(self.folder / SINGLE_FILE, "--model"):
             return [self.folder / SINGLE_FILE]
         others = sorted(p.name for p in self.folder.glob("*.bin")) + sorted(p.name for p in self.folder.glob("*.gguf"))
         hint = f"; {others[0]} is of another format: convert it to safetensors" if others else ""
@@ -140,31 +149,39 @@ class Checkpoint:
     def digest(self) -> str:
         """A sum of what the tensors are, wherever they lie: names, dtypes, shapes, and blocks of each one's bytes.
 
-        The first and last block are among them. It reads at most 16 KiB of a tensor: an 8B model in some thousand
-        reads. Another model of the same shapes differs in every block; a flipped bit elsewhere is not found.
+        At most 16 KiB of a tensor are read: of an 8B model 5 MB. Another model of the same shapes differs in every
+        block; a single number that is changed in a large tensor is seldom found.
         """
         total = hashlib.blake2b(digest_size=16)
-        files: dict[Path, BinaryIO] = {}
-        with contextlib.ExitStack() as stack:
-            for name, entry in sorted(self.entries.items()):
-                if entry.path not in files:
-                    files[entry.path] = stack.enter_context(open_input(entry.path, "--model"))
-                total.update(f"{name} {entry.dtype} {list(entry.shape)}\n".encode())
-                for block in _sampled_blocks(files[entry.path], entry):
-                    total.update(block)
+        for name, entry in sorted(self.entries.items()):
+            total.update(f"{name} {entry.dtype} {list(entry.shape)}\n".encode())
+            for block in entry.sample(4, 4096):
+                total.update(block)
         return total.hexdigest()
 
 
-def _sampled_blocks(file: BinaryIO, entry: TensorEntry) -> Iterator[bytes]:
-    size = entry.end - entry.begin
-    with reading(entry.path, "--model"):
-        if size <= _BLOCKS * _BLOCK:
-            file.seek(entry.begin)
-            yield file.read(size)
-            return
-        for number in range(_BLOCKS):
-            file.seek(entry.begin + number * (size - _BLOCK) // (_BLOCKS - 1))
-            yield file.read(_BLOCK)
+def _leaves_folder(name: str) -> bool:
+    """Whether a path of an index is absolute or climbs out, by the rules of any system (links of a cache are fine)."""
+    paths = (PurePosixPath(name), PureWindowsPath(name))
+    return any(p.is_absolute() or p.drive or p.root or ".." in p.parts for p in paths)
+
+
+def use_own_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[ModelConfig, str]:
+    """-> the configuration, and a note for the user ("" where there is none), where a checkpoint whose config.json says
+    that the head is the embedding has a head with other values: it is used, as transformers 5 does."""
+    head, embedding = checkpoint.entries.get(HEAD), checkpoint.entries.get(EMBEDDING)
+    if not config.tie_word_embeddings or head is None or embedding is None or _same(head, embedding):
+        return config, ""
+    note = f"config.json ties the head to the embedding, but {HEAD} has other values: it is used, and not tied"
+    return dataclasses.replace(config, tie_word_embeddings=False), note
+
+
+def _same(a: TensorEntry, b: TensorEntry) -> bool:
+    if a.shape != b.shape or not {a.dtype, b.dtype} <= set(FLOATS):
+        return False
+    return all(
+        np.array_equal(x.astype(np.float32), y.astype(np.float32)) for x, y in zip(a.blocks(1024), b.blocks(1024))
+    )
 
 
 def to_float32(value: np.ndarray) -> np.ndarray:
@@ -176,6 +193,16 @@ def upload_weight(value: np.ndarray, device: Device) -> Array:
     if value.dtype == np.float16 and not device.float16:
         value = to_float32(value)
     return device.upload(np.ascontiguousarray(value))
+
+
+def _open(folder: str | os.PathLike[str], config: ModelConfig) -> Checkpoint:
+    """The checkpoint; where head and embedding are one, either name will do for it."""
+    checkpoint = Checkpoint(folder)
+    if use_own_head(config, checkpoint)[0] != config:
+        raise ValueError("the head is not tied: take the configuration from use_own_head")
+    if config.tie_word_embeddings and EMBEDDING not in checkpoint.entries and HEAD in checkpoint.entries:
+        checkpoint.entries[EMBEDDING] = checkpoint.entries[HEAD]
+    return checkpoint
 
 
 def load_frozen(
@@ -190,10 +217,13 @@ def load_frozen(
 ) -> dict[str, Any]:
     """Name -> Array or NF4Array of every tensor of `weight_specs`, frozen.
 
-    quantize: projections become NF4 on the device; else they keep the checkpoint's dtype. Raises WgradError.
+    quantize: projections become NF4 on the device; else they keep the checkpoint's dtype. Raises WgradError;
+    ValueError where `config` ties a head that the checkpoint does not (see `use_own_head`).
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = _open(folder, config)
     specs = weight_specs(config)
+    # Of a checkpoint that bitsandbytes quantised, what is in float is to stay so (llm_int8_skip_modules).
+    quantize = quantize and not any(is_nf4(checkpoint.entries, spec.name) for spec in specs)
     weights: dict[str, Any] = {}
     for done, spec in enumerate(specs):
         if spec.kind == "projection" and is_nf4(checkpoint.entries, spec.name):
@@ -219,7 +249,7 @@ def load_trainable(
     progress: Progress | None = None,
 ) -> None:
     """Write every tensor, as float32, into the arrays of the same name (for --full). Raises WgradError."""
-    checkpoint = Checkpoint(folder)
+    checkpoint = _open(folder, config)
     specs = weight_specs(config)
     for done, spec in enumerate(specs):
         if is_nf4(checkpoint.entries, spec.name):

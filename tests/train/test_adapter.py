@@ -121,14 +121,14 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"use_dora": True}, "use_dora is True: DoRA cannot be read"),
+        ({"use_dora": True}, "use_dora is true: DoRA cannot be read"),
         ({"bias": "all"}, "trained biases cannot be read"),
         ({"modules_to_save": ["lm_head"]}, "whole modules beside the adapter cannot be read"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only LORA can be read"),
         ({"fan_in_fan_out": True}, "transposed weights cannot be read"),
         ({"init_lora_weights": "pissa_niter_16"}, "changes the base weights"),
         ({"target_modules": ["c_attn"]}, "'c_attn' matches no projection"),
-        ({"target_modules": None}, "r and target_modules must be given"),
+        ({"target_modules": None}, "target_modules must be text or a list; got null"),
         ({"target_modules": ["q_proj", "up_proj"]}, "lacks model.layers.0.mlp.up_proj.lora_A"),
         ({"r": 4}, r"q_proj.lora_A in .* has shape \[3, 20\], the model asks for \[4, 20\]"),
     ],

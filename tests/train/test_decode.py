@@ -173,7 +173,7 @@ def not_files(folder: Path) -> dict[str, str]:
         str(folder / "loop"): "cannot read .*: too many levels of symbolic links",
         str(folder / "none"): "no such file: .*none: check the path",
         str(folder / "file" / "x"): "cannot read .*: not a directory",
-        str(folder / ("n" * 300)): r"cannot read .*n+\.\.\.n+ .*: file name too long",
+        str(folder / ("n" * 300)): r"a part of .*n+\.\.\.n+ .* has 300 bytes: a name must have at most 255",
         str(folder / "a\0b"): r"'.*a\\x00b' has a NUL character",
         str(folder / "a\ud800b"): r"'.*a\\ud800b' is no name of a file here",
         "": "no such file",
@@ -219,7 +219,7 @@ def test_exists(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     found = [exists(tmp_path / name, "--out") for name in ("", "a", "b", "a/b")]
     assert found == [True, True, False, False]
-    with pytest.raises(WgradError, match="file name too long"):
+    with pytest.raises(WgradError, match="has 300 bytes: a name must have at most 255"):
         exists(tmp_path / ("n" * 300), "--out")
 
 
@@ -245,13 +245,10 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
 
 
 def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wgrad.train.cli import build_parser
     from wgrad.train.cli_options import resolve_config
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    args = build_parser().parse_args(["generate", "--model", "~/m", "--adapter=~/a", "--prompt", "~/p"])
-    assert (args.model, args.adapter, args.prompt) == (str(tmp_path / "m"), str(tmp_path / "a"), "~/p")
     (tmp_path / "run.yaml").write_text("data: ~/d.txt\nmodel: ~/m\n")
     config = resolve_config({"config": "~/run.yaml", "out": "~/out"})
     assert config.data == str(tmp_path / "d.txt")

@@ -91,7 +91,7 @@ def test_a_quantised_checkpoint_is_read_back_to_the_same_bits(
         out = tmp_path / f"nf4-{double}"
         save_nf4_checkpoint(out, raw, weights, device)
         config = load_model_config(out)
-        assert config.quantization is not None and config.quantization["bnb_4bit_use_double_quant"] == double
+        assert config.quantization is not None and config.quantization.bnb_4bit_use_double_quant == double
         again = load_frozen(out, config, device)
         for name, weight in weights.items():
             if isinstance(weight, NF4Array):
@@ -131,8 +131,8 @@ def test_the_digest_is_of_contents_not_of_places(part: str, make_checkpoint: Any
     assert digest == Checkpoint(shards).digest() == Checkpoint(folder).digest()
     name = "model.layers.1.mlp.up_proj.weight"
     entry = Checkpoint(folder).entries[name]
-    assert entry.end - entry.begin > 16384
-    place = {"first": 0, "last": -1, "between": (entry.end - entry.begin - 4096) // 3}[part]
+    assert entry.nbytes > 16384
+    place = {"first": 0, "last": -1, "between": (entry.nbytes - 4096) // 3}[part]
     value = file_arrays(folder)[name]
     value.reshape(-1).view(np.uint8)[place] ^= 1
     rewrite(folder, **{name.replace(".", "__"): value})
@@ -175,18 +175,20 @@ def test_a_truncated_shard_is_named(keep: int, make_checkpoint: Any) -> None:
 def test_a_file_of_another_format(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     (folder / SINGLE_FILE).write_bytes(b"\x10" + bytes(7) + b"this is not json" + bytes(64))
-    with pytest.raises(WgradError, match="the header of .* is not JSON"):
+    with pytest.raises(
+        WgradError, match=r"model.safetensors is cut off or damaged \(invalid JSON in header.*\): fetch"
+    ):
         load(folder)
     header = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}'
     (folder / SINGLE_FILE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(WgradError, match=r"the header of .* is damaged \(8 bytes for F32 \[4\]\)"):
+    with pytest.raises(WgradError, match=r"is cut off or damaged \(invalid shape, data type, or offset"):
         load(folder)
 
 
 def test_a_broken_index(make_checkpoint: Any) -> None:
     folder = make_checkpoint(shards=2)
     (folder / INDEX_FILE).write_text('{"weight_map": 3}')
-    with pytest.raises(WgradError, match="index.json cannot be read"):
+    with pytest.raises(WgradError, match="index.json: weight_map must be an object; got 3: fetch the file again"):
         load(folder)
 
 
@@ -218,7 +220,7 @@ def test_a_wrong_dtype_says_which(dtype: Any, name: str, make_checkpoint: Any) -
         (".absmax", None, "lacks .*absmax"),
         (".absmax", np.zeros(3, np.float32), "3 scales"),
         (".quant_map", np.linspace(-1, 1, 16, dtype=np.float32), "code book that is not NF4"),
-        (".quant_state.bitsandbytes__nf4", np.frombuffer(b"{}", np.uint8), "quant_state that cannot be read"),
+        (".quant_state.bitsandbytes__nf4", np.frombuffer(b"{}", np.uint8), "bitsandbytes__nf4: blocksize is missing"),
         (".quant_state.bitsandbytes__nf4", None, "is U8: expected"),
     ],
 )
@@ -244,14 +246,17 @@ def test_a_damaged_quantised_weight(part: str, value: Any, message: str, make_ch
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "rope_type 'dynamic' is not supported"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "needs factor, a number above 0; got None"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "needs factor, a number above 0; got none"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads; got 4 and 3"),
-        ({"head_dim": 7}, "head_dim must be even"),
+        ({"head_dim": 7}, "head_dim .* must be even"),
         ({"vocab_size": None}, "vocab_size must be a whole number"),
-        ({"vocab_size": "300"}, "vocab_size must be a whole number of at least 1; got '300'"),
+        ({"vocab_size": "300"}, "vocab_size must be a whole number; got '300'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq' cannot be read"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"quantised by 'gptq' \(load_in_4bit: false\) cannot be read",
+        ),
     ],
 )
 def test_unsupported_configurations(changes: dict[str, Any], message: str, make_checkpoint: Any) -> None:
@@ -265,8 +270,8 @@ def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="has no config.json"):
         load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(WgradError, match="cannot read .*config.json"):
+    with pytest.raises(WgradError, match="--model: .*config.json line 1 is not valid JSON"):
         load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(WgradError, match="expected a JSON object"):
+    with pytest.raises(WgradError, match=r"config.json: the whole must be an object; got \[\]"):
         load_model_config(tmp_path)

@@ -1,0 +1,139 @@
+"""The keys of config.json that are looked at, with their types, ranges and defaults.
+
+A key that is missing has the default of the architecture's configuration class in transformers 5; where transformers
+refuses null, so do these. The ranges are far beyond every model there is: they keep out what is no size at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Width = Annotated[int, Meta(ge=1, le=1 << 22)]
+Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
+Count = Annotated[int, Meta(ge=1, le=1 << 12)]
+Positions = Annotated[int, Meta(ge=1, le=1 << 31)]
+Factor = Annotated[float, Meta(gt=0, le=1e6)]
+AtLeast0 = Annotated[float, Meta(ge=0, le=1e6)]
+Theta = Annotated[float, Meta(gt=1, le=1e15)]
+
+
+class NameFile(Struct):
+    """What says which architecture it is."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+
+
+class RopeFile(Struct):
+    """`rope_parameters` (transformers 5) or `rope_scaling` (4)."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: Theta | None = None
+    partial_rotary_factor: AtLeast0 | None = None
+    factor: Factor | None = None
+    original_max_position_embeddings: Positions | None = None
+    low_freq_factor: Factor | None = None
+    high_freq_factor: Factor | None = None
+    attention_factor: AtLeast0 | None = None
+    beta_fast: Factor | None = None
+    beta_slow: Factor | None = None
+    mscale: AtLeast0 | None = None
+    mscale_all_dim: AtLeast0 | None = None
+    truncate: bool = True
+
+
+class QuantizationFile(Struct):
+    """`quantization_config` as bitsandbytes' integration in transformers writes it."""
+
+    quant_method: str | None = None
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+
+
+class ConfigFile(Struct, kw_only=True):
+    """What every architecture has. Defaults: LlamaConfig."""
+
+    vocab_size: Vocabulary = 32_000
+    hidden_size: Width = 4096
+    intermediate_size: Width = 11_008
+    num_hidden_layers: Count = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count | None = None
+    head_dim: Width | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: Positions = 2048
+    rms_norm_eps: Annotated[float, Meta(ge=0, lt=1)] = 1e-6
+    tie_word_embeddings: bool = False
+    rope_theta: Theta | None = None
+    rope_parameters: RopeFile | None = None
+    rope_scaling: RopeFile | None = None
+    partial_rotary_factor: AtLeast0 | None = None
+    original_max_position_embeddings: Positions | None = None
+    quantization_config: QuantizationFile | None = None
+
+
+class LlamaFile(ConfigFile, kw_only=True):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class MistralFile(ConfigFile, kw_only=True):
+    intermediate_size: Width = 14_336
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 131_072
+    sliding_window: Positions | None = 4096
+
+
+class Qwen2File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 151_936
+    intermediate_size: Width = 22_016
+    num_key_value_heads: Count | None = 32
+    max_position_embeddings: Positions = 32_768
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = 4096
+    max_window_layers: Annotated[int, Meta(ge=0)] = 28
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+
+class Qwen3File(Qwen2File, kw_only=True):
+    head_dim: Width = 128
+    attention_bias: bool = False
+
+
+class SmolLM3File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 128_256
+    hidden_size: Width = 2048
+    num_hidden_layers: Count = 36
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Positions = 32_768
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = None
+    layer_types: list[str] | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
+
+
+def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None:
+    """ValueError where a list that must have an entry for each layer has another number."""
+    if listed is not None and len(listed) != layers:
+        raise ValueError(f"{key} must name each of the {layers} layers (num_hidden_layers); got {len(listed)}")
+    if key == "layer_types":
+        unknown = [str(name) for name in listed or () if name not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise ValueError(f"layer_types must be full_attention or sliding_attention; got {unknown[0]!r}")
