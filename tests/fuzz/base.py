@@ -1,0 +1,226 @@
+"""The sound files that the fuzzer changes: the smallest model of each architecture, an adapter, data, a run.
+
+Made with safetensors' and tokenizers' own writers, so that no fault of wgrad's can hide in them; only the run and its
+adapter come from `wgrad finetune`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors.numpy
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from tests.fuzz.case import Files
+
+SPECIAL = ["<s>", "</s>", "<pad>", "<|user|>", "<|assistant|>"]
+CHAT = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256 + len(SPECIAL), 16, 24, 2, 1, 8
+KINDS = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+}
+ROPES: list[dict[str, Any]] = [
+    {"rope_theta": 10000.0},
+    {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {
+        "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.7,
+            "truncate": True,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}},
+]
+NF4_LEVELS = np.array(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
+    + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
+    + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
+    np.float32,
+)
+
+
+def model_config(architecture: str = "LlamaForCausalLM", rope: int = 0) -> dict[str, Any]:
+    """A whole config.json, with the keys that its architecture looks at."""
+    kind = KINDS[architecture]
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": kind,
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": kind == "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "dtype": "bfloat16",
+    } | ROPES[rope]
+    if kind == "mistral":
+        config["sliding_window"] = 64
+    elif kind.startswith("qwen"):
+        config |= {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+        config["layer_types"] = ["full_attention"]
+    elif kind == "smollm3":
+        config |= {"no_rope_layers": [1], "no_rope_layer_interval": 4, "use_sliding_window": False}
+    return config
+
+
+def model_weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """bfloat16 tensors of the architecture; their values are few, so that a kept file is small."""
+    generator, kind = np.random.default_rng(7), config["model_type"]
+    q, kv, hidden, ffn = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, HIDDEN, FFN
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (VOCAB, hidden)
+    layer = "model.layers.0."
+    for name, shape in {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}.items():
+        shapes[f"{layer}self_attn.{name}_proj.weight"] = shape
+        if kind == "qwen2" and name != "o":
+            shapes[f"{layer}self_attn.{name}_proj.bias"] = shape[:1]
+    for name, shape in {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}.items():
+        shapes[f"{layer}mlp.{name}_proj.weight"] = shape
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        shapes[f"{layer}{name}.weight"] = (hidden,)
+    if kind == "qwen3":
+        shapes |= {f"{layer}self_attn.{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
+    values = {name: np.round(2 * generator.standard_normal(shape)) / 4 for name, shape in shapes.items()}
+    return {n: (np.ones_like(v) if "norm" in n else v).astype(ml_dtypes.bfloat16) for n, v in values.items()}
+
+
+def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str, np.ndarray]:
+    """The same checkpoint with its projections as bitsandbytes stores NF4."""
+    result, generator = {}, np.random.default_rng(8)
+    for name, value in weights.items():
+        if "_proj.weight" not in name:
+            result[name] = value
+            continue
+        blocks = -(-value.size // 64)
+        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(value.shape)}
+        result[name] = generator.integers(0, 256, (value.size // 2, 1)).astype(np.uint8)
+        result[name + ".quant_map"] = NF4_LEVELS
+        if nested:
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}
+            result[name + ".absmax"] = np.full(blocks, 128, np.uint8)
+            result[name + ".nested_absmax"] = np.full(1, 0.25, np.float32)
+            result[name + ".nested_quant_map"] = np.linspace(-1, 1, 256).astype(np.float32)
+        else:
+            result[name + ".absmax"] = np.full(blocks, 0.5, np.float32)
+        text = json.dumps(state).encode()
+        result[name + ".quant_state.bitsandbytes__nf4"] = np.frombuffer(text, np.uint8)
+    return result
+
+
+QUANTIZATION = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "load_in_8bit": False,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+    "bnb_4bit_quant_storage": "uint8",
+    "llm_int8_skip_modules": ["lm_head"],
+}
+
+
+def tokenizer() -> Tokenizer:
+    """Byte level without merges: as many tokens as bytes, and SPECIAL; <s> is put in front."""
+    vocab = {text: i for i, text in enumerate(SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(SPECIAL)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+    )
+    return backend
+
+
+def dump(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode()
+
+
+def model_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return {
+        "model/config.json": dump(config),
+        "model/generation_config.json": dump({"eos_token_id": [1, 2], "do_sample": True, "temperature": 0.7}),
+        "model/model.safetensors": safetensors.numpy.save(weights, {"format": "pt"}),
+        "model/tokenizer.json": tokenizer().to_str().encode(),
+        "model/tokenizer_config.json": dump(special | {"chat_template": CHAT, "tokenizer_class": "GPT2Tokenizer"}),
+        "model/special_tokens_map.json": dump(special),
+    }
+
+
+LINES: list[dict[str, Any]] = [
+    {"text": "still waters run deep"},
+    {"prompt": "all that glitters", "completion": " is not gold"},
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]},
+    {
+        "prompt": [{"role": "user", "content": "better late"}],
+        "completion": [{"role": "assistant", "content": "than never"}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "what time"},
+            {"role": "assistant", "content": "noon", "thinking": "x"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}],
+    },
+]
+
+
+def jsonl(lines: list[Any]) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+RUN_OPTIONS = (
+    "--seq-len 16 --rank 2 --batch-size 1 --accumulate 1 --save-every 1 --eval-fraction 0 --device cpu".split()
+)
+FINETUNE = ["finetune", "--model", "model", "--data", "data.jsonl", "--out", "out", *RUN_OPTIONS]
+GENERATE = ["generate", "--model", "model", "--device", "cpu", "--max-new-tokens", "1", "--prompt"]
+
+
+def base_groups() -> dict[str, Files]:
+    """Groups of files by name; those of a run and its adapter are added by campaign.py, which has them made."""
+    groups: dict[str, Files] = {}
+    for architecture, kind in KINDS.items():
+        config = model_config(architecture)
+        groups["model" if kind == "llama" else kind] = model_files(config, model_weights(config))
+    for name, nested in (("nf4", False), ("nf4-nested", True)):
+        config = model_config() | {"quantization_config": QUANTIZATION}
+        groups[name] = model_files(config, quantised_weights(model_weights(model_config()), nested))
+    groups["data"] = {"data.jsonl": jsonl(LINES)}
+    return groups

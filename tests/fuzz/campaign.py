@@ -1,0 +1,199 @@
+"""The command line of the fuzzer: workers that make, run and judge inputs until time or number is up."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.base import FINETUNE, base_groups
+from tests.fuzz.case import Case, Files, Special, from_json, to_json
+from tests.fuzz.execute import Sandbox
+from tests.fuzz.judge import judge, signature
+from tests.fuzz.kinds import make_case
+
+CASES = Path(__file__).parent / "cases"
+_CLEAR = "\r" if sys.stdout.isatty() else ""  # of the line that counts
+BATCH = 25  # inputs that share a child and a report
+
+
+@contextmanager
+def sandbox() -> Iterator[Sandbox]:
+    """A sandbox with every group of base files, in memory where there is a file system for it."""
+    _import_all()
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="wgrad-fuzz-", dir=place))
+    try:
+        os.environ["HOME"] = os.environ["HF_HOME"] = str(folder / "work")  # `~` must not lead out of it
+        box = Sandbox(folder, base_groups())
+        _add_run(box)
+        box.groups["odd"] = {"fifo": Special("fifo"), "loop": Special("link", "loop")}
+        yield box
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _import_all() -> None:
+    """Here, and not in each child."""
+    import wgrad.train.cli
+    import wgrad.train.finetune
+    import wgrad.train.generate
+    import wgrad.train.selftest  # noqa: F401
+
+    if importlib.util.find_spec("huggingface_hub"):
+        from huggingface_hub import errors, snapshot_download  # noqa: F401
+
+
+def _add_run(box: Sandbox) -> None:
+    """A run of two steps by wgrad itself: finished, as it was before its end, and its adapter."""
+    outcome, finding = box.run(Case([*FINETUNE, "--max-steps", "2", "--seq-len", "64"]), judge)
+    if outcome.status or finding:
+        raise SystemExit(f"the sound run fails: {finding}: {outcome.stderr}")
+    out = box.work / "out"
+    finished: Files = {
+        f"out/{p.relative_to(out).as_posix()}": p.read_bytes() for p in sorted(out.rglob("*")) if p.is_file()
+    }
+    box.groups["finished"] = finished
+    results = ("out/results.json", "out/adapter_config.json", "out/adapter_model.safetensors", "out/loss.svg")
+    box.groups["unfinished"] = {name: v for name, v in finished.items() if name not in results}
+    box.groups["adapter"] = {
+        f"adapter/{name}": finished[f"out/{name}"] for name in ("adapter_config.json", "adapter_model.safetensors")
+    }
+
+
+def _work(box: Sandbox, args: argparse.Namespace, worker: int, reports: Any) -> None:
+    box = Sandbox(box.folder / f"worker-{worker}", box.groups)
+    os.environ["HOME"] = os.environ["HF_HOME"] = str(box.work)
+    end = time.monotonic() + args.seconds
+    number = args.first + worker
+    while time.monotonic() < end and (not args.inputs or number < args.first + args.inputs):
+        numbers = range(number, number + BATCH * args.workers, args.workers)
+        cases = [make_case(args.seed, n, box.groups, args.only) for n in numbers]
+        verdicts = box.run_all(cases, judge)
+        # What came up beside others counts only where it comes up alone: a child's state is no fault of a case.
+        findings = [(box.run(case, judge)[1], case) for case, (_, finding) in zip(cases, verdicts) if finding]
+        reports.send((Counter(case.kind for case in cases), findings))
+        number += BATCH * args.workers
+    reports.close()
+
+
+def _campaign(box: Sandbox, args: argparse.Namespace) -> int:
+    """-> number of different findings."""
+    begun, workers = time.monotonic(), []
+    pipes: list[Connection] = []
+    for worker in range(args.workers):
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=_work, args=(box, args, worker, writer))
+        process.start()
+        writer.close()
+        pipes.append(reader)
+        workers.append(process)
+    done: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    while pipes:
+        for pipe in wait(pipes):
+            assert isinstance(pipe, Connection)
+            try:
+                counts, findings = pipe.recv()
+            except EOFError:
+                pipes.remove(pipe)
+                continue
+            done += counts
+            for finding, case in findings:
+                _record(finding or "comes up beside other inputs only", case, found, args)
+        _show(done, found, begun, args)
+    for process in workers:
+        process.join()
+    _summary(done, found, time.monotonic() - begun, args)
+    broken = [p.exitcode for p in workers if p.exitcode]
+    if broken:
+        print(f"{len(broken)} workers ended with status {broken[0]}: the fuzzer itself is at fault")
+    return len(found) + len(broken)
+
+
+def _record(finding: str, case: Case, found: Counter[str], args: argparse.Namespace) -> None:
+    mark = f"{case.kind}: {signature(finding)}"
+    found[mark] += 1
+    if found[mark] > 1:
+        return
+    print(f"{_CLEAR}{case.kind}: {finding}  [{case.note}]", flush=True)
+    if args.keep:
+        folder = Path(args.keep)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{case.kind}-{args.seed}-{case.note.rpartition(' ')[2]}.json"
+        (folder / name).write_text(to_json(replace(case, note=f"{case.note}: {finding[:300]}")))
+
+
+def _show(done: Counter[str], found: Counter[str], begun: float, args: argparse.Namespace) -> None:
+    if sys.stdout.isatty():
+        seconds = time.monotonic() - begun
+        print(f"\r{done.total()} inputs, {done.total() / seconds:.0f}/s, {len(found)} findings", end="", flush=True)
+
+
+def _summary(done: Counter[str], found: Counter[str], seconds: float, args: argparse.Namespace) -> None:
+    each = ", ".join(f"{name} {count}" for name, count in sorted(done.items()))
+    print(
+        f"{_CLEAR}seed {args.seed}: {done.total()} inputs in {seconds:.0f} s ({done.total() / seconds:.0f}/s): {each}"
+    )
+    for mark, count in found.most_common():
+        print(f"{count:7d} x {mark}")
+    print(f"{len(found)} findings")
+
+
+def replay(box: Sandbox, paths: list[Path]) -> int:
+    """Run kept cases -> how many of them fail."""
+    failed = 0
+    for path in paths:
+        case = from_json(path.read_text())
+        _, finding = box.run(case, judge)
+        if finding:
+            failed += 1
+            print(f"{path.name}: {finding}", flush=True)
+    print(f"{len(paths)} cases, {failed} fail")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--inputs", type=int, default=0, help="stop after so many (default: --seconds alone decides)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep", metavar="DIR", help="write a case of each kind of finding there")
+    parser.add_argument(
+        "--replay", nargs="*", metavar="FILE", help="run these cases (default: all of tests/fuzz/cases)"
+    )
+    parser.add_argument("--show", type=int, metavar="NUMBER", help="run one input of the seed and print what it gives")
+    args = parser.parse_args()
+    with sandbox() as box:
+        if args.show is not None:
+            return _show_one(box, args)
+        if args.replay is not None:
+            return 1 if replay(box, [Path(p) for p in args.replay] or sorted(CASES.glob("*.json"))) else 0
+        return 1 if _campaign(box, args) else 0
+
+
+def _show_one(box: Sandbox, args: argparse.Namespace) -> int:
+    case = make_case(args.seed, args.show, box.groups, args.only)
+    outcome, finding = box.run(case, judge)
+    text = json.loads(to_json(case))
+    print(json.dumps(text, indent=1)[:6000])
+    print(outcome.stdout[-3000:], outcome.stderr[-6000:], sep="\n----\n")
+    print(f"status {outcome.status}, {outcome.cpu_seconds:.2f} s, {outcome.grown >> 20} MiB")
+    print(finding)
+    return 0

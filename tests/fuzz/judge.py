@@ -1,0 +1,127 @@
+"""What every case must hold, whatever its files and options are: the oracle of the fuzzer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from tests.fuzz.case import OUT, Case
+from tests.fuzz.execute import TRACEBACK_STATUS, Outcome
+
+MEMORY_BASE = 192 << 20  # of a command on a model of a few kilobytes: imports, compiled templates, arrays of a row
+MEMORY_FACTOR = 8  # bytes beside it for a byte of input
+ALLOWED = (0, 2)
+UNUSABLE = 1  # a run that ended, but whose result is not usable (not finite)
+RESULTS = ("adapter_model.safetensors", "model.safetensors", "results.json")
+_NOISE = re.compile(r"Traceback \(most recent|\bWarning: |Exception ignored|panicked at|Fatal Python error")
+
+
+def judge(case: Case, outcome: Outcome, folder: Path) -> str | None:
+    """-> what is wrong, in one line that is the same for the same fault; None where nothing is."""
+    return (
+        _ending(case, outcome) or _messages(case, outcome) or _memory(case, outcome) or _folder(case, outcome, folder)
+    )
+
+
+def _ending(case: Case, outcome: Outcome) -> str | None:
+    if outcome.timed_out:
+        return f"hang: no end after {outcome.cpu_seconds:.0f} s of computing"
+    if outcome.status < 0:
+        return f"crash: signal {-outcome.status}: {_last_line(outcome.stderr)}"
+    if outcome.status == TRACEBACK_STATUS or "Traceback (most recent" in outcome.stderr:
+        return f"traceback: {_place(outcome.stderr)}"
+    if outcome.status in ALLOWED:
+        return None
+    if outcome.status == UNUSABLE and (case.stdout or _says_unusable(outcome)):
+        return None
+    return f"status {outcome.status}: {_last_line(outcome.stderr)}"
+
+
+def _says_unusable(outcome: Outcome) -> bool:
+    return bool(re.search(r"not finite|skipped", outcome.stderr)) and outcome.stderr.count("\n") == 1
+
+
+def _messages(case: Case, outcome: Outcome) -> str | None:
+    noise = _NOISE.search(outcome.stderr)
+    if noise:
+        line = next(line for line in outcome.stderr.splitlines() if noise.group(0) in line)
+        return f"noise on stderr: {_shorten(line)}"
+    errors = [line for line in outcome.stderr.splitlines() if line.startswith("wgrad: error: ")]
+    if outcome.status == 2:
+        if len(errors) != 1 or outcome.stderr.splitlines()[-1] != errors[0]:
+            return f"{len(errors)} error lines: {_last_line(outcome.stderr)}"
+        rest = [x for x in outcome.stderr.splitlines()[:-1] if not x.startswith(("device: ", "note: ", "warning: "))]
+        if rest:
+            return f"more than one line: {_shorten(rest[0])}"
+        if len(errors[0]) > 1500:
+            return f"an error of {len(errors[0])} characters: {_shorten(errors[0])}"
+        if "\x00" in errors[0] or "\x1b" in errors[0]:
+            return f"control characters in the error: {_shorten(errors[0])}"
+    elif outcome.status == 0 and errors:
+        return f"status 0 with an error: {_shorten(errors[0])}"
+    return None
+
+
+def _memory(case: Case, outcome: Outcome) -> str | None:
+    allowed = MEMORY_BASE + MEMORY_FACTOR * case.input_bytes()
+    if outcome.grown > allowed:
+        return f"memory: {outcome.grown >> 20} MiB for an input of {case.input_bytes()} bytes"
+    if "out of main memory" in outcome.stderr and not case.kind.startswith("option"):
+        return f"memory: {_last_line(outcome.stderr)}"
+    return None
+
+
+def _folder(case: Case, outcome: Outcome, folder: Path) -> str | None:
+    """Nothing half-written: what is in the output folder is whole, and a result is there only where the run says so."""
+    partial = [p.name for p in folder.rglob("*.partial")]
+    if partial:
+        return f"left half-written: {re.sub(r'[0-9]+', 'N', partial[0])}"
+    out = folder / OUT
+    if not out.is_dir() or case.argv[:1] != ["finetune"]:
+        return None
+    for name in RESULTS:
+        path = out / name
+        new = path.is_file() and f"{OUT}/{name}" not in case.files and "finished" not in case.base
+        if new and outcome.status != 0:
+            return f"status {outcome.status}, and yet there is {name}"
+        if new and name.endswith(".json"):
+            try:
+                json.loads(path.read_bytes())
+            except ValueError as error:
+                return f"{name} is not JSON: {error}"
+        elif new:
+            values = safetensors.numpy.load_file(path)
+            if not all(np.isfinite(v).all() for v in values.values()):
+                return f"a result that is not finite was written: {name}"
+    return None
+
+
+def _place(stderr: str) -> str:
+    """'TypeError at model_config.py:94 in parse_model_config': the innermost frame of this project."""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', stderr)
+    ours = [f for f in frames if re.search(r"/(train|autograd|wgsl|hip)/[^/]+\.py$", f[0])] or frames[-1:]
+    kind = re.split(r"[:\s]", _last_line(stderr, 400))[0]
+    if not ours:
+        return kind
+    path, line, function = ours[-1]
+    return f"{kind} at {Path(path).name}:{line} in {function}: {_last_line(stderr)}"
+
+
+def _last_line(text: str, limit: int = 160) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return _shorten(lines[-1], limit) if lines else ""
+
+
+def _shorten(text: str, limit: int = 160) -> str:
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def signature(finding: str) -> str:
+    """What two findings of one fault have in common: numbers and quoted texts left out."""
+    if finding.startswith("traceback"):
+        return re.sub(r"( in [^:]*):.*", r"\1", finding)
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "#", finding)[:90]

@@ -1,0 +1,132 @@
+"""Mutations of safetensors files: the header and its entries, offsets, data, bitsandbytes' quant_state within."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.values import Raw, hostile, mutate_bytes, mutate_json, write_json
+
+DTYPES = ["F64", "F32", "F16", "BF16", "I64", "I32", "I8", "U8", "BOOL", "F8_E4M3", "F4", "C64", "", "f32", "bf16"]
+OFFSETS = [0, 1, 2, 7, -1, 2**31, 2**32, 2**53, 2**63, 2**64, 2**70, Raw("1e999"), Raw("NaN"), 0.5, "0", None, []]
+
+
+def split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """-> header, tensors' bytes."""
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def join(header: bytes, body: bytes, length: int | None = None) -> bytes:
+    return (len(header) if length is None else length).to_bytes(8, "little") + header + body
+
+
+def mutate_safetensors(rng: Random, data: bytes) -> bytes:
+    """A changed file; one time in eight by bytes alone."""
+    chance = rng.random()
+    if chance < 0.12:
+        return mutate_bytes(rng, data)
+    header, body = split(data)
+    if chance < 0.2:
+        return join(json.dumps(header).encode(), body, rng.choice((0, 1, 7, 2**20, 2**27, 2**31, 2**63, 2**64 - 1)))
+    if chance < 0.3:
+        return join(mutate_json(rng, json.dumps(header).encode()), body)
+    if chance < 0.45:
+        return join(json.dumps(header).encode(), _mutate_body(rng, body))
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        _mutate_header(rng, header)
+    return join(write_json(rng, header), body)
+
+
+def _mutate_body(rng: Random, body: bytes) -> bytes:
+    """Not-a-number, infinities and huge numbers among the values; bytes missing or too many."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return body[: rng.randrange(len(body) + 1)]
+    if kind == 1:
+        return body + rng.randbytes(rng.choice((1, 8, 1000)))
+    values = np.frombuffer(body[: len(body) // 2 * 2], np.uint16).copy()
+    pattern = rng.choice((0x7FC0, 0x7F80, 0xFF80, 0x7F7F, 0x0001, 0x0000, 0xFFFF))  # of bfloat16
+    if kind == 2:
+        values[rng.randrange(len(values))] = pattern
+    elif kind == 3:
+        at = rng.randrange(len(values))
+        values[at : at + rng.choice((8, 300))] = pattern
+    else:
+        values[:] = pattern
+    return values.tobytes()
+
+
+def _mutate_header(rng: Random, header: dict[str, Any]) -> None:
+    names = [n for n in header if n != "__metadata__"]
+    if not names:
+        return
+    name, chance = rng.choice(names), rng.random()
+    entry = header[name]
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry) or chance < 0.1:
+        header[name] = hostile(rng)
+    elif chance < 0.2:
+        del header[name]
+    elif chance < 0.3:
+        header[rng.choice([name + "x", name.upper(), "", "\x00", "../x", name.replace("0", "1"), "x" * 300])] = (
+            header.pop(name)
+        )
+    elif chance < 0.4:
+        entry["dtype"] = rng.choice([*DTYPES, hostile(rng)])
+    elif chance < 0.6:
+        _mutate_shape(rng, entry)
+    elif chance < 0.8:
+        _mutate_offsets(rng, entry, header[rng.choice(names)])
+    elif chance < 0.86:
+        other = rng.choice(names)
+        header[name], header[other] = header[other], header[name]
+    elif chance < 0.92:
+        header["__metadata__"] = hostile(rng)
+    else:
+        entry[rng.choice(("dtype", "shape", "data_offsets", "extra"))] = hostile(rng)
+
+
+def _mutate_shape(rng: Random, entry: dict[str, Any]) -> None:
+    shape = entry["shape"]
+    if not isinstance(shape, list):
+        return
+    changed: list[Any] = [shape[::-1], [*shape, 1], shape[1:], [], [0], [-1, *shape[1:]], [2**32, 2**32], [2**63, 0]]
+    changed += [
+        [1] * 70,
+        [str(n) for n in shape],
+        [float(n) if isinstance(n, int) else n for n in shape],
+        [hostile(rng), *shape[1:]],
+    ]
+    entry["shape"] = rng.choice(changed)
+
+
+def _mutate_offsets(rng: Random, entry: dict[str, Any], other: Any) -> None:
+    offsets = entry["data_offsets"]
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(isinstance(v, int) for v in offsets):
+        return
+    begin, end = offsets
+    changed = [[end, begin], [begin, end - 1], [begin + 1, end + 1], [begin], [begin, end, end], [0, end - begin]]
+    changed += [[rng.choice(OFFSETS), end], [begin, rng.choice(OFFSETS)], [rng.choice(OFFSETS), rng.choice(OFFSETS)]]
+    if isinstance(other, dict) and isinstance(other.get("data_offsets"), list):
+        changed.append(other["data_offsets"])  # two tensors on the same bytes
+    entry["data_offsets"] = rng.choice(changed)
+
+
+def mutate_quant_state(rng: Random, data: bytes) -> bytes:
+    """bitsandbytes' JSON inside a tensor of uint8, changed; the offsets behind it move along."""
+    header, body = split(data)
+    names = [n for n in header if n.endswith("quant_state.bitsandbytes__nf4")]
+    if not names or rng.random() < 0.4:
+        return mutate_safetensors(rng, data)
+    name = rng.choice(names)
+    begin, end = header[name]["data_offsets"]
+    text = mutate_json(rng, body[begin:end])[:20_000]
+    shift = len(text) - (end - begin)
+    for entry in header.values():
+        if "data_offsets" in entry and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [v + shift for v in entry["data_offsets"]]
+    header[name] |= {"shape": [len(text)], "data_offsets": [begin, begin + len(text)]}
+    return join(json.dumps(header).encode(), body[:begin] + text + body[end:])
