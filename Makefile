@@ -32,7 +32,8 @@ help:
 
 # ---- the run ---------------------------------------------------------------------------------
 finetune: install vulkan
-	@$(VENV)/bin/wgrad finetune --model $(MODEL) --data $(DATA) --out $(OUT) --device $(DEVICE) --resume \
+	@$(VENV)/bin/wgrad finetune --model $(MODEL) --data $(DATA) --out $(OUT) --device $(DEVICE) \
+	    $(if $(wildcard $(OUT)/config.yaml),--resume) \
 	    --epochs 3 --seq-len 128 --batch-size 8 --accumulate 1 --lr 2e-3 --eval-fraction 0.1 --log-every 5 $(FLAGS)
 
 install: $(VENV)/installed

@@ -12,24 +12,29 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import wgrad
 from wgrad.autograd.errors import DEVICE_ERRORS, UnusableResult, WgradError
-from wgrad.train.cli_options import Parser, add_finetune_options, resolve_config
+from wgrad.train.cli_options import Parser, add_options, resolve_config
+from wgrad.train.config import DEVICE_HELP, FinetuneConfig
+from wgrad.train.generate_config import GenerateConfig
 from wgrad.train.input_files import expand_path
-from wgrad.train.option_text import check_text, read_stdin
+from wgrad.train.option_text import read_stdin
 from wgrad.train.output import Output, OutputLost, command_output, say, settle
 
 LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
 EXPECTED: tuple[type[BaseException], ...] = (WgradError, *DEVICE_ERRORS)  # errors that are not ours to fix
-DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu (default: auto)"
+_NOT_OPTIONS = ("command", "run")  # of a namespace
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {k: v for k, v in vars(args).items() if k not in _NOT_OPTIONS}
 
 
 def _finetune(args: argparse.Namespace) -> int:
-    given = {k: v for k, v in vars(args).items() if k not in ("command", "run")}
-    config = resolve_config(given)
+    config = resolve_config(_given(args))
     args.out = config.out  # for the message when interrupted
-    say(config.summary())
     from wgrad.train.finetune import run_finetune
 
     try:
@@ -39,23 +44,14 @@ def _finetune(args: argparse.Namespace) -> int:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    args.model = expand_path(args.model, "--model")
-    args.adapter = args.adapter and expand_path(args.adapter, "--adapter")
-    args.prompt = read_stdin("--prompt") if args.prompt == "-" else check_text(args.prompt, "--prompt")
-    if not args.prompt:
-        raise WgradError("--prompt: is empty: give some text to go on from")
-    for name, holds, rule in (
-        ("max_new_tokens", args.max_new_tokens >= 1, "must be at least 1"),
-        ("temperature", args.temperature >= 0, "must not be negative (0: greedy)"),
-        ("top_k", args.top_k >= 0, "must not be negative (0: off)"),
-        ("top_p", 0 < args.top_p <= 1, "must be above 0 and at most 1 (1: off)"),
-        ("seed", 0 <= args.seed < 2**32, "must be between 0 and 4294967295"),
-    ):
-        if not holds:
-            raise WgradError(f"--{name.replace('_', '-')}: {rule}; got {getattr(args, name)}")
+    given = _given(args)
+    if given.get("prompt") == "-":
+        given["prompt"] = read_stdin("--prompt")
+    config = GenerateConfig(**given)
+    config.require()
     from wgrad.train.generate import run_generate
 
-    return run_generate(args)
+    return run_generate(config)
 
 
 def _devices(args: argparse.Namespace) -> int:
@@ -82,39 +78,19 @@ def build_parser() -> Parser:
         command.set_defaults(run=run)
         return command
 
-    add_finetune_options(
-        add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
-    )
-    _add_generate_options(add("generate", _generate, "continue a text with a model, and an adapter if you have one"))
+    finetune = add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
+    finetune.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
+    add_options(finetune, FinetuneConfig)
+    generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
+    add_options(generate, GenerateConfig)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")
     selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
-    selftest.add_argument("--device", default="auto", metavar="DEVICE", help=DEVICE_HELP)
+    selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
     selftest.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     report = "write that object to a file as well: card, driver, versions, and the error of every case"
     selftest.add_argument("--report", metavar="FILE", help=report)
     return parser
-
-
-COMPUTE_HELP = "type of activations (default: float32; bfloat16: on HIP)"
-
-
-def _add_generate_options(parser: Parser) -> None:
-    add = parser.add_argument
-    checkpoint = "checkpoint: a folder, or a hub id such as org/name"
-    add("--model", required=True, metavar="DIR_OR_HUB_ID", help=checkpoint)
-    add("--adapter", metavar="DIR", help="PEFT adapter to put on it")
-    add("--prompt", required=True, metavar="TEXT", help="text to go on from; - reads it from standard input")
-    add("--chat", action="store_true", help="the prompt is a user's message: apply the model's chat template")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="stop after this many tokens (default: 128)")
-    add("--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token (default: 0.8)")
-    add("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest; 0: off (default: 0)")
-    add("--top-p", type=float, default=0.95, metavar="P", help="choose among the likeliest of total P (default: 0.95)")
-    add("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: 0)")
-    add("--device", default="auto", metavar="DEVICE", help=DEVICE_HELP)
-    add("--compute", choices=("float32", "float16", "bfloat16"), default="float32", help=COMPUTE_HELP)
-    quantize = "hold the weights in NF4, as in fine-tuning (default: yes)"
-    add("--quantize", action=argparse.BooleanOptionalAction, default=True, help=quantize)
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,16 +1,17 @@
-"""The options of `wgrad finetune`, made from FinetuneConfig; how command line, YAML file and a resumed run combine."""
+"""The options of a command line, made from a dataclass; how command line, YAML file and a resumed run combine."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import Any, NoReturn
 
 from wgrad.autograd.errors import WgradError
-from wgrad.train.config import CONFIG_FILE, FinetuneConfig, field_type, flag, read_config_file, unused_options
+from wgrad.train.config import CONFIG_FILE, FinetuneConfig, read_config_file, unused_options
 from wgrad.train.input_files import exists, expand_path
+from wgrad.train.option_names import option_hint
+from wgrad.train.options import Options, field_type, flag, show
 
 # What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
 FIXED_BY_RESUME = (
@@ -35,26 +36,24 @@ class Parser(argparse.ArgumentParser):
             file.write(message)
 
     def refuse_unknown(self, unknown: list[str]) -> None:
-        """WgradError for arguments that no option takes, naming the nearest option."""
+        """WgradError for arguments that no option takes, naming the option that was meant."""
         if not unknown:
             return
         word = unknown[0].split("=")[0]
-        close = difflib.get_close_matches(word, list(self._option_string_actions), n=1, cutoff=0.6)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = option_hint(word, (action.dest for action in self._actions), "--") if word.startswith("-") else ""
         self.error(f"unknown argument {word}{hint}")
 
 
-def add_finetune_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
     """One option for each field. Those that are not given are absent from the namespace; texts are kept as they are,
-    because FinetuneConfig turns them into numbers (and says what is wrong with them)."""
-    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
-    groups: dict[str, Any] = {}
-    for field in dataclasses.fields(FinetuneConfig):
+    because the dataclass turns them into numbers (and says what is wrong with them)."""
+    groups: dict[str, Any] = {"": parser}
+    for field in dataclasses.fields(options):
         meta = field.metadata
         group = groups.get(meta["group"])
         if group is None:
             group = groups[meta["group"]] = parser.add_argument_group(meta["group"])
-        kind, _ = field_type(field.name)
+        kind = field_type(options, field.name)
         keywords: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
         if kind is bool:
             keywords["action"] = argparse.BooleanOptionalAction
@@ -70,13 +69,7 @@ def _help(field: dataclasses.Field) -> str:
     text, default = field.metadata["help"].replace("%", "%%"), field.default
     if default in (None, ""):
         return text
-    if isinstance(default, bool):
-        shown = "yes" if default else "no"
-    elif isinstance(default, tuple):
-        shown = "all seven" if len(default) == 7 else " ".join(default)
-    else:
-        shown = f"{default:g}" if isinstance(default, float) else str(default)
-    return f"{text} (default: {shown})"
+    return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"
 
 
 def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
@@ -95,9 +88,7 @@ def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
     for name, reason in unused_options(config.to_dict()).items():
         if name in values:
             raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
-    for name in ("model", "data", "out"):
-        if not getattr(config, name):
-            raise WgradError(f"{flag(name)} is required: give it, or set '{name}' in a --config file")
+    config.require("in a --config file")
     if saved:
         before = FinetuneConfig(**saved)
         for name in (*FIXED_BY_RESUME, "adapter"):

@@ -30,6 +30,7 @@ from wgrad.train.session import SAMPLE_TOKENS, Session, build_session, open_sess
 
 def run_finetune(config: FinetuneConfig) -> int:
     """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
+    config.require()
     with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
         if folder.left_by:
             say(f"note: {config.out} was left locked by {folder.left_by}, which is no more: taken over")
@@ -42,6 +43,7 @@ def run_finetune(config: FinetuneConfig) -> int:
         for path, reason in checkpoints.damaged.items():
             say(f"note: {path} is damaged ({reason}): the one before it is used")
         session = open_session(config)
+        session.say(config.summary())
         interrupts.answer = session.say
         if config.resume and state is None:
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")

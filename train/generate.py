@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import no_grad
 from wgrad.train.adapter import adapter_note
 from wgrad.train.build import build_frozen
+from wgrad.train.generate_config import GenerateConfig
 from wgrad.train.hub import resolve_model
 from wgrad.train.loop import Recorded
 from wgrad.train.model import Inputs, KVCache, Model
@@ -123,7 +123,7 @@ def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelCon
         )
 
 
-def run_generate(args: argparse.Namespace) -> int:
+def run_generate(args: GenerateConfig) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
     print(f"device: {device.description} ({device.reason})", file=sys.stderr)  # type: ignore[attr-defined]

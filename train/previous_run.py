@@ -11,8 +11,9 @@ import msgspec
 from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import WEIGHTS_FILE
 from wgrad.train.checkpoint_files import Checkpoints
-from wgrad.train.config import CONFIG_FILE, FinetuneConfig, flag, read_config_file
+from wgrad.train.config import CONFIG_FILE, FinetuneConfig, read_config_file
 from wgrad.train.decode import read_json
+from wgrad.train.options import flag
 from wgrad.train.weights import SINGLE_FILE
 
 RESULTS_FILE = "results.json"

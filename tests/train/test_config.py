@@ -11,16 +11,18 @@ import pytest
 import yaml
 
 from wgrad.autograd.errors import WgradError
-from wgrad.train.cli_options import FIXED_BY_RESUME, Parser, add_finetune_options, resolve_config
-from wgrad.train.config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, flag, read_config_file
+from wgrad.train.cli import build_parser
+from wgrad.train.cli_options import FIXED_BY_RESUME, resolve_config
+from wgrad.train.config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, read_config_file
+from wgrad.train.generate_config import GenerateConfig
+from wgrad.train.options import flag
 
 NEEDED: dict[str, Any] = {"model": "m", "data": "d", "out": "o"}
 
 
 def parse(*words: str) -> FinetuneConfig:
-    parser = Parser(prog="wgrad finetune")
-    add_finetune_options(parser)
-    return resolve_config(vars(parser.parse_args(words)))
+    args = vars(build_parser().parse_args(["finetune", *words]))
+    return resolve_config({k: v for k, v in args.items() if k not in ("command", "run")})
 
 
 def needed(*words: str) -> FinetuneConfig:
@@ -66,17 +68,19 @@ def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.F
     assert config == expected
     config.save(tmp_path)
     assert FinetuneConfig(**read_config_file(tmp_path / CONFIG_FILE)) == config
-    changed = [line for line in config.summary().splitlines() if "(set)" in line]
-    assert len(changed) == (field.name not in NEEDED)
+    assert config.summary().count("*") == 1 + (field.name not in NEEDED)  # the first line says what a star is
 
 
 def test_help_names_defaults_and_choices() -> None:
-    parser = Parser(prog="wgrad finetune", formatter_class=lambda prog: argparse.HelpFormatter(prog, width=300))
-    add_finetune_options(parser)
-    text = parser.format_help()
-    assert "{cosine,linear,constant}" in text and "(default: 0.0002)" in text and "--no-packing" in text
-    for field in dataclasses.fields(FinetuneConfig):
-        assert flag(field.name) in text and field.metadata["help"][:30] in text
+    commands = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    for name, options in (("finetune", FinetuneConfig), ("generate", GenerateConfig)):
+        parser = commands[name]
+        parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=300)
+        text = parser.format_help()
+        for field in dataclasses.fields(options):
+            assert flag(field.name) in text and field.metadata["help"][:30] in text
+        if name == "finetune":
+            assert "{cosine,linear,constant}" in text and "(default: 0.0002)" in text and "--no-packing" in text
 
 
 @pytest.mark.parametrize("words", [["q_proj,v_proj"], ["q_proj", "v_proj"], ["q_proj,", "v_proj", "q_proj"]])
@@ -104,10 +108,17 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ),
         ({"block_size": 63}, "--block-size: must be one of 32, 64, .*; got 63"),
         ({"compute": "float64"}, "--compute: must be one of float32, float16, bfloat16; got 'float64'"),
-        ({"seq_len": 1}, "--seq-len: must be at least 2"),
+        ({"seq_len": 1}, "--seq-len: must be between 2"),
+        ({"max_steps": "1e15"}, "--max-steps: must be between 1 and 1,000,000,000; got 1000000000000000"),
+        ({"epochs": 10**400}, "--epochs: must be between 1 and 1,000,000,000; got 1000"),
+        ({"rank": None}, "--rank: expected a whole number, got None"),
+        ({"lr": "nan"}, "--lr: expected a number, got 'nan'"),
+        ({"lr": 10**400}, "--lr: expected a number, got 1000"),
+        ({"rank": "9" * 5000}, r"--rank: expected a whole number, got '9+\.\.\.9+'"),
+        ({"target_modules": {"q_proj": 1}}, "--target-modules: expected a list of names, got {'q_proj': 1}"),
         ({"eval_fraction": 1.0}, "--eval-fraction: must be at least 0 and below 1"),
         ({"seed": 2**32}, "--seed: must be between 0 and 4294967295"),
-        ({"max_steps": 0}, "--max-steps: must be at least 1"),
+        ({"max_steps": 0}, "--max-steps: must be between 1 and"),
         ({"packing": "yes"}, "--packing: expected true or false, got 'yes'"),
         ({"target_modules": []}, "--target-modules: must name at least one module"),
         ({"target_modules": [3]}, r"--target-modules: expected a list of names, got \[3\]"),

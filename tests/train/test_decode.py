@@ -246,9 +246,12 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
 
 def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wgrad.train.cli_options import resolve_config
+    from wgrad.train.generate_config import GenerateConfig
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    args = GenerateConfig(model="~/m", adapter="~/a", prompt="~/p")
+    assert (args.model, args.adapter, args.prompt) == (str(tmp_path / "m"), str(tmp_path / "a"), "~/p")
     (tmp_path / "run.yaml").write_text("data: ~/d.txt\nmodel: ~/m\n")
     config = resolve_config({"config": "~/run.yaml", "out": "~/out"})
     assert config.data == str(tmp_path / "d.txt")

@@ -1,0 +1,7 @@
+"""`python -m wgrad`: the same as the command `wgrad`."""
+
+import sys
+
+from wgrad.train.cli import main
+
+sys.exit(main())

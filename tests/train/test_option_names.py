@@ -1,0 +1,100 @@
+"""What people call options elsewhere leads to the option that is meant here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train import cli
+from wgrad.train.config import FinetuneConfig, config_from_mapping
+from wgrad.train.generate_config import GenerateConfig
+from wgrad.train.option_names import _ELSEWHERE, option_hint
+from wgrad.train.options import flag
+
+FIELDS = [f.name for f in dataclasses.fields(FinetuneConfig)]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--learning-rate", "--lr"),
+        ("--learning_rate=1e-4", "--lr"),
+        ("--gradient-checkpointing", "--checkpointing"),
+        ("--no-gradient-checkpointing", "--no-checkpointing"),
+        ("--r", "--rank"),
+        ("-r", "--rank"),
+        ("-lr", "--lr"),
+        ("--lora_r", "--rank"),
+        ("--lora-alpha", "--alpha"),
+        ("--per_device_train_batch_size", "--batch-size"),
+        ("--gradient-accumulation-steps", "--accumulate"),
+        ("--max-seq-length", "--seq-len"),
+        ("--num_train_epochs", "--epochs"),
+        ("--warmup_ratio", "--warmup"),
+        ("--output-dir", "--out"),
+        ("--seq_len", "--seq-len"),
+        ("--rnak", "--rank"),
+        ("--learning-rat", "--lr"),
+        ("--no-pakcing", "--no-packing"),
+        ("--bf16", "--compute bfloat16"),
+        ("--train_on_inputs", "--loss-on all"),
+        ("--no-cuda", "--device cpu"),
+    ],
+)
+def test_an_option_of_another_tool(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["finetune", word]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"{word.split('=')[0]} (did you mean {meant}?): see wgrad finetune --help\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("--max-tokens", "--max-new-tokens"), ("--temp", "--temperature"), ("--lora", "--adapter"), ("-p", "--prompt")],
+)
+def test_an_option_of_another_tool_for_generate(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", word, "x"]) == 2
+    assert f"(did you mean {meant}?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("lora_r", "(did you mean rank?)"),
+        ("learning_rate", "(did you mean lr?)"),
+        ("micro_batch_size", "(did you mean batch_size?)"),
+        ("fp16", "(did you mean compute: float16?)"),
+        ("load_in_4bit", "(the base model is NF4 anyway, unless --full is given)"),
+        ("optim", "(AdamW is the only optimiser: leave it out)"),
+        ("zzzz", ": see wgrad finetune --help"),
+    ],
+)
+def test_a_key_of_another_tool(key: str, words: str) -> None:
+    with pytest.raises(WgradError) as caught:
+        config_from_mapping({key: 1}, "--config: c.yaml")
+    assert str(caught.value) == f"--config: c.yaml: unknown key {key!r}{words if words[0] == ':' else ' ' + words}"
+
+
+def test_every_name_elsewhere_leads_to_a_value_that_is_taken() -> None:
+    here: dict[str, Any] = {f.name: f for o in (FinetuneConfig, GenerateConfig) for f in dataclasses.fields(o)}
+    for other, told in _ELSEWHERE.items():
+        field, _, value = told.partition("=")
+        assert other not in FIELDS, f"{other} is an option of ours"
+        assert " " in told or field in here, told
+        if value:
+            FinetuneConfig(**dict[str, Any]({field: value}))
+
+
+@pytest.mark.oracle
+def test_the_names_of_the_libraries_that_people_come_from() -> None:
+    """Their own dataclasses: what we have under another name is hinted at."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    theirs = {f.name for c in (transformers.TrainingArguments, peft.LoraConfig) for f in dataclasses.fields(c)}
+    used = """learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm per_device_train_batch_size
+        gradient_accumulation_steps num_train_epochs max_steps gradient_checkpointing save_steps logging_steps
+        output_dir seed bf16 fp16 optim r lora_alpha lora_dropout target_modules use_rslora use_dora""".split()
+    assert set(used) <= theirs
+    for name in used:
+        assert name in FIELDS or option_hint(flag(name), FIELDS, "--"), name

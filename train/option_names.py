@@ -1,0 +1,90 @@
+"""What people call an option elsewhere, and what it is called here.
+
+The names are those of Hugging Face's Trainer, TRL and PEFT, of Unsloth, Axolotl, LLaMA-Factory, torchtune and mlx-lm.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+# Name elsewhere, with underscores -> field here, or field=value, or (with a blank) what to say.
+_ELSEWHERE = {
+    # files
+    "model_name_or_path": "model", "model_name": "model", "model_id": "model", "base_model": "model",
+    "pretrained_model_name_or_path": "model", "m": "model", "dataset": "data", "datasets": "data", "d": "data",
+    "dataset_name": "data", "dataset_path": "data", "train_file": "data", "train_data": "data", "train_dataset": "data",
+    "output_dir": "out", "output": "out", "save_path": "out", "o": "out", "eval_dataset": "eval_data",
+    "validation_file": "eval_data", "valid_data": "eval_data", "test_datasets": "eval_data", "eval_file": "eval_data",
+    "adapter_name_or_path": "adapter", "adapter_path": "adapter", "peft_model_id": "adapter", "lora": "adapter",
+    "lora_model_dir": "adapter", "resume_adapter_file": "adapter", "lora_path": "adapter",
+    "resume_from_checkpoint": "resume", "auto_resume_from_checkpoints": "resume", "overwrite_output_dir":
+    "a run is never overwritten: give another --out, or --resume",
+    # adapter
+    "r": "rank", "lora_r": "rank", "lora_rank": "rank", "lora_dim": "rank", "lora_alpha": "alpha",
+    "lora_dropout": "dropout", "lora_target_modules": "target_modules", "lora_target": "target_modules",
+    "lora_modules": "target_modules", "use_rslora": "rslora", "full_finetuning": "full",
+    "full_finetune": "full", "bnb_4bit_use_double_quant": "double_quant", "double_quantization": "double_quant",
+    "bnb_4bit_blocksize": "block_size", "load_in_4bit": "the base model is NF4 anyway, unless --full is given",
+    "load_in_8bit": "the base model is NF4 anyway, unless --full is given",
+    "quantization_bit": "the base model is NF4 anyway, unless --full is given", "use_dora": "DoRA is not supported",
+    # training
+    "learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
+    "lr_schedule": "schedule", "warmup_ratio": "warmup", "warmup_steps": "warmup", "num_warmup_steps": "warmup",
+    "wd": "weight_decay", "gradient_clipping": "max_grad_norm", "clip_grad_norm": "max_grad_norm",
+    "grad_clip": "max_grad_norm", "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size", "gradient_accumulation_steps": "accumulate", "grad_accum": "accumulate",
+    "grad_accumulation_steps": "accumulate", "gradient_accumulation": "accumulate", "max_seq_length": "seq_len",
+    "max_seq_len": "seq_len", "max_length": "seq_len", "sequence_len": "seq_len", "cutoff_len": "seq_len",
+    "model_max_length": "seq_len", "context_length": "seq_len", "block": "seq_len", "num_train_epochs": "epochs",
+    "num_epochs": "epochs", "n_epochs": "epochs", "iters": "max_steps", "num_steps": "max_steps", "steps": "max_steps",
+    "max_iters": "max_steps", "sample_packing": "packing", "pack": "packing", "train_on_inputs": "loss_on=all",
+    "completion_only_loss": "loss_on=completion", "assistant_only_loss": "loss_on=completion",
+    "mask_prompt": "loss_on=completion", "train_on_responses_only": "loss_on=completion",
+    "val_set_size": "eval_fraction", "val_size": "eval_fraction", "test_size": "eval_fraction",
+    "eval_split": "eval_fraction", "validation_split_percentage": "eval_fraction", "random_state": "seed",
+    "random_seed": "seed", "data_seed": "seed", "optim": "AdamW is the only optimiser: leave it out",
+    "optimizer": "AdamW is the only optimiser: leave it out",
+    # machine
+    "fp16": "compute=float16", "bf16": "compute=bfloat16", "tf32": "compute=float32", "dtype": "compute",
+    "torch_dtype": "compute", "mixed_precision": "compute", "precision": "compute", "compute_dtype": "compute",
+    "bnb_4bit_compute_dtype": "compute", "no_cuda": "device=cpu", "use_cpu": "device=cpu", "cpu": "device=cpu",
+    "cuda": "device=wgpu", "gpu": "device=wgpu", "device_map": "device",
+    "gradient_checkpointing": "checkpointing", "use_gradient_checkpointing": "checkpointing",
+    "enable_activation_checkpointing": "checkpointing", "grad_checkpoint": "checkpointing",
+    "activation_checkpointing": "checkpointing", "save_steps": "save_every", "checkpoint_every": "save_every",
+    "logging_steps": "log_every", "steps_per_report": "log_every", "log_interval": "log_every",
+    # generate
+    "max_tokens": "max_new_tokens", "num_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
+    "n_tokens": "max_new_tokens", "temp": "temperature", "message": "prompt", "p": "prompt", "input": "prompt",
+    "text": "prompt",
+}  # fmt: skip
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' (did you mean NAME?)' with the name of `known` that is nearest to a word, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def option_hint(word: str, fields: Iterable[str], spelling: str) -> str:
+    """What an unknown option or key may have meant, as ' (did you mean ...?)', or nothing.
+
+    fields: those of the command. spelling: "--" for a command line, "" for the keys of a file.
+    """
+    fields = list(fields)
+    name = word.lstrip("-").replace("-", "_").lower()
+    negated = name.startswith("no_") and name not in _ELSEWHERE
+    name = name.removeprefix("no_") if negated else name
+    here = {field: field for field in fields}
+    here |= {other: told for other, told in _ELSEWHERE.items() if " " in told or told.partition("=")[0] in fields}
+    here |= {field: field for field in fields}
+    close = [name] if name in here else difflib.get_close_matches(name, list(here), n=1, cutoff=0.6)
+    if not close:
+        return ""
+    told = here[close[0]]
+    if " " in told:
+        return f" ({told})"
+    field, _, value = told.partition("=")
+    option = f"--{'no-' * negated}{field.replace('_', '-')}" if spelling else field
+    return f" (did you mean {option}{(' ' if spelling else ': ') + value if value else ''}?)"
