@@ -17,7 +17,7 @@ in the widest dtype it is given, so that float64 inputs give a float64 oracle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -148,6 +148,15 @@ class Device(Protocol):
 
     def pipelines_compiled(self) -> int:
         """Pipelines compiled since the device was made (0 on the reference): after the first step it must not grow."""
+
+    def dry_run(self) -> Any:
+        """A device of the same operators and memory pool on which nothing runs: work on it shows which kernels this one
+        will need (`prepare`) and, by its `memory()`, how much memory. Arrays belong to one of the two; downloads give
+        zeros. None where the device has no such thing."""
+
+    def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
+        """Compile the kernels that the work on `dry` needs and that are not compiled yet; -> how many those were.
+        progress: called with (done, in all). What does not compile is reported where it is launched."""
 
     def capture(self) -> AbstractContextManager[Any]:
         """Record all device work issued inside the block (it also runs); the block gets a Replay. Arrays made

@@ -158,6 +158,12 @@ class ReferenceDevice(
     def reset_peak(self) -> None:
         self._pool.peak_bytes = self._pool.in_use_bytes
 
+    def dry_run(self) -> None:
+        return None
+
+    def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
+        return 0
+
     def pipelines_compiled(self) -> int:
         return 0
 

@@ -84,6 +84,26 @@ def check_case(case: Case, device: Device) -> Result:
     return Result(case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, badness <= 1.0)
 
 
+def selftest_cases(device: Device, only: str = "") -> list[Case]:
+    """The cases that a device is to pass: those whose name contains `only`."""
+    return [case for case in cases(device.float16) if only in case.name]
+
+
+def prepare_selftest(
+    device: Device, selected: Iterable[Case], progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Compile the kernels of these cases before they run; -> how many. Nothing is done where a device cannot."""
+    dry = device.dry_run()
+    if dry is None:
+        return 0
+    for case in selected:
+        try:
+            case.call(dry, upload_inputs(dry, case.inputs()))
+        except Exception:  # it is a result of its own when the case runs
+            pass
+    return device.prepare(dry, progress)
+
+
 def run_selftest(
     device: Device,
     *,
@@ -91,14 +111,12 @@ def run_selftest(
     progress: Callable[[Result], Any] | None = None,
     selected: Iterable[Case] | None = None,
 ) -> list[Result]:
-    """Check every case (those whose name contains `only`) on a device.
+    """Check every case (those whose name contains `only`, or `selected`) on a device.
 
     An operator that raises is one failed result with its message: a person with a strange card sees the whole table.
     """
     results = []
-    for case in cases(device.float16) if selected is None else selected:
-        if only not in case.name:
-            continue
+    for case in selftest_cases(device, only) if selected is None else selected:
         try:
             result = check_case(case, device)
         except Exception as error:

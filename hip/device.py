@@ -6,6 +6,7 @@ from wgrad.hip.activation import ActivationOps
 from wgrad.hip.attention import AttentionOps
 from wgrad.hip.decoding import DecodingOps
 from wgrad.hip.dropout import DropoutOps
+from wgrad.hip.dry_run import DryRun
 from wgrad.hip.elementwise import ElementwiseOps
 from wgrad.hip.embedding import EmbeddingOps
 from wgrad.hip.gemm import GemmOps
@@ -39,3 +40,11 @@ class HipDevice(
     Raises:
         DeviceError: hip-python, the driver or a card is missing, or the card's architecture has no kernels.
     """
+
+    def dry_run(self) -> DryRunDevice:
+        """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
+        return DryRunDevice(self)
+
+
+class DryRunDevice(DryRun, HipDevice):
+    """Every operator, on a device where nothing runs."""

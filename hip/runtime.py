@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -237,6 +237,23 @@ class Runtime:
 
     def pipelines_compiled(self) -> int:
         return self.modules.compiled
+
+    def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
+        """Load, or compile by hiprtc, the kernels that `dry` (a `dry_run` of this device) launched; -> the new ones.
+
+        What does not compile is left for `launch` to report. progress: called with (done, in all).
+        """
+        before = self.modules.compiled
+        for number, (source, kernel) in enumerate(dry.kernels):
+            if progress is not None:
+                progress(number, len(dry.kernels))
+            try:
+                self.modules.get(source, kernel)
+            except DeviceError:
+                continue
+        if progress is not None:
+            progress(len(dry.kernels), len(dry.kernels))
+        return self.modules.compiled - before
 
     # ---- launches ------------------------------------------------------------------------
     @staticmethod

@@ -14,6 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
+STDOUT = "<stdout>"  # what Python calls it
+
 
 class OutputLost(OSError):
     """Standard output takes no more: the reader has gone, the disk is full, ..."""
@@ -26,7 +28,7 @@ class Output:
     """
 
     def __init__(self, name: str = "stdout") -> None:
-        self._name = name
+        self._name, self.name = name, f"<{name}>"
 
     @property
     def _stream(self) -> Any:
@@ -138,9 +140,9 @@ def _discard(stream: Any) -> None:
         pass
 
 
-def make_console() -> Console:
+def make_console(name: str = "stdout") -> Console:
     """A rich console on `Output`."""
-    return Console(file=Output(), highlight=False)  # type: ignore[arg-type]
+    return Console(file=Output(name), highlight=False)  # type: ignore[arg-type]
 
 
 def say(text: str, name: str = "stdout") -> None:

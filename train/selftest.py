@@ -6,7 +6,10 @@ import json
 import math
 import platform
 import re
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -14,8 +17,10 @@ import wgrad
 from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
-from wgrad.autograd.selftest import Result, run_selftest
+from wgrad.autograd.selftest import Result, prepare_selftest, run_selftest, selftest_cases
 from wgrad.train.files import check_writable, write_text
+from wgrad.train.output import make_console
+from wgrad.train.progress import Display
 
 _ROW = "{:<46} {:<9} {:<17} {:<20} {:>8} {:>8}  {}"
 
@@ -62,6 +67,32 @@ def make_report(device: Device, results: list[Result], seconds: float) -> dict[s
     }
 
 
+def _run(device: Device, only: str, *, table: bool) -> list[Result]:
+    """The results of all cases with `only` in their names; a line for each on standard output where `table`."""
+    # The table may go to a file or a pipe, and JSON belongs to a program: the bar is on standard error then.
+    beside = table and sys.stdout.isatty()
+    display = Display(make_console("stdout" if beside else "stderr"))
+    tell: Callable[[str], None] = display.say if beside else partial(print, flush=True)
+    selected, results = selftest_cases(device, only), list[Result]()
+    if table:
+        tell(f"device: {device.name}: {device.description} ({getattr(device, 'reason', '')})")
+        tell(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"))
+    if not selected:
+        raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to see them all")
+    with display.phase("compiling", unit="shaders") as phase:
+        prepare_selftest(device, selected, phase.update)
+    with display.phase("self-test", len(selected), "cases") as phase:
+
+        def take(result: Result) -> None:
+            results.append(result)
+            if table:
+                tell(_row(result))
+            phase.update(len(results))
+
+        run_selftest(device, selected=selected, progress=take)
+    return results
+
+
 def print_selftest(spec: str, *, only: str = "", as_json: bool = False, report: str | None = None) -> int:
     """Run the selftest on the device named by `spec` and print it. -> 0, or 1 where any case failed.
 
@@ -72,12 +103,7 @@ def print_selftest(spec: str, *, only: str = "", as_json: bool = False, report: 
         check_writable(report, "--report")
     device = select_device(spec)
     begun = time.perf_counter()
-    if not as_json:
-        print(f"device: {device.name}: {device.description} ({getattr(device, 'reason', '')})")
-        print(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"), flush=True)
-    results = run_selftest(device, only=only, progress=None if as_json else lambda r: print(_row(r), flush=True))
-    if not results:
-        raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to see them all")
+    results = _run(device, only, table=not as_json)
     seconds = time.perf_counter() - begun
     text = json.dumps(make_report(device, results, seconds), indent=1, allow_nan=False)
     if report is not None:

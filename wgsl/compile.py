@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wgrad.wgsl import native
 from wgrad.wgsl.errors import DeviceError
@@ -30,6 +30,14 @@ _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
 )
 _ROOM = Path(__file__).parent
+
+
+class Variant(NamedTuple):
+    """What a pipeline is made of: a file, its entry point, and the constants put on top of it, in their order."""
+
+    shader: str
+    entry: str
+    constants: tuple[tuple[str, Constant], ...]
 
 
 @dataclass(frozen=True)
@@ -122,15 +130,19 @@ class Compiler:
     def __init__(self, device: Any) -> None:
         self._device = device
         self._sources: dict[str, str] = {}
-        self._pipelines: dict[Any, Pipeline] = {}
+        self._pipelines: dict[Variant, Pipeline] = {}
         self.compiled = 0
 
     def get(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
-        key = (shader, entry, tuple(constants.items()))
+        key = Variant(shader, entry, tuple(constants.items()))
         found = self._pipelines.get(key)
         if found is None:
             found = self._pipelines[key] = self._compile(shader, entry, constants)
         return found
+
+    def has(self, variant: Variant) -> bool:
+        """Whether `get` would find it."""
+        return variant in self._pipelines
 
     def source(self, shader: str) -> str:
         if shader not in self._sources:

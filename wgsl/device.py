@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from wgrad.wgsl.activation import ActivationOps
 from wgrad.wgsl.adapters import list_adapters
 from wgrad.wgsl.attention import AttentionOps
 from wgrad.wgsl.decoding import DecodingOps
 from wgrad.wgsl.dropout import DropoutOps
+from wgrad.wgsl.dry_run import DryRun, prepare
 from wgrad.wgsl.elementwise import ElementwiseOps
 from wgrad.wgsl.embedding import EmbeddingOps
 from wgrad.wgsl.loss import LossOps
@@ -38,3 +41,15 @@ class WgpuDevice(
     spec: None (best adapter), an index or a part of an adapter's name. max_binding_bytes lowers the device's own limit,
     so that tests reach the paths for arrays larger than one binding.
     """
+
+    def dry_run(self) -> DryRunDevice:
+        """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
+        return DryRunDevice(self)
+
+    def prepare(self, dry: DryRunDevice, progress: Callable[[int, int], None] | None = None) -> int:
+        """Compile what the work on `dry` needs; see the contract."""
+        return prepare(self, dry, progress)
+
+
+class DryRunDevice(DryRun, WgpuDevice):
+    """Every operator, on a device where nothing runs."""

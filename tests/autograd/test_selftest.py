@@ -14,7 +14,7 @@ from wgrad.autograd.selftest_cases import Case, cases, widen_inputs
 
 STORAGE = {
     "empty", "zeros", "upload", "write", "download", "view", "copy", "fill", "synchronize", "memory", "reset_peak",
-    "pipelines_compiled", "capture", "download_later",
+    "pipelines_compiled", "dry_run", "prepare", "capture", "download_later",
 }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""metrics.jsonl, the progress display and the picture of the loss."""
+"""metrics.jsonl and the picture of the loss."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -10,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from wgrad.train.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
 from wgrad.train.metrics import FORMAT, METRICS_FILE, MetricsFile, read_metrics
-from wgrad.train.progress import TrainingProgress, duration
 
 
 def record(step: int, **more) -> dict:
@@ -60,47 +57,6 @@ def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
 
 def test_no_file_is_no_metrics(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "absent") == []
-
-
-# ---- progress ----------------------------------------------------------------------------------
-def show(total: int, log_every: int, steps: list[int], width: int = 160, **console) -> str:
-    out = io.StringIO()
-    with TrainingProgress(total, log_every=log_every, console=Console(file=out, width=width, **console)) as progress:
-        for step in steps:
-            progress.update(step, loss=1.23456, lr=2e-4, tokens_per_second=12345.6)
-        progress.note("[not markup]")
-    return out.getvalue()
-
-
-def test_plain_lines_where_there_is_no_terminal() -> None:
-    text = show(7, 3, [1, 2, 3, 4, 5, 6, 7])
-    lines = text.splitlines()
-    assert [line.split()[1] for line in lines[:-1]] == ["3/7", "6/7", "7/7"]
-    assert "loss 1.2346" in lines[0] and "lr 2.00e-04" in lines[0] and "12,346 tok/s" in lines[0] and "left" in lines[0]
-    assert lines[-1] == "[not markup]"
-    assert "\x1b" not in text
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_a_bar_on_a_terminal(width: int) -> None:
-    text = show(7, 3, [1, 7], width, force_terminal=True)
-    assert "\x1b" in text and "7/7" in text
-    assert "loss 1.2346  lr 2.00e-04  12,346 tok/s  left 0:00" in text  # whole, on a narrow terminal too
-
-
-def test_remaining_time_counts_only_the_steps_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("wgrad.train.progress.time.monotonic", lambda: now[0])
-    with TrainingProgress(110, steps_done=90, console=Console(file=io.StringIO())) as progress:
-        assert progress.remaining() == math.inf
-        now[0] += 30.0
-        progress.update(95, loss=1.0, lr=1e-4, tokens_per_second=1.0)
-        assert progress.remaining() == pytest.approx(30.0 / 5 * 15)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (math.inf, "-:--")])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 # ---- the picture -------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""The dry run: it names what the device would compile, takes the memory that the device would, and runs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.selftest import check_case, prepare_selftest, selftest_cases
+from wgrad.autograd.selftest_cases import Case, upload_inputs
+from wgrad.wgsl.compile import Compiler, Variant
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.dry_run import DryRun
+from wgrad.wgsl.errors import DeviceError
+
+
+@pytest.fixture
+def fresh(wgpu_device: WgpuDevice) -> WgpuDevice:
+    """A device of this test's own, which has compiled next to nothing."""
+    return WgpuDevice()
+
+
+def every(number: int, device: WgpuDevice) -> list[Case]:
+    """A part of all cases, spread over the list."""
+    return selftest_cases(device)[::number]
+
+
+def test_nothing_more_compiles_after_preparing(fresh: WgpuDevice) -> None:
+    chosen = every(23, fresh)
+    seen: list[tuple[int, int]] = []
+    count = prepare_selftest(fresh, chosen, lambda done, total: seen.append((done, total)))
+    assert count > len(chosen) / 2 and seen == [(done, count) for done in range(count + 1)]
+    compiled = fresh.pipelines_compiled()
+    assert all(check_case(case, fresh).ok for case in chosen)
+    assert fresh.pipelines_compiled() == compiled
+    assert prepare_selftest(fresh, chosen) == 0
+
+
+def test_every_case_runs_dry_with_the_shapes_and_types_of_the_device(wgpu_device: WgpuDevice) -> None:
+    """Shapes come out of the operators themselves, so a case whose output is checked elsewhere is checked here too."""
+    dry = wgpu_device.dry_run()
+    for case in every(5, wgpu_device):
+        outputs = case.call(dry, upload_inputs(dry, case.inputs()))
+        real = case.call(wgpu_device, upload_inputs(wgpu_device, case.inputs()))
+        assert {n: (a.shape, a.dtype) for n, a in outputs.items()} == {n: (a.shape, a.dtype) for n, a in real.items()}
+
+
+def test_it_takes_the_memory_that_the_device_takes(fresh: WgpuDevice) -> None:
+    def work(device: Any) -> None:
+        x = device.upload(np.ones((123, 70), np.float32))
+        for _ in range(2):
+            with device.capture():
+                y = device.gemm(x, x, trans_b=True)
+                loss, dx, _ = device.linear_cross_entropy(y, y, device.upload(np.zeros(123, np.int32)))
+            device.silu(dx)
+
+    dry = fresh.dry_run()
+    before = fresh.memory()
+    work(dry)
+    assert fresh.memory() == before
+    fresh.trim()
+    kept = fresh.memory().in_use_bytes
+    work(fresh)
+    memory = fresh.memory()
+    assert dry.memory().peak_bytes == memory.peak_bytes - kept > 100_000
+    assert dry.memory().peak_reserved_bytes == memory.peak_reserved_bytes - kept
+
+
+def test_downloads_give_zeros_and_int64_is_refused_as_ever(wgpu_device: WgpuDevice) -> None:
+    dry = wgpu_device.dry_run()
+    array = dry.upload(np.ones((3, 5), np.float32))
+    dry.write(array, np.ones((3, 5), np.float32))
+    later = dry.download_later(array)
+    assert later.ready()
+    for value in (dry.download(array), later.result()):
+        np.testing.assert_array_equal(value, np.zeros((3, 5), np.float32))
+    with pytest.raises(ValueError, match="int64"):
+        dry.upload(np.zeros(3, np.int64))
+
+
+def test_a_shader_that_does_not_compile_is_told_where_it_is_launched(
+    fresh: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Compiler, shader: str, entry: str, constants: Any) -> Any:
+        if shader == "softmax":
+            raise DeviceError("softmax.wgsl does not compile")
+        return whole(self, shader, entry, constants)
+
+    whole = Compiler._compile
+    monkeypatch.setattr(Compiler, "_compile", refuse)
+    chosen = [case for case in selftest_cases(fresh) if case.name.startswith(("softmax/5x123", "silu/7x123"))]
+    dry = fresh.dry_run()
+    for case in chosen:
+        case.call(dry, upload_inputs(dry, case.inputs()))
+    fresh.prepare(dry)
+    assert {v.shader for v in dry.variants} >= {"softmax"} and any(fresh._compiler.has(v) for v in dry.variants)
+    results = [case.name for case in chosen if case.op == "silu" and check_case(case, fresh).ok]
+    assert results
+    with pytest.raises(DeviceError, match="does not compile"):
+        check_case(next(c for c in chosen if c.op == "softmax"), fresh)
+
+
+def test_a_variant_is_a_file_an_entry_and_constants_in_their_order(wgpu_device: WgpuDevice) -> None:
+    dry = wgpu_device.dry_run()
+    dry.silu(dry.zeros((4, 64)))
+    fill, silu = dry.variants
+    assert fill == Variant("fill", "main", ())
+    assert silu.shader == "activation" or silu.shader == "elementwise"
+    assert isinstance(dry, DryRun) and dry.pipelines_compiled() == 0
