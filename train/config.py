@@ -161,7 +161,12 @@ class FinetuneConfig(Options):
     )
     save_every: int = option(100, "steps between checkpoints; 0: none", rule=NOT_NEGATIVE, metavar="N", group="machine")
     log_every: int = option(
-        10, "steps between reports; metrics.jsonl has every step", rule=A_COUNT, metavar="N", group="machine"
+        10,
+        "steps between printed lines where the output is no terminal (one a second at most); the bar and metrics.jsonl "
+        "follow every step",
+        rule=A_COUNT,
+        metavar="N",
+        group="machine",
     )
     profile: bool = option(False, "measure each kernel and print a table at the end", group="machine")
     sample_prompt: str | None = option(

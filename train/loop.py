@@ -2,12 +2,12 @@
 
 What changes from step to step is written into arrays that stay (ids, targets, learning rate, ...), so that after a
 first run forward, backward and update are recorded once and replayed. Loss and optimiser state of each step are copied
-into a history on the device, which is downloaded every `log_every` steps.
+into a history on the device, which is downloaded a few times a second, and whenever it is full.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,10 @@ from wgrad.train.optim import ALIGN, AdamW
 from wgrad.train.packing import Batch, BatchStream, Step
 from wgrad.train.progress import TrainingProgress
 from wgrad.train.schedule import learning_rate
+from wgrad.train.throughput import Throughput
 
+HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
+REPORT_SECONDS = 0.25  # between requests for what the device has done, whatever --log-every is
 MANY_SKIPPED = 20  # steps in a row without an update, from which on it is said what to try
 
 
@@ -75,7 +78,8 @@ class Trainer:
         self._loss = device.zeros((1,))  # of the step so far: sum over targets / targets of the step
         self._eval_loss = device.zeros((1,))
         # A row of 2 * ALIGN floats a step: loss at 0, optimiser state at ALIGN (views must be aligned).
-        self._history = device.zeros((config.log_every, 2 * ALIGN))
+        self.history_steps = min(config.log_every, HISTORY_STEPS)
+        self._history = device.zeros((self.history_steps, 2 * ALIGN))
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
 
@@ -99,7 +103,7 @@ class Trainer:
         device.add(self._loss, share, out=self._loss)
 
     def step(self, step: Step, lr: float) -> None:
-        """One optimiser step. At most `log_every` steps may run between two calls of `read_history`."""
+        """One optimiser step. At most `history_steps` may run between two calls of `read_history`."""
         device = self.device
         self.optimizer.set_lr(lr)
         device.write(self._inv_tokens, np.array([1.0 / step.num_targets], np.float32))
@@ -184,7 +188,9 @@ class Run:
         self._unsaid: list[Callable[[], None]] = []
         self._pending: list[_Pending] = []
         self._reads: deque[tuple[list[_Pending], HistoryLater]] = deque()
-        self._since = time.monotonic()
+        self._clock = progress.display.clock
+        self.throughput = Throughput(self._clock)
+        self._requested = -math.inf  # when
 
     def train(self) -> None:
         """Run to the stream's end. Interrupted, after a checkpoint, where that was asked before the last step.
@@ -192,15 +198,16 @@ class Run:
         UnusableResult where the parameters are found not to be finite.
         """
         total, every = self.stream.total_steps, self.config.save_every
-        self._since = time.monotonic()
+        self.throughput.start()
         for step in self.stream:
             lr = learning_rate(self.config, step.index, total)
             self.trainer.step(step, lr)
             done = step.index + 1
             self._pending.append(_Pending(done, lr, step.num_tokens))
-            if len(self._pending) >= self.config.log_every:
+            first = self._requested == -math.inf
+            if len(self._pending) >= self.trainer.history_steps or self._clock() - self._requested >= REPORT_SECONDS:
                 self._request()
-            self._report(wait=done == total)
+            self._report(wait=first or done == total)
             due = every and done % every == 0
             if done < total and (due or self.interrupts.asked is not None):
                 self._save(done)
@@ -211,16 +218,16 @@ class Run:
     def _save(self, done: int) -> None:
         with self.interrupts.writing():
             self._collect(wait=True)
-            self.metrics.sync()
-            self.save(done)
+            with self.throughput.pause():  # writing a checkpoint is not training
+                self.metrics.sync()
+                self.save(done)
         self._say()
-        self._since = time.monotonic()  # writing a checkpoint is not training
 
     def _request(self) -> None:
         """Ask for what the steps since the last request gave. The device goes on with the next step meanwhile."""
         if self._pending:
             self._reads.append((self._pending, self.trainer.history_later()))
-            self._pending = []
+            self._pending, self._requested = [], self._clock()
 
     def _report(self, *, wait: bool) -> None:
         self._collect(wait=wait)
@@ -230,28 +237,33 @@ class Run:
         """Write down what has arrived, or with `wait` everything that there is."""
         if wait:
             self._request()
+        arrived = []
         while self._reads and (wait or self._reads[0][1].ready()):
             pending, history = self._reads.popleft()
-            self._write(pending, history.result())
+            arrived.append((pending, history.result()))
+        steps = [item for pending, _ in arrived for item in pending]
+        if steps:  # all of them are seen to be finished now, and none is timed by itself
+            self.throughput.finished(len(steps), sum(item.tokens for item in steps))
+        for pending, rows in arrived:
+            self._write(pending, rows)
 
     def _say(self) -> None:
         while self._unsaid:
             self._unsaid.pop(0)()
 
     def _write(self, pending: list[_Pending], history: np.ndarray) -> None:
-        now = time.monotonic()
-        rate = sum(p.tokens for p in pending) / max(now - self._since, 1e-9)
-        self._since = now
+        rate = self.throughput.tokens_per_second
         for item, row in zip(pending, history):
             record: dict[str, Any] = {"step": item.step, "loss": float(row[0]), "lr": item.lr}
             norm = float(row[1 + STATE_GRAD_NORM])
             record["grad_norm"] = norm if norm >= 0 else None  # -1: not finite, the step was skipped
-            self.metrics.write(record | {"tokens": item.tokens, "tokens_per_second": round(rate, 1)})
+            self.metrics.write(record | {"tokens": item.tokens, "tokens_per_second": float(f"{rate:.4g}")})
             if self._skips.add(norm < 0):
                 self._many_skipped(item.step)
         last, loss = pending[-1], float(history[-1, 0])
+        left = self.throughput.seconds_per_step * (self.stream.total_steps - last.step)
         self._unsaid.append(
-            lambda: self.progress.update(last.step, loss=loss, lr=last.lr, tokens_per_second=rate),
+            lambda: self.progress.update(last.step, loss=loss, lr=last.lr, tokens_per_second=rate, left=left),
         )
 
     def _many_skipped(self, step: int) -> None:

@@ -54,11 +54,7 @@ class Phase:
 
     def __init__(self, display: Display, name: str, total: int | None = None, unit: str = "", done: int = 0) -> None:
         self.display, self.name, self.total, self.unit, self.done = display, name, total, unit, done
-        self.begin()
-
-    def begin(self) -> None:
-        """Its time counts from now on."""
-        self._begun, self._first = self.display.clock(), self.done
+        self._begun, self._first = display.clock(), done
 
     def update(self, done: int, total: int | None = None) -> None:
         """`done` units are behind us (of `total`, where that has become known)."""
@@ -259,19 +255,17 @@ class TrainingProgress:
         self._phase = _Training(self.display, total_steps, steps_done, log_every)
         self._shown = self.display.show(self._phase)
 
-    def remaining(self) -> float:
-        """Seconds left, from the mean time of the steps so far; infinity before the first."""
-        return self._phase.remaining()
-
-    def update(self, steps_done: int, *, loss: float, lr: float, tokens_per_second: float) -> None:
-        """`steps_done` steps are behind us; loss and lr are those of the last one."""
+    def update(
+        self, steps_done: int, *, loss: float, lr: float, tokens_per_second: float, left: float = math.inf
+    ) -> None:
+        """`steps_done` steps are behind us; loss and lr are those of the last one. left: seconds to the end."""
         self.steps_done = self._phase.done = steps_done
         rate = f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
         self._phase.values = {
             "loss": f"loss {loss:.4f}",
             "lr": f"lr {lr:.2e}",
             "rate": f"{rate} tok/s",
-            "left": f"left {duration(self.remaining())}",
+            "left": f"left {duration(left)}",
             **({"memory": size(self._memory())} if self._memory is not None else {}),
         }
         self._phase.update(steps_done)
@@ -282,7 +276,6 @@ class TrainingProgress:
 
     def __enter__(self) -> TrainingProgress:
         self._shown.__enter__()
-        self._phase.begin()
         return self
 
     def __exit__(

@@ -44,7 +44,12 @@ class Plain(Display):
 def training(total: int, log_every: int, **options: Any) -> Iterator[tuple[Plain, Callable[[int], None]]]:
     display = Plain()
     with TrainingProgress(total, log_every=log_every, display=display, **options) as progress:
-        yield display, lambda step: progress.update(step, loss=1.23456, lr=2e-4, tokens_per_second=12345.6)
+        yield (
+            display,
+            lambda step: progress.update(
+                step, loss=1.23456, lr=2e-4, tokens_per_second=12345.6, left=2.0 * (total - step)
+            ),
+        )
 
 
 # ---- without a terminal ------------------------------------------------------------------------
@@ -137,7 +142,7 @@ def drawn(width: int, **console: Any) -> str:
     """The live line of a run, as text without control codes."""
     display = Display(Console(file=io.StringIO(), width=width, force_terminal=True, **console), Clock())
     progress = TrainingProgress(5000, display=display, memory=lambda: 5 << 30)
-    progress.update(1234, loss=2.3456, lr=2e-4, tokens_per_second=12345.6)
+    progress.update(1234, loss=2.3456, lr=2e-4, tokens_per_second=12345.6, left=3723.0)
     out = io.StringIO()
     paper = Console(file=out, width=width, **console)
     paper.print(frame(progress._phase, width))
@@ -154,7 +159,13 @@ def test_the_live_line_is_one_line_that_fits(width: int) -> None:
     assert len(shown) >= {20: 0, 40: 1, 60: 2, 80: 4}.get(width, 5)
 
 
-FIGURES = {"loss": "loss 2.3456", "left": "left", "rate": "12,346 tok/s", "memory": "5.00 GiB", "lr": "lr 2.00e-04"}
+FIGURES = {
+    "loss": "loss 2.3456",
+    "left": "left 1:02:03",
+    "rate": "12,346 tok/s",
+    "memory": "5.00 GiB",
+    "lr": "lr 2.00e-04",
+}
 ORDER = ["loss", "left", "rate", "memory", "lr"]
 
 
@@ -197,15 +208,6 @@ def test_lines_come_above_the_live_one() -> None:
 
 
 # ---- small things ------------------------------------------------------------------------------
-def test_remaining_time_counts_only_the_steps_of_this_process() -> None:
-    display = Plain()
-    with TrainingProgress(110, steps_done=90, display=display) as progress:
-        assert progress.remaining() == math.inf
-        display.time.now += 30.0
-        progress.update(95, loss=1.0, lr=1e-4, tokens_per_second=1.0)
-        assert progress.remaining() == pytest.approx(30.0 / 5 * 15)
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (math.inf, "-:--")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
