@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -12,14 +14,16 @@ from wgrad.train.files import write_text
 
 LOSS_CURVE_FILE = "loss.svg"
 
-WIDTH, HEIGHT = 860, 460  # of the picture, in px
-LEFT, RIGHT, TOP, BOTTOM = 70, 28, 78, 56  # margins around the axes
+WIDTH, HEIGHT = 860, 480  # of the picture, in px
+LEFT, RIGHT, TOP, BOTTOM = 70, 28, 98, 56  # margins around the axes
+LEGEND = 76  # its height above the axes
 MAX_POINTS = 1200  # of a line: more than this cannot be told apart at this width
 
 INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
-RAW, SMOOTH, HELD_OUT = "#a9c7ea", "#1f5fae", "#d1495b"
+RAW, SMOOTH, HELD_OUT, NOT_FINITE = "#a9c7ea", "#1f5fae", "#d1495b", "#f3d9a4"
 
 Point = tuple[float, float]
+Span = tuple[float, float]  # first and last step
 
 
 def smooth(losses: Sequence[float], horizon: float) -> list[float]:
@@ -77,6 +81,8 @@ class _Axes:
         return HEIGHT - BOTTOM - (loss - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     def line(self, points: list[Point], colour: str, width: float) -> str:
+        if len(points) == 1:  # of which a line would show nothing
+            return f'<circle cx="{self.x(points[0][0]):.1f}" cy="{self.y(points[0][1]):.1f}" r="4" fill="{colour}"/>'
         path = " ".join(f"{self.x(s):.1f},{self.y(v):.1f}" for s, v in _thin(points))
         style = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" stroke-linecap="round"'
         return f'<polyline clip-path="url(#plot)" {style} points="{path}"/>'
@@ -118,20 +124,23 @@ def _grid(axes: _Axes) -> list[str]:
     return parts
 
 
-def _legend(has_train: bool, has_smooth: bool, has_held_out: bool) -> list[str]:
+def _legend(has_train: bool, has_smooth: bool, has_held_out: bool, has_gaps: bool) -> list[str]:
     parts, x = [], float(LEFT)
-    for shown, name, colour, width in (
-        (has_train, "training", RAW if has_smooth else SMOOTH, 3),
-        (has_smooth, "training, smoothed", SMOOTH, 3),
-        (has_held_out, "held out", HELD_OUT, 0),
+    for shown, name, colour, mark in (
+        (has_train, "training", RAW if has_smooth else SMOOTH, "line"),
+        (has_smooth, "training, smoothed", SMOOTH, "line"),
+        (has_held_out, "held out", HELD_OUT, "dot"),
+        (has_gaps, "loss not finite", NOT_FINITE, "band"),
     ):
         if not shown:
             continue
-        if width:
-            parts.append(f'<path d="M{x} 60h20" stroke="{colour}" stroke-width="{width}" stroke-linecap="round"/>')
+        if mark == "line":
+            parts.append(f'<path d="M{x} {LEGEND}h20" stroke="{colour}" stroke-width="3" stroke-linecap="round"/>')
+        elif mark == "dot":
+            parts.append(f'<circle cx="{x + 10}" cy="{LEGEND}" r="5" fill="{colour}"/>')
         else:
-            parts.append(f'<circle cx="{x + 10}" cy="60" r="5" fill="{colour}"/>')
-        parts.append(_text(x + 28, 64, name, colour=INK))
+            parts.append(f'<rect x="{x}" y="{LEGEND - 6}" width="20" height="12" fill="{colour}"/>')
+        parts.append(_text(x + 28, LEGEND + 4, name, colour=INK))
         x += 52 + 6.4 * len(name)
     return parts
 
@@ -153,31 +162,89 @@ def _held_out_marks(axes: _Axes, points: list[Point]) -> list[str]:
     return parts
 
 
+def _not_finite(records: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """First and last step of each run of losses that are not finite (null in metrics.jsonl)."""
+    spans: list[Span] = []
+    last_was = False
+    for record in records:
+        step, is_one = float(record["step"]), record.get("loss") is None
+        if is_one:
+            spans[-1:] = [(spans[-1][0], step)] if last_was else [*spans[-1:], (step, step)]
+        last_was = is_one
+    return spans
+
+
+def _unbroken(points: list[Point], gaps: list[Span]) -> list[list[Point]]:
+    """The points as the stretches between `gaps`."""
+    parts: list[list[Point]] = [[] for _ in range(len(gaps) + 1)]
+    starts = [first for first, _ in gaps]
+    for point in points:
+        parts[bisect.bisect(starts, point[0])].append(point)
+    return [part for part in parts if part]
+
+
+def _bands(axes: _Axes, spans: list[Span]) -> list[str]:
+    parts = []
+    for first, last in spans:
+        x = axes.x(first - 0.5)
+        box = f'x="{x:.1f}" y="{TOP}" width="{max(axes.x(last + 0.5) - x, 1.0):.1f}" height="{HEIGHT - TOP - BOTTOM}"'
+        parts.append(f'<rect clip-path="url(#plot)" {box} fill="{NOT_FINITE}"/>')
+    return parts
+
+
+def _shortened(text: str, width: float) -> str:
+    """`text` if it is not wider than `width` ems, else with its middle left out. Widths are estimates."""
+
+    def ems(part: str) -> float:
+        return sum(1.15 if c in "MW@%" or unicodedata.east_asian_width(c) in "WF" else 0.62 for c in part)
+
+    if ems(text) <= width:
+        return text
+    kept = next(n for n in range(len(text) // 2, -1, -1) if ems(text[:n] + "…" + text[len(text) - n :]) <= width)
+    return text[:kept] + "…" + text[len(text) - kept :]
+
+
+def _summary(last: float, marks: list[Point], records: Sequence[Mapping[str, Any]], gaps: list[Span]) -> str:
+    text = f"{int(last):,} step{'s' * (last != 1)}"
+    if marks:
+        text += f", held-out loss {marks[0][1]:.3f}" + (f" → {marks[-1][1]:.3f}" if len(marks) > 1 else "")
+    if gaps:
+        count = sum(record.get("loss") is None for record in records)
+        where = f"{'from ' if count > 1 else 'at '}step {gaps[0][0]:,.0f}"
+        text += f"; {count:,} loss{'es' * (count != 1)} not finite, {where}"
+    return text
+
+
 def loss_curve(records: Sequence[Mapping[str, Any]], held_out: Sequence[Point] = (), title: str = "") -> str:
-    """SVG text. records: objects of metrics.jsonl (step, loss; null losses are left out); held_out: (step, loss)."""
+    """SVG text. records: of metrics.jsonl (step; loss, null where it was not finite); held_out: (step, loss)."""
     train = [(float(r["step"]), float(r["loss"])) for r in records if r.get("loss") is not None]
     marks = sorted(((float(s), float(v)) for s, v in held_out if math.isfinite(v)), key=lambda mark: mark[0])
-    values = [v for _, v in train]
-    horizon = len(train) / 25
-    smoothed = smooth(values, horizon) if len(train) >= 30 else []
-    last = max([s for s, _ in train] + [s for s, _ in marks] + [1.0])
-    axes = _Axes((0.0, last), _range(values, smoothed, [v for _, v in marks]))
-    summary = f"{int(last):,} step{'s' * (last != 1)}"
-    if marks:
-        summary += f", held-out loss {marks[0][1]:.3f}" + (f" → {marks[-1][1]:.3f}" if len(marks) > 1 else "")
-    box = f'x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"'
+    gaps = _not_finite(records)
+    stretches = _unbroken(train, gaps)
+    smoothed: list[list[Point]] = []
+    if len(train) >= 30:
+        for part in stretches:
+            values = smooth([v for _, v in part], len(train) / 25)
+            smoothed.append([(s, v) for (s, _), v in zip(part, values)])
+    last = max([s for s, _ in train] + [s for s, _ in marks] + [end for _, end in gaps] + [0.0])
+    levels = [v for _, v in train], [v for part in smoothed for _, v in part], [v for _, v in marks]
+    axes = _Axes((0.0, max(last, 1.0)), _range(*levels))
+    summary = _summary(last, marks, records, gaps)
+    width = WIDTH - LEFT - RIGHT
+    box = f'x="{LEFT}" y="{TOP}" width="{width}" height="{HEIGHT - TOP - BOTTOM}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">',
         f"<title>{escape(title or 'Training loss')}: {escape(summary)}</title>",
         f'<defs><clipPath id="plot"><rect {box}/></clipPath></defs>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 30, title or "Training loss", 17, INK, 'font-weight="600"'),
-        _text(WIDTH - RIGHT, 30, summary, 13, FAINT, 'text-anchor="end"'),
-        *_legend(bool(train), bool(smoothed), bool(marks)),
+        _text(LEFT, 30, _shortened(title or "Training loss", width / 17), 17, INK, 'font-weight="600"'),
+        _text(LEFT, 52, summary, 13),
+        *_legend(bool(train), bool(smoothed), bool(marks), bool(gaps)),
+        *_bands(axes, gaps),
         *_grid(axes),
-        axes.line(train, RAW if smoothed else SMOOTH, 1.2 if smoothed else 2.0) if train else "",
-        axes.line([(s, v) for (s, _), v in zip(train, smoothed)], SMOOTH, 2.4) if smoothed else "",
+        *(axes.line(part, RAW if smoothed else SMOOTH, 1.2 if smoothed else 2.0) for part in stretches),
+        *(axes.line(part, SMOOTH, 2.4) for part in smoothed),
         *_held_out_marks(axes, marks),
         "</svg>",
     ]
