@@ -129,7 +129,7 @@ def test_the_first_step_is_told_when_it_is_finished_and_then_again_and_again(tmp
 def test_a_fast_device_is_asked_a_few_times_a_second(tmp_path: Path) -> None:
     device = Device(Clock(), 0.002, 0.0001, depth=8, together=1)
     progress = go(device, tmp_path, 2000, 1000)
-    assert 10 <= len(progress.told) <= 30  # in 4 s
+    assert 10 <= len(progress.told) <= 60  # in 4 s: not 2,000
 
 
 def test_time_left_leaves_out_compiling_and_checkpoints(tmp_path: Path) -> None:
