@@ -115,12 +115,16 @@ class _Finetuning:
         self._earlier, self._begun = self.results.get("seconds", 0.0), time.monotonic()
         with interrupts.steps():
             with TrainingProgress(stream.total_steps, done, session.config.log_every, session.console) as progress:
-                Run(self.trainer, stream, metrics, progress, self._save, interrupts).train()
-            self._check_result()
-            with interrupts.writing():
-                metrics.sync()
-                write_trained(session, self.built)
-                self._save(stream.total_steps)
+                run = Run(self.trainer, stream, metrics, progress, self._save, interrupts)
+                try:
+                    run.train()
+                    self._check_result()
+                    with interrupts.writing():
+                        metrics.sync()
+                        write_trained(session, self.built)
+                        self._save(stream.total_steps)
+                finally:
+                    run.say()
             if interrupts.asked is not None:
                 raise Interrupted(
                     interrupts.asked,

@@ -170,7 +170,8 @@ class Run:
     """A pass over the steps of a stream, with reports and checkpoints; ends early, saved, where `interrupts` was asked.
 
     save: called with the number of finished steps when a checkpoint is due. What is to be kept is written before
-    anything is said of it: to say it may take as long as somebody leaves a pipe full.
+    anything is said of it: to say it may take as long as somebody leaves a pipe full. So what there is to say of the
+    last step waits for `say`.
     """
 
     def __init__(
@@ -207,11 +208,16 @@ class Run:
             first = self._requested == -math.inf
             if len(self._pending) >= self.trainer.history_steps or self._clock() - self._requested >= REPORT_SECONDS:
                 self._request()
-            self._report(wait=first or done == total)
-            due = every and done % every == 0
-            if done < total and (due or self.interrupts.asked is not None):
+            self._collect(wait=first or done == total)
+            if done == total:
+                return
+            saved = (every and done % every == 0) or self.interrupts.asked is not None
+            if saved:
                 self._save(done)
-            if done < total and self.interrupts.asked is not None:
+            self.say()
+            if self.interrupts.asked is not None:
+                if not saved:  # asked while it was said
+                    self._save(done)
                 message = f"interrupted after step {done} of {total}, which is saved; go on with --resume"
                 raise Interrupted(self.interrupts.asked, message)
 
@@ -221,17 +227,12 @@ class Run:
             with self.throughput.pause():  # writing a checkpoint is not training
                 self.metrics.sync()
                 self.save(done)
-        self._say()
 
     def _request(self) -> None:
         """Ask for what the steps since the last request gave. The device goes on with the next step meanwhile."""
         if self._pending:
             self._reads.append((self._pending, self.trainer.history_later()))
             self._pending, self._requested = [], self._clock()
-
-    def _report(self, *, wait: bool) -> None:
-        self._collect(wait=wait)
-        self._say()
 
     def _collect(self, *, wait: bool) -> None:
         """Write down what has arrived, or with `wait` everything that there is."""
@@ -247,7 +248,8 @@ class Run:
         for pending, rows in arrived:
             self._write(pending, rows)
 
-    def _say(self) -> None:
+    def say(self) -> None:
+        """Report what was collected and not yet told."""
         while self._unsaid:
             self._unsaid.pop(0)()
 

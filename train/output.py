@@ -79,6 +79,7 @@ class _Strict:
 
     def __init__(self, stream: Any) -> None:
         self._wrapped = stream
+        self.given_up = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapped, name)
@@ -92,7 +93,8 @@ class _Strict:
 
     def flush(self) -> None:
         try:
-            self._wrapped.flush()
+            if not self.given_up:
+                self._wrapped.flush()
         except OSError as error:
             raise OutputLost(error.errno, error.strerror) from error
 
@@ -119,11 +121,13 @@ def command_output() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Write what is left in standard output's buffer, or let it go."""
+    """Write what is left in standard output's buffer, or let it go: the command's end is then no error for it."""
     try:
         sys.stdout.flush()
     except OSError:
         _discard(sys.stdout)
+        if isinstance(sys.stdout, _Strict):
+            sys.stdout.given_up = True
     except (ValueError, AttributeError):  # closed, or None
         pass
 

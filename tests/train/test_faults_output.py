@@ -1,0 +1,139 @@
+"""A run's output may go away at any line, be full, or lack the character: the run goes on, to the same bits."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.train.cli import main
+
+RESULT = ("adapter_model.safetensors", "adapter_config.json", "loss.svg")
+
+
+def options_for(folder: Path, out: Path) -> list[str]:
+    text = (
+        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --rank 2 "
+        "--seq-len 24 --max-steps 4 --save-every 2 --log-every 1 --lr 5e-3 --accumulate 1"
+    )
+    return text.split()
+
+
+class Output(io.StringIO):
+    """Takes `lines` writes, and none after that."""
+
+    def __init__(self, lines: int, number: int) -> None:
+        super().__init__()
+        self.left, self.number = lines, number
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().write(text)
+
+    def flush(self) -> None:
+        if self.left < 0:
+            raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.fixture
+def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
+    """A folder with a model, data, and what a run without faults leaves: whole/."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
+    make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
+    assert main(options_for(tmp_path, tmp_path / "whole")) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def same(out: Path, whole: Path) -> None:
+    for name in RESULT:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    results = [json.loads((o / "results.json").read_text()) for o in (out, whole)]
+    for key in ("held_out_loss_before", "held_out_loss_after", "sample_before", "sample_after", "steps"):
+        assert results[0][key] == results[1][key], key
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-2", "step-4"]
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC], ids=["closed", "full"])
+def test_an_output_that_ends_at_any_line(number: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Output(1000, number)
+    monkeypatch.setattr(sys, "stdout", counted)
+    assert main(options_for(tiny, tiny / "counted")) == 0
+    writes = 1000 - counted.left
+    assert writes > 10
+    for line in range(writes):
+        monkeypatch.setattr(sys, "stdout", Output(line, number))
+        monkeypatch.setattr(sys, "stderr", Output(0, number))
+        assert main(options_for(tiny, tiny / "out")) == 0
+        same(tiny / "out", tiny / "whole")
+        shutil.rmtree(tiny / "out")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_encoding_without_the_sample_s_characters(
+    encoding: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    words = [*options_for(tiny, tiny / "out"), "--sample-prompt", "a journey → été"]
+    assert main(words) == 0
+    assert "a journey \\u2192" in raw.getvalue().decode(encoding)
+    for name in RESULT:
+        assert (tiny / "out" / name).read_bytes() == (tiny / "whole" / name).read_bytes(), name
+
+
+def test_no_output_at_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a process that was started with both descriptors closed."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(options_for(tiny, tiny / "out")) == 0
+    same(tiny / "out", tiny / "whole")
+
+
+def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends the process in the last evaluation or sample: the adapter and the last checkpoint are written."""
+
+    def fail(session: Any, *rest: Any) -> Any:
+        if rest[-1] == "after":
+            raise RuntimeError("the machine falls down the stairs")
+        return {}
+
+    monkeypatch.setattr("wgrad.train.finetune._measure", fail)
+    with pytest.raises(RuntimeError):
+        main(options_for(tiny, tiny / "out"))
+    monkeypatch.undo()
+    name = "adapter_model.safetensors"
+    assert (tiny / "out" / name).read_bytes() == (tiny / "whole" / name).read_bytes()
+    assert (tiny / "out" / "checkpoints" / "step-4").is_dir() and not (tiny / "out" / "results.json").exists()
+    assert main([*options_for(tiny, tiny / "out"), "--resume"]) == 0
+    assert (tiny / "out" / name).read_bytes() == (tiny / "whole" / name).read_bytes()
+
+
+def test_what_is_saved_is_saved_before_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody reads holds a print for as long as that lasts: at each line the disk is ahead of it."""
+    out, seen = tiny / "out", []
+    monkeypatch.setattr("wgrad.train.progress.LINE_SECONDS", 0.0)
+
+    class Watching(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("step "):
+                step = int(text.split()[1].partition("/")[0])
+                saved = [int(p.name[5:]) for p in out.glob("checkpoints/step-*") if p.name[5:].isdigit()]
+                seen.append((step, max(saved, default=0)))
+            if text.startswith("held-out loss after"):
+                seen.append((99, 4 if (out / "adapter_model.safetensors").exists() else 0))
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Watching())
+    assert main(options_for(tiny, out)) == 0
+    assert seen == [(1, 0), (2, 2), (3, 2), (4, 4), (99, 4)]
