@@ -184,7 +184,7 @@ class Device(Protocol):
         a: [M, K] or [K, M] (trans_a); b: [K, N] or [N, K] (trans_b), also bfloat16; a leading batch axis on both
         makes it batched. lowrank = (u [M, r], v): v is [N, r] when trans_b, else [r, N]; the LoRA term.
         bias [N] float32, residual and out [M, N]. Without trans_a and bfloat16 restrictions: any mix is allowed.
-        bias, residual and lowrank are for the unbatched product only.
+        bias, residual and lowrank are for the unbatched product only. dtype: of the result; default: out's, else a's.
         """
 
     def linear_nf4(
@@ -197,16 +197,16 @@ class Device(Protocol):
         lowrank: tuple[Array, Array] | None = None,
         dtype: DType = None,
     ) -> Array:
-        """[M, K] x dequant([N, K])^T + u v^T (u [M, r], v [N, r]) + bias + residual -> [M, N]."""
+        """[M, K] x dequant([N, K])^T + u v^T (u [M, r], v [N, r]) + bias + residual -> [M, N]; default dtype: x's."""
 
     def linear_nf4_backward(
         self, dy: Array, weight: NF4Array, *, lowrank: tuple[Array, Array] | None = None, dtype: DType = None
     ) -> Array:
-        """[M, N] dy x dequant([N, K]) + u v (u [M, r], v [r, K]) -> dx [M, K]."""
+        """[M, N] dy x dequant([N, K]) + u v (u [M, r], v [r, K]) -> dx [M, K]; default dtype: dy's."""
 
     # ---- norms, activations, rotary ------------------------------------------------------
     def rms_norm(self, x: Array, weight: Array, eps: float, *, dtype: DType = None) -> tuple[Array, Array]:
-        """x [R, C], weight [C] float32 -> y [R, C], rstd [R] float32; y = x * rstd * weight."""
+        """x [R, C], weight [C] float32 -> y [R, C] (default dtype: x's), rstd [R] float32; y = x * rstd * weight."""
 
     def rms_norm_backward(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wgrad.autograd import self_check
+from wgrad.autograd.checked import checked
 from wgrad.autograd.device import Device
 from wgrad.autograd.errors import DEVICE_ERRORS, DeviceUnavailable
 from wgrad.autograd.reference import ReferenceDevice
@@ -90,7 +91,7 @@ def _unusable(error: DeviceUnavailable) -> str:
 
 
 def _reference(reason: str) -> Device:
-    device = ReferenceDevice()
+    device = checked(ReferenceDevice)()
     device.reason = reason
     return device
 
@@ -104,7 +105,7 @@ def _hip() -> Device:
             raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
         raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD cards too") from None
     try:
-        device = module.HipDevice()
+        device = checked(module.HipDevice)()
     except DEVICE_ERRORS as error:
         raise DeviceUnavailable(f"device hip: {error}") from error
     device.reason = "asked for by name"
@@ -115,7 +116,7 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     """A wgpu device, with what kept it from being made in the error."""
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
-        device = importlib.import_module("wgrad.wgsl.device").WgpuDevice(adapter)
+        device = checked(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
     except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
     except DEVICE_ERRORS as error:

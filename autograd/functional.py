@@ -6,12 +6,11 @@ a gradient is a Tensor. Weights may be either.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from wgrad.autograd import activation, elementwise, schema
+from wgrad.autograd import activation, elementwise, schema, schema_state
 from wgrad.autograd import attention as _attention
 from wgrad.autograd import embedding as _embedding
 from wgrad.autograd import gemm as _gemm
@@ -19,16 +18,17 @@ from wgrad.autograd import loss as _loss
 from wgrad.autograd import nf4 as _nf4
 from wgrad.autograd import norm as _norm
 from wgrad.autograd import rope as _rope
+from wgrad.autograd.checked import as_nf4_array, unchecked
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.device import Array, Device, DType, NF4Array
 from wgrad.autograd.lora import LoraTerm, lora_inputs
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
-    "LoraTerm", "Tensor", "adamw", "add", "attention", "bias", "cast", "checkpoint", "clip", "dropout", "embedding",
-    "geglu", "gelu", "gemm", "grad_norm", "kv_append", "linear", "linear_cross_entropy", "linear_nf4", "mask", "mul",
-    "nf4_dequantize", "nf4_quantize", "no_grad", "parameter", "rms_norm", "rms_norm_residual", "rope", "rope_append",
-    "sample", "scale", "silu", "softmax", "sum", "swiglu",
+    "LoraTerm", "Tensor", "adamw", "add", "add_to", "attention", "bias", "cast", "checkpoint", "clip", "dropout",
+    "embedding", "geglu", "gelu", "gemm", "grad_norm", "kv_append", "linear", "linear_cross_entropy", "linear_nf4",
+    "mask", "mul", "nf4_dequantize", "nf4_quantize", "no_grad", "parameter", "rms_norm", "rms_norm_residual", "rope",
+    "rope_append", "sample", "scale", "silu", "softmax", "sum", "swiglu",
 ]  # fmt: skip
 
 Weight = Tensor | Array
@@ -169,23 +169,17 @@ def dropout(x: Tensor, p: float, seed: Array, salt: int) -> Tensor:
 def nf4_quantize(device: Device, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Array:
     """w [out, in] float32, float16 or bfloat16, value-compatible with bitsandbytes."""
     schema.nf4_quantize(device, w, block_size)
-    return as_nf4_array(device.nf4_quantize(w, block_size, double=double))
-
-
-def as_nf4_array(w: Any) -> NF4Array:
-    """What a device's nf4_quantize returned, as an NF4Array: the rooms below cannot import that class, and return an
-    object with the same fields."""
-    return w if isinstance(w, NF4Array) else NF4Array(**{f.name: getattr(w, f.name) for f in fields(NF4Array)})
+    return as_nf4_array(unchecked(device).nf4_quantize(w, block_size, double=double))
 
 
 def nf4_dequantize(device: Device, w: NF4Array, dtype: DType = np.float32) -> Array:
-    return device.nf4_dequantize(w, schema.nf4_dequantize(device, w, dtype))
+    return unchecked(device).nf4_dequantize(w, schema.nf4_dequantize(device, w, dtype))
 
 
 def kv_append(device: Device, cache: Array, new: Array, q_start: Array, *, start: int | None = None) -> None:
     """cache [B, S, G, D] in place from q_start[0] on = new [B, T, G, D]. start: q_start[0] where the host knows it."""
     schema.kv_append(device, cache, new, q_start, start)
-    device.kv_append(cache, new, q_start)
+    unchecked(device).kv_append(cache, new, q_start)
 
 
 def rope_append(
@@ -204,21 +198,27 @@ def rope_append(
     """`rope` of k [B T, G, D] and `kv_append` of that and of v to the caches keys, values [B, S, G, D], in one launch.
     start: q_start[0] where the host knows it."""
     schema.rope_append(device, (k, v), (cos, sin, positions), (keys, values), q_start, start)
-    device.rope_append(k, v, cos, sin, positions, keys, values, q_start)
+    unchecked(device).rope_append(k, v, cos, sin, positions, keys, values, q_start)
+
+
+def add_to(device: Device, total: Array, x: Array) -> None:
+    """total += x, in place."""
+    schema.same_shape("add", device, total, x)
+    device.add(total, x, out=total)
 
 
 def grad_norm(device: Device, g: Array) -> Array:
     """Flat gradients [n] -> float32 [2]: sum of squares of the finite ones, number of the others."""
-    schema.grad_norm(device, g)
-    return device.grad_norm(g)
+    schema_state.grad_norm(device, g)
+    return unchecked(device).grad_norm(g)
 
 
 def clip(
     device: Device, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float
 ) -> None:
     """`Device.clip`: decide on the device whether and how this step is applied."""
-    schema.clip(device, norm, hyper, state, loss_scale)
-    device.clip(norm, hyper, state, loss_scale, beta1=beta1, beta2=beta2)
+    schema_state.clip(device, norm, hyper, state, loss_scale)
+    unchecked(device).clip(norm, hyper, state, loss_scale, beta1=beta1, beta2=beta2)
 
 
 def adamw(
@@ -235,8 +235,8 @@ def adamw(
 ) -> None:
     """`Device.adamw` on flat buffers; options beta1, beta2, eps, weight_decay."""
     arrays = {"p": p, "g": g, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "hyper": hyper, "state": state}
-    schema.adamw(device, arrays, decay_elements)
-    device.adamw(p, g, exp_avg, exp_avg_sq, hyper, state, decay_elements=decay_elements, **options)
+    schema_state.adamw(device, arrays, decay_elements)
+    unchecked(device).adamw(p, g, exp_avg, exp_avg_sq, hyper, state, decay_elements=decay_elements, **options)
 
 
 def sample(
@@ -249,5 +249,5 @@ def sample(
     top_p: float = 1.0,
 ) -> Array:
     """logits float32 [V], uniform float32 [1] -> id int32 [1]; see `Device.sample`."""
-    schema.sample(device, logits, uniform, temperature, top_k, top_p)
-    return device.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)
+    schema_state.sample(device, logits, uniform, temperature, top_k, top_p)
+    return unchecked(device).sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p)

@@ -12,11 +12,11 @@ from wgrad.autograd.lora import lora_add_grad_x, lora_forward, lora_grad_u, lora
 
 
 class Gemm(Function):
-    """alpha * op(a) op(b), batched or not."""
+    """alpha * op(a) op(b), batched or not; without `dtype` the result has a's."""
 
     @staticmethod
     def forward(ctx: Context, a: Array, b: Array, *, trans_a: bool, trans_b: bool, alpha: float, dtype: Any) -> Array:
-        schema.gemm(ctx.device, a, b, trans_a=trans_a, trans_b=trans_b)
+        dtype = schema.gemm(ctx.device, a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
         ctx.save(a, b)
         ctx.trans, ctx.alpha = (trans_a, trans_b), alpha
         return ctx.device.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import HYPER_SIZE, STATE_SIZE, Array, Device, NF4Array
+from wgrad.autograd.device import Array, Device, NF4Array
 from wgrad.autograd.errors import ShapeError
 from wgrad.autograd.schema_args import Args
 
@@ -29,12 +29,23 @@ def _salt(args: Args, salt: int) -> None:
 
 
 # ---- products ----------------------------------------------------------------------------
-def gemm(device: Device, a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False) -> None:
-    """a [M, K] or [K, M], b [K, N] or [N, K]; a leading batch axis on both."""
+def gemm(
+    device: Device,
+    a: Array,
+    b: Array,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    dtype: Any = None,
+) -> np.dtype:
+    """a [M, K] or [K, M], b [K, N] or [N, K]; a leading batch axis on both -> dtype of the product."""
     args = Args("gemm", device)
+    args.rule(math.isfinite(alpha), f"alpha must be finite, got {alpha}")
     batch = "B " if len(getattr(a, "shape", ())) == 3 else ""
     args.array("a", a, batch + ("K M" if trans_a else "M K"))
     args.array("b", b, batch + ("N K" if trans_b else "K N"), "weight", "check trans_a and trans_b")
+    return args.dtype("dtype", dtype, a.dtype)
 
 
 def linear(
@@ -223,9 +234,11 @@ def attention(
         )
 
 
-def kv_append(device: Device, cache: Array, new: Array, q_start: Array, start: int | None) -> None:
+def kv_append(
+    device: Device, cache: Array, new: Array, q_start: Array, start: int | None, *, look: bool = True
+) -> None:
     args = Args("kv_append", device).array("cache", cache, "B S G D").array("new", new, "B T G D")
-    _fits_cache(args, "new", args.size["T"], q_start, start)
+    _fits_cache(args, "new", args.size["T"], q_start, start, look)
     _cache_dtype(args, "cache", cache, "new", new)
 
 
@@ -236,6 +249,8 @@ def rope_append(
     caches: tuple[Array, Array],
     q_start: Array,
     start: int | None,
+    *,
+    look: bool = True,
 ) -> None:
     """new: k, v; tables: cos, sin, positions; caches: keys, values."""
     (k, v), (keys, values) = new, caches
@@ -249,7 +264,7 @@ def rope_append(
         f"k must have as many tokens for each of the {batch} rows of the cache, got N = {n}; "
         "append the same number of tokens to every row",
     )
-    _fits_cache(args, "k", n // batch, q_start, start)
+    _fits_cache(args, "k", n // batch, q_start, start, look)
     for name, array in (("k", k), ("v", v), ("values", values)):
         _cache_dtype(args, "keys", keys, name, array)
 
@@ -259,12 +274,12 @@ def _cache_dtype(args: Args, cache_name: str, cache: Array, name: str, new: Arra
     args.rule(cache.dtype == new.dtype, f"{name} must have {wanted}, got {new.dtype}; cast it")
 
 
-def _fits_cache(args: Args, name: str, tokens: int, q_start: Array, start: int | None) -> None:
-    """start: what the host knows q_start[0] to be; the reference's q_start can be looked at."""
+def _fits_cache(args: Args, name: str, tokens: int, q_start: Array, start: int | None, look: bool) -> None:
+    """start: what the host knows q_start[0] to be. look: into q_start, where it is the reference's."""
     args.array("q_start", q_start, "1", "i32")
     keys = args.size["S"]
     args.rule(tokens <= keys, f"{name} must fit into the cache of {keys} tokens, got {tokens}; make a longer cache")
-    first = int(q_start[0]) if isinstance(q_start, np.ndarray) else start
+    first = int(q_start[0]) if look and isinstance(q_start, np.ndarray) else start
     if first is not None:
         args.rule(
             0 <= first <= keys - tokens,
@@ -342,46 +357,3 @@ def linear_cross_entropy(device: Device, x: Array, weight: Array, targets: Array
     args.array("x", x, "N C", "float", "flatten batch and time into N")
     args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
     args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
-
-
-# ---- optimiser, decoding -----------------------------------------------------------------
-def grad_norm(device: Device, g: Array) -> None:
-    Args("grad_norm", device).array("g", g, "n", "f32", "pass the flat gradient buffer")
-
-
-def clip(device: Device, norm: Array, hyper: Array, state: Array, loss_scale: Array) -> None:
-    args = Args("clip", device).array("norm", norm, "2", "f32", "pass what grad_norm returns")
-    args.array("hyper", hyper, str(HYPER_SIZE), "f32").array("state", state, str(STATE_SIZE), "f32")
-    args.array("loss_scale", loss_scale, "1", "f32")
-
-
-def adamw(device: Device, arrays: dict[str, Array], decay_elements: int) -> None:
-    """arrays: p, g, exp_avg, exp_avg_sq, hyper, state."""
-    args = Args("adamw", device)
-    for name in ("p", "g", "exp_avg", "exp_avg_sq"):
-        args.array(name, arrays[name], "n", "f32", "all four are flat buffers of one size")
-    args.array("hyper", arrays["hyper"], str(HYPER_SIZE), "f32").array("state", arrays["state"], str(STATE_SIZE), "f32")
-    args.rule(
-        0 <= decay_elements <= args.size["n"],
-        f"decay_elements must be between 0 and n = {args.size['n']}, got {decay_elements}; "
-        "decayed parameters come first in the buffer",
-    )
-
-
-def sample(device: Device, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> None:
-    args = Args("sample", device).array("logits", logits, "V", "f32", "one row of logits")
-    args.array("uniform", uniform, "1", "f32")
-    args.rule(temperature >= 0, f"temperature must be 0 (greedy) or positive, got {temperature}")
-    args.rule(top_k >= 0, f"top_k must be 0 (off) or positive, got {top_k}")
-    args.rule(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}; 1 is off")
-
-
-def view(array: Array, shape: Sequence[int], offset: int) -> None:
-    args, size = Args("view"), math.prod(shape)
-    args.rule(
-        offset >= 0 and offset % 64 == 0, f"offset must be a multiple of 64 elements, got {offset}; pad the buffer"
-    )
-    args.rule(
-        offset + size <= int(array.size),
-        f"shape {list(shape)} at offset {offset} must fit into {int(array.size)} elements, got {offset + size}",
-    )

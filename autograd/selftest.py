@@ -15,6 +15,7 @@ import numpy as np
 from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest_cases import Case, Outputs, cases, upload_inputs, widen_inputs
+from wgrad.autograd.selftest_finish import FINISH
 
 MULTIPLE = {"forward": 2.0, "backward": 3.0}
 EPSILON = float(np.finfo(np.float32).eps)
@@ -49,15 +50,25 @@ def largest_difference(value: np.ndarray, oracle: np.ndarray) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def _to_host(device: Device, outputs: Outputs) -> dict[str, np.ndarray]:
-    return {n: np.array(a) if isinstance(a, np.ndarray) else device.download(a) for n, a in outputs.items()}
+def to_host(case: Case, device: Device, outputs: Outputs) -> dict[str, np.ndarray]:
+    """What a case's call made, on the host and ready to be judged."""
+    return FINISH[case.finish]({name: device.download(array) for name, array in outputs.items()})
 
 
-def expected_outputs(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The oracle's outputs in float64, and the largest difference allowed for each."""
+@dataclass(frozen=True)
+class Expected:
+    """By output: the oracle's value in float64, the largest difference allowed, and its dtype on a device."""
+
+    oracle: dict[str, np.ndarray]
+    limits: dict[str, float]
+    dtypes: dict[str, np.dtype]
+
+
+def expected_outputs(case: Case) -> Expected:
+    """What the reference makes of a case."""
     reference = ReferenceDevice()
-    oracle = _to_host(reference, case.call(reference, widen_inputs(case.inputs())))
-    plain = _to_host(reference, case.call(reference, upload_inputs(reference, case.inputs())))
+    oracle = to_host(case, reference, case.call(reference, widen_inputs(case.inputs())))
+    plain = to_host(case, reference, case.call(reference, upload_inputs(reference, case.inputs())))
     limits = {}
     for name, value in oracle.items():
         if value.dtype.kind in "iu":
@@ -65,23 +76,38 @@ def expected_outputs(case: Case) -> tuple[dict[str, np.ndarray], dict[str, float
             continue
         scale = float(np.max(np.abs(value))) if value.size else 0.0
         limits[name] = MULTIPLE[case.direction] * largest_difference(plain[name], value) + case.ulps * EPSILON * scale
-    return oracle, limits
+    return Expected(oracle, limits, {name: value.dtype for name, value in plain.items()})
 
 
-def check_case(case: Case, device: Device) -> Result:
-    """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
-    oracle, limits = expected_outputs(case)
-    found = _to_host(device, case.call(device, upload_inputs(device, case.inputs())))
-    if set(found) != set(oracle):
-        raise KeyError(f"{case.name}: outputs {sorted(found)} on {device.name}, {sorted(oracle)} on the reference")
+def judge(case: Case, expected: Expected, found: dict[str, np.ndarray]) -> Result:
+    """The output that came nearest to its limit. One of another dtype than the contract's is infinitely far off."""
     worst = ("", 0.0, 0.0, -1.0)
-    for name, value in oracle.items():
-        error, limit = largest_difference(found[name], value), limits[name]
+    for name, value in expected.oracle.items():
+        same = found[name].dtype == expected.dtypes[name]
+        error, limit = largest_difference(found[name], value) if same else float("inf"), expected.limits[name]
         badness = error / limit if limit > 0 else (0.0 if error == 0 else float("inf"))
         if badness > worst[3]:
             worst = (name, error, limit, badness)
     output, error, limit, badness = worst
-    return Result(case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, badness <= 1.0)
+    message = (
+        ""
+        if not output or found[output].dtype == expected.dtypes[output]
+        else (f"{output} is {found[output].dtype}, should be {expected.dtypes[output]}")
+    )
+    return Result(
+        case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, badness <= 1.0, message
+    )
+
+
+def check_case(case: Case, device: Device) -> Result:
+    """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
+    expected = expected_outputs(case)
+    found = to_host(case, device, case.call(device, upload_inputs(device, case.inputs())))
+    if set(found) != set(expected.oracle):
+        raise KeyError(
+            f"{case.name}: outputs {sorted(found)} on {device.name}, {sorted(expected.oracle)} on the reference"
+        )
+    return judge(case, expected, found)
 
 
 def selftest_cases(device: Device, only: str = "") -> list[Case]:

@@ -29,6 +29,7 @@ class Case:
 
     build: random generator -> named inputs: NumPy arrays and NF4Arrays of NumPy arrays.
     call: device, the same names with the arrays on that device -> named outputs (device arrays).
+    finish: name of the host's arithmetic between `call` and what is judged (selftest_finish.py).
     ulps: floor of the limit, in units of float32's epsilon of an output's largest value: what a right implementation
         may differ by from the order of a sum and from the shading language's own functions.
     """
@@ -41,6 +42,7 @@ class Case:
     build: Callable[[np.random.Generator], Inputs]
     call: Callable[[Device, Inputs], Outputs]
     ulps: float = 4.0
+    finish: str = ""
 
     def inputs(self) -> Inputs:
         """The same inputs every time: the generator is seeded with the case's name."""

@@ -30,10 +30,14 @@ def _norm(
     x_dtype: Any,
     y_dtype: Any,
     *,
+    given: bool = True,
     residual: bool = False,
     dweight: bool = True,
     backward: bool = False,
 ) -> Case:
+    """given: the dtype of the result is named in the call, dx's as well."""
+    options = {"dtype": x_dtype if backward else y_dtype} if given else {}
+
     def build(rng: np.random.Generator) -> Inputs:
         x, weight = normal(rng, (r, c), x_dtype), 1 + normal(rng, (c,), scale=0.2)
         rstd = ReferenceDevice().rms_norm(x, weight, 1e-5)[1]
@@ -41,12 +45,18 @@ def _norm(
         return {**inputs, "residual_grad": normal(rng, (r, c), x_dtype)} if residual else inputs
 
     def forward(device: Device, x: Inputs) -> Outputs:
-        y, rstd = device.rms_norm(x["x"], x["weight"], 1e-5, dtype=y_dtype)
+        y, rstd = device.rms_norm(x["x"], x["weight"], 1e-5, **options)
         return {"y": y, "rstd": rstd}
 
     def back(device: Device, x: Inputs) -> Outputs:
         dx, dw = device.rms_norm_backward(
-            x["dy"], x["x"], x["weight"], x["rstd"], residual_grad=x.get("residual_grad"), need_dweight=dweight
+            x["dy"],
+            x["x"],
+            x["weight"],
+            x["rstd"],
+            residual_grad=x.get("residual_grad"),
+            need_dweight=dweight,
+            **options,
         )
         return {"dx": dx, **({"dweight": dw} if dweight else {})}
 
@@ -63,8 +73,10 @@ def _norm_cases(t: np.dtype) -> list[Case]:
         _norm("residual", 41, 123, t, t, residual=True, backward=True),
         _norm("no dweight", 41, 123, t, t, residual=True, dweight=False, backward=True),
     ]
+    found += [_norm("default dtype", 41, 123, t, t, given=False, backward=b) for b in (False, True)]
     if t == F16:
         found += [_norm("mixed", 41, 123, F32, F16, residual=True, backward=b) for b in (False, True)]
+        found.append(_norm("mixed, default dtype", 41, 123, F32, F16, given=False, residual=True, backward=True))
     return found
 
 

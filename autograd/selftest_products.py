@@ -109,6 +109,12 @@ def _gemm_cases(t: np.dtype) -> list[Case]:
             _gemm("mixed", 41, 37, 67, F16, F32, trans_b=True, dtype=F32),
             _gemm("mixed", 41, 37, 67, F32, F16, dtype=F16),
             _gemm("mixed", 41, 37, 67, F32, F16, trans_a=True, dtype=F32),
+            _gemm("mixed, default dtype", 41, 37, 67, F16, F32, trans_b=True),
+            _gemm("mixed, default dtype", 41, 37, 67, F32, F16),
+            _gemm("mixed, default dtype", 17, 29, 31, F16, F32, batch=3),
+            _gemm("mixed, default dtype", 9, 35, 1003, F16, F32, trans_b=True, rank=5),
+            _gemm("mixed, default dtype", 41, 37, 67, F16, BF16, trans_b=True),
+            _gemm("accumulate, default dtype", 37, 41, 67, F16, F32, trans_a=True, accumulate=F32),
             _gemm("lora u", 41, 8, 67, F16, F32, trans_b=True, alpha=2.0, dtype=F32),
             _gemm("residual float32", 41, 37, 67, F16, trans_b=True, residual=F32, dtype=F32),
         ]
@@ -183,6 +189,9 @@ def _nf4_cases(t: np.dtype) -> list[Case]:
     ]
     if t == F16:
         found += [
+            _nf4("mixed, default dtype", 41, 37, 64, F16, residual=F32, bias=True, rank=5),
+            _nf4("mixed, default dtype", 41, 37, 64, F16, backward=True, rank=5),
+            _nf4("mixed, default dtype", 41, 37, 67, F32, residual=F16),
             _nf4("float16 to float32", 41, 37, 64, F16, dtype=F32),
             _nf4("float16 to float32", 41, 37, 64, F16, dtype=F32, backward=True),
             _nf4("float32 to float16", 41, 37, 64, F32, dtype=F16, backward=True),
@@ -191,8 +200,6 @@ def _nf4_cases(t: np.dtype) -> list[Case]:
 
 
 def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list[Case]:
-    """Codes jump where a value crosses a threshold, but the error of the nearest level does not: that is compared."""
-
     def build(rng: np.random.Generator) -> Inputs:
         w = normal(rng, (rows, columns), dtype, 0.02)
         w.reshape(-1)[: block_size // 2] = 0
@@ -200,50 +207,38 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
 
     def call(device: Device, x: Inputs) -> Outputs:
         weight = device.nf4_quantize(x["w"], block_size)
-        back = device.download(device.nf4_dequantize(weight, F32))
-        error = np.abs(back - device.download(x["w"]).astype(back.dtype))
-        return {"absmax": weight.absmax, "error": error}
+        return {"absmax": weight.absmax, "restored": device.nf4_dequantize(weight, F32), "w": x["w"]}
 
     def call_double(device: Device, x: Inputs) -> Outputs:
         plain, weight = device.nf4_quantize(x["w"], block_size), device.nf4_quantize(x["w"], block_size, double=True)
-        codes, outer = device.download(weight.absmax), device.download(weight.nested_absmax)
-        restored = device.download(weight.nested_code)[codes] * np.repeat(outer, weight.nested_block_size)[: codes.size]
-        restored = restored + device.download(weight.nested_offset)
-        same = np.count_nonzero(device.download(weight.packed) != device.download(plain.packed))
-        absmax = device.download(plain.absmax)
-        # Not `restored` itself: at an edge either code is right, and both are equally far off. The largest absmax
-        # stands at the end to give the scale: offset and restored value are rounded to float32 at that size.
-        error = np.append(np.abs(restored - absmax), absmax.max())
         return {
-            "error": error,
-            "offset": weight.nested_offset,
+            "absmax": plain.absmax,
+            "plain_packed": plain.packed,
+            "packed": weight.packed,
+            "codes": weight.absmax,
+            "nested_absmax": weight.nested_absmax,
             "code": weight.nested_code,
-            "other codes": np.array([same], np.int32),
+            "offset": weight.nested_offset,
         }
 
     shape, name = f"{rows}x{columns}", dtype_name(dtype)
-    return [
-        Case(f"nf4_quantize/block {block_size}/{shape}/{name}", "nf4_quantize", "forward", name, shape, build, call),
-        Case(
-            f"nf4_quantize/double block {block_size}/{shape}/{name}",
-            "nf4_quantize",
-            "forward",
-            name,
-            shape,
-            build,
-            call_double,
-        ),
-    ]
+    found = []
+    for variant, function, finish in (("block", call, "nf4"), ("double block", call_double, "nf4 double")):
+        label = f"nf4_quantize/{variant} {block_size}/{shape}/{name}"
+        found.append(Case(label, "nf4_quantize", "forward", name, shape, build, function, finish=finish))
+    return found
 
 
 def _dequantize(rows: int, columns: int, dtype: Any, double: bool) -> Case:
+    """dtype None: left out of the call."""
+
     def build(rng: np.random.Generator) -> Inputs:
         return {"weight": ReferenceDevice().nf4_quantize(normal(rng, (rows, columns), F32, 0.02), double=double)}
 
     def call(device: Device, x: Inputs) -> Outputs:
-        return {"w": device.nf4_dequantize(x["weight"], dtype)}
+        return {"w": device.nf4_dequantize(x["weight"], *([] if dtype is None else [dtype]))}
 
-    shape, name = f"{rows}x{columns}", dtype_name(dtype)
+    shape, name = f"{rows}x{columns}", "default dtype" if dtype is None else dtype_name(dtype)
     variant = "double" if double else "plain"
     return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "nf4_dequantize", "forward", name, shape, build, call)
 
@@ -252,5 +247,6 @@ def _quantize_cases(t: np.dtype) -> list[Case]:
     found = _quantize(160, 136, t) + _quantize(35, 67, t) + _quantize(37, 200, t, 128)
     if t == F32:
         found += _quantize(123, 72, BF16)
+        found += [_dequantize(35, 67, None, double) for double in (False, True)]
     found += [_dequantize(r, c, t, double) for r, c in ((160, 128), (35, 67)) for double in (False, True)]
     return found

@@ -25,7 +25,7 @@ import numpy as np
 from hip_executor import ARCHITECTURES, NEEDS, ExecutedDevice, Unsupported, available
 
 from wgrad.autograd import selftest_operators, selftest_training
-from wgrad.autograd.selftest import expected_outputs, largest_difference
+from wgrad.autograd.selftest import expected_outputs, largest_difference, to_host
 from wgrad.autograd.selftest_cases import (
     BF16,
     Case,
@@ -83,14 +83,13 @@ def execute(device: ExecutedDevice, case: Case) -> tuple[float, bool]:
     Raises:
         Unsupported: the executor cannot run a kernel. DeviceError: an access out of bounds, or the like.
     """
-    oracle, limits = expected_outputs(case)
+    expected = expected_outputs(case)
     device.forget()
     made = []
     for device.order in ORDERS:
-        outputs = case.call(device, upload_inputs(device, case.inputs()))
-        made.append({n: a if isinstance(a, np.ndarray) else device.download(a) for n, a in outputs.items()})
-    same = all(made[0][n].tobytes() == made[1][n].tobytes() for n in oracle)
-    return max(ratio_to_limit(found, oracle, limits) for found in made), same
+        made.append(to_host(case, device, case.call(device, upload_inputs(device, case.inputs()))))
+    same = all(made[0][n].tobytes() == made[1][n].tobytes() for n in expected.oracle)
+    return max(ratio_to_limit(found, expected.oracle, expected.limits) for found in made), same
 
 
 def run(device: ExecutedDevice, selected: Iterable[Case]) -> tuple[dict[str, Tally], list[str], int]:

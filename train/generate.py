@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd import functional as F
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import no_grad
@@ -60,13 +61,13 @@ def generate_ids(
 
     draw()
     ids = device.upload(np.zeros(1, np.int32))
-    device.copy(device.sample(_prefill(model, prompt, cache), uniform, **options), ids)
+    device.copy(F.sample(device, _prefill(model, prompt, cache), uniform, **options), ids)
     inputs = _inputs(model, ids, np.zeros(1, np.int32), None)
 
     def decode() -> None:
         with no_grad():
             logits = model.logits(model.hidden(inputs, cache).data)
-        device.copy(device.sample(device.view(logits, (model.config.vocab_size,)), uniform, **options), ids)
+        device.copy(F.sample(device, device.view(logits, (model.config.vocab_size,)), uniform, **options), ids)
 
     step = Recorded(device)
     for position in range(len(prompt), length):
@@ -99,9 +100,9 @@ def _prefill(model: Model, prompt: Sequence[int], cache: KVCache) -> object:
     ids = device.upload(np.asarray(prompt, np.int32))
     with no_grad():
         hidden = model.hidden(_inputs(model, ids, np.arange(tokens, dtype=np.int32), 0), cache)
-    # A row by its number is a look-up; a view would have to start at a multiple of 64.
-    last = device.embedding(hidden.data, device.upload(np.array([tokens - 1], np.int32)), dtype=hidden.dtype)
-    return device.view(model.logits(last), (model.config.vocab_size,))
+        # A row by its number is a look-up; a view would have to start at a multiple of 64.
+        last = F.embedding(hidden, device.upload(np.array([tokens - 1], np.int32)), dtype=hidden.dtype)
+    return device.view(model.logits(last.data), (model.config.vocab_size,))
 
 
 def generate_text(

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.autograd import functional as F
 from wgrad.autograd.device import STATE_GRAD_NORM, STATE_SIZE, Device, Later, Replay
 from wgrad.autograd.errors import UnusableResult
-from wgrad.autograd.tensor import no_grad
+from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.interrupts import Interrupted, Interrupts
 from wgrad.train.metrics import MetricsFile
@@ -98,9 +99,10 @@ class Trainer:
         """One micro-batch: gradients and loss are added to what the step has so far."""
         device = self.device
         loss = self.model.loss(self.inputs)
-        share = device.mul(loss.data, self._inv_tokens)
-        loss.backward(device.mul(self._inv_tokens, self.optimizer.loss_scale))
-        device.add(self._loss, share, out=self._loss)
+        inv_tokens = Tensor(self._inv_tokens, device)
+        share = F.mul(Tensor(loss.data, device), self._inv_tokens)
+        loss.backward(F.mul(inv_tokens, self.optimizer.loss_scale).data)
+        F.add_to(device, self._loss, share.data)
 
     def step(self, step: Step, lr: float) -> None:
         """One optimiser step. At most `history_steps` may run between two calls of `read_history`."""
@@ -139,7 +141,7 @@ class Trainer:
             self._write(batch)
             with no_grad():
                 loss = self.model.loss(self.eval_inputs)
-            self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
+            F.add_to(self.device, self._eval_loss, loss.data)
         return float(self.device.download(self._eval_loss)[0]) / targets
 
 

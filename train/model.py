@@ -18,7 +18,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.device import Array, Device, NF4Array
 from wgrad.autograd.functional import LoraTerm
-from wgrad.autograd.tensor import Tensor
+from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.train.lora import Adapter
 from wgrad.train.model_config import ModelConfig
 from wgrad.train.rope_scaling import rope_tables
@@ -108,8 +108,8 @@ class Model:
 
     def logits(self, hidden: Array) -> Array:
         """[M, C] -> float32 [M, V]. Without gradient."""
-        head = self.head
-        return self.device.gemm(hidden, head.data if isinstance(head, Tensor) else head, trans_b=True, dtype=np.float32)
+        with no_grad():
+            return F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, dtype=np.float32).data
 
     # ---- a layer -----------------------------------------------------------------------------
     def _layer(self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wgrad.autograd import functional as F
 from wgrad.autograd.device import (
     HYPER_GROWTH_INTERVAL,
     HYPER_LR,
@@ -108,9 +109,10 @@ class AdamW:
     def step(self) -> None:
         """Update the parameters from the gradients and set those to zero. Only device work: can be captured."""
         p, device, (beta1, beta2) = self.parameters, self.device, self.betas
-        norm = device.grad_norm(p.grad)
-        device.clip(norm, self.hyper, self.state, self.loss_scale, beta1=beta1, beta2=beta2)
-        device.adamw(
+        norm = F.grad_norm(device, p.grad)
+        F.clip(device, norm, self.hyper, self.state, self.loss_scale, beta1=beta1, beta2=beta2)
+        F.adamw(
+            device,
             p.data,
             p.grad,
             self.exp_avg,

@@ -10,7 +10,7 @@ from wgrad.wgsl.errors import DeviceError
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
-WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
+WANTED_FEATURES = ("shader-f16", "timestamp-query")
 WANTED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",

@@ -93,8 +93,12 @@ class Pool:
     @staticmethod
     def _take(free: list[tuple[int, int, Block]], wanted: int) -> Block | None:
         at = bisect_left(free, (wanted, -1))
-        if at < len(free) and free[at][0] <= max(wanted * _REUSE_SLACK, 4096):
-            return free.pop(at)[2]
+        most = max(wanted * _REUSE_SLACK, 4096)
+        if at < len(free):
+            entry = free.pop(at)  # looked at when it is out: a collection may have put another into its place
+            if wanted <= entry[0] <= most:
+                return entry[2]
+            insort(free, entry)
         return None
 
     def _new(self, nbytes: int) -> Block:
@@ -117,13 +121,20 @@ class Pool:
 
     def trim(self) -> int:
         """Give all free blocks back to the driver (those of replays excepted); returns the bytes."""
+        # A garbage collection during `_destroy` may bring blocks back, or trim again: the list is taken away first, and
+        # each block is counted off as it goes. What an error keeps from going is free as before.
+        going, self._free = self._free, []
         freed = 0
-        for nbytes, _, block in self._free:
-            self._destroy(block)
-            self._blocks.discard(block)
-            freed += nbytes
-        self._free.clear()
-        self.reserved_bytes -= freed
+        try:
+            while going:
+                nbytes, _, block = going.pop()
+                self._blocks.discard(block)
+                self.reserved_bytes -= nbytes
+                freed += nbytes
+                self._destroy(block)
+        finally:
+            for entry in going:
+                insort(self._free, entry)
         return freed
 
     def is_scratch(self, lease: Lease) -> bool:

@@ -102,7 +102,7 @@ class GemmOps(Runtime):
         n = b.shape[-2] if trans_b else b.shape[-1]
         shape = (batch, m, n) if len(a.shape) == 3 else (m, n)
         if out is None:
-            out = self.empty(shape, dtype or (np.float32 if a.dtype != b.dtype else a.dtype))
+            out = self.empty(shape, a.dtype if dtype is None else dtype)
         if trans_b and batch == 1 and b.nbytes > self.max_binding_bytes:
             for lo, hi in self.row_windows(n, k * b.dtype.itemsize):
                 part = self.view(b, (hi - lo, k), lo * k)
@@ -125,7 +125,7 @@ class GemmOps(Runtime):
         dtype: Any = None,
     ) -> Array:
         (m, k), n = x.shape, weight.shape[0]
-        out = self.empty((m, n), dtype or x.dtype)
+        out = self.empty((m, n), x.dtype if dtype is None else dtype)
         if k % 8 or self.software:
             # A row would start inside a 32-bit word of codes; or decoding once is cheaper than once a tile.
             w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ class GemmOps(Runtime):
         self, dy: Array, weight: Any, *, lowrank: tuple[Array, Array] | None = None, dtype: Any = None
     ) -> Array:
         (m, n), k = dy.shape, weight.shape[1]
-        out = self.empty((m, k), dtype or dy.dtype)
+        out = self.empty((m, k), dy.dtype if dtype is None else dtype)
         if k % 8 or self.software:
             w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
             return self.gemm(dy, w, lowrank=lowrank, out=out)

@@ -69,5 +69,5 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   if (lid == 0u) { nested_absmax[block] = peaks[0]; }
   if (base >= p.blocks) { return; }
   let scale = reciprocal(peaks[0]);
-  codes[base / 4u] = code(d0 * scale) | code(d1 * scale) << 8u | code(d2 * scale) << 16u | code(d3 * scale) << 24u;
+  codes[base / 4u] = code(d0 * scale) | (code(d1 * scale) << 8u) | (code(d2 * scale) << 16u) | (code(d3 * scale) << 24u);
 }

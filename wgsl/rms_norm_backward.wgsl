@@ -52,7 +52,8 @@ fn row_sum(value: f32, lid: u32) -> f32 {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let place = (wg.x + wg.y * nwg.x) * ROWS + lid / LANES;
+  let first = (wg.x + wg.y * nwg.x) * ROWS;
+  let place = first + lid / LANES;
   let step = nwg.x * nwg.y * ROWS;
   let lane = lid % LANES;
 #unroll i PER
@@ -61,9 +62,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var dw$i = C_T(0.0);
 #endif
 #end
-  // The whole workgroup makes the same number of turns: row_sum has barriers. TURN rows are fetched before the first of
-  // them, so that enough bytes are in flight where an element is small.
-  for (var start = place - lid / LANES; start < p.rows; start += TURN * step) {
+  // The whole workgroup makes the same number of turns, and `start` has nothing of `lid` in it, so that every compiler sees
+  // that: row_sum has barriers. TURN rows are fetched before the first of them, so that enough bytes are in flight where
+  // an element is small.
+  for (var start = first; start < p.rows; start += TURN * step) {
 #unroll q TURN
     let row$q = start + $qu * step + lid / LANES;
     let r$q = rstd[min(row$q, p.rows - 1u)];

@@ -82,20 +82,22 @@ class Runtime:
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
-        self._device = adapters.open_device(adapter)
+        device = adapters.open_device(adapter)
         self.facts = adapters.facts(adapter)
-        info, limits = adapter.info, self._device.limits
+        self._start(device, native.Queue(device), adapter.info, max_binding_bytes)
+
+    def _start(self, device: Any, queue: Any, info: Mapping[str, str], max_binding_bytes: int | None) -> None:
+        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: native.Queue likewise."""
+        self._device, self._queue, limits = device, queue, device.limits
         self.adapter_type: str = info["adapter_type"]
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
-        self.subgroups = "subgroup" in self._device.features
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]
         self.workgroup_bytes: int = limits["max-compute-workgroup-storage-size"]
-        self._queue = native.Queue(self._device)
         self._compiler = Compiler(self._device)
         self._pool = Pool(self._create_buffer, self._destroy_block)
         self._bind_groups: dict[Any, tuple[Any, Any]] = {}

@@ -6,10 +6,11 @@ import importlib
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from wgrad.autograd import dispatch, self_check
-from wgrad.autograd.errors import DeviceUnavailable
+from wgrad.autograd.errors import DeviceUnavailable, ShapeError
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.errors import DeviceError
 
@@ -164,3 +165,48 @@ def test_list_devices_names_all_with_reasons(machine: Any) -> None:
     assert "not usable" in found[0]["reason"] and found[2]["features"] == ["shader-f16"]
     machine(DeviceError("no Vulkan loader"))
     assert [d["usable"] for d in dispatch.list_devices()] == [False, False, True]
+
+
+# ---- what is called on a device itself -----------------------------------------------------
+def _wrong_calls(device: Any) -> dict[str, Any]:
+    def f32(*shape: int) -> Any:
+        return device.upload(np.ones(shape, np.float32))
+
+    i32 = device.upload(np.zeros(1, np.int32))
+    flat, state, hyper = f32(9), f32(8), f32(4)
+    betas = {"beta1": 0.9, "beta2": 0.99}
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    return {
+        "sample: logits must be": lambda: device.sample(f32(2, 5), f32(1), **off),
+        "sample: temperature must be": lambda: device.sample(f32(5), f32(1), **{**off, "temperature": -1.0}),
+        "sample: top_p must be": lambda: device.sample(f32(5), f32(1), **{**off, "top_p": 1.5}),
+        "grad_norm: g must be": lambda: device.grad_norm(f32(3, 3)),
+        "clip: hyper must be": lambda: device.clip(f32(2), state, state, f32(1), **betas),
+        "adamw: exp_avg must be": lambda: device.adamw(
+            flat, flat, f32(8), flat, hyper, state, **betas, eps=1e-8, weight_decay=0.0, decay_elements=0
+        ),
+        "kv_append: new must be": lambda: device.kv_append(f32(1, 4, 2, 8), f32(1, 2, 3, 8), i32),
+        "rope_append: keys must be": lambda: device.rope_append(
+            f32(1, 2, 8), f32(1, 2, 8), f32(3, 4), f32(3, 4), i32, f32(1, 4, 3, 8), f32(1, 4, 3, 8), i32
+        ),
+        "nf4_quantize: block_size must be": lambda: device.nf4_quantize(f32(4, 4), 17),
+        "nf4_dequantize: dtype must be": lambda: device.nf4_dequantize(device.nf4_quantize(f32(4, 4)), np.int32),
+        "write: host must be": lambda: device.write(flat, np.zeros(10, np.float32)),
+        "write: host must": lambda: device.write(flat, np.zeros(9, np.float64)),
+        "copy: out must have": lambda: device.copy(flat, f32(8)),
+    }
+
+
+@pytest.mark.parametrize("spec", ["cpu", "wgpu"])
+def test_operators_without_a_gradient_check_their_arguments(spec: str, wgpu_device: Any) -> None:
+    """Nothing stands between a caller and these: a device of `select_device` checks them itself."""
+    device: Any = dispatch.select_device("cpu") if spec == "cpu" else wgpu_device
+    for message, call in _wrong_calls(device).items():
+        with pytest.raises(ShapeError, match=message):
+            call()
+
+
+def test_a_checked_device_is_its_device() -> None:
+    device = dispatch.select_device("cpu")
+    assert isinstance(device, ReferenceDevice) and type(device).__name__ == "ReferenceDevice"
+    assert dispatch.select_device("cpu").__class__ is type(device)

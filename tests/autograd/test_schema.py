@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
-from wgrad.autograd import schema
+from wgrad.autograd import schema_state
 from wgrad.autograd.device import HYPER_SIZE, STATE_SIZE
 from wgrad.autograd.errors import ShapeError, WgradError
 from wgrad.autograd.reference import ReferenceDevice
@@ -303,9 +303,12 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "sample top_p": (lambda: F.sample(CPU, f32(5), f32(1), top_p=0.0), r"sample: top_p must be in \(0, 1\], got 0.0"),
     "sample top_k": (lambda: F.sample(CPU, f32(5), f32(1), top_k=-2), r"sample: top_k must be 0 \(off\) or positive"),
     "sample temperature": (lambda: F.sample(CPU, f32(5), f32(1), temperature=-1.0), r"sample: temperature must be 0"),
-    "view offset": (lambda: schema.view(f32(200), (3,), 63), r"view: offset must be a multiple of 64 elements, got 63"),
+    "view offset": (
+        lambda: schema_state.view(f32(200), (3,), 63),
+        r"view: offset must be a multiple of 64 elements, got 63",
+    ),
     "view end": (
-        lambda: schema.view(f32(200), (90,), 128),
+        lambda: schema_state.view(f32(200), (90,), 128),
         r"view: shape \[90\] at offset 128 must fit into 200 .*218",
     ),
     "parameter": (
@@ -335,7 +338,7 @@ def test_right_arguments_pass() -> None:
     F.clip(CPU, f32(2), f32(HYPER_SIZE), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99)
     step()
     F.sample(CPU, f32(5), f32(1) * 0.5)
-    schema.view(f32(200), (72,), 128)
+    schema_state.view(f32(200), (72,), 128)
     assert t(3, 4).reshape(2, -1).shape == (2, 6)
 
 

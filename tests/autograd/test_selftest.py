@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import check_case, run_selftest
-from wgrad.autograd.selftest_cases import Case, cases, widen_inputs
+from wgrad.autograd.selftest_cases import Case, cases, upload_inputs, widen_inputs
 
 STORAGE = {
     "empty", "zeros", "upload", "write", "download", "view", "copy", "fill", "synchronize", "memory", "reset_peak",
@@ -48,6 +49,58 @@ def test_the_oracle_computes_in_float64() -> None:
             continue
         for name, value in case.call(ReferenceDevice(), widen_inputs(case.inputs())).items():
             assert value.dtype.kind in "iu" or value.dtype == np.float64, (case.name, name)
+
+
+class _Calls(ReferenceDevice):
+    """Names the operators that were called without a `dtype`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bare: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in TAKES_DTYPE:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if (
+                "dtype" not in inspect.signature(found).bind(*args, **kwargs).arguments
+                or kwargs.get("dtype", 0) is None
+            ):
+                self.bare.add(name)
+            return found(*args, **kwargs)
+
+        return call
+
+
+TAKES_DTYPE = {
+    name
+    for name, function in inspect.getmembers(Device, inspect.isfunction)
+    if name not in STORAGE
+    and "dtype" in inspect.signature(function).parameters
+    and inspect.signature(function).parameters["dtype"].default is not inspect.Parameter.empty
+}
+
+
+def test_every_operator_with_a_dtype_has_a_case_without_one() -> None:
+    """With operands of two dtypes where it takes them: that is where devices could differ."""
+    device = _Calls()
+    for case in cases():
+        case.call(device, upload_inputs(device, case.inputs()))
+    assert device.bare == TAKES_DTYPE and TAKES_DTYPE >= {"gemm", "linear_nf4", "rms_norm", "embedding"}
+
+
+def test_a_result_of_another_dtype_is_found() -> None:
+    (case,) = (c for c in cases() if c.name == "gemm_nt/mixed, default dtype/41x37x67/float16*float32")
+
+    class Widening(ReferenceDevice):
+        def gemm(self, a, b, *, dtype=None, **options):  # type: ignore[no-untyped-def]
+            return super().gemm(a, b, dtype=dtype or np.float32, **options)
+
+    assert check_case(case, ReferenceDevice()).ok
+    result = check_case(case, Widening())
+    assert not result.ok and result.message == "y is float32, should be float16"
 
 
 class Broken(ReferenceDevice):
