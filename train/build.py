@@ -108,7 +108,14 @@ def _start_values(config: FinetuneConfig, model: ModelConfig) -> tuple[LoraConfi
     modules = linear_modules(model)
     if not config.adapter:
         lora = LoraConfig.from_finetune(config)
-        return lora, init_lora(lora_shapes(lora, modules), config.seed)
+        shapes = lora_shapes(lora, modules)
+        widest = max(side for module in modules if f"{module}.lora_A" in shapes for side in modules[module])
+        if config.rank > widest:  # and its matrices may fit into no memory
+            raise WgradError(
+                f"--rank: must be at most {widest}, the longest side of the projections that it adapts; got "
+                f"{config.rank}: a larger one can do no more"
+            )
+        return lora, init_lora(shapes, config.seed)
     lora, values = load_adapter(config.adapter, modules)
     return LoraConfig(**{**vars(lora), "dropout": config.dropout}), values
 

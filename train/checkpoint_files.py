@@ -25,7 +25,7 @@ import numpy as np
 from wgrad.autograd.errors import WgradError
 from wgrad.train.decode import parse_json
 from wgrad.train.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
-from wgrad.train.input_files import read_input
+from wgrad.train.input_files import open_input, read_input
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
 
 FOLDER, STATE_FILE, INFO_FILE = "checkpoints", "trainer.safetensors", "trainer.json"
@@ -151,8 +151,8 @@ def _read(path: Path) -> TrainingState:
         try:
             if _sha256(path / name) != digest:
                 raise _Damaged(f"{name} is not what was written")
-        except OSError as error:
-            raise _Damaged(f"{name} cannot be read ({error.strerror})") from error
+        except WgradError as error:
+            raise _Damaged(f"{name} cannot be read") from error
     entries = read_entries(path / STATE_FILE, "--resume")
     return TrainingState(path, info["step"], {name: np.array(e.array()) for name, e in entries.items()}, info)
 
@@ -180,10 +180,10 @@ def _is_genuine(path: Path, info: dict[str, Any]) -> bool:
         return _signed(info) == info
     try:
         return info.get("format") == 1 and info.get("sha256") == _sha256(path / STATE_FILE)
-    except OSError:
+    except WgradError:
         return False
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_input(path, "--resume") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

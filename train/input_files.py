@@ -11,8 +11,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from wgrad.autograd.errors import WgradError
 
@@ -90,7 +90,7 @@ def _check_name(path: str | os.PathLike[str], source: str) -> None:
         )
 
 
-def open_input(path: str | os.PathLike[str], source: str) -> BinaryIO:
+def open_input(path: str | os.PathLike[str], source: str) -> BufferedReader:
     """Open a regular file for reading, binary. source: the option that named it.
 
     Raises WgradError without waiting: not there, not a regular file, no permission, a name that no file can have.

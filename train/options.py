@@ -103,7 +103,7 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
         result = msgspec.convert(given, hint, strict=False)
         if isinstance(result, float) and not math.isfinite(result):
             raise msgspec.ValidationError
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
         words = _WORDS[tuple if is_tuple else next(k for k in _WORDS if k in (hint, *typing.get_args(hint)))]
         example = ": for example [q_proj, v_proj]" if is_tuple else ""
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None

@@ -82,6 +82,18 @@ def no_such_module(model: Path, data: Path) -> list[str]:
     return ["--target-modules", "q_proj", "query_key_value"]
 
 
+def huge_rank(model: Path, data: Path) -> list[str]:
+    return ["--rank", "100000"]
+
+
+def endless_rank(model: Path, data: Path) -> list[str]:
+    return ["--rank", str(2**63 - 1), "--target-modules", "q_proj"]
+
+
+def rank_that_is_no_text(model: Path, data: Path) -> list[str]:
+    return ["--rank", "\udcff"]
+
+
 def no_such_adapter(model: Path, data: Path) -> list[str]:
     return ["--adapter", str(model)]
 
@@ -101,6 +113,9 @@ CASES: dict[Case, str] = {
     malformed_line: r"data.jsonl:2: not valid JSON",
     no_target: r"data.jsonl:2: no token to learn is left after truncation to 32 tokens",
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
+    huge_rank: r"--rank: must be at most 88, the longest side of the projections that it adapts; got 100000: a larger",
+    endless_rank: r"--rank: must be at most 48,",
+    rank_that_is_no_text: r"--rank: expected a whole number",
     no_such_adapter: r"has no adapter_config.json",
     no_such_device: r"wgpu",
 }

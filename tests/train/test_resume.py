@@ -24,6 +24,7 @@ from wgrad.train.cli import main
 from wgrad.train.metrics import read_metrics
 
 STEPS = 24
+PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
 
 
 def options_for(model: Path, data: Path, out: Path) -> list[str]:
@@ -108,7 +109,7 @@ def interrupted(whole: Path, out: Path) -> None:
         (out / name).unlink()
 
 
-@pytest.mark.parametrize("damage", ["none", "cut", "flip", "no info", "leftover", "all"])
+@pytest.mark.parametrize("damage", ["none", "cut", "flip", "no info", PIPE, "leftover", "all"])
 def test_the_newest_whole_checkpoint_is_used(
     damage: str, whole: Path, text_data: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -125,6 +126,9 @@ def test_the_newest_whole_checkpoint_is_used(
         state.write_bytes(data)
     elif damage == "no info":
         (steps[-1] / INFO_FILE).unlink()
+    elif damage == "pipe":  # to be opened for reading, it would be waited for
+        (steps[-1] / "adapter_config.json").unlink()
+        os.mkfifo(steps[-1] / "adapter_config.json")
     elif damage == "leftover":
         shutil.copytree(steps[-1], out / "checkpoints" / "step-27.12345.partial")
     elif damage == "all":
