@@ -65,6 +65,8 @@ class NF4Array:
     With it: absmax uint8 of that shape, nested_absmax float32 [ceil(blocks / nested_block_size)],
     nested_code float32 [256], nested_offset float32 [1]:
     absmax[i] = nested_code[absmax[i]] * nested_absmax[i // nested_block_size] + nested_offset.
+    value_dtype: float32, float16 or bfloat16: what level * absmax, a float32 product, is rounded to. It is the type of
+    the weight that bitsandbytes quantised, and what it restores (`dtype` of its quant_state).
     """
 
     packed: Array
@@ -75,6 +77,7 @@ class NF4Array:
     nested_code: Array | None = None
     nested_offset: Array | None = None
     nested_block_size: int = 256
+    value_dtype: str = "float32"
 
     @property
     def nested(self) -> bool:

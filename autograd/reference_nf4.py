@@ -104,7 +104,10 @@ def dequantize_range(weight: NF4Array, start: int, stop: int, absmax: np.ndarray
     levels = levels[start - 2 * first_byte : stop - 2 * first_byte]
     first_block, last_block = start // weight.block_size, -(-stop // weight.block_size)
     scales = np.repeat(absmax[first_block:last_block], weight.block_size)
-    return levels * scales[start - first_block * weight.block_size :][: stop - start]
+    values = levels * scales[start - first_block * weight.block_size :][: stop - start]
+    if weight.value_dtype == "float32":
+        return values
+    return values.astype(np.float32).astype(weight.value_dtype).astype(compute)
 
 
 def dequantize_rows(weight: NF4Array, rows: slice, compute: np.dtype) -> np.ndarray:

@@ -16,6 +16,7 @@ from wgrad.autograd.device import Array, Device, NF4Array
 from wgrad.autograd.errors import ShapeError
 from wgrad.autograd.schema_args import Args
 
+VALUE_DTYPES = ("float32", "float16", "bfloat16")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_HEAD_DIM = 256
 
@@ -152,6 +153,10 @@ def nf4_array(args: Args, name: str, w: NF4Array) -> None:
     again = "quantise the weight again or check the file that it came from"
     args.rule(
         w.block_size in BLOCK_SIZES, f"{name}.block_size must be one of {BLOCK_SIZES}, got {w.block_size}; {again}"
+    )
+    args.rule(
+        w.value_dtype in VALUE_DTYPES,
+        f"{name}.value_dtype must be one of {VALUE_DTYPES}, got {w.value_dtype!r}; {again}",
     )
     args.rule(
         int(w.packed.size) == -(-n // 2),

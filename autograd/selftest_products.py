@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,9 +136,11 @@ def _nf4(
     residual: Any = None,
     rank: int = 0,
     dtype: Any = None,
+    value_dtype: str = "float32",
 ) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
         weight = ReferenceDevice().nf4_quantize(normal(rng, (n, k), F32, 0.1), block_size, double=double)
+        weight = replace(weight, value_dtype=value_dtype)
         inputs: Inputs = {"x": normal(rng, (m, n if backward else k), x_dtype), "weight": weight}
         if bias:
             inputs["bias"] = normal(rng, (n,))
@@ -196,6 +199,22 @@ def _nf4_cases(t: np.dtype) -> list[Case]:
             _nf4("float16 to float32", 41, 37, 64, F16, dtype=F32, backward=True),
             _nf4("float32 to float16", 41, 37, 64, F32, dtype=F16, backward=True),
         ]
+    return found + _rounded_cases(t)
+
+
+def _rounded_cases(t: np.dtype) -> list[Case]:
+    """Weights whose restored values are rounded to 16 bits, as those of bitsandbytes' 16-bit models."""
+    if t != F32:
+        value = dtype_name(t)
+        return [_nf4(f"of {value}", 41, 160, 128, t, backward=b, value_dtype=value) for b in (False, True)]
+    found = []
+    for value in ("float16", "bfloat16"):
+        found += [
+            _nf4(f"of {value}", 41, 160, 128, t, double=True, value_dtype=value),
+            _nf4(f"of {value}", 41, 160, 128, t, backward=True, value_dtype=value),
+            _nf4(f"odd of {value}", 9, 35, 67, t, value_dtype=value),
+            _nf4(f"row of {value}", 1, 130, 192, t, value_dtype=value),
+        ]
     return found
 
 
@@ -229,17 +248,22 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
     return found
 
 
-def _dequantize(rows: int, columns: int, dtype: Any, double: bool) -> Case:
+def _dequantize(
+    rows: int, columns: int, dtype: Any, double: bool, value_dtype: str = "float32", scale: float = 0.02
+) -> Case:
     """dtype None: left out of the call."""
 
     def build(rng: np.random.Generator) -> Inputs:
-        return {"weight": ReferenceDevice().nf4_quantize(normal(rng, (rows, columns), F32, 0.02), double=double)}
+        weight = ReferenceDevice().nf4_quantize(normal(rng, (rows, columns), F32, scale), double=double)
+        return {"weight": replace(weight, value_dtype=value_dtype)}
 
     def call(device: Device, x: Inputs) -> Outputs:
         return {"w": device.nf4_dequantize(x["weight"], *([] if dtype is None else [dtype]))}
 
     shape, name = f"{rows}x{columns}", "default dtype" if dtype is None else dtype_name(dtype)
     variant = "double" if double else "plain"
+    if value_dtype != "float32":
+        variant += f" of {value_dtype}" + (" subnormal" if scale < 1e-4 else "")
     return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "nf4_dequantize", "forward", name, shape, build, call)
 
 
@@ -249,4 +273,6 @@ def _quantize_cases(t: np.dtype) -> list[Case]:
         found += _quantize(123, 72, BF16)
         found += [_dequantize(35, 67, None, double) for double in (False, True)]
     found += [_dequantize(r, c, t, double) for r, c in ((160, 128), (35, 67)) for double in (False, True)]
+    found += [_dequantize(160, 128, t, True, value) for value in ("float16", "bfloat16")]
+    found.append(_dequantize(35, 67, t, False, "float16", 1e-6))
     return found

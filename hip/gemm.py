@@ -104,7 +104,11 @@ class GemmOps(NF4Ops):
         m, n, k = mnk
         if not m * n:
             return self.empty((m, n), dtype)
-        if w.shape[1] % 8 or k % 8 or not _multiple(16, x) or n * k >= 1 << 32:
+        kind, nested = type_code(x.dtype), w.nested_absmax is not None
+        plan = gemm_plan.nf4(self._card, kind, type_code(dtype), nested, "nt" if trans_b else "nn", mnk)
+        # gemm_nf4.hip rounds decoded values to x's type; the others would use them as they are.
+        rounds = w.value_dtype != "float32" and (plan.source != "gemm_nf4" or w.value_dtype != x.dtype.name)
+        if w.shape[1] % 8 or k % 8 or not _multiple(16, x) or n * k >= 1 << 32 or rounds:
             # A row would start inside of a group of codes, or one of x inside of a vector.
             decoded = self.nf4_dequantize(w)
             return self.gemm(
@@ -117,8 +121,6 @@ class GemmOps(NF4Ops):
                 dtype=dtype,
             )
         out = self.empty((m, n), dtype)
-        kind, nested = type_code(x.dtype), w.nested_absmax is not None
-        plan = gemm_plan.nf4(self._card, kind, type_code(dtype), nested, "nt" if trans_b else "nn", mnk)
         operands = [x, w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
         operands += [w.block_size.bit_length() - 1, w.nested_block_size.bit_length() - 1]
         operands += [kind] if plan.kinds else []

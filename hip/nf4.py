@@ -43,6 +43,8 @@ class NF4Ops(Elements):
 
     def nf4_dequantize(self, w: Any, dtype: Any = np.float32) -> Array:
         """-> [out, in] float32, float16 or bfloat16. w: an NF4Blocks, or anything with its fields."""
+        if w.value_dtype not in ("float32", np.dtype(dtype).name):  # storing rounds to the type of y
+            return self.cast(self.nf4_dequantize(w, np.dtype(w.value_dtype)), dtype)  # type: ignore[attr-defined]
         y = self.empty(w.shape, dtype)
         parts = [w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
         groups = self.groups(y.size, _RUN * GROUP)

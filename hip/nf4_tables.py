@@ -24,6 +24,7 @@ class NF4Blocks:
     nested_code: Array | None = None
     nested_offset: Array | None = None
     nested_block_size: int = NESTED_BLOCK_SIZE
+    value_dtype: str = "float32"
 
 
 @cache

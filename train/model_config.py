@@ -140,8 +140,8 @@ def _architecture(file: NameFile, where: str) -> str:
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
     if heads % kv_heads:
         raise WgradError(
-            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads}: "
-            f"{FETCH}"
+            f"{where}: num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads} (a "
+            f"missing key has the architecture's default): {FETCH}"
         )
     if head_dim % 2 or not head_dim:
         raise WgradError(

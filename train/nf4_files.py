@@ -19,7 +19,8 @@ from msgspec import Meta, Struct
 
 from wgrad.autograd.device import Device, NF4Array
 from wgrad.autograd.errors import WgradError
-from wgrad.train.decode import decode_json
+from wgrad.autograd.schema import VALUE_DTYPES
+from wgrad.train.decode import decode_json, show
 from wgrad.train.files import make_folder, write_json
 from wgrad.train.safetensors_files import TensorEntry, TensorSource, from_arrays, write_safetensors
 
@@ -53,6 +54,8 @@ class QuantState(Struct):
             value = getattr(self, key)
             if value & (value - 1):
                 raise ValueError(f"{key} must be a power of 2; got {value}")
+        if self.dtype not in VALUE_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(VALUE_DTYPES)}; got {show(self.dtype)}")
 
 
 def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device) -> NF4Array:
@@ -86,7 +89,8 @@ def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ..
     if packed.size != -(-count // 2) or absmax.size != blocks:
         size = f"{packed.size} bytes and {absmax.size} scales for {count} values in blocks of {state.blocksize}"
         raise fail(f"has {size}")
-    weight = NF4Array(device.upload(packed), device.upload(absmax), (shape[0], shape[1]), state.blocksize)
+    codes, scales = device.upload(packed), device.upload(absmax)
+    weight = NF4Array(codes, scales, (shape[0], shape[1]), state.blocksize, value_dtype=state.dtype)
     if not nested:
         return weight
     outer, table = part(".nested_absmax", "F32"), part(".nested_quant_map", "F32")
@@ -101,13 +105,13 @@ def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ..
     )
 
 
-def nf4_arrays(name: str, weight: NF4Array, device: Device, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """The tensors that stand for one NF4 weight in a file. dtype: what a loader dequantises to."""
+def nf4_arrays(name: str, weight: NF4Array, device: Device) -> dict[str, np.ndarray]:
+    """The tensors that stand for one NF4 weight in a file."""
     down = device.download
     state: dict[str, Any] = {
         "quant_type": "nf4",
         "blocksize": weight.block_size,
-        "dtype": dtype,
+        "dtype": weight.value_dtype,
         "shape": list(weight.shape),
     }
     result = {

@@ -76,7 +76,7 @@ class TensorEntry:
         with _explained(self.path, self.source), safe_open(self.path, "numpy") as file:  # mapped: see `sample`
             part = file.get_slice(self.name)
             for begin in range(0, self.shape[0], rows):
-                yield part[begin : begin + rows]
+                yield part[begin : min(begin + rows, self.shape[0])]
 
     def sample(self, count: int, size: int) -> list[bytes]:
         """`count` blocks of about `size` bytes, evenly over the tensor: the first begins it, the last ends it.

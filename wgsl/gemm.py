@@ -9,6 +9,7 @@ import numpy as np
 
 from wgrad.wgsl.buffers import Array
 from wgrad.wgsl.compile import Constant
+from wgrad.wgsl.nf4 import ROUNDING
 from wgrad.wgsl.runtime import Runtime
 
 _KIND = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -231,6 +232,7 @@ class GemmOps(Runtime):
             "A_KIND": _KIND[a.dtype.name],
             "B_KIND": NF4_KIND if nf4 else _KIND[b.dtype.name],
             "NESTED": nf4 and b.nested_absmax is not None,
+            "ROUND": ROUNDING[b.value_dtype] if nf4 else 0,
             "VEC_B": (k if trans_b else n) % 4 == 0,
         }
 

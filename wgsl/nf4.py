@@ -27,6 +27,8 @@ NF4_LEVELS = np.array([
 NESTED_BLOCK_SIZE = 256
 _KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
+ROUNDING = {"float32": 0, "float16": 1, "bfloat16": 2}  # of restored values, as the shaders know it
+
 
 @dataclass(frozen=True)
 class NF4Blocks:
@@ -40,6 +42,7 @@ class NF4Blocks:
     nested_code: Array | None = None
     nested_offset: Array | None = None
     nested_block_size: int = NESTED_BLOCK_SIZE
+    value_dtype: str = "float32"
 
 
 @cache
@@ -114,6 +117,7 @@ class NF4Ops(ReduceOps):
         vec = vector_width(n)
         nested = w.nested_absmax is not None
         constants: dict[str, Constant] = {"VEC": vec, "NESTED": nested, "Y_T": wgsl_type(y.dtype, vec)}
+        constants["ROUND"] = ROUNDING[w.value_dtype]
         shifts = [w.block_size.bit_length() - 1, w.nested_block_size.bit_length() - 1]
         for first, (part,) in self.flat_parts([y]):
             count = part.size // vec

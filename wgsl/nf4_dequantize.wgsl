@@ -1,5 +1,6 @@
 // y[i] = level[code i] * absmax[i / block_size], with element 2j in the high nibble of byte j, float32 before the cast.
 //   packed [ceil(n / 8)] u32 (8 codes each); absmax [blocks] f32; y [n] Y_T: f32 or f16, or vec4 of it (VEC 4).
+//   ROUND: each product is rounded to float16 (1) or bfloat16 (2) first.
 //   NESTED: absmax is bytes, four in a u32, and stands for code[byte] * nested_absmax[block / nested_size] + offset[0];
 //   code [256] f32, nested_absmax f32, offset [1] f32.
 //   block_size = 2^block_shift, nested_size = 2^nested_shift. absmax is bound whole: first is the window's first element.
@@ -27,6 +28,29 @@ var<workgroup> level: array<f32, 16>;  // sixteen banks: no two codes meet
 #if NESTED
 var<workgroup> outer: array<f32, 256>;  // code
 #endif
+
+// The product scale * level, rounded to nearest even in float16 (ROUND 1) or bfloat16 (2) by its bits: what WGSL itself
+// rounds to 16 bits may go either way.
+fn rounded(v: vec4<f32>) -> vec4<f32> {
+#if ROUND == 0
+  return v;
+#else
+  let u = bitcast<vec4<u32>>(v);
+#if ROUND == 2
+  return bitcast<vec4<f32>>((u + vec4<u32>(0x7fffu) + ((u >> vec4<u32>(16u)) & vec4<u32>(1u))) & vec4<u32>(0xffff0000u));
+#else
+  let size = u & vec4<u32>(0x7fffffffu);
+  let exponent = size >> vec4<u32>(23u);
+  // Ten bits of the mantissa stay; below 2^-14 one less for each power of 2, down to none at 2^-24.
+  let drop = min(vec4<u32>(13u) + (max(exponent, vec4<u32>(113u)) - exponent), vec4<u32>(23u));
+  let below_half = (vec4<u32>(1u) << (drop - vec4<u32>(1u))) - vec4<u32>(1u);
+  let near = ((size + below_half + ((size >> drop) & vec4<u32>(1u))) >> drop) << drop;
+  let least = select(vec4<u32>(0u), vec4<u32>(0x33800000u), size > vec4<u32>(0x33000000u));  // 2^-24 from above 2^-25 on
+  let result = select(near, least, size < vec4<u32>(0x33800000u));
+  return bitcast<vec4<f32>>(result | (u & vec4<u32>(0x80000000u)));
+#endif
+#endif
+}
 
 fn scale_of(block: u32) -> f32 {
 #if NESTED
@@ -59,9 +83,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   if (base + $i * 256u < p.n) {
 #if VEC == 4
     let w = word$i >> (16u * (at$i & 1u));
-    y[at$i] = Y_T(scale$i * vec4(level[(w >> 4u) & 15u], level[w & 15u], level[(w >> 12u) & 15u], level[(w >> 8u) & 15u]));
+    let four = vec4(level[(w >> 4u) & 15u], level[w & 15u], level[(w >> 12u) & 15u], level[(w >> 8u) & 15u]);
+    y[at$i] = Y_T(rounded(scale$i * four));
 #else
-    y[at$i] = Y_T(scale$i * level[(word$i >> (4u * ((at$i & 7u) ^ 1u))) & 15u]);
+    y[at$i] = Y_T(rounded(vec4<f32>(scale$i * level[(word$i >> (4u * ((at$i & 7u) ^ 1u))) & 15u])).x);
 #endif
   }
 #end

@@ -103,3 +103,17 @@ def test_windows(double, dtype, wgpu_device, narrow, rng) -> None:
 
 def test_the_8_bit_map_is_the_references() -> None:
     np.testing.assert_array_equal(dynamic_map(), reference_map())
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.02, 1e-4, 1e-5, 1e-6, 1e-7])
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [128, 67])
+def test_restored_values_are_rounded_to_nearest_even(columns, value_dtype, scale, wgpu_device, rng) -> None:
+    """Bit for bit as NumPy rounds, float16's subnormals included (all of the smaller scales)."""
+    w = (scale * rng.standard_normal((96, columns))).astype(np.float32)
+    for double in (False, True):
+        plain = ReferenceDevice().nf4_quantize(w, 64, double=double)
+        wanted = ReferenceDevice().nf4_dequantize(plain).astype(value_dtype).astype(np.float32)
+        arrays = {n: wgpu_device.upload(a) for n, a in vars(plain).items() if isinstance(a, np.ndarray)}
+        weight = dataclasses.replace(plain, **arrays, value_dtype=value_dtype)
+        np.testing.assert_array_equal(wgpu_device.download(wgpu_device.nf4_dequantize(weight)), wanted)

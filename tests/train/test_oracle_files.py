@@ -1,0 +1,279 @@
+"""The files of a model and an adapter mean what they mean to transformers, PEFT and bitsandbytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device, NF4Array
+from wgrad.autograd.errors import WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.adapter import adapter_note, load_adapter, save_adapter
+from wgrad.train.build import build_frozen
+from wgrad.train.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model import Inputs, Model
+from wgrad.train.model_config import ModelConfig, load_model_config, parse_model_config
+from wgrad.train.rope_scaling import inverse_frequencies
+from wgrad.train.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.weights import EMBEDDING, HEAD, Checkpoint, load_frozen, use_own_head
+
+torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+Values = Callable[[Any, Any], np.ndarray]
+TOKENS = 24
+ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"]
+
+
+def random_ids() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 300, TOKENS).astype(np.int32)
+
+
+def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
+    device = model.device
+    inputs = Inputs(
+        ids=device.upload(ids),
+        positions=device.upload(np.arange(len(ids), dtype=np.int32)),
+        starts=device.upload(np.zeros((1, len(ids)), np.int32)),
+        q_start=device.upload(np.zeros(1, np.int32)),
+    )
+    return device.download(model.logits(model.hidden(inputs).data))
+
+
+def their_logits(model: Any, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(ids[None].astype(np.int64)), use_cache=False).logits[0].double().numpy()
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b))
+
+
+def their_model(folder: Path, dtype: Any = torch.float32) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+# ---- config.json -------------------------------------------------------------------------------
+KEYS = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 6, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 12, "hidden_act": "silu", "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "rope_theta": 12345.0, "rope_scaling": None, "tie_word_embeddings": False,
+    "attention_bias": True, "mlp_bias": True, "use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2,
+    "layer_types": None, "no_rope_layers": None, "no_rope_layer_interval": 3,
+}  # fmt: skip
+
+
+def base_config(architecture: str) -> dict[str, Any]:
+    kind = architecture.removesuffix("ForCausalLM").lower()
+    special: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    return {"architectures": [architecture], "model_type": kind, **KEYS, **special}
+
+
+def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
+    """What transformers makes of a config.json, in the terms of ModelConfig. Raises what its classes raise."""
+    theirs = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    layers, heads = theirs.num_hidden_layers, theirs.num_attention_heads
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
+    types = getattr(theirs, "layer_types", None)
+    window = getattr(theirs, "sliding_window", None) or 0
+    if raw["model_type"] == "mistral":
+        windows = [window] * layers
+    else:
+        windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
+    theta = theirs.rope_parameters["rope_theta"]
+    return {
+        "vocab_size": theirs.vocab_size,
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": theirs.num_key_value_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": theirs.rms_norm_eps,
+        "max_position_embeddings": theirs.max_position_embeddings,
+        "tie_word_embeddings": theirs.tie_word_embeddings,
+        "windows": tuple(windows),
+        "use_rope": tuple(bool(r) for r in getattr(theirs, "no_rope_layers", None) or [1] * layers),
+        "o_bias": raw["model_type"] not in ("mistral", "qwen2") and theirs.attention_bias,
+        "mlp_bias": raw["model_type"] in ("llama", "smollm3") and theirs.mlp_bias,
+        "inverse": (1.0 / theta ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32).tolist(),
+    }
+
+
+def as_ours(config: ModelConfig) -> dict[str, Any]:
+    same = [
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings", "windows", "use_rope",
+        "o_bias", "mlp_bias",
+    ]  # fmt: skip
+    return {n: getattr(config, n) for n in same} | {"inverse": inverse_frequencies(config.rope).tolist()}
+
+
+@pytest.mark.parametrize("how", ["as it is", "missing", "null"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: str) -> None:
+    """Where transformers refuses a file, so do we; where it does not, the model is the same."""
+    read = refused = 0
+    for key in KEYS if how != "as it is" else ["vocab_size"]:
+        raw = base_config(architecture)
+        if how == "missing":
+            del raw[key]
+        elif how == "null":
+            raw[key] = None
+        if key == "rope_theta" and how == "null":  # transformers keeps the null, and fails when the model is made
+            assert parse_model_config(raw).rope.theta in (1e4, 2e6)
+            continue
+        try:
+            theirs = as_theirs(raw)
+        except Exception as error:
+            assert "Strict" in type(error).__name__, (key, error)
+            # Llama's class wants hidden_size / num_attention_heads whole even where head_dim is given; we need not.
+            if "not a multiple of the number of attention" not in str(error):
+                with pytest.raises(WgradError, match=rf"^config.json: {key} must be "):
+                    parse_model_config(raw)
+            refused += 1
+            continue
+        ours = as_ours(parse_model_config(raw))
+        inverse = theirs.pop("inverse")
+        np.testing.assert_allclose(ours.pop("inverse"), inverse, rtol=1e-6, err_msg=key)
+        assert ours == theirs, key
+        read += 1
+    assert read >= (1 if how == "as it is" else 5)
+    assert refused >= (8 if how == "null" else 0)
+
+
+def test_a_sliding_window_without_its_width(make_checkpoint: Any) -> None:
+    for architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        folder = make_checkpoint(architecture, name=architecture, use_sliding_window=True, max_window_layers=1)
+        assert load_model_config(folder).windows == (0, 4096)
+
+
+# ---- weights -----------------------------------------------------------------------------------
+def change(folder: Path, **changes: Any) -> None:
+    """Change tensors (None: drop) of a checkpoint in one file."""
+    arrays: dict[str, Any] = {n: e.array() for n, e in Checkpoint(folder).entries.items()}
+    arrays |= {name.replace("__", "."): value for name, value in changes.items()}
+    kept = {name: value for name, value in arrays.items() if value is not None}
+    write_safetensors(folder / "model.safetensors", from_arrays(kept))
+
+
+def tie(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+
+
+@pytest.mark.parametrize("case", ["other head", "same head", "no head", "no embedding"])
+def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint("LlamaForCausalLM")
+    tie(folder)
+    embedding = Checkpoint(folder).entries[EMBEDDING].array()
+    if case == "same head":
+        change(folder, **{HEAD: embedding})
+    elif case == "no head":
+        change(folder, **{HEAD: None})
+    elif case == "no embedding":
+        change(folder, **{EMBEDDING: None})
+    device, config = ReferenceDevice(), load_model_config(folder)
+    config, note = use_own_head(config, Checkpoint(folder))
+    assert ("it is used" in note) == (case == "other head") == (not config.tie_word_embeddings)
+    theirs = their_model(folder)
+    plain, true = their_logits(theirs, random_ids()), their_logits(theirs.double(), random_ids())
+    ours = our_logits(build_frozen(config, folder, device, positions=64, quantize=False), random_ids())
+    assert distance(ours, true) <= 2 * distance(plain, true)
+    if case == "other head":
+        with pytest.raises(ValueError, match="use_own_head"):
+            load_frozen(folder, load_model_config(folder), device)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_checkpoint_that_bitsandbytes_quantised(
+    dtype: str, double: bool, make_checkpoint: Any, tmp_path: Path, nf4_values: Values, device: Device
+) -> None:
+    """Made by transformers with modules left in float; restored values are rounded to the dtype of what was quantised.
+
+    The oracle is what `dequantize` restores (bitsandbytes' layers in float32 use unrounded values in the forward and
+    these in the backward; those of a 16-bit model, these in both). Rows are whole blocks, where bitsandbytes is right
+    on every CPU; that it is is seen first, by its formula.
+    """
+    pytest.importorskip("bitsandbytes", reason="the oracle is bitsandbytes: pip install wgrad[oracle]")
+    skipped = [
+        "lm_head",
+        "model.layers.0.self_attn.k_proj",
+        "layers.1.mlp.down_proj",
+        "model.layers.1.self_attn.o_proj",
+    ]
+    folder = make_checkpoint(hidden_size=64, intermediate_size=128, head_dim=16, dtype=dtype, num_hidden_layers=3)
+    settings = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=double,
+        llm_int8_skip_modules=skipped,
+    )
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    load(folder, dtype=getattr(torch, dtype), quantization_config=settings).save_pretrained(tmp_path / "nf4")
+    theirs = load(tmp_path / "nf4", dtype=getattr(torch, dtype))
+    layers = {n: m.weight for n, m in theirs.named_modules() if type(m).__name__ == "Linear4bit"}
+    assert len(layers) == 3 * 7 - 3
+    values = {n: torch.tensor(nf4_values(w.data, w.quant_state)) for n, w in layers.items()}
+    theirs = theirs.dequantize().float()
+
+    config = load_model_config(tmp_path / "nf4")
+    weights = load_frozen(tmp_path / "nf4", config, device)
+    assert {n for n, w in weights.items() if isinstance(w, NF4Array)} == {f"{n}.weight" for n in layers}
+    for name, value in values.items():
+        rounded = value.to(getattr(torch, dtype)).float()
+        assert torch.equal(theirs.get_submodule(name).weight, rounded)
+        assert (dtype == "float32") == torch.equal(rounded, value)
+        np.testing.assert_array_equal(device.download(device.nf4_dequantize(weights[f"{name}.weight"])), rounded)
+    plain, true = their_logits(theirs, random_ids()), their_logits(theirs.double(), random_ids())
+    assert distance(our_logits(Model(config, weights, device, positions=64), random_ids()), true) <= 2 * distance(
+        plain, true
+    )
+
+
+# ---- tokenizer and adapter ---------------------------------------------------------------------
+@pytest.mark.parametrize("ids", [7, [7, 9]])
+def test_the_end_of_a_text_without_generation_config(ids: Any, make_checkpoint: Any) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", eos_token_id=ids)
+    wanted = their_model(folder).generation_config.eos_token_id
+    assert wanted == ids
+    assert load_tokenizer(folder).stop_ids >= set(np.atleast_1d(ids).tolist())
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 11}))
+    assert their_model(folder).generation_config.eos_token_id == 11
+    stop = load_tokenizer(folder).stop_ids
+    assert 11 in stop and not stop & {7, 9}
+
+
+@pytest.mark.parametrize("alpha", [None, 0, 3, -2])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_lora_alpha_absent_or_zero(alpha: Any, rslora: bool, make_checkpoint: Any, tmp_path: Path) -> None:
+    folder = make_checkpoint("LlamaForCausalLM")
+    config, device = load_model_config(folder), ReferenceDevice()
+    lora = LoraConfig(r=5, alpha=9.0, rslora=rslora, target_modules=("q_proj", "down_proj"))
+    generator = np.random.default_rng(5)
+    shapes = init_lora(lora_shapes(lora, linear_modules(config)), 0)
+    values = {n: (0.3 * generator.standard_normal(v.shape)).astype(np.float32) for n, v in shapes.items()}
+    save_adapter(tmp_path / "a", lora, values, str(folder))
+    path = tmp_path / "a" / "adapter_config.json"
+    raw = json.loads(path.read_text())
+    del raw["lora_alpha"]
+    path.write_text(json.dumps(raw if alpha is None else raw | {"lora_alpha": alpha}))
+    read, _ = load_adapter(tmp_path / "a", linear_modules(config))
+    assert read.alpha == (8 if alpha is None else alpha)
+    assert ("its scale is 0" in adapter_note(read)) == (alpha == 0)
+    theirs = peft.PeftModel.from_pretrained(their_model(folder), tmp_path / "a")
+    plain, true = their_logits(theirs, random_ids()), their_logits(theirs.double(), random_ids())
+    ours = build_frozen(config, folder, device, positions=64, adapter=str(tmp_path / "a"), quantize=False)
+    assert distance(our_logits(ours, random_ids()), true) <= 2 * distance(plain, true)
+    base = distance(their_logits(their_model(folder, torch.float64), random_ids()), true)
+    assert base < 1e-12 if alpha == 0 else base > 0.01
