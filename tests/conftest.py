@@ -21,7 +21,7 @@ os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where i
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "oracle: compares with torch, transformers, peft or bitsandbytes")
+    config.addinivalue_line("markers", "oracle: compares with torch, transformers, peft, trl or bitsandbytes")
 
 
 @cache

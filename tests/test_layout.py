@@ -126,7 +126,7 @@ def test_no_torch_at_run_time() -> None:
         f"{relative(path)}:{line}: {module}"
         for path in python_files(*ROOMS, "src")
         for module, line in imported_modules(path)
-        if module.split(".")[0] in {"torch", "transformers", "peft", "bitsandbytes"}
+        if module.split(".")[0] in {"torch", "transformers", "peft", "trl", "bitsandbytes"}
     ]
     assert wrong == []
 

@@ -152,7 +152,7 @@ for room in ("wgsl", "hip", "autograd", "train"):
             assert module.__file__.startswith(home), module.__file__
 for name in wgrad.__all__:
     assert getattr(wgrad, name) is not None
-assert not {"torch", "transformers", "peft", "bitsandbytes"} & set(sys.modules)
+assert not {"torch", "transformers", "peft", "trl", "bitsandbytes"} & set(sys.modules)
 print(home)
 """
     imported = run(installed, "-c", code, cwd=tmp_path)

@@ -67,6 +67,12 @@ class FinetuneConfig(Options):
         group="files",
         path=True,
     )
+    on_bad_line: str = option(
+        "skip",
+        "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
+        choices=("skip", "stop"),
+        group="files",
+    )
     adapter: str | None = option(
         None,
         "start from this PEFT adapter instead of a new one (rank, alpha, targets are its own)",

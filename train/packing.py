@@ -128,15 +128,15 @@ def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int
 
 def eval_batches(documents: Sequence[Document], config: FinetuneConfig, pad_id: int = 0) -> list[Batch]:
     """The held-out documents as micro-batches, always in the same order."""
-    rows = _rows(documents, config, range(len(documents)))
+    rows = _rows([len(d) for d in documents], config, range(len(documents)))
     size = config.batch_size
     picked = [[documents[i] for i in row] for row in rows]
     return [make_batch(picked[i : i + size], size, config.seq_len, pad_id) for i in range(0, len(picked), size)]
 
 
-def _rows(documents: Sequence[Document], config: FinetuneConfig, order: Sequence[int]) -> list[list[int]]:
+def _rows(lengths: Sequence[int], config: FinetuneConfig, order: Sequence[int]) -> list[list[int]]:
     if config.packing:
-        return pack_documents([len(d) for d in documents], config.seq_len, order)
+        return pack_documents(lengths, config.seq_len, order)
     return [[i] for i in order]
 
 
@@ -150,10 +150,11 @@ class BatchStream:
     """
 
     def __init__(self, documents: Sequence[Document], config: FinetuneConfig, pad_id: int = 0) -> None:
-        if not documents:
+        if not len(documents):
             raise WgradError("--data: no example is left to train on: add data, or lower --eval-fraction")
-        self.documents, self.config, self.pad_id = list(documents), config, pad_id
-        rows = len(_rows(self.documents, config, range(len(documents))))
+        self.documents, self.config, self.pad_id = documents, config, pad_id
+        self._lengths = [len(document) for document in documents]
+        rows = len(_rows(self._lengths, config, range(len(documents))))
         self.rows_per_epoch = rows
         self.steps_per_epoch = -(-rows // (config.batch_size * config.accumulate))
         self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
@@ -187,7 +188,7 @@ class BatchStream:
         if self._epoch is None or self._epoch[0] != epoch:
             generator = np.random.Generator(np.random.PCG64([self.config.seed, epoch]))
             order = generator.permutation(len(self.documents)).tolist()
-            rows = _rows(self.documents, self.config, order)
+            rows = _rows(self._lengths, self.config, order)
             self._epoch = (epoch, [rows[i] for i in generator.permutation(len(rows))])
         return self._epoch[1]
 

@@ -68,6 +68,8 @@ def open_session(config: FinetuneConfig) -> Session:
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
+    for remark in data.remarks:
+        session.say(f"  {remark}")
     if config.seq_len > model_config.max_position_embeddings:
         limit = model_config.max_position_embeddings
         session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")

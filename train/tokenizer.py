@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +12,17 @@ from tokenizers.decoders import DecodeStream
 
 from wgrad.autograd.errors import WgradError
 from wgrad.train.chat import ChatTemplate, Message
-
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """ids[i] stands for characters [start, end) = offsets[i] of the text; (0, 0) for added tokens such as bos."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
+from wgrad.train.input_files import exists
+from wgrad.train.text_windows import Encoded, encode_windows
+from wgrad.train.tokenizer_files import (
+    SPECIAL,
+    explain,
+    read_backend,
+    read_options,
+    read_special_tokens,
+    read_templates,
+    token_text,
+)
 
 
 class Tokenizer:
@@ -33,15 +32,17 @@ class Tokenizer:
     generation: eos and those of generation_config.json).
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any], template: str | None, where: str) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: dict[str, Any], templates: Mapping[str, str], where: str
+    ) -> None:
         self._backend, self.where = backend, where
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        self.special_tokens = {name: text for name in _SPECIAL if (text := _token_text(config.get(name))) is not None}
+        # Those of this model alone, such as image_token, are for templates.
+        own = [name for name, value in config.items() if name.endswith("_token") and isinstance(value, str)]
+        self.special_tokens = {n: text for n in (*SPECIAL, *own) if (text := token_text(config.get(n))) is not None}
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_id, self.eos_id, self.pad_id = (self._special_id(n) for n in ("bos_token", "eos_token", "pad_token"))
         self.stop_ids: frozenset[int] = frozenset(() if self.eos_id is None else (self.eos_id,))
-        self._template_source = template
+        self._templates = templates
         self._template: ChatTemplate | None = None
 
     def _special_id(self, name: str) -> int | None:
@@ -58,17 +59,39 @@ class Tokenizer:
 
     # ---- text -> ids -------------------------------------------------------------------------
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoded]:
-        """As the post-processor of tokenizer.json says, with or without bos.
+        """As the post-processor of tokenizer.json says, with or without bos. WgradError: a text that is not Unicode.
 
         add_bos_token of tokenizer_config.json is not looked at: transformers 5 ignores it too where there is a
         tokenizer.json (tests/train/test_oracle_tokenizer.py compares).
         """
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [Encoded(e.ids, e.offsets) for e in encodings]
+        for text in texts:
+            check_text(text)
+        try:
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            return [Encoded(e.ids, e.offsets) for e in encodings]
+        except BaseException as error:
+            reason = explain(error)
+            if reason is None:
+                raise
+            raise WgradError(
+                f"--model: the tokenizer of {self.where} fails on this text: {reason}: fetch its files again, or "
+                f"remove the text; it begins with {texts[0][:40]!r}"
+            ) from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of one text; see `encode_batch`."""
         return self.encode_batch([text], add_special_tokens)[0].ids
+
+    def encode_stream(self, blocks: Iterable[str]) -> Iterator[Encoded]:
+        """A text of any length, given in blocks, in the ids of one go but without bos and eos; offsets count from its
+        beginning. Takes memory for a part of it only."""
+        return encode_windows(blocks, lambda text: self.encode_batch([text], add_special_tokens=False)[0])
+
+    def added_ids(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before a text and behind it."""
+        plain, whole = self.encode("x", add_special_tokens=False), self.encode("x")
+        place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+        return whole[:place], whole[place + len(plain) :]
 
     # ---- ids -> text -------------------------------------------------------------------------
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -87,13 +110,13 @@ class Tokenizer:
     def chat_template(self) -> ChatTemplate:
         """The compiled template. WgradError where the tokenizer has none."""
         if self._template is None:
-            if self._template_source is None:
+            if not self._templates:
                 raise WgradError(
                     f"--model: the tokenizer of {self.where} has no chat template (chat_template in "
                     "tokenizer_config.json, or chat_template.jinja), which messages need: take the instruct variant "
                     "of the model, or data with prompt and completion"
                 )
-            self._template = ChatTemplate(self._template_source, self.special_tokens)
+            self._template = ChatTemplate(self._templates, self.special_tokens)
         return self._template
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
@@ -101,62 +124,38 @@ class Tokenizer:
         return self.encode(self.chat_template.render(messages, add_generation_prompt), add_special_tokens=False)
 
 
-def _token_text(value: Any) -> str | None:
-    """A special token is written as text or as {"content": text, ...}."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def check_text(text: str) -> None:
+    """WgradError where `text` cannot be written as UTF-8: an escape of JSON, or a byte of the command line, left half
+    of a surrogate pair in it."""
+    if text.isascii():
+        return
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise WgradError(f"--model: cannot read {path}: {error}: fetch the file again") from error
-    if not isinstance(value, dict):
-        raise WgradError(f"--model: {path}: expected a JSON object, got a {type(value).__name__}: fetch the file again")
-    return value
-
-
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """Source of the default template: chat_template.jinja, else the configuration's text or named list."""
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    value = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default") or next(iter(named.values()), None)
-    return value if isinstance(value, str) else None
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WgradError(
+            f"character {error.start + 1} of the text is U+{ord(text[error.start]):04X}, half of a surrogate pair, "
+            "which stands for nothing alone: write the whole character, or remove it"
+        ) from None
 
 
 def _stop_ids(folder: Path) -> set[int]:
     # Where there is no generation_config.json, config.json stands for it, as in transformers.
-    name = "generation_config.json" if (folder / "generation_config.json").exists() else "config.json"
-    value = _read_json(folder / name).get("eos_token_id")
+    name = "generation_config.json" if exists(folder / "generation_config.json", "--model") else "config.json"
+    value = read_options(folder, name).get("eos_token_id")
     return {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """Read the tokenizer of a checkpoint folder. WgradError: no tokenizer.json, a broken one, broken configuration."""
     folder = Path(folder)
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        if (folder / "tokenizer.model").exists():
+    if not exists(folder / "tokenizer.json", "--model"):
+        if exists(folder / "tokenizer.model", "--model"):
             raise WgradError(
                 f"--model: {folder} has tokenizer.model but no tokenizer.json: convert it once with transformers "
                 "(AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or take a repository that has it"
             )
         raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files beside the weights")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise WgradError(
-            f"--model: {path} is not a tokenizer that can be read: {error}: fetch the file again"
-        ) from error
-    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-    tokenizer = Tokenizer(backend, config, _chat_template(folder, config), str(folder))
+    config = read_special_tokens(folder)
+    tokenizer = Tokenizer(read_backend(folder, config), config, read_templates(folder, config), str(folder))
     tokenizer.stop_ids |= _stop_ids(folder)
     return tokenizer

@@ -34,7 +34,7 @@ def test_every_option_of_the_command_is_there() -> None:
     wanted = (
         "model data out rank alpha dropout target_modules rslora lr schedule warmup batch_size accumulate seq_len "
         "epochs max_steps eval_fraction eval_data save_every log_every seed compute device resume full weight_decay "
-        "max_grad_norm packing checkpointing double_quant block_size profile loss_on adapter sample_prompt"
+        "max_grad_norm packing checkpointing double_quant block_size profile loss_on adapter sample_prompt on_bad_line"
     )
     assert {f.name for f in dataclasses.fields(FinetuneConfig)} == set(wanted.split())
 
@@ -48,7 +48,8 @@ def test_nothing_given_is_the_defaults() -> None:
 def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.Field, tmp_path: Path) -> None:
     other: dict[str, Any] = {
         "rank": 3, "alpha": 7.5, "dropout": 0.25, "target_modules": ("q_proj", "v_proj"), "lr": 3e-5, "warmup": 12.0,
-        "schedule": "linear", "batch_size": 2, "accumulate": 3, "seq_len": 41, "epochs": 2, "max_steps": 5,
+        "schedule": "linear", "on_bad_line": "stop", "batch_size": 2,
+        "accumulate": 3, "seq_len": 41, "epochs": 2, "max_steps": 5,
         "eval_fraction": 0.5, "eval_data": "e", "save_every": 4, "log_every": 2, "seed": 9, "compute": "float16",
         "device": "cpu", "weight_decay": 0.125, "max_grad_norm": 0.0, "loss_on": "all", "adapter": "a",
         "sample_prompt": "yes: 3", "block_size": 128, "checkpointing": False, "model": "x/y", "data": "1.5",

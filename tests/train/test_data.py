@@ -163,7 +163,6 @@ GOOD = {"text": "Hear."}
     [
         ('{"text": "x"', "not valid JSON: .* at column 13"),
         ("[" * 100_000, "not valid JSON"),
-        ("", "empty line: remove it"),
         ('["text"]', "expected a JSON object, got a list"),
         ("3", "expected a JSON object, got a number"),
         ({}, "it has none"),
@@ -177,17 +176,71 @@ GOOD = {"text": "Hear."}
         ({"messages": []}, "'messages' must be a list of messages that is not empty; got an empty list"),
         ({"messages": "hi"}, "'messages' must be a list .* got text"),
         ({"messages": ["hi"]}, "message 1 must be an object with 'role' and 'content'"),
-        ({"messages": [{"role": "user"}]}, "'content of message 1' must be text; got null"),
+        ({"messages": [{"role": "user"}]}, "'content of message 1' must be text; got nothing"),
+        ({"messages": [{"role": "user", "content": 3}]}, "'content of message 1' must be text; got a number"),
+        ({"messages": [TURNS[1], {"role": "assistant", "content": None}]}, "'content of message 2' is empty"),
         ({"messages": [TURNS[1], {"role": "assistant", "content": ""}]}, "'content of message 2' is empty"),
         ({"messages": TURNS[:2]}, "no turn of the assistant"),
-        ({"prompt": "x" * 400, "completion": "y"}, "after truncation to 200 tokens: raise --seq-len"),
+        ({"messages": TURNS, "tools": {"name": "f"}}, "'tools' must be a list of objects; got an object"),
+        ({"messages": TURNS, "tools": "[{"}, "'tools' is text that is not valid JSON"),
+        ({"messages": TURNS, "documents": [3]}, "'documents' must be a list of objects; got a list"),
+        ({"messages": TURNS, "chat_template_kwargs": []}, "'chat_template_kwargs' must be an object"),
+        ('{"text": "\\ud800x"}', r"character 1 of the text is U\+D800, half of a surrogate pair"),
+        ('{"messages": [{"role": "assistant", "content": "\\udc41"}]}', r"U\+DC41, half of a surrogate pair"),
+        ('{"text": 1' + "0" * 5000 + "}", "not valid JSON"),
     ],
 )
-def test_a_bad_line_is_named(tokenizer: Tokenizer, write_lines, line, words: str) -> None:
+def test_a_bad_line_is_named_and_skipped_or_stops(tokenizer: Tokenizer, write_lines, line, words: str) -> None:
     path = write_lines(GOOD, line, GOOD)
     with pytest.raises(WgradError, match=words) as caught:
-        load(path, tokenizer)
+        load(path, tokenizer, on_bad_line="stop")
     assert str(caught.value).startswith(f"{path}:2: ") and "\n" not in str(caught.value)
+    data = load(path, tokenizer)
+    assert [d.source for d in data.train] == [f"{path}:1", f"{path}:3"]
+    assert data.bad_lines == 1 and data.remarks == (f"skipped {caught.value}",)
+    assert data.summary().endswith("; 1 bad lines skipped")
+
+
+@pytest.mark.parametrize("line", ["", " ", "\t\r"])
+def test_a_blank_line_is_none(tokenizer: Tokenizer, write_lines, line: str) -> None:
+    path = write_lines(line, GOOD, line, line, GOOD)
+    data = load(path, tokenizer, on_bad_line="stop")
+    assert [d.source for d in data.train] == [f"{path}:2", f"{path}:5"]
+    assert data.bad_lines == 0 and data.remarks == ()
+
+
+def test_the_first_bad_lines_are_listed_and_all_are_counted(tokenizer: Tokenizer, write_lines) -> None:
+    path = write_lines(*[GOOD, 3] * 7, GOOD)
+    data = load(path, tokenizer)
+    assert len(data.train) == 8 and data.bad_lines == 7
+    assert [remark.split(":")[1] for remark in data.remarks[:5]] == ["2", "4", "6", "8", "10"]
+    assert data.remarks[5:] == ("skipped 2 more",)
+
+
+def test_where_most_lines_are_bad_the_file_is(tokenizer: Tokenizer, write_lines) -> None:
+    path = write_lines(GOOD, "[", GOOD, 3, 4)
+    with pytest.raises(WgradError, match=f"^{path}:2: not valid JSON.*; 3 of 5 lines are bad$"):
+        load(path, tokenizer)
+    assert len(load(write_lines(GOOD, "[", GOOD, 3), tokenizer).train) == 2  # no more than half
+    with pytest.raises(WgradError, match=f"^{path}:1: .*; 2 of 2 lines are bad$"):
+        load(write_lines("[", 3), tokenizer)
+
+
+def test_bad_lines_of_both_files_are_counted(tokenizer: Tokenizer, write_lines) -> None:
+    other = write_lines(GOOD, GOOD, 4, name="other.jsonl")
+    data = load(write_lines(GOOD, GOOD, 3), tokenizer, eval_data=other)
+    assert data.bad_lines == 2 and [remark.split("/")[-1][:7] for remark in data.remarks] == ["data.js", "other.j"]
+
+
+def test_what_begins_beyond_the_length_is_left_out_and_counted(tokenizer: Tokenizer, write_lines) -> None:
+    far = {"prompt": "x" * 400, "completion": "y"}
+    near = {"prompt": "x" * 150, "completion": "y" * 100}
+    data = load(write_lines(GOOD, far, near, far), tokenizer, on_bad_line="stop")
+    assert [d.source[-2:] for d in data.train] == [":1", ":3"]
+    assert (data.left_out, data.truncated, data.bad_lines, data.examples) == (2, 1, 0, 2)
+    assert "; 2 left out (what is to be learnt begins beyond --seq-len)" in data.summary()
+    with pytest.raises(WgradError, match=r"data.jsonl:1: no token to learn is left after truncation to 200 tokens"):
+        load(write_lines(far, far), tokenizer)
 
 
 def test_what_the_template_refuses_is_named(make_tokenizer, write_lines) -> None:
@@ -207,7 +260,8 @@ def test_a_single_token_has_nothing_to_learn(make_tokenizer, write_lines) -> Non
     tokenizer = load_tokenizer(make_tokenizer(eos_token=None))
     path = write_lines(GOOD, {"text": "a"})
     with pytest.raises(WgradError, match=f"^{path}:2: no token to learn"):
-        load(path, tokenizer)
+        load(path, tokenizer, on_bad_line="stop")
+    assert load(path, tokenizer).bad_lines == 1
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"\xef\xbb\xbf"])
@@ -221,21 +275,11 @@ def test_an_empty_file(tokenizer: Tokenizer, tmp_path: Path, content: bytes, nam
 def test_files_that_cannot_be_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="--data: no such file: nowhere.jsonl"):
         load("nowhere.jsonl", tokenizer)
-    with pytest.raises(WgradError, match="--data: cannot read .*directory"):
+    with pytest.raises(WgradError, match="--data: .* is a folder"):
         load(str(tmp_path), tokenizer)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "x"}\n{"text": "\xe9t\xe9"}\n')
     with pytest.raises(WgradError, match=r"a.jsonl:2: not UTF-8 \(byte 0xe9\): convert"):
-        load(str(tmp_path / "a.jsonl"), tokenizer)
-
-
-def test_the_kind_of_file_is_seen_where_its_name_says_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    (tmp_path / "lines").write_text('{"text": "Hear."}\n')
-    (tmp_path / "stream").write_text("Hear. See.\n")
-    (tmp_path / "array.json").write_text('[{"text": "Hear."}]')
-    assert load(str(tmp_path / "lines"), tokenizer).train[0].source.endswith("lines:1")
-    assert len(load(str(tmp_path / "stream"), tokenizer).train) == 1
-    with pytest.raises(WgradError, match="is a JSON array; .*jq"):
-        load(str(tmp_path / "array.json"), tokenizer)
+        load(str(tmp_path / "a.jsonl"), tokenizer, on_bad_line="stop")
 
 
 def test_the_data_that_comes_with_the_project(tokenizer: Tokenizer) -> None:

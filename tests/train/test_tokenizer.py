@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wgrad.autograd.errors import WgradError
-from wgrad.train.chat import ChatTemplate
+from wgrad.train.chat import ChatTemplate, Conversation
 from wgrad.train.tokenizer import load_tokenizer
 
 TURNS = [
@@ -54,7 +54,7 @@ def test_missing_and_broken_files(tmp_path: Path, make_tokenizer) -> None:
         load_tokenizer(tmp_path)
     folder = make_tokenizer()
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(WgradError, match="cannot read .*tokenizer_config.json"):
+    with pytest.raises(WgradError, match="tokenizer_config.json line 1 is not valid JSON"):
         load_tokenizer(folder)
 
 
@@ -121,61 +121,120 @@ def test_what_templates_use() -> None:
     assert text == '<s>{"role": "user", "content": "<é>"}' + str(datetime.now().year) + "2"
 
 
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
-        ("{{ messages[9]['content'] + 1 }}", "refuses these messages"),
-        ("{{ messages[0]['content'] + 1 }}", "fails on these messages: TypeError"),
-        ("{{ messages.append(1) }}", "refuses these messages"),  # the sandbox
-        ("{{ ''.__class__.__mro__ }}", "refuses these messages"),
-    ],
-)
-def test_a_template_that_refuses(source: str, words: str) -> None:
-    with pytest.raises(WgradError, match=words):
-        ChatTemplate(source, {}).render(TURNS)
-
-
-def test_a_template_that_does_not_compile() -> None:
-    with pytest.raises(WgradError, match="does not compile"):
-        ChatTemplate("{% for %}", {})
-
-
-def spoken(template: ChatTemplate, learn: list[int]) -> tuple[str, list[str]]:
-    text, spans = template.render_with_spans(TURNS, learn)
-    assert text == template.render(TURNS)
-    return text, [text[a:b] for a, b in spans]
-
-
-def test_spans_by_prefixes(make_tokenizer) -> None:
-    template = load_tokenizer(make_tokenizer()).chat_template
-    assert spoken(template, [1, 3])[1] == ["He that héareth.<|im_end|>\n", "None.<|im_end|>\n"]
-    assert spoken(template, [3])[1] == ["None.<|im_end|>\n"]
-
-
-def test_spans_by_generation_blocks() -> None:
-    source = (
-        "{% for m in messages %}{{ m['role'] }}: {% if m['role'] == 'assistant' %}"
-        "{% generation %}{{ m['content'] }}!{% endgeneration %}{% else %}{{ m['content'] }}{% endif %} {% endfor %}"
-    )
-    text, parts = spoken(ChatTemplate(source, {}), [1, 3])
-    assert parts == ["He that héareth.!", "None.!"]
-    assert text.startswith("user: Who is wise? assistant: He")
-    assert spoken(ChatTemplate(source, {}), [3])[1] == ["None.!"]
-
-
-def test_a_template_that_changes_earlier_turns() -> None:
-    source = (
-        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% if loop.last and m['role'] == 'assistant' %}"
-        "(thought){% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
-    template = ChatTemplate(source, {})
-    assert spoken(template, [3])[1] == ["None.(thought)"]
-    with pytest.raises(WgradError, match="renders turn 2 differently.*--loss-on all"):
-        template.render_with_spans(TURNS, [1])
-
-
 def test_chat_ids_hold_no_second_bos(make_tokenizer) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True, chat_template=source))
     assert tokenizer.encode_chat(TURNS).count(0) == 1
+
+
+# ---- files of other people ---------------------------------------------------------------------
+def change(folder: Path, **keys) -> Path:
+    value = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(value | keys))
+    return folder
+
+
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
+
+
+def template(*ids: int) -> dict:
+    return TEMPLATE | {"special_tokens": {"<s>": {"id": "<s>", "ids": list(ids), "tokens": ["<s>"] * len(ids)}}}
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        template(400),
+        template(0, 70_000),
+        template(2**32 - 1),
+        {"type": "BertProcessing", "sep": ["</s>", 1], "cls": ["<s>", 4000]},
+        {"type": "RobertaProcessing", "sep": ["</s>", 999], "cls": ["<s>", 0], "trim_offsets": True}
+        | {"add_prefix_space": False},
+        {"type": "Sequence", "processors": [template(0), template(401)]},
+    ],
+)
+def test_a_post_processor_with_ids_of_no_token(make_tokenizer, processor: dict) -> None:
+    folder = change(make_tokenizer(), post_processor=processor)
+    with pytest.raises(WgradError, match=r"^--model: .*tokenizer.json: post_processor names the id \d+, which none of"):
+        load_tokenizer(folder)
+
+
+def test_a_post_processor_with_ids_that_are_there(make_tokenizer) -> None:
+    folder = change(make_tokenizer(), post_processor={"type": "Sequence", "processors": [template(0), template(1)]})
+    assert load_tokenizer(folder).encode("")[0] in (0, 1)
+
+
+def test_an_added_token_with_an_id_that_is_not_its_own(make_tokenizer) -> None:
+    token = {"id": 90_000, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False}
+    folder = change(make_tokenizer(), added_tokens=[token | {"normalized": False, "special": True}])
+    with pytest.raises(WgradError, match="added_tokens names the id 90000, which none of|can be read"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["x\ud800", "\udce9t\udce9", "\U0001f600".encode("utf-16-le")[:2].decode("utf-16-le", "surrogatepass")]
+)
+def test_half_of_a_surrogate_pair(make_tokenizer, text: str) -> None:
+    with pytest.raises(
+        WgradError,
+        match=r"character \d of the text is U\+D[89C-F]..",
+    ) as caught:
+        load_tokenizer(make_tokenizer()).encode(text)
+    assert str(caught.value).isascii()
+
+
+class PanicException(BaseException):
+    """As pyo3 raises it where Rust code panics."""
+
+
+@pytest.mark.parametrize("error", [PanicException("index out of bounds"), Exception("no\nvocabulary")])
+def test_a_library_that_fails_is_an_error(make_tokenizer, monkeypatch, error: BaseException) -> None:
+    class Backend:
+        @staticmethod
+        def from_buffer(data: bytes) -> None:
+            raise error
+
+        def encode_batch(self, *args: object, **options: object) -> None:
+            raise error
+
+    tokenizer = load_tokenizer(make_tokenizer("good"))
+    tokenizer._backend = Backend()  # type: ignore[assignment]
+    with pytest.raises(WgradError, match="^--model: the tokenizer of .* fails on this text: (index|no vocabulary)"):
+        tokenizer.encode("x")
+    monkeypatch.setattr("tokenizers.Tokenizer", Backend)
+    with pytest.raises(WgradError, match="^--model: .*tokenizer.json is not a tokenizer that can be read: (index|no)"):
+        load_tokenizer(make_tokenizer("bad"))
+
+
+def test_ctrl_c_is_no_error_of_the_library(make_tokenizer) -> None:
+    class Backend:
+        def encode_batch(self, *args: object, **options: object) -> None:
+            raise KeyboardInterrupt
+
+    tokenizer = load_tokenizer(make_tokenizer())
+    tokenizer._backend = Backend()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("chat_template.jinja", 2), ("additional_chat_templates/tool_use.jinja", 2)]
+)
+def test_a_template_file_in_another_encoding(make_tokenizer, name: str, line: int) -> None:
+    folder = make_tokenizer()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes("x\n{{ 'é' }}".encode("latin-1"))
+    with pytest.raises(WgradError, match=rf"^--model: .*{name} must be UTF-8 text; got byte 0xe9 in line {line}"):
+        load_tokenizer(folder)
+
+
+def test_templates_in_files_of_their_own(make_tokenizer) -> None:
+    folder = make_tokenizer()
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    (folder / "chat_template.jinja").write_text("{{ image_token }}")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"image_token": "<image>"}))
+    found = load_tokenizer(folder).chat_template
+    assert found.render(TURNS) == "<image>"
+    assert found.render(Conversation(TURNS, tools=[])) == "tools"

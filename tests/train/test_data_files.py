@@ -1,0 +1,232 @@
+"""What a data file may be: kinds by name and by content, encodings, standard input; long files and lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.data import Dataset, load_data
+from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+
+LINES = b'{"text": "Hear."}\n{"text": "See."}\n'
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer) -> Tokenizer:
+    return load_tokenizer(make_tokenizer(bos_in_json=True))
+
+
+def load(path: Path | str, tokenizer: Tokenizer, **options) -> Dataset:
+    return load_data(FinetuneConfig(data=str(path), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+
+
+# ---- kinds ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.csv", r"a table by its name \(.csv\): make a JSON line of each row"),
+        ("a.TSV", "a table by its name"),
+        ("a.parquet", "a table"),
+        ("a.jsonl.gz", "compressed by its name .*unpack it first"),
+        ("a.tar", "compressed"),
+        ("a.pdf", "a document with formatting by its name .*save its text"),
+        ("a.docx", "a document"),
+        ("a.png", "an image"),
+        ("a.mp3", "sound or video"),
+        ("a.safetensors", "weights or arrays"),
+        ("a.exe", "a program"),
+    ],
+)
+def test_what_a_name_says_is_no_text_is_refused(tokenizer: Tokenizer, tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).write_bytes(LINES)
+    with pytest.raises(WgradError, match=f"^--data: .*{words}"):
+        load(tmp_path / name, tokenizer)
+    with pytest.raises(WgradError, match=f"^--eval-data: .*{words}"):
+        (tmp_path / "good.jsonl").write_bytes(LINES)
+        load(tmp_path / "good.jsonl", tokenizer, eval_data=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(LINES), "compressed by its first bytes"),
+        (b"PK\x03\x04rest", "compressed by its first bytes"),
+        (b"%PDF-1.7\nrest", "a document"),
+        (b"\x89PNG\r\n\x1a\n", "an image"),
+        (b"PAR1rest", "a table"),
+        (b"\x7fELFrest", "a program"),
+        ("{}\n".encode("utf-16"), "UTF-16: convert"),
+        (b"some\x00text\n", "NUL"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "pointer of Git LFS"),
+    ],
+)
+def test_what_the_content_says_is_no_text_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WgradError, match=f"^--data: .*{words}") as caught:
+        load(tmp_path / name, tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("a.jsonl", LINES, None),
+        ("a.ndjson", LINES, None),
+        ("a.txt", b"Hear. See.", None),
+        ("a.md", b"# Hear\nSee.", None),
+        ("a.py", b"print(1)\n", "taken for plain text, of which every token is learnt (its name ends in .py"),
+        ("a.html", b"<p>Hear.", "taken for plain text, of which every token is learnt (its name ends in .html"),
+        ("a", b"Hear. See.", "taken for plain text, of which every token is learnt (its name does not say"),
+        ("a.data", LINES, "taken for JSON lines (its name ends in .data"),
+        ("a.txt", LINES, "is plain text by its name, and looks like JSON lines"),
+    ],
+)
+def test_what_a_file_is_taken_for_is_said(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, content: bytes, note: str | None
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    data = load(tmp_path / name, tokenizer)
+    assert len(data.remarks) == (note is not None)
+    assert note is None or note in data.remarks[0]
+    lines = name.endswith("json") or name.endswith("jsonl") or name in ("a.ndjson", "a.data")
+    assert len(data.train) == (2 if lines else 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_is_not_waited_for(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(WgradError, match="^--data: .* is a named pipe: give a regular file"):
+        load(tmp_path / "a.jsonl", tokenizer)
+
+
+# ---- standard input ------------------------------------------------------------------------------
+class Input(io.TextIOWrapper):
+    def __init__(self, content: bytes, terminal: bool = False) -> None:
+        super().__init__(io.BufferedReader(io.BytesIO(content)))  # type: ignore[arg-type]
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def test_standard_input(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Input(LINES))
+    data = load("-", tokenizer)
+    assert [d.source for d in data.train] == ["standard input:1", "standard input:2"]
+    assert data.remarks == ("note: standard input is taken for JSON lines",)
+    monkeypatch.setattr(sys, "stdin", Input(b"Hear. See."))
+    assert load("-", tokenizer).train[0].source == "standard input: token 1"
+    monkeypatch.setattr(sys, "stdin", Input(b"", terminal=True))
+    with pytest.raises(WgradError, match="--data: standard input is no file"):
+        load("-", tokenizer)
+    with pytest.raises(WgradError, match="--eval-data: standard input is --data already"):
+        load("-", tokenizer, eval_data="-")
+
+
+# ---- encodings -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [1, 70_000, 131_071, 131_072])
+def test_plain_text_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path: Path, size: int) -> None:
+    """A character, a \\r\\n or a byte-order mark across a border; every \\r\\n is a \\n, a lone \\r stays."""
+    text = "\ufeff" + "x" * size + "é\r\n知\r\n\ry\r"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    data = load(tmp_path / "a.txt", tokenizer, seq_len=10**6)
+    assert tokenizer.decode(data.train[0].ids[1:]) == "x" * size + "é\n知\n\ry\r"
+
+
+@pytest.mark.parametrize("lines", [0, 3, 40_000])
+@pytest.mark.parametrize(("wrong", "words"), [(b"\xe9t\xe9", "not UTF-8 .byte 0xe9"), (b"\x00", "a NUL character")])
+def test_plain_text_that_is_none_names_the_line(
+    tokenizer: Tokenizer, tmp_path: Path, lines: int, wrong: bytes, words: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"hear\n" * lines + b"x" + wrong + b"\n")
+    if lines < 40_000 and wrong == b"\x00":
+        words = "NUL bytes"  # seen before the file is read
+    with pytest.raises(WgradError, match=words) as caught:
+        load(tmp_path / "a.txt", tokenizer)
+    assert "bytes" in words or f"a.txt:{lines + 1}: " in str(caught.value)
+
+
+# ---- size ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seq_len", [50, 10**6])
+def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines, seq_len: int) -> None:
+    text = "".join(f"The {i}th wise man will hear, and will increase learning. " for i in range(2500))
+    assert len(text) > 2 * 65536
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes. " + text}]
+    lines = ({"text": text}, {"prompt": "", "completion": text}, {"messages": turns[1:]}, {"messages": turns})
+    data = load(write_lines(*lines), tokenizer, seq_len=seq_len)
+    eos = [tokenizer.eos_id]
+    chat = [tokenizer.encode_chat(t, add_generation_prompt=False) for t in (turns[1:], turns)]
+    wanted = [tokenizer.encode(text) + eos] * 2 + chat
+    if seq_len == 50:
+        assert data.left_out == 1 and data.cut_tokens == sum(map(len, wanted[:3])) - 150
+        wanted = wanted[:3]
+    assert [d.ids.tolist() for d in data.train] == [ids[:seq_len] for ids in wanted]
+    if seq_len > 50:
+        header = tokenizer.encode_chat(turns[:1])
+        assert not data.train[3].counts[: len(header)].any() and data.train[3].counts[len(header) :].all()
+
+
+MEMORY = """
+import json, resource, sys
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.data import load_data
+from wgrad.train.tokenizer import load_tokenizer
+folder, path = sys.argv[1:]
+tokenizer = load_tokenizer(folder)
+def load(path): return load_data(FinetuneConfig(data=path, eval_fraction=0, seq_len=256), tokenizer)
+load(path + ".small")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = load(path)
+print(json.dumps([before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, data.tokens]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process took at most is counted in other units there")
+@pytest.mark.parametrize("kind", ["text", "lines", "one JSON line", "messages"])
+def test_memory_is_bounded_by_four_times_the_file(make_tokenizer, tmp_path: Path, kind: str) -> None:
+    words = "A wise man will hear, and will increase learning; "
+    turns = [{"role": "user", "content": words}, {"role": "assistant", "content": words}]
+    line = {
+        "text": words * 3 + "\n",
+        "lines": json.dumps({"text": words * 2}) + "\n",
+        "one JSON line": words,
+        "messages": json.dumps({"messages": turns}) + "\n",
+    }[kind]
+    path = tmp_path / ("a.txt" if kind == "text" else "a.jsonl")
+    # The small one warms what stays the same: windows, the tokenizer's cache of words.
+    for name, size in ((str(path) + ".small", 300_000), (str(path), 2_500_000)):
+        text = line * (size // len(line))
+        Path(name).write_text(json.dumps({"text": text}) + "\n" if kind == "one JSON line" else text)
+    small = Path(str(path) + ".small").rename(path.with_name("small" + path.suffix))
+    code = MEMORY.replace('path + ".small"', repr(str(small)))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", code, str(make_tokenizer()), str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert run.returncode == 0, run.stderr
+    before, after, tokens = json.loads(run.stdout)
+    assert tokens > 0
+    assert after - before <= 4 * path.stat().st_size, f"{(after - before) / path.stat().st_size:.1f} times the file"
+
+
+def test_documents_are_views_of_flat_arrays(tokenizer: Tokenizer, write_lines) -> None:
+    data = load(write_lines(*({"text": f"Hear {i}."} for i in range(100))), tokenizer, eval_fraction=0.1)
+    first, second = data.train[0], data.train[1]
+    assert isinstance(first.ids.base, np.ndarray) and not first.ids.flags.owndata
+    assert first.ids.tolist() != second.ids.tolist()
+    assert data.train[-1].source == data.train[len(data.train) - 1].source
+    assert [d.source for d in data.train[2:4]] == [data.train[2].source, data.train[3].source]
+    with pytest.raises(IndexError):
+        data.train[len(data.train)]
