@@ -62,19 +62,29 @@ def no_tokenizer(model: Path, data: Path) -> list[str]:
     return []
 
 
-def empty_line(model: Path, data: Path) -> list[str]:
-    data.write_text('{"text": "one two"}\n\n{"text": "three four"}\n')
+def no_line(model: Path, data: Path) -> list[str]:
+    data.write_text("\n \n")
     return []
 
 
 def malformed_line(model: Path, data: Path) -> list[str]:
     data.write_text('{"text": "one two"}\n{"text": "three"\n')
-    return []
+    return ["--on-bad-line", "stop"]
 
 
 def no_target(model: Path, data: Path) -> list[str]:
-    lines = [{"prompt": "short", "completion": "fine"}, {"prompt": "a long prompt " * 30, "completion": "never seen"}]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data.write_text(json.dumps({"prompt": "a long prompt " * 30, "completion": "never seen"}) + "\n")
+    return []
+
+
+def a_table(model: Path, data: Path) -> list[str]:
+    data.with_suffix(".csv").write_text("text\none two\n")
+    return ["--data", str(data.with_suffix(".csv"))]
+
+
+def endless_template(model: Path, data: Path) -> list[str]:
+    (model / "chat_template.jinja").write_text("{% for i in range(10**5) %}" * 3 + "{% endfor %}" * 3)
+    data.write_text(json.dumps({"messages": [{"role": "assistant", "content": "x"}]}) + "\n")
     return []
 
 
@@ -109,9 +119,11 @@ CASES: dict[Case, str] = {
     other_architecture: r"architecture MixtralForCausalLM is not supported: use a checkpoint of LlamaForCausalLM",
     small_vocabulary: r"has ids up to 299, but the model's vocab_size is 200",
     no_tokenizer: r"has no tokenizer.json",
-    empty_line: r"data.jsonl:2: empty line",
+    no_line: r"data.jsonl is empty",
     malformed_line: r"data.jsonl:2: not valid JSON",
-    no_target: r"data.jsonl:2: no token to learn is left after truncation to 32 tokens",
+    no_target: r"data.jsonl:1: no token to learn is left after truncation to 32 tokens",
+    a_table: r"data.csv is a table by its name \(.csv\)",
+    endless_template: r"chat template does not end within 5 s",
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
     huge_rank: r"--rank: must be at most 88, the longest side of the projections that it adapts; got 100000: a larger",
     endless_rank: r"--rank: must be at most 48,",
