@@ -86,7 +86,7 @@ def _check_in_a_process() -> tuple[Verdict, bool]:
     """The verdict, and whether it is to be kept."""
     command = [sys.executable, "-c", _CODE.format(path=sys.path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return Verdict(False, f"no result within {SECONDS} s"), False
     try:

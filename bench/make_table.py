@@ -2,7 +2,7 @@
 
     python bench/make_table.py [--results FOLDER] [--check]
 
-README.md has whole steps and a choice of operators, docs/benchmarks.md every row. One section a device. `ratio` is
+README.md has whole steps, docs/benchmarks.md every row. One section a device. `ratio` is
 wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are listed once more under
 "Where it loses". What is known of the HIP kernels, whose rows are not a card's, comes from hip_tables.py into markers
 of its own. --check writes nothing and exits 1 where a page is not up to date.
@@ -20,7 +20,7 @@ from hip_tables import render_hip
 from pages import Row, splice, table
 
 HERE = Path(__file__).parent
-PAGES = {"README.md": True, "docs/benchmarks.md": False}  # page: only the chosen rows
+PAGES = {"README.md": True, "docs/benchmarks.md": False}  # page: only whole steps
 HIP_PAGE = "docs/benchmarks.md"
 EVEN = 0.97  # a ratio above this is not called a loss: the spread between runs is of this size
 
@@ -131,8 +131,6 @@ def memory_table(rows: list[Row], losses: Losses) -> list[str]:
     return ["**Memory-bound operators**", "", *table(head, lines)]
 
 
-_SHOWN = {"rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "rope", "rope_backward", "adamw"}
-_SHOWN |= {"nf4_quantize", "nf4_dequantize"}
 TABLES: dict[str, Callable[[list[Row], Losses], list[str]]] = {
     "train": train_table,
     "gemm": gemm_table,
@@ -141,19 +139,9 @@ TABLES: dict[str, Callable[[list[Row], Losses], list[str]]] = {
 }
 
 
-def is_chosen(row: Row) -> bool:
-    """Whether the README shows it: whole steps, attention, square and large products, named operators in float32."""
-    if row["bench"] == "gemm":
-        return row["m"] == row["n"] == row["k"] or (row["op"].startswith("linear_nf4") and row["n"] > 8192)
-    if row["bench"] == "memory_ops":
-        name, *sizes = row["op"].split()
-        return name in _SHOWN and row["dtype"] == "float32" and len(sizes) == 1 and not sizes[0].startswith("262144")
-    return True
-
-
 def render(rows: list[Row], short: bool = False) -> str:
-    """The text between the markers. short: only the rows of `is_chosen`."""
-    rows = [r for r in rows if is_chosen(r)] if short else rows
+    """The text between the markers. short: only whole steps, without a list of losses (each row has its ratio)."""
+    rows = [r for r in rows if r["bench"] == "train"] if short else rows
     if not rows:
         return "No figures are committed yet: `bench/results` is empty.\n"
     lines: list[str] = []
@@ -166,7 +154,7 @@ def render(rows: list[Row], short: bool = False) -> str:
             part = [r for r in here if r["bench"] == bench]
             made = make(part, losses) if part else []
             lines += [*made, ""] if made else []
-        if losses.lines:
+        if losses.lines and not short:
             lines += ["**Where it loses** (speed as a share of the peer's, in the same run)", "", *losses.lines, ""]
     return "\n".join(lines)
 

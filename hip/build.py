@@ -50,14 +50,14 @@ def compile_source(source: Path, architecture: str, output: Path, *, clang: str 
     target = f"--offload-arch={architecture}"
     command = [clang, *FLAGS, target, "-Wall", "-Werror", source.name, "-o", str(output.resolve())]
     # The source's folder is left out of the command: no path of this machine gets into the file.
-    done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
 
 
 def compiler_version(clang: str = CLANG) -> str:
     """First line of what the compiler says about itself. FileNotFoundError where there is none."""
-    said = subprocess.run([clang, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([clang, "--version"], capture_output=True, encoding="utf-8", check=True).stdout
     return said.splitlines()[0].strip()
 
 

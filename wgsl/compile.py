@@ -146,7 +146,7 @@ class Compiler:
 
     def source(self, shader: str) -> str:
         if shader not in self._sources:
-            self._sources[shader] = (_ROOM / f"{shader}.wgsl").read_text()
+            self._sources[shader] = (_ROOM / f"{shader}.wgsl").read_text(encoding="utf-8")
         return self._sources[shader]
 
     def _compile(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
