@@ -6,20 +6,27 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from wgrad.train.cli import main
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.data import load_data
+from wgrad.train.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def _blocks(page: Path) -> list[str]:
-    return re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def _blocks(page: Path, language: str = "") -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for named, block in found if named == language]
 
 
 def test_figures_are_those_of_the_results() -> None:
@@ -47,6 +54,18 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
 
 
+def test_the_sample_lines_are_data(tmp_path: Path) -> None:
+    (block,) = _blocks(ROOT / "README.md", "json")
+    (tmp_path / "data.jsonl").write_text(block, encoding="utf-8")
+    shutil.copytree(ROOT / "examples" / "base_model", tmp_path / "model")
+    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
+    data = load_data(
+        FinetuneConfig(data=str(tmp_path / "data.jsonl"), eval_fraction=0), load_tokenizer(tmp_path / "model")
+    )
+    assert len(data.train) == 3
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = re.findall(r"^make (\w+)", "".join(_blocks(ROOT / "README.md")), re.MULTILINE)
@@ -55,10 +74,19 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def _workflow_commands() -> list[str]:
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["other-systems"][
+        "steps"
+    ]
+    return [step["run"] for step in steps if step.get("run", "").startswith("wgrad ")]
+
+
 def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every option that the README's commands use is in that command's --help."""
+    """Every option that the commands of README and CI use is in that command's --help."""
     lines = [line for block in _blocks(ROOT / "README.md") for line in block.splitlines() if line.startswith("wgrad ")]
     assert {line.split()[1] for line in lines} >= {"finetune", "generate", "devices", "selftest"}
+    lines += _workflow_commands()
+    assert sum("--report" in line for line in lines) == 1
     for line in lines:
         _, command, *rest = shlex.split(line, comments=True)
         assert main([command, "--help"]) == 0
