@@ -107,7 +107,8 @@ class FinetuneConfig(Options):
     )
     warmup: float = option(
         0.03,
-        "warm-up: a share of all steps where below 1, else a number of steps",
+        "warm-up: a share of all steps where below 1, else a number of steps; the first step has LR / steps of the "
+        "warm-up (transformers: 0)",
         rule=A_WARMUP,
         metavar="W",
         group="training",
@@ -165,7 +166,9 @@ class FinetuneConfig(Options):
         "keep only each layer's input and compute it again in the backward (default: where it is needed)",
         group="machine",
     )
-    save_every: int = option(100, "steps between checkpoints; 0: none", rule=NOT_NEGATIVE, metavar="N", group="machine")
+    save_every: int = option(
+        100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N", group="machine"
+    )
     log_every: int = option(
         10,
         "steps between printed lines where the output is no terminal (one a second at most); the bar and metrics.jsonl "

@@ -31,7 +31,8 @@ from wgrad.train.session import SAMPLE_TOKENS, Session, build_session, open_sess
 def run_finetune(config: FinetuneConfig) -> int:
     """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
     config.require()
-    with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
+    # NumPy need not say what is not finite: a step whose gradient is not so is skipped, and counted.
+    with np.errstate(all="ignore"), Interrupts(say) as interrupts, OutFolder(config.out) as folder:
         if folder.left_by:
             say(f"note: {config.out} was left locked by {folder.left_by}, which is no more: taken over")
         previous = previous_run(config)

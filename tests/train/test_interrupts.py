@@ -1,0 +1,294 @@
+"""Requests to end: answered at once, also while the main thread is in a long call; nothing that is written is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.train.cli import main
+from wgrad.train.interrupts import Interrupted, Interrupts
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals of another process")
+
+
+class Answers:
+    """What was said; `wait` for one more."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._more = threading.Semaphore(0)
+
+    def __call__(self, text: str) -> None:
+        self.said.append(text)
+        self._more.release()
+
+    def wait(self) -> str:
+        assert self._more.acquire(timeout=60)
+        return self.said[-1]
+
+
+def press(number: int = signal.SIGINT) -> None:
+    signal.raise_signal(number)
+
+
+def test_where_nothing_can_be_lost_it_ends_at_once() -> None:
+    with pytest.raises(Interrupted) as caught, Interrupts(Answers()):
+        press(signal.SIGTERM)
+        raise AssertionError("not reached")
+    assert caught.value.number == signal.SIGTERM
+
+
+def test_the_first_waits_for_the_step_and_the_second_does_not() -> None:
+    answers, reached = Answers(), []
+    with pytest.raises(Interrupted), Interrupts(answers) as interrupts, interrupts.steps():
+        press()
+        assert interrupts.asked == signal.SIGINT
+        assert answers.wait() == "saving after this step; again to stop now"
+        reached.append("after the first")
+        press()
+        reached.append("after the second")
+    assert reached == ["after the first"]
+
+
+def test_nothing_ends_what_is_being_written() -> None:
+    answers, written = Answers(), []
+    with pytest.raises(Interrupted), Interrupts(answers) as interrupts, interrupts.steps():
+        with interrupts.writing():
+            for _ in range(3):
+                press()
+                assert answers.wait() == "files are being written: the run ends when they are whole"
+            written.append("whole")
+        written.append("the step goes on")  # and sees `asked`
+    assert written == ["whole", "the step goes on"]
+
+
+def test_writing_alone_ends_when_it_is_done() -> None:
+    done = []
+    with pytest.raises(Interrupted), Interrupts(Answers()) as interrupts:
+        with interrupts.writing():
+            press()
+            done.append("written")
+        done.append("not reached")
+    assert done == ["written"]
+
+
+def test_the_handlers_of_before_are_back_afterwards() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupts(Answers()):
+        assert [signal.getsignal(number) for number in numbers] != before
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    """`nohup wgrad ... &`: hanging up is not to end it."""
+    if not hasattr(signal, "SIGHUP"):
+        pytest.skip("this system has no SIGHUP")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(Answers()):
+            press(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_nothing_is_handled() -> None:
+    seen = []
+
+    def work() -> None:
+        with Interrupts(Answers()) as interrupts, interrupts.steps():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+@posix
+def test_the_answer_comes_while_the_main_thread_is_in_a_long_call() -> None:
+    """As in the first compile of shaders: the handler cannot run there. Here the answer ends the call."""
+    reader, writer = os.pipe()
+    unblocked_by: list[str] = []
+
+    def answer(text: str) -> None:
+        unblocked_by.append(text)
+        os.write(writer, b"x")
+
+    def give_up() -> None:
+        unblocked_by.append("the clock")
+        os.write(writer, b"x")
+
+    clock = threading.Timer(30, give_up)
+    buffer = ctypes.create_string_buffer(1)
+    long_call = ctypes.CDLL(None).read  # gives Python's lock back, and takes it only when a byte has come
+    ready = threading.Event()
+
+    def other() -> None:  # a signal that meets this thread leaves the main thread in its call
+        ready.set()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted), Interrupts(answer) as interrupts, interrupts.steps():
+        clock.start()
+        threading.Thread(target=other).start()
+        ready.wait()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        long_call(reader, buffer, 1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        clock.cancel()
+    assert unblocked_by == ["saving after this step; again to stop now"]
+
+
+STUCK = """
+import ctypes, os, signal, sys, threading, time
+from wgrad.train import interrupts
+interrupts.GRACE = 0.3
+def press():
+    for _ in range(2):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+with interrupts.Interrupts(lambda text: print(text, flush=True)) as held, held.steps():
+    threading.Thread(target=press, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the other thread takes it
+    if sys.argv[1] == "writing":
+        with held.writing():
+            ctypes.CDLL(None).sleep(2)
+        print("written", flush=True)
+    else:
+        ctypes.CDLL(None).sleep(60)
+"""
+
+
+@posix
+@pytest.mark.parametrize(("what", "last"), [("step", "stopped at once"), ("writing", "written")])
+def test_the_second_ends_a_process_that_does_not_come_back(what: str, last: str) -> None:
+    """But not while it writes."""
+    done = subprocess.run([sys.executable, "-c", STUCK, what], capture_output=True, text=True, timeout=50)
+    assert last in done.stdout.splitlines()[-1]
+    assert done.returncode == (143 if what == "step" else 1)  # 1: Interrupted, which nobody caught
+
+
+# ---- a run -------------------------------------------------------------------------------------
+STEPS = 12
+
+
+def options_for(folder: Path, out: Path) -> list[str]:
+    text = (
+        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --rank 2 "
+        f"--seq-len 24 --max-steps {STEPS} --save-every 5 --log-every 1 --lr 5e-3 --accumulate 1"
+    )
+    return text.split()
+
+
+@pytest.fixture
+def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
+    make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
+    assert main(options_for(tmp_path, tmp_path / "whole")) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def resumes_to_the_same_bits(tiny: Path, out: Path) -> None:
+    assert main([*options_for(tiny, out), "--resume"]) == 0
+    name = "adapter_model.safetensors"
+    assert (out / name).read_bytes() == (tiny / "whole" / name).read_bytes()
+    results = [json.loads((o / "results.json").read_text()) for o in (out, tiny / "whole")]
+    for key in ("held_out_loss_before", "held_out_loss_after", "sample_after", "steps"):
+        assert results[0][key] == results[1][key], key
+
+
+@posix
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_run_saves_and_says_by_which_signal_it_ended(
+    name: str, status: int, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from wgrad.train.loop import Trainer
+
+    step = Trainer.step
+
+    def pressed(self: Any, item: Any, lr: float) -> None:
+        if item.index == 6:
+            press(getattr(signal, name))
+        step(self, item, lr)
+
+    monkeypatch.setattr(Trainer, "step", pressed)
+    out = tiny / "out"
+    assert main(options_for(tiny, out)) == status
+    monkeypatch.undo()
+    message = f"wgrad: interrupted after step 7 of {STEPS}, which is saved; go on with --resume\n"
+    assert capsys.readouterr().err == message
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-5", "step-7"]
+    resumes_to_the_same_bits(tiny, out)
+
+
+def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from wgrad.train import finetune
+
+    save = finetune.save_session_adapter
+
+    def pressed(session: Any, built: Any, folder: Path) -> None:
+        press()
+        press()
+        save(session, built, folder)
+
+    monkeypatch.setattr(finetune, "save_session_adapter", pressed)
+    out = tiny / "out"
+    assert main(options_for(tiny, out)) == 130
+    monkeypatch.undo()
+    assert "interrupted after step 5" in capsys.readouterr().err
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-5"]
+    resumes_to_the_same_bits(tiny, out)
+
+
+def test_pressed_in_the_last_step_the_result_is_written(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from wgrad.train.loop import Trainer
+
+    step = Trainer.step
+
+    def pressed(self: Any, item: Any, lr: float) -> None:
+        step(self, item, lr)
+        if item.index == STEPS - 1:
+            press()
+
+    monkeypatch.setattr(Trainer, "step", pressed)
+    out = tiny / "out"
+    assert main(options_for(tiny, out)) == 130
+    monkeypatch.undo()
+    assert "interrupted after the last step: what was trained is in" in capsys.readouterr().err
+    assert (out / "adapter_model.safetensors").exists() and (out / "checkpoints" / f"step-{STEPS}").is_dir()
+    resumes_to_the_same_bits(tiny, out)
+
+
+@posix
+def test_ctrl_c_meets_the_reader_of_the_pipe_as_well(tiny: Path) -> None:
+    """`wgrad finetune ... | tee log`: the terminal sends the signal to both, and the reader is gone first."""
+    out = tiny / "out"
+    command = [sys.executable, "-m", "wgrad.train", *options_for(tiny, out), "--max-steps", "4000"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stderr is not None
+    while run.poll() is None and not list(out.glob("checkpoints/step-*[0-9]")):
+        time.sleep(0.01)
+    run.stdout.close()
+    run.send_signal(signal.SIGINT)
+    errors = run.stderr.read()
+    assert run.wait() == 130, errors
+    saved = max(int(p.name[5:]) for p in out.glob("checkpoints/step-*[0-9]"))
+    assert errors == f"wgrad: interrupted after step {saved} of 4000, which is saved; go on with --resume\n"
+    run.stderr.close()
