@@ -62,7 +62,8 @@ def operator(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         self._inside_operator = True
         try:
-            result = method(self, *args, **kwargs)
+            with np.errstate(all="ignore"):  # infinity and not-a-number pass on without a word, as on every device
+                result = method(self, *args, **kwargs)
         finally:
             self._inside_operator = False
         for array in arrays_of(result):

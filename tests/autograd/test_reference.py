@@ -30,6 +30,15 @@ def test_it_is_a_device(cpu: ReferenceDevice) -> None:
     assert isinstance(cpu, Device)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_finite_passes_on_without_a_word(cpu: ReferenceDevice) -> None:
+    """As on every device: a warning would be a second line beside a command's one error."""
+    x = np.array([[np.inf, -np.inf, np.nan, 3e38]], np.float32)
+    assert np.isnan(cpu.gemm(x, x, trans_b=True)).all()
+    assert np.isinf(cpu.mul(x, x)).sum() == 3
+    assert cpu.cast(x, np.float16)[0, 3] == np.inf
+
+
 # ---- precision ---------------------------------------------------------------------------
 def test_float64_is_never_rounded(cpu: ReferenceDevice) -> None:
     x = np.full((2, 3), 1 / 3)

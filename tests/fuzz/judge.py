@@ -17,7 +17,7 @@ MEMORY_FACTOR = 8  # bytes beside it for a byte of input
 ALLOWED = (0, 2)
 UNUSABLE = 1  # a run that ended, but whose result is not usable (not finite)
 RESULTS = ("adapter_model.safetensors", "model.safetensors", "results.json")
-_NOISE = re.compile(r"Traceback \(most recent|\bWarning: |Exception ignored|panicked at|Fatal Python error")
+_NOISE = re.compile(r"Traceback \(most recent|Warning: |Exception ignored|panicked at|Fatal Python error")
 
 
 def judge(case: Case, outcome: Outcome, folder: Path) -> str | None:

@@ -1,0 +1,126 @@
+"""Commands with a fault planted in each, and what the fuzzer must say of them: python -m tests.fuzz.planted"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+import wgrad.train.cli as cli
+from tests.fuzz import execute
+from tests.fuzz.campaign import sandbox
+from tests.fuzz.case import Case
+from tests.fuzz.execute import Sandbox
+from tests.fuzz.judge import judge
+
+Main = Callable[[list[str]], int]
+
+
+def _say(text: str, status: int) -> int:
+    print(text, file=sys.stderr)
+    return status
+
+
+def _raise(argv: list[str]) -> int:
+    raise KeyError("no such key")
+
+
+def _burn(argv: list[str]) -> int:
+    while True:
+        pass
+
+
+def _wait(argv: list[str]) -> int:
+    time.sleep(999)
+    return 0
+
+
+def _hold_memory(argv: list[str]) -> int:
+    block = mmap.mmap(-1, 400 << 20)
+    block.write(b"x" * (400 << 20))
+    return 0
+
+
+def _leave_partial(argv: list[str]) -> int:
+    Path("out").mkdir()
+    Path("out/adapter_config.json.77.partial").write_text("{")
+    return 0
+
+
+def _write_nan(argv: list[str]) -> int:
+    Path("out").mkdir()
+    safetensors.numpy.save_file({"a": np.array([np.nan], np.float32)}, "out/adapter_model.safetensors")
+    return 0
+
+
+def _write_result_and_fail(argv: list[str]) -> int:
+    _write_nan(argv)
+    return _say("wgrad: error: --lr: too large", 2)
+
+
+def _leave_a_process(argv: list[str]) -> int:
+    subprocess.Popen(["sleep", "60"])
+    return 0
+
+
+FAULTS: dict[str, tuple[Main, str]] = {
+    "exception": (_raise, "traceback: KeyError at planted.py:.* in _raise"),
+    "abort": (lambda argv: os.abort(), "crash: signal 6"),  # type: ignore[return-value]
+    "endless loop": (_burn, "hang: no end after"),
+    "waiting": (_wait, "hang: no end after"),
+    "memory": (_hold_memory, "memory: [4-9][0-9]+ MiB"),
+    "status 3": (lambda argv: 3, "status 3"),
+    "status 1": (lambda argv: _say("wgrad: error: of no kind", 1), "status 1"),
+    "error without a line": (lambda argv: 2, "0 error lines"),
+    "two lines": (lambda argv: _say("oh\nwgrad: error: a", 2), "more than one line: oh"),
+    "two errors": (lambda argv: _say("wgrad: error: a\nwgrad: error: b", 2), "2 error lines"),
+    "warning": (lambda argv: _say("x.py:1: RuntimeWarning: overflow", 0), "noise on stderr"),
+    "error and status 0": (lambda argv: _say("wgrad: error: a", 0), "status 0 with an error"),
+    "long line": (lambda argv: _say("wgrad: error: " + "a" * 9999, 2), "an error of"),
+    "half-written": (_leave_partial, "left half-written: adapter_config.json.N.partial"),
+    "not finite": (_write_nan, "a result that is not finite was written"),
+    "result and error": (_write_result_and_fail, "status 2, and yet there is adapter_model.safetensors"),
+    "process left": (_leave_a_process, "a process of it goes on running"),
+}
+SOUND: dict[str, Main] = {
+    "sound": lambda argv: 0,
+    "error": lambda argv: _say("wgrad: error: --lr: must be above 0", 2),
+    "note and error": lambda argv: _say("device: cpu\nwgrad: error: --lr: must be above 0", 2),
+    "unusable": lambda argv: _say("wgrad: error: the weights are not finite after step 3: lower --lr", 1),
+}
+
+
+def _finding(box: Sandbox, main: Main) -> str:
+    cli.main = main  # type: ignore[assignment]
+    return box.run(Case(["finetune"], []), judge)[1] or ""
+
+
+def main() -> int:
+    """-> number of faults that were not seen, or were seen where none is."""
+    missed = 0
+    with sandbox() as box:
+        execute.CPU_SECONDS, execute.WAIT_SECONDS = 1, 1
+        for name, (planted, pattern) in FAULTS.items():
+            finding = _finding(box, planted)
+            if not re.match(pattern, finding):
+                missed += 1
+                print(f"{name}: expected {pattern!r}; got {finding!r}", flush=True)
+        for name, sound in SOUND.items():
+            finding = _finding(box, sound)
+            if finding:
+                missed += 1
+                print(f"{name}: nothing is wrong; got {finding!r}", flush=True)
+    print(f"{len(FAULTS) + len(SOUND)} planted, {missed} misjudged")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)
