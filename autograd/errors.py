@@ -21,12 +21,12 @@ class DeviceUnavailable(WgradError):
     """A device that was asked for by name cannot be used here."""
 
 
-def _device_errors() -> tuple[type[BaseException], ...]:
-    """The base class of each device's own errors. A room that is not installed raises none."""
+def _of_each_device(name: str) -> tuple[type[BaseException], ...]:
+    """A class of each device's own errors. A room that is not installed raises none."""
     found: list[type[BaseException]] = []
     for room in ("wgsl", "hip"):
         try:
-            found.append(importlib.import_module(f"wgrad.{room}.errors").DeviceError)
+            found.append(getattr(importlib.import_module(f"wgrad.{room}.errors"), name))
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("wgrad."):
                 raise
@@ -35,4 +35,5 @@ def _device_errors() -> tuple[type[BaseException], ...]:
 
 # For `except DEVICE_ERRORS`: lost device, out of memory, no driver. The rooms below `autograd` cannot import
 # WgradError (imports never point upwards), so their classes are collected here.
-DEVICE_ERRORS: tuple[type[BaseException], ...] = _device_errors()
+DEVICE_ERRORS = _of_each_device("DeviceError")
+OUT_OF_MEMORY = _of_each_device("OutOfMemory")

@@ -89,7 +89,7 @@ def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:
     said = what if isinstance(what, str) else what()
     message = f"{said}: {getattr(result[0], 'name', code)} ({_text(result[0])})"
     if code == _OUT_OF_MEMORY:
-        raise OutOfMemory(f"{message}; use a smaller --batch-size or --seq-len, or --checkpointing")
+        raise OutOfMemory(message)
     if code in _FATAL:
         raise DeviceLost(f"{message}; the device is lost to this process: start again, with HIP_LAUNCH_BLOCKING=1 to"
                          " be told the kernel")  # fmt: skip

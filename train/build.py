@@ -15,6 +15,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.train.adapter import load_adapter
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.memory_advice import advising, for_parameters
 from wgrad.train.model import Model
 from wgrad.train.model_config import ModelConfig
 from wgrad.train.optim import FlatParameters, ParameterSpec
@@ -82,11 +83,13 @@ def build_trainable(
     base = count_parameters(model_config)
     if config.full:
         specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(model_config)]
-        parameters = FlatParameters(specs, device)
+        with advising(for_parameters(config)):
+            parameters = FlatParameters(specs, device)
         arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
         load_trainable(folder, model_config, arrays, device, progress)
         return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
-    lora, values = _start_values(config, model_config)
+    with advising(for_parameters(config)):
+        lora, values = _start_values(config, model_config)
     weights = load_frozen(
         folder,
         model_config,
@@ -95,9 +98,10 @@ def build_trainable(
         block_size=config.block_size,
         progress=progress,
     )
-    parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
-    for name, value in values.items():
-        parameters.set(name, value)
+    with advising(for_parameters(config)):
+        parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
+        for name, value in values.items():
+            parameters.set(name, value)
     adapter = Adapter.from_tensors(lora, parameters.tensors)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count)

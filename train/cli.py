@@ -20,6 +20,7 @@ from wgrad.train.cli_options import Parser, add_options, resolve_config
 from wgrad.train.config import DEVICE_HELP, FinetuneConfig
 from wgrad.train.generate_config import GenerateConfig
 from wgrad.train.input_files import expand_path
+from wgrad.train.memory_advice import advising
 from wgrad.train.option_text import read_stdin
 from wgrad.train.output import Output, OutputLost, command_output, say, settle
 
@@ -51,7 +52,8 @@ def _generate(args: argparse.Namespace) -> int:
     config.require()
     from wgrad.train.generate import run_generate
 
-    return run_generate(config)
+    with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
+        return run_generate(config)
 
 
 def _devices(args: argparse.Namespace) -> int:
@@ -153,7 +155,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except EXPECTED as error:
         return _fail(f"error: {_one_line(error)}", 2)
     except MemoryError:
-        return _fail("error: out of main memory: use a smaller --seq-len or --batch-size, or a smaller model", 2)
+        return _fail("error: out of main memory", 2)
     except KeyboardInterrupt as error:
         return _fail(_after_interrupt(args, error), 128 + getattr(error, "number", signal.SIGINT))
 

@@ -200,17 +200,13 @@ class FinetuneConfig(Options):
         write_text(os.path.join(folder, CONFIG_FILE), self.to_yaml())
 
     def summary(self) -> str:
-        """The resolved configuration for people: a paragraph for each group, with a star at what is not the default."""
-        groups: dict[str, list[str]] = {}
+        """For people, on one line: the options that are not the defaults. `to_yaml` has all."""
         unused = unused_options(self.to_dict())
-        for field in fields(self):
-            if field.name in unused:
-                continue
-            value = getattr(self, field.name)
-            star = "" if value == field.default or field.metadata["required"] else "*"
-            groups.setdefault(field.metadata["group"], []).append(f"{field.name} {show(value)}{star}")
-        lines = [f"  {name}: {', '.join(shown)}" for name, shown in groups.items()]
-        return "\n".join(["options (*: not the default):", *lines])
+        values = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata["required"]}
+        defaults = {f.name: f.default for f in fields(self)}
+        changed = [f"{k} {show(v)}" for k, v in values.items() if v != defaults[k] and k not in unused]
+        others = f"all are in {os.path.join(self.out, CONFIG_FILE)}"
+        return f"options: {', '.join(changed) or 'the defaults'}; {others}"
 
 
 # An option that is set, what it leaves without effect, and why.

@@ -16,6 +16,7 @@ from wgrad.train.config import FinetuneConfig
 from wgrad.train.generate import Sampling, generate_text
 from wgrad.train.interrupts import Interrupted, Interrupts
 from wgrad.train.loop import Run, Trainer, not_finite, what_to_try
+from wgrad.train.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.metrics import MetricsFile
 from wgrad.train.optim import AdamW
 from wgrad.train.out_folder import OutFolder
@@ -48,7 +49,8 @@ def run_finetune(config: FinetuneConfig) -> int:
         interrupts.answer = session.say
         if config.resume and state is None:
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        _Finetuning(session, checkpoints, interrupts, previous, state).run()
+        with advising(for_steps(config)):
+            _Finetuning(session, checkpoints, interrupts, previous, state).run()
     return 0
 
 
@@ -66,13 +68,15 @@ class _Finetuning:
         session, config, stream = self.session, self.session.config, self.session.stream
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         adapter = str(self.state.path) if self.state is not None and config.adapter else config.adapter
-        self.built = build_session(session, replace(config, adapter=adapter))
-        self.optimizer = AdamW(
-            self.built.parameters,
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-            scale_loss=config.compute == "float16",
-        )
+        with advising(SMALLER_MODEL):
+            self.built = build_session(session, replace(config, adapter=adapter))
+        with advising(for_parameters(config)):
+            self.optimizer = AdamW(
+                self.built.parameters,
+                weight_decay=config.weight_decay,
+                max_grad_norm=config.max_grad_norm,
+                scale_loss=config.compute == "float16",
+            )
         self.trainer = Trainer(self.built.model, self.optimizer, config)
         self.info = run_info(session)
         if self.state is not None:

@@ -117,7 +117,7 @@ class Runtime:
         if nbytes > self.max_buffer_bytes:
             raise OutOfMemory(
                 f"an array of {nbytes:,} bytes is larger than one buffer may be on this device"
-                f" ({self.max_buffer_bytes:,}); use a smaller batch or sequence length"
+                f" ({self.max_buffer_bytes:,})"
             )
         try:
             return self._device.create_buffer(size=nbytes, usage="STORAGE|COPY_SRC|COPY_DST")
@@ -127,8 +127,7 @@ class Runtime:
                 raise refused from error
             raise OutOfMemory(
                 f"no memory for {nbytes:,} bytes on {self.description}: {self._pool.in_use_bytes:,} bytes in use,"
-                f" {self._pool.reserved_bytes:,} reserved; use a smaller --batch-size or --seq-len, or --checkpointing"
-                f" ({error})"
+                f" {self._pool.reserved_bytes:,} reserved ({error})"
             ) from error
 
     def _destroy_block(self, block: Block) -> None:

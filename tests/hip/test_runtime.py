@@ -124,7 +124,7 @@ def test_missing_code_object(emulator: Any, tmp_path: Any, monkeypatch: pytest.M
 def test_full_card(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device = emulator.new("gfx942")
     monkeypatch.setenv("WGRAD_EMULATED_MEMORY", str(64 << 20))
-    with pytest.raises(OutOfMemory, match="104,857,600 bytes.*batch-size"):
+    with pytest.raises(OutOfMemory, match="no memory for 104,857,600 bytes on .*in use"):
         device.empty((100 << 20,), np.uint8)
 
 

@@ -177,12 +177,12 @@ def test_a_model_that_does_not_fit(
     errors = pytest.importorskip("wgrad.wgsl.errors")
 
     def build(*args: Any, **kwargs: Any) -> Any:
-        raise errors.OutOfMemory("no memory for 12 bytes: use a smaller --batch-size")
+        raise errors.OutOfMemory("no memory for 12 bytes")
 
     monkeypatch.setattr(finetune, "build_session", build)
     assert main(options_for(make_checkpoint(), text_data, tmp_path / "out")) == 2
     err = capsys.readouterr().err
-    assert err == "wgrad: error: no memory for 12 bytes: use a smaller --batch-size\n"
+    assert err == "wgrad: error: no memory for 12 bytes: use a smaller model\n"
 
 
 def test_a_lost_device_keeps_the_last_checkpoint(

@@ -202,11 +202,9 @@ def test_a_compile_error_names_shader_and_variant(wgpu_device: WgpuDevice) -> No
     wgpu_device.synchronize()  # the error is not raised a second time
 
 
-def test_out_of_memory_says_how_much_and_what_to_do(wgpu_device: WgpuDevice) -> None:
+def test_out_of_memory_says_how_much(wgpu_device: WgpuDevice) -> None:
     before = wgpu_device.memory().in_use_bytes
-    with pytest.raises(
-        OutOfMemory, match=r"an array of [\d,]+ bytes is larger than one buffer may be .*use a smaller batch"
-    ):
+    with pytest.raises(OutOfMemory, match=r"an array of [\d,]+ bytes is larger than one buffer may be on .*\)$"):
         wgpu_device.empty((wgpu_device.max_buffer_bytes // 4 + 64,))
     assert wgpu_device.memory().in_use_bytes == before
 
@@ -218,7 +216,7 @@ def test_a_refused_allocation_is_out_of_memory(fresh: WgpuDevice, monkeypatch: p
         raise RuntimeError("driver says no")
 
     monkeypatch.setattr(fresh._device, "create_buffer", refuse)
-    with pytest.raises(OutOfMemory, match=r"no memory for 4,194,304 bytes on .*in use.*--batch-size.*driver says no"):
+    with pytest.raises(OutOfMemory, match=r"no memory for 4,194,304 bytes on .*in use.*reserved .driver says no.$"):
         fresh.empty((1 << 20,))
     monkeypatch.undo()
     assert fresh.empty((1 << 20,)).size == 1 << 20  # and the device goes on

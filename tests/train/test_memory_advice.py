@@ -1,0 +1,92 @@
+"""Where memory runs out, the advice fits what was being made, and is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import OUT_OF_MEMORY, WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train import cli
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.memory_advice import advising, for_parameters, for_steps
+
+
+class Small(ReferenceDevice):
+    """A device that has no room for an array of `limit` elements or more."""
+
+    reason = "made small"
+
+    def __init__(self, limit: int, error: type[BaseException]) -> None:
+        super().__init__()
+        self.limit, self.error = limit, error
+
+    def zeros(self, shape: Any, dtype: Any = np.float32) -> np.ndarray:
+        if np.prod(shape) >= self.limit:
+            raise self.error(f"no memory for {4 * int(np.prod(shape)):,} bytes")
+        return super().zeros(shape, dtype)
+
+
+def finetune(make_checkpoint: Any, data: Path, out: Path, *options: str) -> int:
+    words = ["finetune", "--model", str(make_checkpoint()), "--data", str(data), "--out", str(out), "--seq-len", "32"]
+    return cli.main([*words, "--max-steps", "2", *options])
+
+
+@pytest.mark.parametrize("error", [*OUT_OF_MEMORY, MemoryError], ids=lambda e: e.__module__ + "." + e.__name__)
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--rank", "40"], "use a --rank below 40, or fewer --target-modules"),
+        (["--full"], "leave --full out to train an adapter, or use a smaller model"),
+    ],
+)
+def test_what_is_trained_does_not_fit(
+    options: list[str], advice: str, error: Any, make_checkpoint: Any, text_data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A rank that is too high is not mended by a smaller batch."""
+    monkeypatch.setattr("wgrad.train.session.select_device", lambda spec: Small(30_000, error))
+    assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no memory for" in line and line.endswith(f": {advice}") and "batch" not in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_steps_that_do_not_fit(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def step(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("wgrad.train.loop.Trainer.step", step)
+    options = ("--device", "cpu", "--batch-size", "2", "--eval-fraction", "0")
+    assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("out of main memory: use a smaller --batch-size or --seq-len, or --checkpointing")
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"batch_size": 4}, "use a smaller --batch-size or --seq-len, or --checkpointing"),
+        ({"batch_size": 1}, "use a smaller --seq-len, or --checkpointing"),
+        ({"batch_size": 1, "checkpointing": True}, "use a smaller --seq-len"),
+    ],
+)
+def test_advice_names_what_can_be_made_smaller(options: Any, advice: str) -> None:
+    assert for_steps(FinetuneConfig(**options)) == advice
+
+
+def test_an_adapter_of_ones_own() -> None:
+    assert for_parameters(FinetuneConfig(adapter="a")) == "use a smaller --adapter, or a smaller model"
+
+
+def test_the_inner_advice_stands_and_other_errors_pass() -> None:
+    with pytest.raises(WgradError, match="^full: inner$"), advising("outer"), advising("inner"):
+        raise OUT_OF_MEMORY[0]("full")
+    with pytest.raises(KeyError), advising("outer"):
+        raise KeyError
