@@ -12,7 +12,7 @@ import numpy as np
 from wgrad.autograd.errors import UnusableResult, WgradError
 from wgrad.train.build import TrainableModel
 from wgrad.train.checkpoint_files import Checkpoints, TrainingState, check_info
-from wgrad.train.config import FinetuneConfig
+from wgrad.train.config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.generate import Sampling, generate_text
 from wgrad.train.interrupts import Interrupted, Interrupts
 from wgrad.train.loop import Run, Trainer, not_finite, what_to_try
@@ -32,8 +32,7 @@ from wgrad.train.session import SAMPLE_TOKENS, Session, build_session, open_sess
 def run_finetune(config: FinetuneConfig) -> int:
     """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
     config.require()
-    # NumPy need not say what is not finite: a step whose gradient is not so is skipped, and counted.
-    with np.errstate(all="ignore"), Interrupts(say) as interrupts, OutFolder(config.out) as folder:
+    with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
         if folder.left_by:
             say(f"note: {config.out} was left locked by {folder.left_by}, which is no more: taken over")
         previous = previous_run(config)
@@ -47,7 +46,7 @@ def run_finetune(config: FinetuneConfig) -> int:
         session = open_session(config)
         session.say(config.summary())
         interrupts.answer = session.say
-        if config.resume and state is None:
+        if config.resume and state is None and (folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
         with advising(for_steps(config)):
             _Finetuning(session, checkpoints, interrupts, previous, state).run()

@@ -20,6 +20,7 @@ from wgrad.train.hub import resolve_model
 from wgrad.train.loop import Recorded
 from wgrad.train.model import Inputs, KVCache, Model
 from wgrad.train.model_config import ModelConfig, load_model_config
+from wgrad.train.output import say
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.weights import Checkpoint, use_own_head
 
@@ -127,13 +128,13 @@ def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelCon
 def run_generate(args: GenerateConfig) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
-    print(f"device: {device.description} ({device.reason})", file=sys.stderr)  # type: ignore[attr-defined]
+    say(f"device: {device.description} ({device.reason})", "stderr")  # type: ignore[attr-defined]
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
     config, head_note = use_own_head(config, Checkpoint(folder))
     if head_note:
-        print(f"note: {head_note}", file=sys.stderr)
+        say(f"note: {head_note}", "stderr")
     if args.chat:
         prompt = tokenizer.encode_chat([{"role": "user", "content": args.prompt}])
     else:
@@ -149,13 +150,15 @@ def run_generate(args: GenerateConfig) -> int:
         compute=args.compute,
     )
     if note := adapter_note(model.adapter.config if model.adapter else None):
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", "stderr")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     decode = tokenizer.decode_stream(prompt)
     if not args.chat:
         sys.stdout.write(args.prompt)
-    for token in generate_ids(model, prompt, args.max_new_tokens, sampling, tokenizer.stop_ids):
-        sys.stdout.write(decode(token))
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    try:
+        for token in generate_ids(model, prompt, args.max_new_tokens, sampling, tokenizer.stop_ids):
+            sys.stdout.write(decode(token))
+            sys.stdout.flush()
+    finally:  # Ctrl-C ends the line as well
+        sys.stdout.write("\n")
     return 0

@@ -102,7 +102,8 @@ class AdamW:
 
     def set_lr(self, lr: float) -> None:
         """Write the step's learning rate to the device (before `step`, outside a capture)."""
-        self._hyper_host[HYPER_LR] = lr
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite, and what comes of it is no result
+            self._hyper_host[HYPER_LR] = lr
         self.device.write(self.hyper, self._hyper_host)
 
     def step(self) -> None:

@@ -137,3 +137,56 @@ def test_what_is_saved_is_saved_before_it_is_said(tiny: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "stdout", Watching())
     assert main(options_for(tiny, out)) == 0
     assert seen == [(1, 0), (2, 2), (3, 2), (4, 4), (99, 4)]
+
+
+# ---- generate ----------------------------------------------------------------------------------
+def generate(tiny: Path) -> int:
+    words = ["--prompt", "a journey → été", "--device", "cpu", "--max-new-tokens", "8", "--temperature", "0"]
+    return main(["generate", "--model", str(tiny / "model"), *words])
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (errno.EPIPE, 1, ""),
+        (errno.ENOSPC, 2, f"wgrad: error: cannot write to standard output: {os.strerror(errno.ENOSPC)}\n"),
+    ],
+    ids=["closed", "full"],
+)
+def test_text_that_nobody_takes(
+    number: int, status: int, said: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Of generate the text is what it is for: it ends, and says why where somebody may care."""
+    for lines in range(4):
+        monkeypatch.setattr(sys, "stdout", Output(lines, number))
+        assert generate(tiny) == status
+        errors = capsys.readouterr().err.splitlines(keepends=True)
+        assert errors[0].startswith("device: ") and "".join(errors[1:]) == said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_text_beyond_the_encoding(encoding: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert generate(tiny) == 0
+    assert raw.getvalue().decode(encoding).startswith("a journey \\u2192 ")
+
+
+def test_without_standard_error_the_text_is_still_only_the_text(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert generate(tiny) == 0
+    assert capsys.readouterr().out.startswith("a journey")
+
+
+def test_ctrl_c_ends_the_line(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def stop(*args: Any) -> Any:
+        yield 40
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wgrad.train.generate.generate_ids", stop)
+    assert generate(tiny) == 130
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n") and captured.err.endswith("wgrad: interrupted\n")
