@@ -132,7 +132,9 @@ def run_generate(args: GenerateConfig) -> int:
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
-    config, head_note = use_own_head(config, Checkpoint(folder))
+    checkpoint = Checkpoint(folder)
+    config, head_note = use_own_head(config, checkpoint)
+    checkpoint.check(config)
     if head_note:
         say(f"note: {head_note}", "stderr")
     if args.chat:

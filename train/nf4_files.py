@@ -58,6 +58,19 @@ class QuantState(Struct):
             raise ValueError(f"dtype must be one of {', '.join(VALUE_DTYPES)}; got {show(self.dtype)}")
 
 
+def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
+    """The codes of a quantised weight. WgradError: they or their state are missing, or they are not of this shape."""
+    if name not in entries or name + STATE_KEY not in entries:
+        raise WgradError(f"--model: the weight {name} is missing or quantised as fp4: only NF4 can be read; {_AGAIN}")
+    entry, wanted = entries[name], -(-shape[0] * shape[1] // 2)
+    if entry.nbytes != wanted:
+        raise WgradError(
+            f"--model: the quantised weight {name} in {entry.path} must have {wanted} bytes for {list(shape)}, as "
+            f"config.json asks; got {entry.nbytes} ({entry.dtype}): {_AGAIN}"
+        )
+    return entry
+
+
 def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device) -> NF4Array:
     """Upload one quantised weight. WgradError: a part is missing, or does not fit the others."""
 
@@ -72,8 +85,7 @@ def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ..
     def fail(what: str) -> WgradError:
         return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")
 
-    if name not in entries or name + STATE_KEY not in entries:
-        raise WgradError(f"--model: the weight {name} is missing or quantised as fp4: only NF4 can be read; {_AGAIN}")
+    packed = check_packed(entries, name, shape).array().reshape(-1).view(np.uint8)  # of any dtype: quant_storage
     where = f"--model: {entries[name].path}: {name + STATE_KEY}"
     state = decode_json(bytes(part(STATE_KEY, "U8")), QuantState, where, _AGAIN)
     if state.shape != tuple(shape):
@@ -83,12 +95,10 @@ def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ..
         raise fail("has a code book that is not NF4")
     count = shape[0] * shape[1]
     blocks = -(-count // state.blocksize)
-    packed = entries[name].array().reshape(-1).view(np.uint8)  # quant_storage may call the same bytes another dtype
     nested = name + ".nested_absmax" in entries
     absmax = part(".absmax", "U8" if nested else "F32")
-    if packed.size != -(-count // 2) or absmax.size != blocks:
-        size = f"{packed.size} bytes and {absmax.size} scales for {count} values in blocks of {state.blocksize}"
-        raise fail(f"has {size}")
+    if absmax.size != blocks:
+        raise fail(f"has {absmax.size} scales for {count} values in blocks of {state.blocksize}")
     codes, scales = device.upload(packed), device.upload(absmax)
     weight = NF4Array(codes, scales, (shape[0], shape[1]), state.blocksize, value_dtype=state.dtype)
     if not nested:

@@ -9,6 +9,7 @@ memory at once: a model that comes from the device tensor by tensor. That is `wr
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -59,8 +60,8 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor. KeyError for a dtype that is not read here (8-bit floats and the like)."""
-        return _ITEMSIZES[self.dtype] * int(np.prod(self.shape, dtype=object))
+        """Bytes of the tensor; -1 for a dtype that is not read here (8-bit floats and the like)."""
+        return _ITEMSIZES[self.dtype] * math.prod(self.shape) if self.dtype in _ITEMSIZES else -1
 
     def array(self) -> np.ndarray:
         """The tensor in its own dtype, read into memory. WgradError: a dtype that NumPy lacks, a file cut off since."""

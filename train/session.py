@@ -60,7 +60,9 @@ def open_session(config: FinetuneConfig) -> Session:
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
     # A missing or damaged shard is told before the data is tokenised.
-    model_config, head_note = use_own_head(model_config, Checkpoint(folder))
+    checkpoint = Checkpoint(folder)
+    model_config, head_note = use_own_head(model_config, checkpoint)
+    checkpoint.check(model_config)
     data = load_data(config, tokenizer)
     stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, [], console)

@@ -24,7 +24,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.train.decode import read_json, show
 from wgrad.train.input_files import exists, one_line
 from wgrad.train.model_config import ModelConfig
-from wgrad.train.nf4_files import is_nf4, read_nf4
+from wgrad.train.nf4_files import check_packed, is_nf4, read_nf4
 from wgrad.train.safetensors_files import TensorEntry, read_entries
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -131,8 +131,22 @@ class Checkpoint:
             )
         return self.entries[name]
 
+    def check(self, config: ModelConfig) -> None:
+        """WgradError where a tensor of the model is missing or does not fit config.json. Reads no tensor: what a model
+        takes is known to be in its files before any memory is taken for it."""
+        if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
+            self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
+        for spec in weight_specs(config):
+            if spec.kind == "projection" and is_nf4(self.entries, spec.name):
+                check_packed(self.entries, spec.name, spec.shape)
+            else:
+                self._float_entry(spec)
+
     def read(self, spec: WeightSpec) -> np.ndarray:
-        """The tensor in the file's dtype, mapped. WgradError: missing, another shape, not a float dtype."""
+        """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype."""
+        return self._float_entry(spec).array()
+
+    def _float_entry(self, spec: WeightSpec) -> TensorEntry:
         entry = self.entry(spec.name)
         if entry.dtype not in FLOATS:
             raise WgradError(
@@ -144,7 +158,7 @@ class Checkpoint:
                 f"--model: {spec.name} in {entry.path} has shape {list(entry.shape)}: config.json asks for "
                 f"{list(spec.shape)}: fetch the checkpoint again"
             )
-        return entry.array()
+        return entry
 
     def digest(self) -> str:
         """A sum of what the tensors are, wherever they lie: names, dtypes, shapes, and blocks of each one's bytes.
@@ -177,7 +191,7 @@ def use_own_head(config: ModelConfig, checkpoint: Checkpoint) -> tuple[ModelConf
 
 
 def _same(a: TensorEntry, b: TensorEntry) -> bool:
-    if a.shape != b.shape or not {a.dtype, b.dtype} <= set(FLOATS):
+    if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATS):
         return False
     return all(
         np.array_equal(x.astype(np.float32), y.astype(np.float32)) for x, y in zip(a.blocks(1024), b.blocks(1024))
@@ -196,12 +210,10 @@ def upload_weight(value: np.ndarray, device: Device) -> Array:
 
 
 def _open(folder: str | os.PathLike[str], config: ModelConfig) -> Checkpoint:
-    """The checkpoint; where head and embedding are one, either name will do for it."""
     checkpoint = Checkpoint(folder)
     if use_own_head(config, checkpoint)[0] != config:
         raise ValueError("the head is not tied: take the configuration from use_own_head")
-    if config.tie_word_embeddings and EMBEDDING not in checkpoint.entries and HEAD in checkpoint.entries:
-        checkpoint.entries[EMBEDDING] = checkpoint.entries[HEAD]
+    checkpoint.check(config)
     return checkpoint
 
 

@@ -133,6 +133,12 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
 
 
 @pytest.fixture
+def make_config() -> Callable[..., dict[str, Any]]:
+    """make_config(architecture, **changes) -> what config.json of a tiny model holds."""
+    return tiny_config
+
+
+@pytest.fixture
 def text_data(tmp_path: Path) -> Path:
     """A JSONL file of 32 short texts."""
     path = tmp_path / "data.jsonl"

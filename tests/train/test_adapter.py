@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,37 @@ def test_the_command_line_names_projections_or_all_of_them() -> None:
     assert LoraConfig.from_finetune(FinetuneConfig(target_modules=("all-linear",))).target_modules == "all-linear"
     default = LoraConfig.from_finetune(FinetuneConfig())
     assert default.target_modules == PROJECTIONS and default.r == 16 and default.alpha == 32.0
+
+
+HOSTILE: dict[str, list[Any]] = {
+    "r": [0, -1, 1.5, 2**70, True, None, "8", [], {}],
+    "lora_alpha": [None, "x", True, [], {}, 1e300, -1e300, 2**70],
+    "lora_dropout": [None, -0.1, 1, 1.0, 1e300, "x", [], {}],
+    "use_rslora": [None, 0, 1, "true", [], {}],
+    "target_modules": [None, 3, True, {}, [3], [None], [[]], "", [], "(", "(" * 5000, "a{99999999999}", "x" * 100_000],
+    "rank_pattern": ["x", 3, [], {"q_proj": 0}, {"q_proj": "x"}, {"q_proj": None}, {"q_proj": 2**70}, {"(": 2}],
+    "alpha_pattern": ["x", 3, [], {"q_proj": "x"}, {"q_proj": None}, {"q_proj": 1e300}],
+    "peft_type": [None, 3, [], {}, "lora", "x" * 100_000, "a\nb"],
+    "init_lora_weights": [3, [], {}, "x", "a\nb"],
+    "use_dora": [1, "x", [], {}],
+    "modules_to_save": [1, "x", {}, [1]],
+}
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_values_that_no_adapter_has(key: str, saved: Path) -> None:
+    raw = json.loads((saved / CONFIG_FILE).read_text())
+    for value in HOSTILE[key]:
+        (saved / CONFIG_FILE).write_text(json.dumps(raw | {key: value}))
+        with pytest.raises(WgradError, match="^--adapter: ") as caught:
+            load_adapter(saved, MODULES)
+        said = str(caught.value)
+        named = re.search(rf"adapter_config.json: {key}|matches no projection|no regular expression|has shape", said)
+        assert named and "\n" not in said, (value, said)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"r": NaN}', "[" * 100_000, '{"peft_type": "\\ud800"}'])
+def test_an_adapter_config_that_is_no_object(text: str, saved: Path) -> None:
+    (saved / CONFIG_FILE).write_text(text)
+    with pytest.raises(WgradError, match=r"^--adapter: .*adapter_config.json.*: fetch the file again$"):
+        load_adapter(saved, MODULES)

@@ -104,6 +104,17 @@ def rank_that_is_no_text(model: Path, data: Path) -> list[str]:
     return ["--rank", "\udcff"]
 
 
+def model_beyond_its_files(model: Path, data: Path) -> list[str]:
+    edit_config(model, hidden_size=1 << 22, intermediate_size=1 << 22, num_hidden_layers=1 << 12)
+    return []
+
+
+def pointers_of_git_lfs(model: Path, data: Path) -> list[str]:
+    for shard in model.glob("*.safetensors"):
+        shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n")
+    return []
+
+
 def no_such_adapter(model: Path, data: Path) -> list[str]:
     return ["--adapter", str(model)]
 
@@ -128,6 +139,8 @@ CASES: dict[Case, str] = {
     huge_rank: r"--rank: must be at most 88, the longest side of the projections that it adapts; got 100000: a larger",
     endless_rank: r"--rank: must be at most 48,",
     rank_that_is_no_text: r"--rank: expected a whole number",
+    model_beyond_its_files: r"embed_tokens.weight in .* has shape \[300, 48\]: config.json asks for \[300, 4194304\]",
+    pointers_of_git_lfs: r"model-00001-of-00002.safetensors is a pointer of Git LFS.*: run 'git lfs pull' in ",
     no_such_adapter: r"has no adapter_config.json",
     no_such_device: r"wgpu",
 }

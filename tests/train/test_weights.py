@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from wgrad.autograd.device import Device, NF4Array
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train.model_config import load_model_config, parse_model_config
+from wgrad.train.model_config import load_model_config
 from wgrad.train.nf4_files import save_nf4_checkpoint
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, weight_specs
@@ -192,6 +194,80 @@ def test_a_broken_index(make_checkpoint: Any) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../other/model.safetensors", "a/../../b", "C:\\x", "\\\\server\\x", "..", "/", "a\\..\\..\\b"],
+)
+def test_an_index_that_leaves_its_folder(name: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint(shards=2)
+    raw = json.loads((folder / INDEX_FILE).read_text())
+    raw["weight_map"]["model.norm.weight"] = name
+    (folder / INDEX_FILE).write_text(json.dumps(raw))
+    with pytest.raises(WgradError, match="weight_map must name files within its folder; got .*: do not trust"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("", "is a folder: give a regular file"),
+        (".", "is a folder: give a regular file"),
+        ("a\0b", "has a NUL character"),
+        ("n" * 300, "has 300 bytes: a name must have at most 255"),
+        ("none", r"lacks 1 of 3 shards \(none\): fetch them"),
+        ("config.json", "is cut off or damaged"),
+    ],
+)
+def test_an_index_that_names_no_shard(name: str, message: str, make_checkpoint: Any) -> None:
+    folder = make_checkpoint(shards=2)
+    raw = json.loads((folder / INDEX_FILE).read_text())
+    raw["weight_map"]["model.norm.weight"] = name
+    (folder / INDEX_FILE).write_text(json.dumps(raw))
+    with pytest.raises(WgradError, match=message):
+        load(folder)
+
+
+def test_links_of_a_cache_are_followed(make_checkpoint: Any, tmp_path: Path) -> None:
+    """The hub's cache holds links into another folder."""
+    folder = make_checkpoint(shards=2)
+    (tmp_path / "blobs").mkdir()
+    for shard in folder.glob("*.safetensors"):
+        shard.rename(tmp_path / "blobs" / shard.name)
+        shard.symlink_to(Path("..") / "blobs" / shard.name)
+    load(folder)
+
+
+def test_a_folder_of_pointers(make_checkpoint: Any) -> None:
+    """What a clone without Git LFS holds."""
+    folder = make_checkpoint(shards=2)
+    for shard in folder.glob("*.safetensors"):
+        shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(WgradError, match=rf"is a pointer of Git LFS.*: run 'git lfs pull' in {re.escape(str(folder))}"):
+        load(folder)
+
+
+def test_no_memory_is_taken_for_a_model_that_is_not_in_its_files(make_checkpoint: Any) -> None:
+    """config.json asks for a model of terabytes: nothing of that size is made before the files are looked at."""
+    folder = make_checkpoint()
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"hidden_size": 1 << 22, "num_hidden_layers": 1 << 12}))
+    config = load_model_config(folder)
+    with pytest.raises(WgradError, match=r"embed_tokens.weight .* has shape \[300, 48\]: config.json asks for"):
+        Checkpoint(folder).check(config)
+    with pytest.raises(WgradError, match="config.json asks for"):
+        load_frozen(folder, config, ReferenceDevice())
+
+
+def test_a_quantised_weight_of_another_size_is_told_before_it_is_read(make_checkpoint: Any, tmp_path: Path) -> None:
+    device, folder = ReferenceDevice(), make_checkpoint()
+    weights = load_frozen(folder, load_model_config(folder), device)
+    save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
+    config = dataclasses.replace(load_model_config(tmp_path / "nf4"), intermediate_size=90)
+    Checkpoint(tmp_path / "nf4").check(load_model_config(tmp_path / "nf4"))
+    with pytest.raises(WgradError, match=r"mlp.gate_proj.weight in .* must have 2160 bytes for \[90, 48\].*; got 2112"):
+        Checkpoint(tmp_path / "nf4").check(config)
+
+
 def test_a_missing_tensor_is_named(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     rewrite(folder, model__layers__1__mlp__up_proj__weight=None)
@@ -234,44 +310,3 @@ def test_a_damaged_quantised_weight(part: str, value: Any, message: str, make_ch
     write_safetensors(tmp_path / "nf4" / SINGLE_FILE, from_arrays({n: a for n, a in arrays.items() if a is not None}))
     with pytest.raises(WgradError, match=message):
         load(tmp_path / "nf4")
-
-
-# ---- config.json -------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
-        ),
-        ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "rope_type 'dynamic' is not supported"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "needs factor, a number above 0; got none"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
-        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads; got 4 and 3"),
-        ({"head_dim": 7}, "head_dim .* must be even"),
-        ({"vocab_size": None}, "vocab_size must be a whole number"),
-        ({"vocab_size": "300"}, "vocab_size must be a whole number; got '300'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            r"quantised by 'gptq' \(load_in_4bit: false\) cannot be read",
-        ),
-    ],
-)
-def test_unsupported_configurations(changes: dict[str, Any], message: str, make_checkpoint: Any) -> None:
-    folder = make_checkpoint()
-    raw = json.loads((folder / "config.json").read_text()) | changes
-    with pytest.raises(WgradError, match=message):
-        parse_model_config(raw)
-
-
-def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:
-    with pytest.raises(WgradError, match="has no config.json"):
-        load_model_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(WgradError, match="--model: .*config.json line 1 is not valid JSON"):
-        load_model_config(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(WgradError, match=r"config.json: the whole must be an object; got \[\]"):
-        load_model_config(tmp_path)

@@ -1,0 +1,138 @@
+"""config.json: each key has its type and range, and whatever breaks them is one line that names the key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.model_config import load_model_config, parse_model_config
+from wgrad.train.rope_scaling import rope_tables
+
+Config = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
+        ),
+        ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "needs factor, a number above 0; got none"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads; got 4 and 3"),
+        ({"head_dim": 7}, "head_dim .* must be even"),
+        ({"vocab_size": None}, "vocab_size must be a whole number"),
+        ({"vocab_size": "300"}, "vocab_size must be a whole number; got '300'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"quantised by 'gptq' \(load_in_4bit: false\) cannot be read",
+        ),
+    ],
+)
+def test_unsupported_configurations(changes: dict[str, Any], message: str, make_config: Config) -> None:
+    with pytest.raises(WgradError, match=message):
+        parse_model_config(make_config() | changes)
+
+
+# Values that no key of a model can have, whatever the key is.
+NEVER: list[Any] = [-1, 0, 1.5, 2**31 + 1, 2**63, 2**64, 2**70, 10**400, True, "", "x", [], [1], [[]], {}, {"a": 1}]
+SIZES = [
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+    "num_key_value_heads", "max_position_embeddings",
+]  # fmt: skip
+HOSTILE: dict[str, list[Any]] = {
+    **{key: [*NEVER, None] for key in SIZES if key not in ("num_key_value_heads", "head_dim")},
+    **{key: NEVER for key in ("num_key_value_heads", "head_dim", "sliding_window")},
+    "max_window_layers": [-1, 1.5, "x", None, [], {}],
+    "no_rope_layer_interval": [*NEVER, None],
+    "rms_norm_eps": [-1e-9, 1, 1.0, 1e300, 2**70, None, True, "1e-5", [], {}],
+    "rope_theta": [1, 1.0, 0, -1, 1e300, 2**70, True, "x", [], {}],
+    "tie_word_embeddings": [0, 1, 2**70, None, "true", [], {}],
+    "use_sliding_window": [0, 1, None, "true", [], {}],
+    "attention_bias": [0, 1, None, "true", [], {}],
+    "hidden_act": [None, 1, True, [], {}, ["silu"], "", "relu", "x" * 1000],
+    "architectures": ["LlamaForCausalLM", {}, {"a": 1}, 3, True, [None], [3], [[]], ["Other"], ["\n"], ["x" * 1000]],
+    "layer_types": [
+        "x",
+        {},
+        3,
+        [],
+        ["full_attention"],
+        [None, None],
+        ["full_attention", "chunked_attention"],
+        [[], []],
+    ],
+    "no_rope_layers": ["x", {}, 3, [], [1], [1, "x"], [1, None], [1.5, 1], [[], []]],
+    "rope_scaling": ["x", 3, True, [], [1], {"rope_type": 3}, {"rope_type": []}, {"rope_type": "x"}, {"type": {}}],
+    "partial_rotary_factor": [-1, 0.5, 2.0, 1e300, "x", [], {}],
+    "original_max_position_embeddings": NEVER,
+    "quantization_config": ["x", 3, [], {}, {"quant_method": 3}, {"quant_method": "bitsandbytes", "load_in_4bit": 1}],
+}
+FACTORS: list[Any] = [0, -1, 1e300, 2**70, 10**400, True, "x", [], {}]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "SmolLM3ForCausalLM"])
+@pytest.mark.parametrize("key", HOSTILE)
+def test_values_that_no_model_has(key: str, architecture: str, make_config: Config) -> None:
+    """One line that names the key, whatever stands there; a key that the architecture does not have is not read."""
+    looked_at = {"no_rope_layers": "SmolLM3", "no_rope_layer_interval": "SmolLM3", "max_window_layers": "Qwen3"}
+    for value in HOSTILE[key]:
+        raw = make_config(architecture, use_sliding_window=True, sliding_window=8) | {key: value}
+        if not architecture.startswith(looked_at.get(key, "")):
+            parse_model_config(raw)
+            continue
+        with pytest.raises(WgradError) as caught:
+            parse_model_config(raw)
+        said = str(caught.value)
+        names = {"architectures": "architecture", "rope_scaling": "rope", "quantization_config": "quantis|quantiz"}
+        assert re.match("config.json: ", said) and re.search(names.get(key, key), said), (value, said)
+        assert said.isprintable() and len(said) < 600 and "`" not in said, (value, said)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_rope_values_that_no_model_has(spelling: str, kind: str, make_config: Config) -> None:
+    good = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    parse_model_config(make_config() | {spelling: good})
+    wrong: list[tuple[str, Any]] = [(key, v) for key in ("factor", "rope_theta", "beta_fast") for v in FACTORS]
+    wrong += [("original_max_position_embeddings", v) for v in NEVER] + [("rope_theta", 1), ("truncate", None)]
+    wrong += [("attention_factor", v) for v in (-1, 1e300, "x")] + [("mscale", v) for v in (-1, "x")]
+    if kind == "llama3":
+        wrong += [("high_freq_factor", 1.0), ("high_freq_factor", 0.5), ("low_freq_factor", None)]
+    for key, value in wrong:
+        with pytest.raises(WgradError, match=rf"^config.json: .*{key}") as caught:
+            parse_model_config(make_config() | {spelling: good | {key: value}})
+        assert len(str(caught.value)) < 300
+
+
+def test_whatever_is_accepted_gives_finite_tables(make_config: Config) -> None:
+    """At the ends of each range."""
+    for kind in ("default", "linear", "llama3", "yarn"):
+        for theta in (1.0000001, 1e15):
+            for factor in (1e-6, 1e6):
+                rope = {"rope_type": kind, "factor": factor, "low_freq_factor": 1e-6, "high_freq_factor": 1e6}
+                rope |= {"original_max_position_embeddings": 1, "beta_fast": 1e-6, "beta_slow": 1e6}
+                config = parse_model_config(make_config() | {"rope_theta": theta, "rope_parameters": rope})
+                for table in rope_tables(config.rope, 8):
+                    assert np.isfinite(table).all(), (kind, theta, factor)
+
+
+def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:
+    with pytest.raises(WgradError, match="has no config.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WgradError, match="--model: .*config.json line 1 is not valid JSON"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(WgradError, match=r"config.json: the whole must be an object; got \[\]"):
+        load_model_config(tmp_path)
