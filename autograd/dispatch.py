@@ -150,7 +150,7 @@ def list_devices() -> list[dict[str, Any]]:
         device = _hip()
         hip = {**device.facts, "name": device.description, "spec": "hip", "usable": True, "reason": ""}
     except DeviceUnavailable as error:
-        reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: there is no AMD card"
+        reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD card was found"
         hip = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}
     remark = "slow; what all others are checked against"
     cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}

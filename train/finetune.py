@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.errors import UnusableResult, WgradError
-from wgrad.train.build import TrainableModel
+from wgrad.train.build import TrainableModel, wants_checkpointing
 from wgrad.train.checkpoint_files import Checkpoints, TrainingState, check_info
 from wgrad.train.config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.generate import Sampling, generate_text
@@ -48,7 +48,7 @@ def run_finetune(config: FinetuneConfig) -> int:
         interrupts.answer = session.say
         if config.resume and state is None and (folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        with advising(for_steps(config)):
+        with advising(for_steps(config, wants_checkpointing(config, session.model_config))):
             _Finetuning(session, checkpoints, interrupts, previous, state).run()
     return 0
 

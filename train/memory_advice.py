@@ -31,7 +31,7 @@ def for_parameters(config: FinetuneConfig) -> str:
     return f"use a --rank below {config.rank}, or fewer --target-modules"
 
 
-def for_steps(config: FinetuneConfig) -> str:
-    """Advice where activations do not fit."""
+def for_steps(config: FinetuneConfig, checkpointing: bool) -> str:
+    """Advice where activations do not fit. checkpointing: whether they are made again in the backward already."""
     advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--seq-len"
-    return advice if config.checkpointing else f"{advice}, or --checkpointing"
+    return advice if checkpointing else f"{advice}, or --checkpointing"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import wgrad
 from wgrad.autograd.errors import WgradError
 from wgrad.train.cli import build_parser
 from wgrad.train.cli_options import FIXED_BY_RESUME, resolve_config
@@ -137,6 +138,15 @@ def test_a_value_that_breaks_its_rule(values: dict, words: str) -> None:
 def test_it_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         FinetuneConfig().rank = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["model", "data", "out"])
+def test_python_needs_what_the_command_needs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without out the run would have gone into the working folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WgradError, match=f"--{name} is required: give it$"):
+        wgrad.run_finetune(FinetuneConfig(**NEEDED | {name: ""}))
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_required() -> None:

@@ -70,15 +70,15 @@ def test_steps_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("options", "advice"),
+    ("batch_size", "checkpointing", "advice"),
     [
-        ({"batch_size": 4}, "use a smaller --batch-size or --seq-len, or --checkpointing"),
-        ({"batch_size": 1}, "use a smaller --seq-len, or --checkpointing"),
-        ({"batch_size": 1, "checkpointing": True}, "use a smaller --seq-len"),
+        (4, False, "use a smaller --batch-size or --seq-len, or --checkpointing"),
+        (1, False, "use a smaller --seq-len, or --checkpointing"),
+        (1, True, "use a smaller --seq-len"),
     ],
 )
-def test_advice_names_what_can_be_made_smaller(options: Any, advice: str) -> None:
-    assert for_steps(FinetuneConfig(**options)) == advice
+def test_advice_names_what_can_be_made_smaller(batch_size: int, checkpointing: bool, advice: str) -> None:
+    assert for_steps(FinetuneConfig(batch_size=batch_size), checkpointing) == advice
 
 
 def test_an_adapter_of_ones_own() -> None:
