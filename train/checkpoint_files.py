@@ -25,7 +25,7 @@ import numpy as np
 from wgrad.autograd.errors import WgradError
 from wgrad.train.decode import parse_json
 from wgrad.train.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
-from wgrad.train.input_files import open_input, read_input
+from wgrad.train.input_files import open_input, read_input, reading
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
 
 FOLDER, STATE_FILE, INFO_FILE = "checkpoints", "trainer.safetensors", "trainer.json"
@@ -185,5 +185,5 @@ def _is_genuine(path: Path, info: dict[str, Any]) -> bool:
 
 
 def _sha256(path: Path) -> str:
-    with open_input(path, "--resume") as file:
+    with open_input(path, "--resume") as file, reading(path, "--resume"):
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,28 +11,31 @@ from typing import Any
 
 from wgrad.autograd.errors import WgradError
 from wgrad.train.files import write_bytes, writing
+from wgrad.train.input_files import exists, open_input, reading
 
 METRICS_FILE = "metrics.jsonl"
+_LONGEST_LINE = 1 << 16  # bytes; ours have some 200
 FORMAT = 1  # the first record of a file names it
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The objects of a metrics file; a last line that a killed process left half-written is left out."""
     records: list[dict[str, Any]] = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
+    if not exists(path, "--out"):
         return records
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            break  # whatever follows a broken line was not written by us
-        if not isinstance(value, dict):
-            break
-        if value.pop("format", FORMAT) != FORMAT:
-            raise WgradError(f"{os.fspath(path)} was written by another version of wgrad, in another format: remove it")
-        records.append(value)
+    with open_input(path, "--out") as file, reading(path, "--out"):
+        while line := file.readline(_LONGEST_LINE):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                break  # whatever follows a broken line was not written by us
+            if not isinstance(value, dict):
+                break
+            if value.pop("format", FORMAT) != FORMAT:
+                raise WgradError(
+                    f"{os.fspath(path)} was written by another version of wgrad, in another format: remove it"
+                )
+            records.append(value)
     return records
 
 

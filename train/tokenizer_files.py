@@ -85,7 +85,13 @@ def explain(error: BaseException) -> str | None:
 
 # ---- checks --------------------------------------------------------------------------------------
 def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None:
-    """WgradError where the post-processor or an added token has an id of no token: such ids reach the model."""
+    """WgradError where the post-processor or an added token has an id of no token: such ids reach the model; or where
+    the post-processor names a token that it does not define, at which the library panics, with lines of its own."""
+    for name in _undefined(parts.post_processor):
+        raise WgradError(
+            f"--model: {path}: post_processor names the token {name!r}, which its special_tokens do not define: "
+            f"{_FETCH}"
+        )
     places = [(id_, "post_processor") for id_ in _ids_of(parts.post_processor)]
     places += [(token.get("id"), "added_tokens") for token in parts.added_tokens]
     for id_, key in places:
@@ -96,6 +102,18 @@ def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None
                 f"--model: {path}: {key} names the id {id_!r}, which none of the {size} tokens of the vocabulary has: "
                 f"{_FETCH}, or take all files from the same model"
             )
+
+
+def _undefined(processor: Any) -> Iterator[str]:
+    """Tokens that the templates of TemplateProcessing name, and its special_tokens lack."""
+    if not isinstance(processor, dict):
+        return
+    for inner in processor.get("processors") or ():
+        yield from _undefined(inner)
+    for piece in [*(processor.get("single") or ()), *(processor.get("pair") or ())]:
+        name = piece["SpecialToken"]["id"] if "SpecialToken" in piece else None
+        if name is not None and name not in processor["special_tokens"]:
+            yield name
 
 
 def _ids_of(processor: Any) -> Iterator[Any]:

@@ -6,6 +6,7 @@ child cost less still. Linux only.
 
 from __future__ import annotations
 
+import atexit
 import io
 import multiprocessing
 import os
@@ -179,6 +180,7 @@ def _child(box: Sandbox, cases: Sequence[Case], judge: Judge, pipe: Connection) 
         for case in cases:
             outcome = _run(case, box)
             pipe.send((outcome, judge(case, outcome, box.work)))
+        atexit._run_exitfuncs()  # what an interpreter does at its end; sys.exit would unwind the parent's code here
         status = 0
     except BaseException:
         os.write(2, traceback.format_exc().encode())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from wgrad.autograd.errors import WgradError
 from wgrad.train.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
 from wgrad.train.metrics import FORMAT, METRICS_FILE, MetricsFile, read_metrics
 
@@ -53,6 +55,25 @@ def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text(json.dumps(record(1)) + "\n")
     MetricsFile(tmp_path).close()
     assert (tmp_path / METRICS_FILE).read_text() == ""
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "zeros"])
+def test_what_is_no_metrics_file(tmp_path: Path, kind: str) -> None:
+    """Neither waited for nor read whole."""
+    path = tmp_path / METRICS_FILE
+    if kind == "zeros":
+        with open(path, "wb") as file:
+            file.truncate(1 << 36)
+        assert read_metrics(path) == []
+        return
+    if kind == "folder":
+        path.mkdir()
+    elif hasattr(os, "mkfifo"):
+        os.mkfifo(path)
+    else:
+        pytest.skip("no named pipes here")
+    with pytest.raises(WgradError, match=f"--out: .*metrics.jsonl is a .*{kind}: give a regular file"):
+        read_metrics(path)
 
 
 def test_no_file_is_no_metrics(tmp_path: Path) -> None:

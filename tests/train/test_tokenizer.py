@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,17 @@ def test_a_post_processor_with_ids_of_no_token(make_tokenizer, processor: dict) 
     folder = change(make_tokenizer(), post_processor=processor)
     with pytest.raises(WgradError, match=r"^--model: .*tokenizer.json: post_processor names the id \d+, which none of"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: {"type": "Sequence", "processors": [p]}])
+def test_a_post_processor_with_a_token_that_it_does_not_define(make_tokenizer, wrap: Any, capfd: Any) -> None:
+    """The library itself panics there, and prints lines of its own."""
+    folder = change(make_tokenizer(), post_processor=wrap(TEMPLATE | {"special_tokens": {}}))
+    with pytest.raises(
+        WgradError, match="post_processor names the token '<s>', which its special_tokens do not define"
+    ):
+        load_tokenizer(folder)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_post_processor_with_ids_that_are_there(make_tokenizer) -> None:
