@@ -100,5 +100,5 @@ fi
 endef
 
 clean:
-	rm -rf $(VENV) $(VENV_TEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
+	rm -rf $(VENV) $(VENV_TEST) tests/portability/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import Device
+from wgrad.autograd.device import Array, Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest_cases import BF16, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 
@@ -224,28 +224,33 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
         w.reshape(-1)[: block_size // 2] = 0
         return {"w": w}
 
-    def call(device: Device, x: Inputs) -> Outputs:
-        weight = device.nf4_quantize(x["w"], block_size)
-        return {"absmax": weight.absmax, "restored": device.nf4_dequantize(weight, F32), "w": x["w"]}
-
-    def call_double(device: Device, x: Inputs) -> Outputs:
-        plain, weight = device.nf4_quantize(x["w"], block_size), device.nf4_quantize(x["w"], block_size, double=True)
-        return {
-            "absmax": plain.absmax,
-            "plain_packed": plain.packed,
-            "packed": weight.packed,
-            "codes": weight.absmax,
-            "nested_absmax": weight.nested_absmax,
-            "code": weight.nested_code,
-            "offset": weight.nested_offset,
-        }
-
     shape, name = f"{rows}x{columns}", dtype_name(dtype)
     found = []
-    for variant, function, finish in (("block", call, "nf4"), ("double block", call_double, "nf4 double")):
-        label = f"nf4_quantize/{variant} {block_size}/{shape}/{name}"
-        found.append(Case(label, "nf4_quantize", "forward", name, shape, build, function, finish=finish))
+    for variant, double in (("block", False), ("double block", True)):
+
+        def call(device: Device, x: Inputs, double: bool = double) -> Outputs:
+            return quantized(device, x["w"], block_size, double)
+
+        label, finish = f"nf4_quantize/{variant} {block_size}/{shape}/{name}", "nf4 double" if double else "nf4"
+        found.append(Case(label, "nf4_quantize", "forward", name, shape, build, call, finish=finish))
     return found
+
+
+def quantized(device: Device, w: Array, block_size: int, double: bool) -> Outputs:
+    """What `finish` "nf4" or "nf4 double" takes."""
+    plain = device.nf4_quantize(w, block_size)
+    if not double:
+        return {"absmax": plain.absmax, "restored": device.nf4_dequantize(plain, F32), "w": w}
+    weight = device.nf4_quantize(w, block_size, double=True)
+    return {
+        "absmax": plain.absmax,
+        "plain_packed": plain.packed,
+        "packed": weight.packed,
+        "codes": weight.absmax,
+        "nested_absmax": weight.nested_absmax,
+        "code": weight.nested_code,
+        "offset": weight.nested_offset,
+    }
 
 
 def _dequantize(

@@ -1,0 +1,33 @@
+"""What the tests of other compilers share: the bundle, and the way to say that a tool is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from wgrad.autograd.bundle import Bundle, make_bundle
+from wgrad.autograd.selftest_cases import cases
+from wgrad.train.bundle_cases import training_cases
+
+GiveUp = Callable[[str], NoReturn]
+
+
+@pytest.fixture(scope="session")
+def give_up() -> GiveUp:
+    """give_up(reason): skip, or fail where WGRAD_REQUIRE_DAWN=1."""
+
+    def end(reason: str) -> NoReturn:
+        if os.environ.get("WGRAD_REQUIRE_DAWN") == "1":
+            pytest.fail(f"WGRAD_REQUIRE_DAWN=1, but {reason}")
+        pytest.skip(reason)
+
+    return end
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Bundle:
+    """Every variant of the self-test, of a training step and of decoding, each in one case at least."""
+    return make_bundle([*cases(), *training_cases()], smallest=True)
