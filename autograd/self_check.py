@@ -34,6 +34,7 @@ CASES = (
     "attention/packed/2x133x4x2x64/float16",
     "attention_backward/grouped/2x70x6x2x64/float16",
 )
+FORMAT = 1  # of the file that keeps a verdict
 SECONDS = 120  # hiprtc may have to compile every kernel first
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.self_check import main; sys.exit(main())"
 
@@ -60,15 +61,18 @@ def verdict(device: Any) -> Verdict:
     kept = _place(device.identity)
     try:
         known = json.loads(kept.read_text(encoding="utf-8"))
-        return Verdict(bool(known["passed"]), str(known["reason"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or damaged: checked now
+        if known["format"] == FORMAT:
+            return Verdict(bool(known["passed"]), str(known["reason"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass  # not there, or damaged: checked now, as one of another format is
     found, keep = _check_in_a_process()
     if keep:
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             beside = kept.with_suffix(f".{os.getpid()}")
-            beside.write_text(json.dumps({"device": device.identity, **asdict(found)}) + "\n", encoding="utf-8")
+            beside.write_text(
+                json.dumps({"format": FORMAT, "device": device.identity, **asdict(found)}) + "\n", encoding="utf-8"
+            )
             beside.replace(kept)
         except OSError:
             pass  # checked again next time

@@ -1,7 +1,7 @@
 """hiprtc, ROCm's run-time compiler: code objects for cards that the package has none for, kept from then on.
 
 Results lie under $XDG_CACHE_HOME/wgrad/hip (~/.cache) as <file>-<architecture>-<digest>.co.xz; the digest is that of
-the source, its headers and the options, so that another version of wgrad never takes them.
+the format, the source, its headers and the options, so that another version of wgrad never takes them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 from wgrad.hip import binding
 from wgrad.hip.errors import DeviceError
 from wgrad.hip.objects import OPTIONS, ROOM, compress, headers_of, read_object
+
+FORMAT = "co.xz 1"  # of the files in the cache
 
 
 def cache_folder() -> Path:
@@ -30,7 +32,7 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     path = ROOM / f"{source}.hip"
     text = path.read_text(encoding="utf-8")
     headers = {p.name: p.read_text(encoding="utf-8") for p in headers_of(path)}
-    parts = [text, architecture, *OPTIONS, *headers, *headers.values()]
+    parts = [FORMAT, text, architecture, *OPTIONS, *headers, *headers.values()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     kept = cache_folder() / f"{source}-{architecture}-{digest[:16]}.co.xz"
     if kept.is_file():

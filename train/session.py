@@ -12,6 +12,7 @@ from rich.console import Console
 
 from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
+from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import adapter_note
 from wgrad.train.build import TrainableModel, build_trainable
 from wgrad.train.cli_options import FIXED_BY_RESUME
@@ -20,10 +21,12 @@ from wgrad.train.data import Dataset, load_data
 from wgrad.train.generate import check_positions
 from wgrad.train.hub import resolve_model
 from wgrad.train.model_config import ModelConfig, load_model_config
+from wgrad.train.nf4_files import is_nf4
+from wgrad.train.options import flag
 from wgrad.train.output import make_console
 from wgrad.train.packing import BatchStream
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.weights import Checkpoint, use_own_head
+from wgrad.train.weights import Checkpoint, use_own_head, weight_specs
 
 SAMPLE_TOKENS = 64
 _PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
@@ -63,6 +66,7 @@ def open_session(config: FinetuneConfig) -> Session:
     checkpoint = Checkpoint(folder)
     model_config, head_note = use_own_head(model_config, checkpoint)
     checkpoint.check(model_config)
+    _refuse_quantised_anew(config, checkpoint, model_config)
     data = load_data(config, tokenizer)
     stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, [], console)
@@ -76,6 +80,16 @@ def open_session(config: FinetuneConfig) -> Session:
         limit = model_config.max_position_embeddings
         session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
     return session
+
+
+def _refuse_quantised_anew(config: FinetuneConfig, checkpoint: Checkpoint, model_config: ModelConfig) -> None:
+    """WgradError for options of a quantisation that has been done: they would be ignored."""
+    default = FinetuneConfig()
+    for name in ("double_quant", "block_size"):
+        if getattr(config, name) == getattr(default, name) or config.full:
+            continue
+        if any(is_nf4(checkpoint.entries, spec.name) for spec in weight_specs(model_config)):
+            raise WgradError(f"{flag(name)}: would be ignored: {checkpoint.folder} is quantised already: leave it out")
 
 
 def _sample_prompt(session: Session) -> list[int]:

@@ -60,6 +60,10 @@ def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_p
     assert len(list(tmp_path.glob("wgrad/hip/self-check-*.json"))) == 1
     # A check that would fail is not run again.
     assert select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
+    # One that is kept in another format is.
+    (kept,) = tmp_path.glob("wgrad/hip/self-check-*.json")
+    kept.write_text(kept.read_text().replace('"format": 1', '"format": 7'))
+    assert not select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
 
 
 def test_auto_leaves_a_card_that_fails(card: dict[str, str]) -> None:

@@ -51,6 +51,23 @@ def test_resume_drops_later_steps_and_a_half_written_line(tmp_path: Path) -> Non
     assert len(metrics.records) == 6
 
 
+@pytest.mark.parametrize(
+    "tail", [b'{"step": 6, "lo', b"\0" * 90, b'{"step": 6}\n{"st', b"[" * 9999, b"\xff\xfe", b"null\n"]
+)
+def test_a_torn_end_is_mended(tail: bytes, tmp_path: Path) -> None:
+    """As a power cut leaves it: half a line, or a stretch of zeros; what comes after a resume is read again."""
+    with MetricsFile(tmp_path) as metrics:
+        for step in range(1, 6):
+            metrics.write(record(step))
+    path = tmp_path / METRICS_FILE
+    good = path.read_bytes()
+    path.write_bytes(good + tail)
+    with MetricsFile(tmp_path, steps_done=5) as metrics:
+        assert path.read_bytes() == good
+        metrics.write(record(6))
+    assert read_metrics(path) == [record(step) for step in range(1, 7)]
+
+
 def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text(json.dumps(record(1)) + "\n")
     MetricsFile(tmp_path).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from wgrad.train.config import FinetuneConfig
 from wgrad.train.files import write_json
 from wgrad.train.loop import MANY_SKIPPED
 from wgrad.train.metrics import read_metrics
+from wgrad.train.model_config import load_model_config
+from wgrad.train.nf4_files import save_nf4_checkpoint
 from wgrad.train.schedule import learning_rate, warmup_steps
+from wgrad.train.weights import load_frozen
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
 SMALL = {"hidden_size": 16, "intermediate_size": 24, **SIZES}
@@ -158,6 +162,19 @@ def test_an_option_without_effect_beside_another(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_quantisation_that_is_done_takes_no_options(run: Runner, cpu: Any, tmp_path: Path) -> None:
+    weights = load_frozen(run.model, load_model_config(run.model), cpu)
+    quantised = tmp_path / "quantised"
+    save_nf4_checkpoint(quantised, json.loads((run.model / "config.json").read_text()), weights, cpu)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(run.model / name, quantised)
+    for words in (["--block-size", "128"], ["--no-double-quant"]):
+        assert run(tmp_path / "out", "--model", str(quantised), "--max-steps", "2", *words) == 2
+        option = words[0].replace("no-", "")
+        assert f"{option}: would be ignored: {quantised} is quantised already: leave it out" in run.error
+    assert run(tmp_path / "out", "--model", str(quantised), "--max-steps", "2") == 0
+
+
 def test_config_yaml_of_a_run_holds_what_had_an_effect(run: Runner, tmp_path: Path) -> None:
     """So that it can be given to --config as it is."""
     assert run(tmp_path / "first", "--max-steps", "2") == 0
@@ -288,9 +305,16 @@ def test_the_first_step_s_rate_is_as_help_says(run: Runner, tmp_path: Path) -> N
 
 
 @pytest.mark.oracle
-def test_transformers_first_rate_is_zero() -> None:
+def test_transformers_is_a_step_behind_in_the_warm_up_and_equal_from_there_on() -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=4e-3)
-    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 4, 8)
-    assert schedule.get_last_lr() == [0.0]
+    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, 4, 12)
+    theirs = []
+    for _ in range(12):
+        theirs.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    ours = [learning_rate(FinetuneConfig(lr=4e-3, warmup=4), step, 12) for step in range(12)]
+    assert theirs[:4] == pytest.approx([0.0, *ours[:3]])
+    assert theirs[4:] == pytest.approx(ours[4:])
