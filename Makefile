@@ -24,7 +24,8 @@ export XDG_RUNTIME_DIR ?= /tmp
 .PHONY: help finetune install test lint objects check-objects clean vulkan vulkan-test
 
 help:
-	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT))'
+	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
+	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --rank 8"'
 	@echo 'make test       set up what the tests need and run them all'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make objects    compile hip/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'

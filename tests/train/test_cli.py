@@ -177,10 +177,8 @@ def test_an_interrupt_says_what_is_saved(
         (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-200.77.partial").mkdir()
     line = interrupt(monkeypatch, capsys, tmp_path)
-    assert (
-        line
-        == f"wgrad: interrupted: {tmp_path}/checkpoints/step-100 is saved; go on with the same command and --resume"
-    )
+    newest = tmp_path / "checkpoints" / "step-100"
+    assert line == f"wgrad: interrupted: {newest} is saved; go on with the same command and --resume"
     assert interrupt(monkeypatch, capsys, tmp_path, "stopped, step 7") == "wgrad: stopped, step 7"
 
 
