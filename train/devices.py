@@ -56,7 +56,7 @@ def memory_in_words(device: Mapping[str, Any]) -> str:
     total = main_memory()
     if total and (device.get("spec") == "cpu" or device.get("type") == "CPU"):
         return f"{readable_bytes(total)}, main memory"
-    if total and device.get("backend") == "Metal":
+    if total and device.get("backend") == "Metal" and device.get("type") != "DiscreteGPU":
         return f"shared with the CPU, which has {readable_bytes(total)}"
     return "unknown: the driver does not tell"
 

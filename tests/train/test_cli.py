@@ -342,6 +342,7 @@ def test_a_device_in_words() -> None:
             "shared with the CPU, which has 16 GiB",
         ),
         ({"spec": "wgpu:0", "type": "DiscreteGPU", "memory_bytes": None}, "unknown: the driver does not tell"),
+        ({"spec": "wgpu:0", "type": "DiscreteGPU", "backend": "Metal"}, "unknown: the driver does not tell"),
     ],
 )
 def test_memory_of_a_device(monkeypatch: pytest.MonkeyPatch, device: dict, words: str) -> None:
