@@ -184,9 +184,12 @@ def model_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files
     }
 
 
-LINES: list[dict[str, Any]] = [
+PLAIN_LINES: list[dict[str, Any]] = [  # without a conversation: for those a process has to start
     {"text": "still waters run deep"},
     {"prompt": "all that glitters", "completion": " is not gold"},
+]
+LINES: list[dict[str, Any]] = [
+    *PLAIN_LINES,
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]},
     {
         "prompt": [{"role": "user", "content": "better late"}],
@@ -222,5 +225,5 @@ def base_groups() -> dict[str, Files]:
     for name, nested in (("nf4", False), ("nf4-nested", True)):
         config = model_config() | {"quantization_config": QUANTIZATION}
         groups[name] = model_files(config, quantised_weights(model_weights(model_config()), nested))
-    groups["data"] = {"data.jsonl": jsonl(LINES)}
+    groups["data"], groups["chat"] = {"data.jsonl": jsonl(PLAIN_LINES)}, {"data.jsonl": jsonl(LINES)}
     return groups

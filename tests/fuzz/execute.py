@@ -113,19 +113,24 @@ class Sandbox:
 def _receive(pipe: Connection, pid: int, count: int) -> Iterator[Verdict]:
     """Verdicts as the child sends them, until it has ended or hangs."""
     for _ in range(count):
-        computed = _ticks(pid)
-        for _ in range(WALL_SECONDS // WAIT_SECONDS):
-            if pipe.poll(WAIT_SECONDS):
-                break
-            before, computed = computed, _ticks(pid)
-            if computed - before <= 2:
-                return
-        else:
+        if not _answers(pipe, pid):
             return
         try:
             yield pipe.recv()
         except EOFError:
             return
+
+
+def _answers(pipe: Connection, pid: int) -> bool:
+    """Wait for something in the pipe: WALL_SECONDS while the child computes, WAIT_SECONDS where it waits itself."""
+    computed = None
+    for _ in range(2 * WALL_SECONDS // WAIT_SECONDS):
+        if pipe.poll(WAIT_SECONDS / 2):
+            return True
+        before, computed = computed, _ticks(pid)
+        if before is not None and computed - before <= 2:
+            return False
+    return False
 
 
 def _has_ended(pid: int) -> bool:

@@ -11,7 +11,7 @@ from tests.fuzz.base import CHAT, FINETUNE, GENERATE, KINDS, ROPES, SPECIAL, dum
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.texts import data_lines, mutate_template, yaml_text
-from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json
+from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
 from tests.fuzz.weights import join, mutate_quant_state, mutate_safetensors, split
 from tests.fuzz.words import DATA_NAMES, SHARD_NAMES, TOKENIZER_PARTS
 
@@ -133,26 +133,16 @@ def template_case(rng: Random, groups: Groups) -> Case:
         named = [{"name": "default", "template": text}, {"name": "tool_use", "template": CHAT}]
         if kind == 2:
             config["chat_template"] = rng.choice((text, named, hostile(rng)))
-            files = {
-                "model/tokenizer_config.json": mutate_json(rng, dump({"x": 1}))
-                if rng.random() < 0.02
-                else _dump(rng, config)
-            }
+            files = {"model/tokenizer_config.json": write_json(rng, config)}
         else:
             del config["chat_template"]
             files = {
                 "model/tokenizer_config.json": dump(config),
-                "model/chat_template.json": _dump(rng, {"chat_template": text}),
+                "model/chat_template.json": write_json(rng, {"chat_template": text}),
             }
     if rng.random() < 0.5:
         return Case([*GENERATE, "x", "--chat"], ["model"], files)
-    return Case([*FINETUNE, "--max-steps", "1", "--seq-len", "64"], ["model", "data"], files)
-
-
-def _dump(rng: Random, value: dict) -> bytes:
-    from tests.fuzz.values import write_json
-
-    return write_json(rng, value)
+    return Case([*FINETUNE, "--max-steps", "1", "--seq-len", "64"], ["model", "chat"], files)
 
 
 def adapter_case(rng: Random, groups: Groups) -> Case:

@@ -6,7 +6,7 @@ import json
 from random import Random
 from typing import Any
 
-from tests.fuzz.base import LINES
+from tests.fuzz.base import LINES, PLAIN_LINES
 from tests.fuzz.case import Content, Special
 from tests.fuzz.values import NUMBERS, TEXTS, hostile, mutate_bytes, mutate_value, write_json
 from tests.fuzz.words import BAD_LINES, EXPRESSIONS, STATEMENTS, YAML_LINES, YAML_VALUES
@@ -78,7 +78,7 @@ def data_lines(rng: Random) -> Content:
     if rng.random() < 0.05:
         text = rng.choice(("x", "a b ", "\n", "é", '{"text": "ab"}\n', "<s>", "\x00"))
         return Special("repeat", [text, rng.choice((10, 1000, 100_000)), rng.choice(("", "\n", "\x00", "}"))])
-    lines = [json.dumps(line).encode() for line in LINES]
+    lines = [json.dumps(line).encode() for line in rng.choice((LINES, PLAIN_LINES, PLAIN_LINES))]
     for _ in range(rng.choice((1, 1, 2, 3))):
         kind, at = rng.randrange(4), rng.randrange(len(lines))
         if kind == 0:
