@@ -13,7 +13,7 @@ from tokenizers.decoders import DecodeStream
 from wgrad.autograd.errors import WgradError
 from wgrad.train.chat import ChatTemplate, Message
 from wgrad.train.input_files import exists
-from wgrad.train.text_windows import Encoded, encode_windows
+from wgrad.train.text_windows import WINDOW, Encoded, encode_windows
 from wgrad.train.tokenizer_files import (
     SPECIAL,
     explain,
@@ -79,8 +79,11 @@ class Tokenizer:
             ) from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of one text; see `encode_batch`."""
-        return self.encode_batch([text], add_special_tokens)[0].ids
+        """Ids of one text; see `encode_batch`. A long one is encoded in windows: it would take 500 times its size."""
+        if len(text) <= WINDOW:
+            return self.encode_batch([text], add_special_tokens)[0].ids
+        before, behind = self.added_ids() if add_special_tokens else ([], [])
+        return [*before, *(id_ for part in self.encode_stream([text]) for id_ in part.ids), *behind]
 
     def encode_stream(self, blocks: Iterable[str]) -> Iterator[Encoded]:
         """A text of any length, given in blocks, in the ids of one go but without bos and eos; offsets count from its

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+SPARSE_COUNTS = 1 << 23  # bytes of holes in a file that may be held in memory like any other file's
 OUT = "out"  # of `finetune` in every case
 
 
@@ -50,7 +51,7 @@ class Case:
     note: str = ""
 
     def input_bytes(self) -> int:
-        """Bytes that the case puts into the files it changes, holes not counted."""
+        """Bytes that the case puts into the files it changes; of holes at most SPARSE_COUNTS."""
         total = len(self.stdin) + sum(len(a) for a in self.argv)
         for content in self.files.values():
             if isinstance(content, bytes):
@@ -58,6 +59,8 @@ class Case:
             elif content.kind == "repeat":
                 text, times, end = content.argument
                 total += len(text.encode()) * times + len(end.encode())
+            elif content.kind == "sparse":
+                total += min(content.argument, SPARSE_COUNTS)
         return total
 
 

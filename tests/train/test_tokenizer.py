@@ -128,6 +128,23 @@ def test_chat_ids_hold_no_second_bos(make_tokenizer) -> None:
     assert tokenizer.encode_chat(TURNS).count(0) == 1
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_a_long_text_has_the_ids_of_one_go(make_tokenizer, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
+    text = "the words of the wise, and their dark sayings. " * 4000
+    ids = tokenizer.encode_batch([text], special)[0].ids
+    lengths: list[int] = []
+    whole = tokenizer.encode_batch
+
+    def watched(texts: list[str], add_special_tokens: bool = True) -> Any:
+        lengths.extend(map(len, texts))
+        return whole(texts, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", watched)
+    assert tokenizer.encode(text, special) == ids and (ids[0] == 0) == special
+    assert max(lengths) < len(text)
+
+
 # ---- files of other people ---------------------------------------------------------------------
 def change(folder: Path, **keys) -> Path:
     value = json.loads((folder / "tokenizer.json").read_text())
