@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.train import finetune
+from wgrad.train import finetune, session
 from wgrad.train.cli import main
 from wgrad.train.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.weights import Checkpoint
@@ -164,6 +164,17 @@ def test_one_line_exit_2_and_nothing_written(
     assert re.search(CASES[case], captured.err), captured.err
     assert "Traceback" not in captured.out
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_compared_with_config_json_before_data_is_read(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a wrong folder is told at once, and no memory is taken for what its files do not hold."""
+    model = make_checkpoint()
+    edit_config(model, intermediate_size=96)
+    monkeypatch.setattr(session, "load_data", None)
+    assert main(options_for(model, text_data, tmp_path / "out")) == 2
+    assert re.search(r"gate_proj.weight in .* has shape \[88, 48\]", capsys.readouterr().err)
 
 
 def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:

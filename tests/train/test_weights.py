@@ -295,6 +295,9 @@ def test_a_wrong_dtype_says_which(dtype: Any, name: str, make_checkpoint: Any) -
     [
         (".absmax", None, "lacks .*absmax"),
         (".absmax", np.zeros(3, np.float32), "3 scales"),
+        (".absmax", np.zeros(66, np.uint8), r"has .absmax in U8, not in F32"),
+        (".quant_map", np.zeros(3, np.float32), "code book that is not NF4"),
+        (".quant_state.bitsandbytes__nf4", np.zeros(3, np.float32), "in F32, not in U8"),
         (".quant_map", np.linspace(-1, 1, 16, dtype=np.float32), "code book that is not NF4"),
         (".quant_state.bitsandbytes__nf4", np.frombuffer(b"{}", np.uint8), "bitsandbytes__nf4: blocksize is missing"),
         (".quant_state.bitsandbytes__nf4", None, "is U8: expected"),

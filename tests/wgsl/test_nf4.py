@@ -117,3 +117,23 @@ def test_restored_values_are_rounded_to_nearest_even(columns, value_dtype, scale
         arrays = {n: wgpu_device.upload(a) for n, a in vars(plain).items() if isinstance(a, np.ndarray)}
         weight = dataclasses.replace(plain, **arrays, value_dtype=value_dtype)
         np.testing.assert_array_equal(wgpu_device.download(wgpu_device.nf4_dequantize(weight)), wanted)
+
+
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
+def test_ties_go_to_the_even_value(value_dtype, wgpu_device, monkeypatch) -> None:
+    """Scales in the middle between two values, at the largest level, which is 1; and their neighbours in float32."""
+    step = 2.0**-11 if value_dtype == "float16" else 2.0**-8  # half of the distance of values above 1
+    middles = np.array([1 + step, 1 + 3 * step, 1 + 5 * step], np.float32)
+    smallest = 2.0**-24 * np.array([0.5, 1.5, 2.5, 3.5, 1023.5], np.float32)  # float16's subnormals
+    middles = np.concatenate([middles * np.float32(2.0**e) for e in (-13, -3, 0, 7)] + [smallest])
+    scales = np.concatenate([middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(np.inf))])
+    packed = np.full(scales.size * 16, 0xF0, np.uint8)  # 1 and -1
+    weight = NF4Array(packed, scales, (scales.size, 32), 32, value_dtype=value_dtype)
+    wanted = np.stack([scales, -scales], axis=1).astype(value_dtype).astype(np.float32)
+    np.testing.assert_array_equal(ReferenceDevice().nf4_dequantize(weight)[:, :2], wanted)
+    there = dataclasses.replace(weight, packed=wgpu_device.upload(packed), absmax=wgpu_device.upload(scales))
+    found = wgpu_device.download(wgpu_device.nf4_dequantize(there))
+    np.testing.assert_array_equal(found, np.tile(wanted, 16))
+    monkeypatch.setattr(wgpu_device, "software", False)  # the product that decodes by itself
+    eye = wgpu_device.upload(np.eye(32, dtype=np.float32))
+    np.testing.assert_array_equal(wgpu_device.download(wgpu_device.linear_nf4(eye, there)).T, found)
