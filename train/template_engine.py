@@ -36,7 +36,8 @@ class TemplateFailure(Exception):
 
     def __init__(self, kind: str, message: str, line: int = 0) -> None:
         super().__init__(message)
-        self.kind, self.message, self.line = kind, " ".join(message.split())[:500], line
+        text = " ".join(message.split())[:300]
+        self.kind, self.message, self.line = kind, text if text.isprintable() else ascii(text)[1:-1], line
 
 
 # ---- the environment -----------------------------------------------------------------------------
