@@ -284,9 +284,8 @@ def _tokens(
         last = part.ids[-1] if part.ids else last
     if sample.whole and tokenizer.eos_id is not None:
         if last != tokenizer.eos_id:
-            ids = np.append(ids, np.int32(tokenizer.eos_id)) if len(ids) == length else ids
-            marks, length = np.append(marks, True), length + 1
+            ids, marks = np.append(ids, np.int32(tokenizer.eos_id)), np.append(marks, True)
+            length += 1
         elif len(ids) == length:
             marks[-1] = True
-    limit = min(seq_len, len(ids))
-    return ids[:limit], marks[:limit], length
+    return ids[:seq_len], marks[:seq_len], length

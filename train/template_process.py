@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -29,11 +30,12 @@ class TemplateProcess:
         self._seconds = seconds
         self._source: str | None = None  # of the template that the process has compiled
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # a process that is forked from this one has a process of its own
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def compile(self, source: str) -> None:
         """WgradError where the template does not compile, or not in time."""
-        if self._process is not None and self._source == source:
+        if self._process is not None and self._source == source and self._owner == os.getpid():
             return
         self._source = None
         answer = self._ask({"source": source})
@@ -75,7 +77,10 @@ class TemplateProcess:
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, ready for a request."""
+        if self._owner != os.getpid():
+            self._process, self._source, self._owner = None, None, os.getpid()
         if self._process is None:
+            atexit.register(self.close)
             # The worker's own stderr is of no use to anyone: what goes wrong there is an answer or an early end.
             command = [sys.executable, "-c", _CODE.format(path=sys.path, seconds=self._seconds)]
             self._process = subprocess.Popen(
@@ -98,8 +103,9 @@ class TemplateProcess:
 
     def close(self) -> None:
         """End the process. The next request starts another."""
+        atexit.unregister(self.close)
         process, self._process, self._source = self._process, None, None
-        if process is None:
+        if process is None or self._owner != os.getpid():
             return
         process.kill()
         process.wait()
@@ -126,7 +132,6 @@ def _what(answer: dict[str, Any]) -> str:
 
 
 _shared = TemplateProcess()
-atexit.register(_shared.close)
 
 
 def shared_process() -> TemplateProcess:

@@ -13,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 from wgrad.autograd.errors import WgradError
 from wgrad.train.chat import ChatTemplate, Message
 from wgrad.train.input_files import exists
+from wgrad.train.template_process import shared_process
 from wgrad.train.text_windows import WINDOW, Encoded, encode_windows
 from wgrad.train.tokenizer_files import (
     SPECIAL,
@@ -124,7 +125,10 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a conversation; the template, not the tokenizer, puts bos where it belongs."""
-        return self.encode(self.chat_template.render(messages, add_generation_prompt), add_special_tokens=False)
+        try:
+            return self.encode(self.chat_template.render(messages, add_generation_prompt), add_special_tokens=False)
+        finally:
+            shared_process().close()  # there will hardly be another
 
 
 def check_text(text: str) -> None:

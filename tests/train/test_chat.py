@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,10 +138,19 @@ def test_spans_by_prefixes_where_there_is_no_loop_over_the_messages() -> None:
         spoken(backwards)
 
 
+def test_marks_that_change_what_is_rendered_are_not_believed() -> None:
+    source = "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }} {{ all | length }}"
+    assert ChatTemplate(source, {}).render(TURNS[:1]) == "Who is wise? 12"
+    with pytest.raises(MessagesRefused, match="renders turn 2 differently"):
+        spoken(source)
+
+
 def test_marks_are_characters_that_the_conversation_does_not_have() -> None:
-    private = "".join(map(chr, range(0xF0000, 0xF0010))) + "\ue0f0\ue0f1"
-    turns = [TURNS[0], {"role": "assistant", "content": private}]
-    assert spoken(CHATML, turns) == [private + "<|im_end|>\n"]
+    private = chr(0xF0000) + "m1,0" + chr(0xF0001) + "\ue0f0\ue0f1" + chr(0xF0002)
+    # The last turn ends in a point, so that prefixes tell nothing.
+    source = CHATML.replace("{% endfor", "{% if loop.last %}.{% endif %}{% endfor")
+    turns = [TURNS[0], {"role": "assistant", "content": private}, TURNS[2]]
+    assert spoken(source, turns) == [private + "<|im_end|>\n"]
 
 
 # ---- templates that are wrong --------------------------------------------------------------------
@@ -233,6 +243,41 @@ def test_a_process_that_dies_is_an_error(soon: TemplateProcess) -> None:
     with pytest.raises(WgradError, match="^--model: .* ends the process that renders it"):
         template.render(TURNS)
     assert template.render(TURNS[:1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_its_own(soon: TemplateProcess) -> None:
+    template = ChatTemplate(CHATML, {})
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if template.render(TURNS[:1]).startswith("<|im_start|>user") else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert template.render(TURNS[:1]) == "<|im_start|>user\nWho is wise?<|im_end|>\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of Posix")
+def test_ctrl_c_ends_both(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from wgrad.train.chat import ChatTemplate\n"
+        "from wgrad.train import template_process\n"
+        "template_process._shared = process = template_process.TemplateProcess(60)\n"
+        f"template = ChatTemplate({ENDLESS!r}, {{}})\n"
+        "print(process._process.pid, flush=True)\n"
+        "template.render([{'role': 'user'}])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen([sys.executable, script], stdout=-1, stderr=-1, env=environment, text=True) as run:
+        assert run.stdout is not None
+        worker = int(run.stdout.readline())
+        run.send_signal(signal.SIGINT)
+        _, stderr = run.communicate(timeout=30)
+    assert stderr.endswith("KeyboardInterrupt\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
 
 
 def test_a_script_without_a_main_guard(tmp_path: Path) -> None:

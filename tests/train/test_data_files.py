@@ -18,6 +18,7 @@ from wgrad.train.config import FinetuneConfig
 from wgrad.train.data import Dataset, load_data
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 
+EOS = 1
 LINES = b'{"text": "Hear."}\n{"text": "See."}\n'
 
 
@@ -137,7 +138,7 @@ def test_standard_input(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -
 
 
 # ---- encodings -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("size", [1, 70_000, 131_071, 131_072])
+@pytest.mark.parametrize("size", [1, 65_530, 65_531, 65_532, 65_533, 131_072])
 def test_plain_text_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path: Path, size: int) -> None:
     """A character, a \\r\\n or a byte-order mark across a border; every \\r\\n is a \\n, a lone \\r stays."""
     text = "\ufeff" + "x" * size + "é\r\n知\r\n\ry\r"
@@ -160,6 +161,10 @@ def test_plain_text_that_is_none_names_the_line(
 
 
 # ---- size ----------------------------------------------------------------------------------------
+def _in_one_go(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    return tokenizer._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+
 @pytest.mark.parametrize("seq_len", [50, 10**6])
 def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines, seq_len: int) -> None:
     text = "".join(f"The {i}th wise man will hear, and will increase learning. " for i in range(2500))
@@ -167,15 +172,15 @@ def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines,
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes. " + text}]
     lines = ({"text": text}, {"prompt": "", "completion": text}, {"messages": turns[1:]}, {"messages": turns})
     data = load(write_lines(*lines), tokenizer, seq_len=seq_len)
-    eos = [tokenizer.eos_id]
-    chat = [tokenizer.encode_chat(t, add_generation_prompt=False) for t in (turns[1:], turns)]
-    wanted = [tokenizer.encode(text) + eos] * 2 + chat
+    template = tokenizer.chat_template
+    chat = [_in_one_go(tokenizer, template.render(t), False) for t in (turns[1:], turns)]
+    wanted = [[*_in_one_go(tokenizer, text, True), EOS]] * 2 + chat
     if seq_len == 50:
         assert data.left_out == 1 and data.cut_tokens == sum(map(len, wanted[:3])) - 150
         wanted = wanted[:3]
     assert [d.ids.tolist() for d in data.train] == [ids[:seq_len] for ids in wanted]
     if seq_len > 50:
-        header = tokenizer.encode_chat(turns[:1])
+        header = _in_one_go(tokenizer, template.render(turns[:1], add_generation_prompt=True), False)
         assert not data.train[3].counts[: len(header)].any() and data.train[3].counts[len(header) :].all()
 
 
