@@ -11,6 +11,7 @@ import numpy as np
 
 from wgrad.autograd.device import Device
 from wgrad.autograd.errors import WgradError
+from wgrad.autograd.reference_loss import LOGIT_ELEMENTS
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.adapter import load_adapter
 from wgrad.train.config import FinetuneConfig
@@ -18,7 +19,7 @@ from wgrad.train.lora import Adapter, LoraConfig, init_lora, linear_modules, lor
 from wgrad.train.memory_advice import advising, for_parameters
 from wgrad.train.model import Model
 from wgrad.train.model_config import ModelConfig
-from wgrad.train.optim import FlatParameters, ParameterSpec
+from wgrad.train.optim import AdamW, FlatParameters, ParameterSpec
 from wgrad.train.weights import Progress, load_frozen, load_trainable, weight_specs
 
 CHECKPOINTING_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
@@ -44,6 +45,15 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     products = 2 * config.hidden_size + 2 * (config.q_size + config.kv_size) + config.q_size
     products += 3 * config.intermediate_size
     return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
+
+
+def estimate_activations(config: FinetuneConfig, model: ModelConfig) -> int:
+    """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
+    tokens, layers = config.batch_size * config.seq_len, model.num_hidden_layers
+    kept = activation_bytes(model, tokens, np.dtype(config.compute).itemsize)
+    if wants_checkpointing(config, model):
+        kept = kept // layers + layers * tokens * model.hidden_size * 4
+    return kept + min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
 
 
 def wants_checkpointing(config: FinetuneConfig, model: ModelConfig) -> bool:
@@ -72,8 +82,12 @@ def build_trainable(
     *,
     positions: int,
     progress: Progress | None = None,
+    contents: bool = True,
 ) -> TrainableModel:
-    """The model that `config` asks to train, with its weights and the start values of what is trained. WgradError."""
+    """The model that `config` asks to train, with its weights and the start values of what is trained. WgradError.
+
+    contents False, for the dry run of a device: as large and as typed, without reading the weights.
+    """
     check_compute(config.compute, device)
     options: dict[str, Any] = {
         "positions": max(positions, config.seq_len),
@@ -86,7 +100,7 @@ def build_trainable(
         with advising(for_parameters(config)):
             parameters = FlatParameters(specs, device)
         arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
-        load_trainable(folder, model_config, arrays, device, progress)
+        load_trainable(folder, model_config, arrays, device, progress, contents)
         return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
         lora, values = _start_values(config, model_config)
@@ -97,6 +111,7 @@ def build_trainable(
         double_quant=config.double_quant,
         block_size=config.block_size,
         progress=progress,
+        contents=contents,
     )
     with advising(for_parameters(config)):
         parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
@@ -105,6 +120,16 @@ def build_trainable(
     adapter = Adapter.from_tensors(lora, parameters.tensors)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count)
+
+
+def build_optimizer(config: FinetuneConfig, parameters: FlatParameters) -> AdamW:
+    """The optimiser of a run."""
+    return AdamW(
+        parameters,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        scale_loss=config.compute == "float16",
+    )
 
 
 def _start_values(config: FinetuneConfig, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:

@@ -16,7 +16,7 @@ from wgrad.train.options import Options, field_type, flag, show
 # What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
 FIXED_BY_RESUME = (
     "rank", "alpha", "dropout", "target_modules", "rslora", "full", "double_quant", "block_size", "batch_size",
-    "accumulate", "seq_len", "packing", "loss_on", "eval_fraction", "seed", "compute",
+    "accumulate", "seq_len", "packing", "loss_on", "eval_fraction", "eval_tokens", "seed", "compute",
 )  # fmt: skip
 
 

@@ -150,6 +150,13 @@ class FinetuneConfig(Options):
         metavar="F",
         group="training",
     )
+    eval_tokens: int = option(
+        16384,
+        "measure it on about this many tokens of what is held out, the same before and after; 0: on all",
+        rule=(f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST),
+        metavar="N",
+        group="training",
+    )
     seed: int = option(
         0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", group="training"
     )
@@ -178,14 +185,17 @@ class FinetuneConfig(Options):
         group="machine",
     )
     profile: bool = option(False, "measure each kernel and print a table at the end", group="machine")
+    sample: bool = option(True, "continue a text before and after, to see what was learnt", group="machine")
     sample_prompt: str | None = option(
-        None, "text to continue before and after, to see what was learnt", metavar="TEXT", group="machine"
+        None, "the text to continue; else the begin of a held-out one", metavar="TEXT", group="machine"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.full and self.adapter:
             raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
+        if self.sample_prompt and not self.sample:
+            raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
         if self.full and self.dropout:
             raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
 

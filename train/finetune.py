@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,28 +9,27 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.errors import UnusableResult, WgradError
-from wgrad.train.build import TrainableModel, wants_checkpointing
+from wgrad.train.build import build_optimizer, wants_checkpointing
 from wgrad.train.checkpoint_files import Checkpoints, TrainingState, check_info
 from wgrad.train.config import CONFIG_FILE, FinetuneConfig
-from wgrad.train.generate import Sampling, generate_text
+from wgrad.train.evaluation import Evaluation
 from wgrad.train.interrupts import Interrupted, Interrupts
 from wgrad.train.loop import Run, Trainer, not_finite, what_to_try
 from wgrad.train.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.metrics import MetricsFile
-from wgrad.train.optim import AdamW
 from wgrad.train.out_folder import OutFolder
 from wgrad.train.output import say
-from wgrad.train.packing import Batch, eval_batches
 from wgrad.train.previous_run import Previous, previous_run
 from wgrad.train.progress import TrainingProgress
 from wgrad.train.result import save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.schedule import learning_rate
-from wgrad.train.session import SAMPLE_TOKENS, Session, build_session, open_session, run_info
+from wgrad.train.session import Session, build_session, memory_line, open_session, prepare_session, run_info
 
 
 def run_finetune(config: FinetuneConfig) -> int:
     """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
     config.require()
+    begun = time.monotonic()
     with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
         if folder.left_by:
             say(f"note: {config.out} was left locked by {folder.left_by}, which is no more: taken over")
@@ -49,7 +47,7 @@ def run_finetune(config: FinetuneConfig) -> int:
         if config.resume and state is None and (folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
         with advising(for_steps(config, wants_checkpointing(config, session.model_config))):
-            _Finetuning(session, checkpoints, interrupts, previous, state).run()
+            _Finetuning(session, checkpoints, interrupts, previous, state, begun).run()
     return 0
 
 
@@ -62,37 +60,36 @@ class _Finetuning:
     interrupts: Interrupts
     previous: Previous
     state: TrainingState | None
+    counted: float  # time.monotonic() up to which results["seconds"] goes
 
     def run(self) -> None:
         session, config, stream = self.session, self.session.config, self.session.stream
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         adapter = str(self.state.path) if self.state is not None and config.adapter else config.adapter
+        plan = prepare_session(session, replace(config, adapter=adapter))
         with advising(SMALLER_MODEL):
             self.built = build_session(session, replace(config, adapter=adapter))
+        session.say(memory_line(session, plan, self.built))
         with advising(for_parameters(config)):
-            self.optimizer = AdamW(
-                self.built.parameters,
-                weight_decay=config.weight_decay,
-                max_grad_norm=config.max_grad_norm,
-                scale_loss=config.compute == "float16",
-            )
+            self.optimizer = build_optimizer(config, self.built.parameters)
         self.trainer = Trainer(self.built.model, self.optimizer, config)
         self.info = run_info(session)
         if self.state is not None:
             self._restore(self.state)
         config.save(config.out)
-        self.held_out = eval_batches(session.data.held_out, config, session.tokenizer.pad_id or 0)
+        evaluation = Evaluation(session, self.trainer, self.built)
         self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
         if self.state is None:
-            self.results |= _measure(session, self.trainer, self.built, self.held_out, "before")
+            self.results |= evaluation.measure("before")
         _start_profile(session)
         done = stream.step
         session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
         with MetricsFile(config.out, done) as metrics:
             self._train(metrics, done)
-            self.results |= _measure(session, self.trainer, self.built, self.held_out, "after")
+            self.results |= evaluation.measure("after")
+            self._count_seconds()
             write_results(session, metrics, self.results, self.optimizer.skipped())
-        say_done(session, self.results, self.optimizer.skipped())
+        say_done(session, self.results, self.optimizer.skipped(), plan)
 
     def _restore(self, state: TrainingState) -> None:
         session = self.session
@@ -116,14 +113,20 @@ class _Finetuning:
     def _train(self, metrics: MetricsFile, done: int) -> None:
         """The steps that are left, then at once what they were for: the result, and a checkpoint of the last step."""
         session, stream, interrupts = self.session, self.session.stream, self.interrupts
-        self._earlier, self._begun = self.results.get("seconds", 0.0), time.monotonic()
+        progress = TrainingProgress(
+            stream.total_steps,
+            done,
+            session.config.log_every,
+            display=session.display,
+            memory=lambda: session.device.memory().reserved_bytes,
+        )
         with interrupts.steps():
-            with TrainingProgress(stream.total_steps, done, session.config.log_every, session.console) as progress:
+            with progress:
                 run = Run(self.trainer, stream, metrics, progress, self._save, interrupts)
                 try:
                     run.train()
                     self._check_result()
-                    with interrupts.writing():
+                    with interrupts.writing(), session.display.phase("saving the result"):
                         metrics.sync()
                         write_trained(session, self.built)
                         self._save(stream.total_steps)
@@ -141,7 +144,7 @@ class _Finetuning:
         arrays = self.optimizer.state_arrays()
         if not np.isfinite(arrays["parameters"]).all():
             raise not_finite(done, session.config)
-        self.results["seconds"] = self._earlier + time.monotonic() - self._begun
+        self._count_seconds()
         extra = {
             "results": self.results,
             "stream": session.stream.state(),
@@ -149,8 +152,14 @@ class _Finetuning:
             **self.info,
         }
         adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
-        with self.interrupts.writing():
+        with self.interrupts.writing(), session.display.phase("saving a checkpoint"):
             self.checkpoints.save(done, arrays, extra, adapter)
+
+    def _count_seconds(self) -> None:
+        """Bring the run's time up to now: of all its parts, from the first loading on."""
+        now = time.monotonic()
+        self.results["seconds"] = self.results.get("seconds", 0.0) + now - self.counted
+        self.counted = now
 
     def _check_result(self) -> None:
         """UnusableResult where the last step leaves nothing that is worth a file."""
@@ -183,18 +192,3 @@ def _start_profile(session: Session) -> None:
             session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")
         else:
             profile(True)
-
-
-def _measure(
-    session: Session, trainer: Trainer, built: TrainableModel, held_out: list[Batch], when: str
-) -> dict[str, Any]:
-    """Held-out loss and a sample, printed and returned as results."""
-    results: dict[str, Any] = {}
-    if held_out:
-        loss = trainer.evaluate(held_out)
-        results[f"held_out_loss_{when}"] = loss if math.isfinite(loss) else None
-        session.say(f"held-out loss {when}: {loss:.4f} (perplexity {math.exp(min(loss, 700)):.2f})")
-    text = generate_text(built.model, session.tokenizer, session.prompt, SAMPLE_TOKENS, Sampling())
-    results[f"sample_{when}"] = text
-    session.say(f"sample {when}: {session.tokenizer.decode(session.prompt)!r} -> {text!r}")
-    return results

@@ -131,17 +131,26 @@ class Trainer:
         count, self._recorded = self._recorded, 0
         return HistoryLater(self.device.download_later(self._history), count)
 
-    def evaluate(self, batches: Sequence[Batch]) -> float:
-        """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none."""
+    def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
+        """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none.
+
+        progress: called with the number of batches that are known to be finished; the device has one more to do.
+        """
         targets = sum(b.num_targets for b in batches)
         if not targets:
             return float("nan")
         self.device.fill(self._eval_loss, 0.0)
-        for batch in batches:
+        before: Later | None = None
+        for number, batch in enumerate(batches):
             self._write(batch)
             with no_grad():
                 loss = self.model.loss(self.eval_inputs)
             F.add_to(self.device, self._eval_loss, loss.data)
+            if progress is not None:
+                if before is not None:
+                    before.result()
+                    progress(number)
+                before = self.device.download_later(self._eval_loss)
         return float(self.device.download(self._eval_loss)[0]) / targets
 
 

@@ -71,8 +71,13 @@ def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int
     return entry
 
 
-def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device) -> NF4Array:
-    """Upload one quantised weight. WgradError: a part is missing, or does not fit the others."""
+def read_nf4(
+    entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device, contents: bool = True
+) -> NF4Array:
+    """Upload one quantised weight. WgradError: a part is missing, or does not fit the others.
+
+    contents False, for a dry run: the packed values, by far the most of it, are not read.
+    """
 
     def part(suffix: str, *dtypes: str) -> np.ndarray:
         entry = entries.get(name + suffix)
@@ -85,7 +90,9 @@ def read_nf4(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ..
     def fail(what: str) -> WgradError:
         return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")
 
-    packed = check_packed(entries, name, shape).array().reshape(-1).view(np.uint8)  # of any dtype: quant_storage
+    entry = check_packed(entries, name, shape)
+    # Of any dtype: quant_storage.
+    packed = entry.array().reshape(-1).view(np.uint8) if contents else np.zeros(entry.nbytes, np.uint8)
     where = f"--model: {entries[name].path}: {name + STATE_KEY}"
     state = decode_json(bytes(part(STATE_KEY, "U8")), QuantState, where, _AGAIN)
     if state.shape != tuple(shape):

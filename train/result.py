@@ -11,9 +11,10 @@ from wgrad.train.files import write_json
 from wgrad.train.full_checkpoint import save_full
 from wgrad.train.loss_curve import LOSS_CURVE_FILE, save_loss_curve
 from wgrad.train.metrics import MetricsFile
+from wgrad.train.plan import Plan
 from wgrad.train.previous_run import RESULTS_FILE, RESULTS_FORMAT
-from wgrad.train.progress import duration
-from wgrad.train.session import Session, mib
+from wgrad.train.progress import duration, size
+from wgrad.train.session import Session
 
 
 def write_trained(session: Session, built: TrainableModel) -> None:
@@ -43,12 +44,14 @@ def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any
     write_json(session.out / RESULTS_FILE, {"format": RESULTS_FORMAT, **results, **length, **measured})
 
 
-def say_done(session: Session, results: dict[str, Any], skipped: int) -> None:
+def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan | None) -> None:
     """The last lines of a run."""
     config = session.config
     if skipped:
         session.say(f"note: {skipped} steps were skipped because a gradient was not finite")
-    what, peak = "checkpoint" if config.full else "adapter", mib(session.device.memory().peak_bytes)
+    what, peak = "checkpoint" if config.full else "adapter", size(session.device.memory().peak_bytes)
+    if plan is not None:
+        peak += f" (expected {size(plan.peak_bytes)})"
     session.say(f"done in {duration(results['seconds'])}, peak memory {peak}: {what} in {session.out}")
     table = getattr(session.device, "profile_table", None)
     if config.profile and table is not None:

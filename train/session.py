@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.train.adapter import adapter_note
-from wgrad.train.build import TrainableModel, build_trainable
+from wgrad.train.build import TrainableModel, build_trainable, estimate_activations
 from wgrad.train.cli_options import FIXED_BY_RESUME
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.data import Dataset, load_data
@@ -23,12 +21,12 @@ from wgrad.train.hub import resolve_model
 from wgrad.train.model_config import ModelConfig, load_model_config
 from wgrad.train.nf4_files import is_nf4
 from wgrad.train.options import flag
-from wgrad.train.output import make_console
 from wgrad.train.packing import BatchStream
+from wgrad.train.plan import SAMPLE_TOKENS, Plan, plan_run
+from wgrad.train.progress import Display, duration, size
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.weights import Checkpoint, use_own_head, weight_specs
 
-SAMPLE_TOKENS = 64
 _PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
 
 
@@ -44,21 +42,21 @@ class Session:
     data: Dataset
     stream: BatchStream
     prompt: list[int]  # for the sample before and after
-    console: Console
+    display: Display
 
     @property
     def out(self) -> Path:
         return Path(self.config.out)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.display.say(text)
 
 
 def open_session(config: FinetuneConfig) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read."""
-    console = make_console()
+    display = Display()
     device = select_device(config.device)
-    console.print(f"device: {device.description} ({device.reason})", markup=False, soft_wrap=True)  # type: ignore[attr-defined]
+    display.say(f"device: {device.description} ({device.reason})")  # type: ignore[attr-defined]
     folder = resolve_model(config.model)
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
@@ -69,7 +67,7 @@ def open_session(config: FinetuneConfig) -> Session:
     _refuse_quantised_anew(config, checkpoint, model_config)
     data = load_data(config, tokenizer)
     stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
-    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], console)
+    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display)
     session.prompt = _sample_prompt(session)
     if head_note:
         session.say(f"note: {head_note}")
@@ -103,18 +101,31 @@ def _sample_prompt(session: Session) -> list[int]:
     return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]
 
 
+def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
+    """Work out what the run takes, and compile its shaders. config: the session's, but for where the adapter lies."""
+    with session.display.phase("compiling", unit="shaders") as phase:
+        plan = plan_run(config, session.model_config, session.folder, session.device, len(session.prompt))
+        if plan is None:
+            return None
+        begun = time.monotonic()
+        count = session.device.prepare(plan.dry, phase.update)
+    if count:
+        session.say(f"shaders: {count} compiled in {duration(time.monotonic() - begun)}")
+    return plan
+
+
 def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
     """The model with its weights on the device. config: the session's, but for where the adapter lies."""
     begun = time.monotonic()
-    positions = len(session.prompt) + SAMPLE_TOKENS
-    with session.console.status("loading weights") as status:  # shown on a terminal only
+    what = "loading weights" if config.full else "loading and quantising weights"
+    with session.display.phase(what, unit="tensors") as phase:
         built = build_trainable(
             config,
             session.model_config,
             session.folder,
             session.device,
-            positions=positions,
-            progress=lambda done, total: status.update(f"loading weights: {done} of {total} tensors"),
+            positions=len(session.prompt) + SAMPLE_TOKENS,
+            progress=phase.update,
         )
     if note := adapter_note(built.lora):
         session.say(f"note: {note}")
@@ -124,16 +135,23 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
         f"model: {session.model_config.architecture}, {built.total:,} parameters ({kind}), {trained:,} trained "
         f"({100 * trained / built.total:.2f} %), loaded in {time.monotonic() - begun:.1f} s"
     )
-    in_use, optimizer = mib(session.device.memory().in_use_bytes), mib(8 * built.parameters.size)
-    session.say(
-        f"memory: {in_use} on the device for weights and gradients, {optimizer} more for the optimiser; "
-        f"activation checkpointing {'on' if built.model.checkpointing else 'off'}"
-    )
     return built
 
 
-def mib(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"
+def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> str:
+    """What the run takes on the device, and what is not counted."""
+    optimizer = 8 * built.parameters.size
+    held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
+    parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
+    how = f"checkpointing {'on' if built.model.checkpointing else 'off'}"
+    if plan is None:  # NumPy, where all is main memory
+        activations = estimate_activations(session.config, session.model_config)
+        more = f"roughly {size(activations)} more for activations ({how})"
+        return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
+    return (
+        f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
+        "on the device; not counted: compiled shaders, what the driver keeps for itself, and main memory"
+    )
 
 
 def run_info(session: Session) -> dict[str, Any]:

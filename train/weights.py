@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from msgspec import Struct
 
@@ -29,7 +30,8 @@ from wgrad.train.safetensors_files import TensorEntry, read_entries
 
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-FLOATS = ("F32", "F16", "BF16")
+_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+FLOATS = tuple(_DTYPES)
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
@@ -146,6 +148,10 @@ class Checkpoint:
         """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype."""
         return self._float_entry(spec).array()
 
+    def dtype(self, spec: WeightSpec) -> np.dtype:
+        """The file's dtype of a tensor. WgradError as in `read`."""
+        return _DTYPES[self._float_entry(spec).dtype]
+
     def _float_entry(self, spec: WeightSpec) -> TensorEntry:
         entry = self.entry(spec.name)
         if entry.dtype not in FLOATS:
@@ -198,15 +204,15 @@ def _same(a: TensorEntry, b: TensorEntry) -> bool:
     )
 
 
-def to_float32(value: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(value, np.float32)
-
-
-def upload_weight(value: np.ndarray, device: Device) -> Array:
-    """Upload in the checkpoint's dtype; float16 becomes float32 on a device without it (bfloat16 works on all)."""
-    if value.dtype == np.float16 and not device.float16:
-        value = to_float32(value)
-    return device.upload(np.ascontiguousarray(value))
+def _place(checkpoint: Checkpoint, spec: WeightSpec, device: Device, contents: bool) -> Array:
+    """A tensor on the device: norms and biases as float32, others in the checkpoint's dtype; but float16 becomes
+    float32 on a device without it (bfloat16 works on all)."""
+    dtype = checkpoint.dtype(spec)
+    if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
+        dtype = np.dtype(np.float32)
+    if not contents:
+        return device.empty(spec.shape, dtype)
+    return device.upload(np.ascontiguousarray(checkpoint.read(spec), dtype))
 
 
 def _open(folder: str | os.PathLike[str], config: ModelConfig) -> Checkpoint:
@@ -226,10 +232,12 @@ def load_frozen(
     double_quant: bool = True,
     block_size: int = 64,
     progress: Progress | None = None,
+    contents: bool = True,
 ) -> dict[str, Any]:
     """Name -> Array or NF4Array of every tensor of `weight_specs`, frozen.
 
-    quantize: projections become NF4 on the device; else they keep the checkpoint's dtype. Raises WgradError;
+    quantize: projections become NF4 on the device; else they keep the checkpoint's dtype. contents False, for the dry
+    run of a device: shapes and dtypes are right, and hardly a weight is read. Raises WgradError;
     ValueError where `config` ties a head that the checkpoint does not (see `use_own_head`).
     """
     checkpoint = _open(folder, config)
@@ -239,15 +247,13 @@ def load_frozen(
     weights: dict[str, Any] = {}
     for done, spec in enumerate(specs):
         if spec.kind == "projection" and is_nf4(checkpoint.entries, spec.name):
-            weights[spec.name] = read_nf4(checkpoint.entries, spec.name, spec.shape, device)
-        elif spec.kind in ("norm", "bias"):
-            weights[spec.name] = device.upload(to_float32(checkpoint.read(spec)))
+            weights[spec.name] = read_nf4(checkpoint.entries, spec.name, spec.shape, device, contents)
         elif spec.kind == "projection" and quantize:
-            full = upload_weight(checkpoint.read(spec), device)
+            full = _place(checkpoint, spec, device, contents)
             weights[spec.name] = functional.nf4_quantize(device, full, block_size, double=double_quant)
             del full
         else:
-            weights[spec.name] = upload_weight(checkpoint.read(spec), device)
+            weights[spec.name] = _place(checkpoint, spec, device, contents)
         if progress:
             progress(done + 1, len(specs))
     return weights
@@ -259,13 +265,18 @@ def load_trainable(
     arrays: Mapping[str, Array],
     device: Device,
     progress: Progress | None = None,
+    contents: bool = True,
 ) -> None:
-    """Write every tensor, as float32, into the arrays of the same name (for --full). Raises WgradError."""
+    """Write every tensor, as float32, into the arrays of the same name (for --full). Raises WgradError.
+
+    contents False: all is checked, and nothing written.
+    """
     checkpoint = _open(folder, config)
     specs = weight_specs(config)
     for done, spec in enumerate(specs):
         if is_nf4(checkpoint.entries, spec.name):
             raise WgradError(f"--full: {checkpoint.folder} is quantised: all parameters cannot be trained; drop --full")
-        device.write(arrays[spec.name], to_float32(checkpoint.read(spec)))
+        if contents:
+            device.write(arrays[spec.name], np.ascontiguousarray(checkpoint.read(spec), np.float32))
         if progress:
             progress(done + 1, len(specs))

@@ -35,7 +35,8 @@ def test_every_option_of_the_command_is_there() -> None:
     wanted = (
         "model data out rank alpha dropout target_modules rslora lr schedule warmup batch_size accumulate seq_len "
         "epochs max_steps eval_fraction eval_data save_every log_every seed compute device resume full weight_decay "
-        "max_grad_norm packing checkpointing double_quant block_size profile loss_on adapter sample_prompt on_bad_line"
+        "max_grad_norm packing checkpointing double_quant block_size profile loss_on adapter sample_prompt on_bad_line "
+        "eval_tokens sample"
     )
     assert {f.name for f in dataclasses.fields(FinetuneConfig)} == set(wanted.split())
 
@@ -51,8 +52,9 @@ def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.F
         "rank": 3, "alpha": 7.5, "dropout": 0.25, "target_modules": ("q_proj", "v_proj"), "lr": 3e-5, "warmup": 12.0,
         "schedule": "linear", "on_bad_line": "stop", "batch_size": 2,
         "accumulate": 3, "seq_len": 41, "epochs": 2, "max_steps": 5,
-        "eval_fraction": 0.5, "eval_data": "e", "save_every": 4, "log_every": 2, "seed": 9, "compute": "float16",
-        "device": "cpu", "weight_decay": 0.125, "max_grad_norm": 0.0, "loss_on": "all", "adapter": "a",
+        "eval_fraction": 0.5, "eval_tokens": 7, "eval_data": "e", "save_every": 4, "log_every": 2, "seed": 9,
+        "compute": "float16", "device": "cpu",
+        "weight_decay": 0.125, "max_grad_norm": 0.0, "loss_on": "all", "adapter": "a",
         "sample_prompt": "yes: 3", "block_size": 128, "checkpointing": False, "model": "x/y", "data": "1.5",
         "out": "no",
     }  # fmt: skip
@@ -119,6 +121,7 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"rank": "9" * 5000}, r"--rank: expected a whole number, got '9+\.\.\.9+'"),
         ({"target_modules": {"q_proj": 1}}, "--target-modules: expected a list of names, got {'q_proj': 1}"),
         ({"eval_fraction": 1.0}, "--eval-fraction: must be at least 0 and below 1"),
+        ({"eval_tokens": -1}, "--eval-tokens: must be between 0 and 1,000,000,000"),
         ({"seed": 2**32}, "--seed: must be between 0 and 4294967295"),
         ({"max_steps": 0}, "--max-steps: must be between 1 and"),
         ({"packing": "yes"}, "--packing: expected true or false, got 'yes'"),

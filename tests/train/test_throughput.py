@@ -91,7 +91,9 @@ def go(device: Device, out: Path, steps: int, log_every: int, save: Any = None, 
     stream = BatchStream(documents, device.config)
     progress = Shown(steps, log_every=log_every, display=display)
     with MetricsFile(out) as metrics, progress:
-        Run(device, stream, metrics, progress, save or (lambda done: None), interrupts).train()  # type: ignore[arg-type]
+        run = Run(device, stream, metrics, progress, save or (lambda done: None), interrupts)  # type: ignore[arg-type]
+        run.train()
+        run.say()
     return progress
 
 

@@ -1,0 +1,153 @@
+"""Held-out loss and sample before and after a run: a part that is drawn once, bars, and ways to leave them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.errors import WgradError
+from wgrad.train.cli import main
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.evaluation import eval_subset
+from wgrad.train.packing import Document
+from wgrad.train.progress import Phase
+
+
+def documents(lengths: list[int]) -> list[Document]:
+    return [Document(np.full(n, i, np.int32), np.ones(n, bool)) for i, n in enumerate(lengths)]
+
+
+def numbers(chosen: list[Document]) -> list[int]:
+    return [int(document.ids[0]) for document in chosen]
+
+
+LENGTHS = [3 + (7 * i) % 19 for i in range(400)]  # 12 tokens on average
+
+
+def test_all_is_measured_where_it_is_little_or_asked_for() -> None:
+    whole = documents(LENGTHS)
+    for limit in (0, sum(LENGTHS), sum(LENGTHS) + 1):
+        assert numbers(eval_subset(whole, FinetuneConfig(eval_tokens=limit))) == list(range(400))
+
+
+@pytest.mark.parametrize("limit", [1, 100, 1000, sum(LENGTHS) - 1])
+def test_about_as_many_tokens_as_asked_for(limit: int) -> None:
+    chosen = eval_subset(documents(LENGTHS), FinetuneConfig(eval_tokens=limit))
+    assert limit <= sum(map(len, chosen)) < limit + max(LENGTHS)
+    assert numbers(chosen) == sorted(set(numbers(chosen)))  # in the file's order, none twice
+
+
+def test_the_part_is_drawn_by_the_seed_alone_and_from_everywhere() -> None:
+    config = FinetuneConfig(eval_tokens=1000, seed=3)
+    first = numbers(eval_subset(documents(LENGTHS), config))
+    assert first == numbers(eval_subset(documents(LENGTHS), config))
+    assert first != numbers(eval_subset(documents(LENGTHS), FinetuneConfig(eval_tokens=1000, seed=4)))
+    assert min(first) < 60 and max(first) > 340 and 60 < len(first) < 110
+    # Length has no say: a part that favoured short documents would have another mean.
+    assert np.mean([LENGTHS[i] for i in first]) == pytest.approx(np.mean(LENGTHS), rel=0.15)
+
+
+def finetune(out: Path, model: Path, data: Path, *more: object) -> int:
+    options = ["--seq-len", 64, "--batch-size", 2, "--accumulate", 1, "--max-steps", 2, "--eval-fraction", 0.5]
+    given = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", *options, *more]
+    return main([str(item) for item in given])
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int | None]]]:
+    """What each phase was told, by its name."""
+    told: dict[str, list[tuple[int, int | None]]] = {}
+    make, update = Phase.__init__, Phase.update
+
+    def begin(self: Phase, display: Any, name: str, *args: Any, **options: Any) -> None:
+        told.setdefault(name, [])
+        make(self, display, name, *args, **options)
+
+    def note(self: Phase, done: int, total: int | None = None) -> None:
+        update(self, done, total)
+        told[self.name].append((self.done, self.total))
+
+    monkeypatch.setattr(Phase, "__init__", begin)
+    monkeypatch.setattr(Phase, "update", note)
+    return told
+
+
+def test_the_cap_is_said_and_before_and_after_are_the_same_part(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], phases: Any
+) -> None:
+    model = make_checkpoint()
+    assert finetune(tmp_path / "some", model, text_data, "--eval-tokens", 60, "--lr", 1e-30) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out loss")]
+    assert len(lines) == 2 and all("of 16 held-out examples: --eval-tokens 60)" in line for line in lines)
+    results = json.loads((tmp_path / "some" / "results.json").read_text())
+    assert results["held_out_loss_before"] == pytest.approx(results["held_out_loss_after"], rel=1e-6)
+    assert finetune(tmp_path / "all", model, text_data, "--eval-tokens", 0, "--lr", 1e-30) == 0
+    assert "--eval-tokens" not in capsys.readouterr().out.partition("held-out loss")[2]
+    whole = json.loads((tmp_path / "all" / "results.json").read_text())
+    assert whole["held_out_loss_before"] != results["held_out_loss_before"]
+
+
+def test_every_phase_of_a_run_has_its_bar(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, phases: dict[str, list[tuple[int, int | None]]]
+) -> None:
+    assert finetune(tmp_path / "out", make_checkpoint(), text_data, "--save-every", 1) == 0
+    assert set(phases) >= {
+        "compiling",
+        "loading and quantising weights",
+        "held-out loss",
+        "sample",
+        "training",
+        "saving a checkpoint",
+        "saving the result",
+    }
+    for name in ("loading and quantising weights", "sample", "training"):
+        done = [d for d, _ in phases[name]]
+        assert done and phases[name][-1][1] is not None
+        if name != "sample":  # which may end before its last token
+            assert done == sorted(done) and phases[name][-1][0] == phases[name][-1][1]
+    assert len(phases["held-out loss"]) >= 2
+
+
+def test_the_sample_can_be_left_out(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], phases: Any
+) -> None:
+    assert finetune(tmp_path / "out", make_checkpoint(), text_data, "--no-sample") == 0
+    assert "sample" not in phases and "sample before" not in capsys.readouterr().out
+    assert not [k for k in json.loads((tmp_path / "out" / "results.json").read_text()) if "sample" in k]
+    with pytest.raises(WgradError, match="--sample-prompt: --no-sample"):
+        FinetuneConfig(sample=False, sample_prompt="x")
+
+
+def test_a_resumed_run_measures_the_same_part(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
+    model = make_checkpoint()
+    assert finetune(tmp_path / "out", model, text_data, "--eval-tokens", 60) == 0
+    more = ["--resume", "--max-steps", 3, "--eval-tokens", 70]
+    assert finetune(tmp_path / "out", model, text_data, *more) == 2
+
+
+def test_done_in_covers_all_parts_of_a_run(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is made to take an hour more, before its first step and after its last."""
+    late = [0.0]
+    real = __import__("time").monotonic
+    monkeypatch.setattr("wgrad.train.finetune.time.monotonic", lambda: real() + late[0])
+    measure = __import__("wgrad.train.evaluation", fromlist=["Evaluation"]).Evaluation.measure
+
+    def slow(self: Any, when: str) -> Any:
+        late[0] += 3600.0
+        return measure(self, when)
+
+    monkeypatch.setattr("wgrad.train.evaluation.Evaluation.measure", slow)
+    model = make_checkpoint()
+    assert finetune(tmp_path / "out", model, text_data) == 0
+    first = json.loads((tmp_path / "out" / "results.json").read_text())["seconds"]
+    assert first == pytest.approx(7200, abs=600)
+    assert finetune(tmp_path / "out", model, text_data, "--resume", "--max-steps", 3) == 0
+    # The second part began with the checkpoint of the last step, which knows nothing of the hour after it.
+    second = json.loads((tmp_path / "out" / "results.json").read_text())["seconds"]
+    assert second == pytest.approx(7200, abs=600)

@@ -1,0 +1,144 @@
+"""What a run will take, worked out before it: shaders that are all compiled, memory that is then measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.device import Device
+from wgrad.autograd.errors import WgradError
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.build import build_optimizer, build_trainable, estimate_activations
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.generate import Sampling, generate_ids
+from wgrad.train.loop import Trainer
+from wgrad.train.model_config import load_model_config
+from wgrad.train.packing import BatchStream, Document, eval_batches
+from wgrad.train.plan import SAMPLE_TOKENS, plan_run
+from wgrad.train.weights import weight_specs
+from wgrad.wgsl.dry_run import DryRun
+
+PROMPT = [5, 6, 7]
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {"seq_len": 123, "batch_size": 3},
+    "checkpointing": {"seq_len": 70, "batch_size": 2, "checkpointing": True},
+    "float16, checkpointing, dropout": {"seq_len": 41, "compute": "float16", "checkpointing": True, "dropout": 0.1},
+    "everything trained": {"full": True},
+    "simple scales, few modules": {"double_quant": False, "target_modules": ("q_proj", "down_proj"), "rank": 3},
+}
+
+
+def config_of(**options: Any) -> FinetuneConfig:
+    return FinetuneConfig(**({"seq_len": 21, "accumulate": 2, "rank": 4, "max_steps": 3, "log_every": 1} | options))
+
+
+def documents(config: FinetuneConfig) -> list[Document]:
+    """Of every length up to a row's."""
+    generator = np.random.default_rng(0)
+    lengths = [2 + (13 * i) % (config.seq_len - 1) for i in range(12)] + [config.seq_len]
+    return [Document(generator.integers(0, 40, n).astype(np.int32), np.ones(n, bool)) for n in lengths]
+
+
+def run(config: FinetuneConfig, folder: Path, device: Any) -> None:
+    """What `wgrad finetune` does on the device: load, evaluate, write a sample, train, evaluate."""
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=len(PROMPT) + SAMPLE_TOKENS)
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    batches = eval_batches(documents(config)[:5], config)
+    trainer.evaluate(batches, lambda done: None)
+    list(generate_ids(built.model, PROMPT, SAMPLE_TOKENS, Sampling()))
+    for step in BatchStream(documents(config), config):
+        trainer.step(step, 1e-4)
+        trainer.read_history()
+    trainer.evaluate(batches)
+    device.synchronize()
+
+
+@pytest.fixture
+def fresh(wgpu_device: Device) -> Any:
+    """A device of this test's own, with nothing in its pool."""
+    return type(wgpu_device)()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said(
+    make_checkpoint: Any, fresh: Any, shape: str
+) -> None:
+    """Limit: 5 % of the peak. The pool lends a free block even where it is up to a quarter too large, and which ones
+    are free hangs on what went before."""
+    config = config_of(**SHAPES[shape])
+    if config.compute == "float16" and not fresh.float16:
+        pytest.skip(f"{fresh.description} has no float16")
+    folder = make_checkpoint(dtype="bfloat16")
+    kept = fresh.memory().in_use_bytes
+    plan = plan_run(config, load_model_config(folder), folder, fresh, len(PROMPT))
+    assert plan is not None and fresh.memory().in_use_bytes == kept
+    fresh.prepare(plan.dry)
+    compiled = fresh.pipelines_compiled()
+    run(config, folder, fresh)
+    assert fresh.pipelines_compiled() == compiled, "a shader was compiled in the run"
+    assert plan.peak_bytes == pytest.approx(fresh.memory().peak_bytes - kept, rel=0.05)
+    assert plan.held_bytes + plan.activation_bytes <= plan.peak_bytes < plan.held_bytes + 1.5 * plan.activation_bytes
+
+
+def test_more_tokens_more_activations_and_checkpointing_fewer(make_checkpoint: Any, fresh: Any) -> None:
+    folder = make_checkpoint()
+
+    def activations(**options: Any) -> int:
+        plan = plan_run(config_of(**options), load_model_config(folder), folder, fresh, 3)
+        assert plan is not None
+        return plan.activation_bytes
+
+    one, two = activations(seq_len=123), activations(seq_len=246)
+    assert 1.8 * one < two < 2.2 * one
+    assert activations(seq_len=246, checkpointing=True) < 0.8 * two
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("compute", ["float32", "float16"])
+def test_the_estimate_for_numpy_is_near_what_it_takes(base_model: Path, checkpointing: bool, compute: str) -> None:
+    """Limit: 25 %."""
+    config = config_of(seq_len=128, compute=compute, checkpointing=checkpointing, accumulate=1)
+    device = ReferenceDevice()
+    model = load_model_config(base_model)
+    built = build_trainable(config, model, base_model, device, positions=128)
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    held = device.memory().in_use_bytes
+    device._pool.peak_bytes = held
+    trainer.step(BatchStream(documents(config), config).get(0), 1e-4)
+    assert estimate_activations(config, model) == pytest.approx(device.memory().peak_bytes - held, rel=0.25)
+    assert plan_run(config, model, base_model, device, 3) is None
+
+
+@pytest.fixture
+def base_model() -> Path:
+    return Path(__file__).parents[2] / "examples" / "base_model"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    """A model of 8B is planned in a second: its tensors are mapped and left alone, also those to be converted."""
+    folder = make_checkpoint(dtype="float16")
+    given: list[np.ndarray] = []
+    monkeypatch.setattr(DryRun, "write", lambda self, array, host: given.append(host))
+    whole = DryRun.upload
+
+    def upload(self: DryRun, host: np.ndarray) -> Any:
+        given.append(host)
+        return whole(self, host)
+
+    monkeypatch.setattr(DryRun, "upload", upload)
+    monkeypatch.setattr(fresh, "float16", False)
+    model = load_model_config(folder)
+    assert plan_run(config_of(full=full, rank=1), model, folder, fresh, 3) is not None
+    weights = {spec.shape for spec in weight_specs(model)}
+    assert given and not [host.shape for host in given if host.shape in weights]
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_at_once(make_checkpoint: Any, fresh: Any) -> None:
+    folder = make_checkpoint()
+    other = load_model_config(make_checkpoint(name="other", hidden_size=64))
+    with pytest.raises(WgradError, match="has shape"):
+        plan_run(config_of(), other, folder, fresh, 3)
