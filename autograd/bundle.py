@@ -28,9 +28,10 @@ import numpy as np
 import wgrad
 from wgrad.autograd.selftest import expected_outputs
 from wgrad.autograd.selftest_cases import Case, upload_inputs
-from wgrad.wgsl.webgpu_trace import PROFILES, Profile, Shader, Trace, TraceDevice, Write
+from wgrad.wgsl.webgpu_trace import PROFILES, RUNNER, Profile, Shader, Trace, TraceDevice, Write
 
 FORMAT = 1
+CARDS = tuple(profile for profile in PROFILES if not profile.software)
 
 
 @dataclass
@@ -141,13 +142,37 @@ def _sizes(trace: Trace) -> list[tuple[int, bool]]:
     return [(used[i] if uniform else nbytes, uniform) for i, (nbytes, uniform) in enumerate(trace.buffers)]
 
 
+def runner_source() -> str:
+    """The ES module that runs a bundle."""
+    return RUNNER.read_text(encoding="utf-8")
+
+
+def _input_bytes(case: Case) -> int:
+    return sum(value.nbytes for value in case.inputs().values())
+
+
+class _Coarse(np.random.Generator):
+    """Normal numbers in steps of 1/8 where there are many: they pack well, and test as well."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+        value = super().standard_normal(size, *args, **kwargs)
+        return np.round(value * 8) / 8 if np.size(value) >= 4096 else value
+
+
+def with_coarse_inputs(case: Case) -> Case:
+    """The case on inputs that a page can carry."""
+    return dataclasses.replace(case, build=lambda rng: case.build(_Coarse(rng.bit_generator)))
+
+
 def make_bundle(cases: Iterable[Case], *, profiles: Sequence[Profile] = PROFILES, smallest: bool = False) -> Bundle:
     """Every case as the first profile runs it; as the others do, where they launch variants of their own.
 
-    smallest: leave out every case that brings no new variant.
+    smallest: leave out every case that brings no new variant, and let those with small inputs bring theirs first.
     """
-    writer = _Writer()
-    for case in cases:
+    writer, listed = _Writer(), list(cases)
+    for case in sorted(listed, key=_input_bytes) if smallest else listed:
         for i, profile in enumerate(profiles):
             writer.add(case, profile, only_new=smallest or i > 0)
+    order = {case.name: i for i, case in enumerate(listed)}
+    writer.cases.sort(key=lambda made: order[made["name"]])
     return Bundle(writer.document(), b"".join(writer.block.parts))

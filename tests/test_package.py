@@ -22,7 +22,7 @@ import wgrad
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("wgsl", "hip", "autograd", "train")
-SHIPPED = {".py", ".wgsl", ".mjs", ".hip", ".hpp", ".xz", ".json"}  # the last two: hip/objects
+SHIPPED = {".py", ".wgsl", ".mjs", ".html", ".hip", ".hpp", ".xz", ".json"}  # the last two: hip/objects
 MOST_INSTALLED_BYTES = 120e6
 
 

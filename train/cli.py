@@ -63,6 +63,13 @@ def _devices(args: argparse.Namespace) -> int:
 
 
 def _selftest(args: argparse.Namespace) -> int:
+    if args.page is not None:
+        for name in ("report", "json"):
+            if getattr(args, name):
+                raise WgradError(f"--{name}: tells of a run here, and --page only writes a file: leave one of them out")
+        from wgrad.train.selftest_page import write_page
+
+        return write_page(expand_path(args.page, "--page"), only=args.only)
     from wgrad.train.selftest import print_selftest
 
     report = expand_path(args.report, "--report") if args.report else None
@@ -92,6 +99,8 @@ def build_parser() -> Parser:
     selftest.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     report = "write that object to a file as well: card, driver, versions, and the error of every case"
     selftest.add_argument("--report", metavar="FILE", help=report)
+    page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
+    selftest.add_argument("--page", metavar="FILE", help=page)
     return parser
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from wgrad.wgsl.buffers import Array
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.errors import DeviceError
+
+RUNNER = Path(__file__).with_name("bundle_runner.mjs")
 
 
 @dataclass(frozen=True)

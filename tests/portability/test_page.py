@@ -1,0 +1,168 @@
+"""The page of `wgrad selftest --page` in headless Chromium, on its software adapter. Skipped as test_dawn.py is."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.bundle import Bundle
+from wgrad.train.cli import main
+from wgrad.train.selftest_page import make_page, page_bundle
+
+ONLY = "softmax"  # small shaders: SwiftShader is slow to compile the others
+FLAGS = (
+    "--headless", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic",
+    "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--remote-debugging-pipe", "--window-size=1100,900",
+)  # fmt: skip
+SECONDS = 120
+
+
+class Browser:
+    """Chromium, by its DevTools protocol over a pipe: JSON, each message ended by a zero byte."""
+
+    def __init__(self, chromium: str, profile: Path) -> None:
+        self._in, ours = os.pipe()
+        theirs, self._out = os.pipe()
+
+        def place() -> None:  # the protocol's descriptors in the child: 3 to read from, 4 to write to
+            read, write = os.dup(theirs), os.dup(ours)
+            os.dup2(read, 3)
+            os.dup2(write, 4)
+
+        command = [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        self._process = subprocess.Popen(
+            command, preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(theirs)
+        os.close(ours)
+        self._number, self._rest, self._session = 0, b"", ""
+        targets = self.ask("Target.getTargets")["targetInfos"]
+        page = next(t["targetId"] for t in targets if t["type"] == "page")
+        self._session = self.ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+
+    def ask(self, method: str, **parameters: Any) -> Any:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._rest:
+                part = os.read(self._in, 1 << 16)
+                assert part, "Chromium has ended"
+                self._rest += part
+            line, _, self._rest = self._rest.partition(b"\0")
+            answer = json.loads(line)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def evaluate(self, expression: str) -> Any:
+        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def run(self, page: Path) -> dict[str, Any]:
+        """Open the page and wait for its end -> the report; `summary` is what it says on top."""
+        self.ask("Page.navigate", url=page.as_uri())
+        for _ in range(10 * SECONDS):
+            summary = self.evaluate("document.getElementById('summary')?.className && document.title")
+            if summary:
+                report = self.evaluate("document.getElementById('report').value")
+                return {**(json.loads(report) if report else {}), "summary": summary}
+            time.sleep(0.1)
+        raise AssertionError(f"the page did not end: {self.evaluate('document.title')}")
+
+    def screenshot(self, file: Path) -> None:
+        file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        give_up("chromium is not installed")
+    found = Browser(str(chromium), tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()
+
+
+def test_the_page_runs_and_passes(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["selftest", "--page", str(page), "--only", ONLY]) == 0
+    assert re.search(r"page\.html: \d+ cases with \d+ shader variants, [\d.]+ MB", capsys.readouterr().out)
+    report = browser.run(page)
+    rows = browser.evaluate("[...document.querySelectorAll('#rows tr')].map(r => r.innerText)")
+    total = len(report["results"])
+    assert total == len(rows) == len(page_bundle(ONLY).document["cases"])
+    # This adapter has no shader-f16: those cases are counted, and named in the table.
+    assert report["passed"] + report["skipped"] == total and report["failed"] == 0 and report["skipped"] > 0
+    assert report["summary"] == (
+        f"wgrad self-test: {report['passed']} passed, {report['skipped']} not run: errors are within the limits"
+    )
+    for result, row in zip(report["results"], rows):
+        assert result["name"] in row and ("not run: no shader-f16" if result["skipped"] else "ok") in row
+        assert result["skipped"] or 0 <= result["error"] <= result["limit"]
+    assert "swiftshader" in report["adapter"].lower()
+    browser.screenshot(tmp_path / "page.png")
+
+
+def _broken(bundle: Bundle, old: str, new: str) -> Bundle:
+    shaders = [{**s, "code": s["code"].replace(old, new)} for s in bundle.document["shaders"]]
+    assert shaders != bundle.document["shaders"]
+    return Bundle({**bundle.document, "shaders": shaders}, bundle.block)
+
+
+def test_a_wrong_kernel_and_one_that_does_not_compile_are_told(browser: Browser, tmp_path: Path) -> None:
+    bundle = page_bundle(ONLY)
+    for old, new, word in (
+        ("exp(f32(x[base + c]) - top) / sum", "exp(f32(x[base + c]) - top) / (sum * 1.001)", ""),
+        ("var sum = 0.0;", "var sum = <img src=x onerror=document.title=1>;", "does not compile"),
+    ):
+        page = tmp_path / "broken.html"
+        page.write_text(make_page(_broken(bundle, old, new)))
+        report = browser.run(page)
+        assert report["failed"] > 0 and "FAILED" in report["summary"]
+        text = browser.evaluate("document.getElementById('rows').innerText")
+        assert "FAILED" in text and word in text
+        assert browser.evaluate("document.querySelectorAll('#rows img').length") == 0  # texts are never markup
+
+
+def test_the_page_loads_nothing_and_holds_the_bundle() -> None:
+    bundle = page_bundle(ONLY)
+    text = make_page(bundle)
+    assert "http:" not in text and "https:" not in text and text.count("</script>") == 3
+    document, block = re.findall(r'<script type="text/plain" id="\w+">([^<]*)</script>', text)
+    assert json.loads(gzip.decompress(base64.b64decode(document))) == json.loads(json.dumps(bundle.document))
+    assert gzip.decompress(base64.b64decode(block)) == bundle.block
+    assert make_page(page_bundle(ONLY)) == text
+
+
+def test_page_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    for options, message in (
+        (["--only", "no such"], "--only: no case has 'no such' in its name"),
+        (["--json"], "--json: tells of a run here, and --page only writes a file"),
+        (["--report", "r.json"], "--report: tells of a run here"),
+    ):
+        assert main(["selftest", "--page", str(page), *options]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["selftest", "--page", str(tmp_path / "none" / "page.html"), "--only", ONLY]) == 2
+    assert "--page" in capsys.readouterr().err
+    assert not page.exists()
