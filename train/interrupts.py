@@ -49,7 +49,6 @@ class Interrupts:
         self.asked: int | None = None
         self._times = 0
         self._phase = AT_ONCE
-        self._lock = threading.Lock()  # between the end of the process and the begin of writing
         self._before: dict[int, object] = {}
         self._ended = threading.Event()
 
@@ -68,8 +67,7 @@ class Interrupts:
 
     @contextmanager
     def _in(self, phase: str) -> Iterator[None]:
-        with self._lock:
-            before, self._phase = self._phase, phase
+        before, self._phase = self._phase, phase
         try:
             yield
         finally:
@@ -103,15 +101,16 @@ class Interrupts:
             self.answer("stopping; again to stop without waiting for the device")
 
     def _end_late(self, number: int) -> None:
-        """End the process where the main thread, asked twice, is kept in a call to the device."""
+        """End the process where the main thread, asked twice, is kept in a call to the device.
+
+        It writes nothing then: its handler, which raises, runs before any further line of it.
+        """
         if self._ended.wait(GRACE):
             return
-        with self._lock:
-            if self._phase != WRITING:
-                words = threading.Thread(target=self._farewell, daemon=True)  # a pipe that nobody reads may hold it
-                words.start()
-                words.join(1.0)
-                os._exit(128 + number)
+        words = threading.Thread(target=self._farewell, daemon=True)  # a pipe that nobody reads may hold it
+        words.start()
+        words.join(1.0)
+        os._exit(128 + number)
 
     def _farewell(self) -> None:
         self.answer("stopped at once: what was done since the last checkpoint is lost")

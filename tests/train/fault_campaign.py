@@ -43,6 +43,11 @@ def main() -> int:
         for at in range(1, runs.calls + 1):
             runs.after(at, fault, statuses)
         print(f"{name}: {runs.calls} moments, each resumed to the same bits", flush=True)
+    pages, said = 0, "the disk is full"
+    while "the disk is full" in said:
+        pages += 1
+        said = faults.on_a_small_disk(runs, pages)
+    print(f"small disks: 1 to {pages} pages, each resumed to the same bits once larger", flush=True)
     return 0
 
 

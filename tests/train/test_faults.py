@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -312,6 +313,44 @@ def test_a_run_on_a_full_disk_ends_in_the_same_bits_once_there_is_room(runs: Run
     for at in range(2, runs.calls + 1, max(1, runs.calls // 12)):
         said = runs.after(at, disk(errno.ENOSPC), (2, 0))
         assert "the disk is full" in said or "done in" in said, (at, said)
+
+
+@contextmanager
+def small_disk(folder: Path, pages: int) -> Iterator[None]:
+    """A file system of that many pages of 4 KiB; while the block runs."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={4 * pages}k", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"no mount here: {error}")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def on_a_small_disk(runs: Runs, pages: int) -> str:
+    """A run on a disk of that size; then, the disk larger, resumed to the same bits. -> what the first said."""
+    disk = runs.folder / "disk"
+    with small_disk(disk, pages):
+        status, said = runs.run(disk / "out")
+        assert status in (0, 2) and "Traceback" not in said, (pages, said)
+        assert status == 0 or "the disk is full" in said, (pages, said)
+        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        status, again = runs.run(disk / "out", None, "--resume")
+        assert status == 0 and "Traceback" not in again, (pages, again)
+        runs.check(disk / "out")
+    return said
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting a file system takes root")
+def test_a_run_on_a_small_disk_ends_in_the_same_bits_once_it_is_larger(runs: Runs) -> None:
+    """The disk itself says no here, not the shim."""
+    said = [on_a_small_disk(runs, pages) for pages in (2, 5, 9, 14, 19)]
+    assert sum("the disk is full" in text for text in said) >= 3
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_loaded(runs: Runs) -> None:

@@ -157,19 +157,27 @@ STUCK = """
 import ctypes, os, signal, sys, threading, time
 from wgrad.train import interrupts
 interrupts.GRACE = 0.3
+reader, writer = os.pipe()
+masked = threading.Event()
 def press():
+    masked.wait()
     for _ in range(2):
-        time.sleep(0.3)
+        time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+    if sys.argv[1] == "writing":
+        os.write(writer, b"x")
 with interrupts.Interrupts(lambda text: print(text, flush=True)) as held, held.steps():
     threading.Thread(target=press, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the other thread takes it
+    masked.set()
+    stuck = lambda: ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
     if sys.argv[1] == "writing":
         with held.writing():
-            ctypes.CDLL(None).sleep(2)
+            stuck()
         print("written", flush=True)
     else:
-        ctypes.CDLL(None).sleep(60)
+        stuck()
 """
 
 
