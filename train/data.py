@@ -62,7 +62,7 @@ class Dataset:
         if self.left_out:
             line += f"; {self.left_out} left out (what is to be learnt begins beyond --seq-len)"
         if self.bad_lines:
-            line += f"; {self.bad_lines} bad lines skipped"
+            line += f"; {self.bad_lines} bad line{'s' if self.bad_lines > 1 else ''} skipped"
         return line
 
 

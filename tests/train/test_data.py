@@ -198,7 +198,7 @@ def test_a_bad_line_is_named_and_skipped_or_stops(tokenizer: Tokenizer, write_li
     data = load(path, tokenizer)
     assert [d.source for d in data.train] == [f"{path}:1", f"{path}:3"]
     assert data.bad_lines == 1 and data.remarks == (f"skipped {caught.value}",)
-    assert data.summary().endswith("; 1 bad lines skipped")
+    assert data.summary().endswith("; 1 bad line skipped")
 
 
 @pytest.mark.parametrize("line", ["", " ", "\t\r"])
@@ -212,7 +212,7 @@ def test_a_blank_line_is_none(tokenizer: Tokenizer, write_lines, line: str) -> N
 def test_the_first_bad_lines_are_listed_and_all_are_counted(tokenizer: Tokenizer, write_lines) -> None:
     path = write_lines(*[GOOD, 3] * 7, GOOD)
     data = load(path, tokenizer)
-    assert len(data.train) == 8 and data.bad_lines == 7
+    assert len(data.train) == 8 and data.bad_lines == 7 and data.summary().endswith("; 7 bad lines skipped")
     assert [remark.split(":")[1] for remark in data.remarks[:5]] == ["2", "4", "6", "8", "10"]
     assert data.remarks[5:] == ("skipped 2 more",)
 

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from wgrad.train.chat import ChatTemplate, Conversation, MessagesRefused
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.data import load_data
+from wgrad.train.tokenizer import load_tokenizer
 
 pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+from transformers import AutoTokenizer  # noqa: E402
 from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
 
 pytestmark = pytest.mark.oracle
@@ -143,6 +147,26 @@ def test_the_same_part_counts_as_with_trl(name: str) -> None:
         assert found[1] == like_ours(name, wanted[1], found[1]), key
         compared += 1
     assert compared >= 5, "hardly a conversation that both take"
+
+
+# Of which TRL's variant renders just what the model's own template does.
+SAME_TEXT = ("llama3", "qwen3_instruct_2507", "gemma", "phi3", "cohere", "lfm2")
+
+
+@pytest.mark.parametrize("name", SAME_TEXT)
+def test_the_same_tokens_count_as_with_trl(name: str, make_tokenizer, write_lines) -> None:
+    own, variant = ((FOLDER / f"{name}{end}.jinja").read_text(encoding="utf-8") for end in ("", "_training"))
+    folder = make_tokenizer(chat_template=own)
+    tokenizer, oracle = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+    taken = [m for m in CONVERSATIONS.values() if theirs(own, m) is not None and theirs(variant, m) is not None]
+    assert len(taken) >= 5
+    config = FinetuneConfig(data=write_lines(*({"messages": m} for m in taken)), eval_fraction=0, seq_len=4000)
+    for messages, document in zip(taken, load_data(config, tokenizer).train, strict=True):
+        wanted = oracle.apply_chat_template(
+            messages, chat_template=variant, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert document.ids.tolist() == wanted["input_ids"]
+        assert document.counts.astype(int).tolist() == wanted["assistant_masks"]
 
 
 def test_what_was_refused_is_taken() -> None:
