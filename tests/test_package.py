@@ -79,7 +79,7 @@ def test_ships_every_source_file_and_nothing_else(wheel: Path) -> None:
         for p in (ROOT / room).rglob("*")
         if p.suffix in SHIPPED
     }
-    assert names == tree | {"wgrad/__init__.py", "wgrad/py.typed"}
+    assert names == tree | {"wgrad/__init__.py", "wgrad/__main__.py", "wgrad/py.typed"}
 
 
 def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:

@@ -17,7 +17,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.train.decode import FETCH, convert, read_json, show
 from wgrad.train.files import make_folder, write_json
 from wgrad.train.input_files import exists, one_line
-from wgrad.train.lora import LoraConfig, match_targets
+from wgrad.train.lora import LoraConfig, check_all_patterns, match_targets
 from wgrad.train.safetensors_files import read_entries, save_arrays
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -101,6 +101,7 @@ def load_adapter(
     """
     folder = Path(folder)
     lora = _load_config(folder)
+    check_all_patterns(lora, list(modules), f"--adapter: {folder / CONFIG_FILE}")
     path = folder / WEIGHTS_FILE
     if not exists(path, "--adapter"):
         if exists(folder / "adapter_model.bin", "--adapter"):

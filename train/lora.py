@@ -16,10 +16,11 @@ from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import Tensor
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.model_config import ModelConfig
+from wgrad.train.patterns import NO_PATTERN, check_patterns
 from wgrad.train.weights import projection_shapes
 
 ALL_LINEAR = "all-linear"
-_NO_PATTERN = (re.error, OverflowError, RecursionError)  # what `re` raises for text that is no regular expression
+_BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,19 @@ class LoraConfig:
 def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
     for pattern, value in patterns.items():
         try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
+            if re.match(_BY_NAME.replace("PATTERN", pattern), module):
                 return value
-        except _NO_PATTERN as error:
+        except NO_PATTERN as error:
             raise WgradError(f"--adapter: pattern {pattern!r} is no regular expression: {error}") from error
     return default
+
+
+def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) -> None:
+    """WgradError where a regular expression of an adapter takes too long; `source` is its file."""
+    forms = [(_BY_NAME, pattern) for pattern in (*lora.rank_pattern, *lora.alpha_pattern)]
+    if isinstance(lora.target_modules, str):
+        forms.append((r"(?:PATTERN)\Z", lora.target_modules))
+    check_patterns(forms, modules, source)
 
 
 def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -82,7 +91,7 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
             return list(modules)
         try:
             found = [m for m in modules if re.fullmatch(targets, m)]
-        except _NO_PATTERN as error:
+        except NO_PATTERN as error:
             raise WgradError(f"{option}: {targets!r} is no regular expression: {error}") from error
         if not found:
             raise nothing(targets)

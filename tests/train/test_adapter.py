@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.errors import WgradError
+from wgrad.train import patterns
 from wgrad.train.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.config import PROJECTIONS, FinetuneConfig
 from wgrad.train.lora import LoraConfig, init_lora, lora_shapes, match_targets
@@ -202,3 +203,25 @@ def test_an_adapter_config_that_is_no_object(text: str, saved: Path) -> None:
     (saved / CONFIG_FILE).write_text(text)
     with pytest.raises(WgradError, match=r"^--adapter: .*adapter_config.json.*: fetch the file again$"):
         load_adapter(saved, MODULES)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "rank_pattern", "alpha_pattern"])
+def test_a_regular_expression_without_end_is_ended(key: str, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 1.0)
+    raw = json.loads((saved / CONFIG_FILE).read_text())
+    endless = r"(\w+\.?)+x"
+    (saved / CONFIG_FILE).write_text(json.dumps(raw | {key: endless if key == "target_modules" else {endless: 3}}))
+    with pytest.raises(WgradError, match=r"adapter_config.json: a regular expression must be decided within 1 s; got"):
+        load_adapter(saved, MODULES)
+
+
+def test_regular_expressions_of_common_adapters_are_decided(saved: Path) -> None:
+    """One as Unsloth writes it, and keys of patterns."""
+    raw = json.loads((saved / CONFIG_FILE).read_text())
+    raw["target_modules"] = (
+        r"(?:.*?(?:self_attn|mlp).*?(?:q_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:mlp)\.(?:x_proj))"
+    )
+    raw |= {"rank_pattern": {r"layers\.\d+\.(self_attn|mlp)\.[a-p]_proj": 9}, "alpha_pattern": {".*q_proj": 2}}
+    (saved / CONFIG_FILE).write_text(json.dumps(raw))
+    lora, values = load_adapter(saved, MODULES)
+    assert len(values) == 6 and lora.scaling_of("model.layers.0.self_attn.q_proj") == 2 / 3
