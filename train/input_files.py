@@ -128,10 +128,11 @@ def read_input(path: str | os.PathLike[str], source: str, limit: int) -> bytes:
     """The contents of a regular file of at most `limit` bytes. WgradError as `open_input`, and where it is larger or a
     pointer of Git LFS."""
     with open_input(path, source) as file, reading(path, source):
-        data = file.read(limit + 1)
-    if len(data) > limit:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > limit else file.read(limit + 1)  # it may have grown meanwhile
+    if max(size, len(data)) > limit:
         raise WgradError(
-            f"{source}: {_shown(path)} must have at most {limit} bytes; got {os.stat(path).st_size}: it is not what it "
+            f"{source}: {_shown(path)} must have at most {limit} bytes; got {max(size, len(data))}: it is not what it "
             "is named as: check the path"
         )
     refuse_lfs_pointer(data, path, source)

@@ -20,7 +20,7 @@ from wgrad.train.input_files import exists, read_input, reading
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _FETCH = "fetch the file again"
-_LARGEST = 1 << 30  # bytes of a tokenizer.json; the largest of 2026 have about 40 MiB
+_LARGEST = 1 << 28  # bytes of a tokenizer.json; the largest of 2026 have about 40 MiB
 _LONGEST_TEMPLATE = 4 << 20  # bytes of a chat template in a file of its own
 # Model types for which transformers does not take a declared LlamaTokenizer at its word.
 _NOT_AS_LLAMA = ("mistral", "qwen2")

@@ -212,7 +212,9 @@ def jsonl(lines: list[Any]) -> bytes:
 RUN_OPTIONS = (
     "--seq-len 16 --rank 2 --batch-size 1 --accumulate 1 --save-every 1 --eval-fraction 0 --device cpu".split()
 )
-FINETUNE = ["finetune", "--model", "model", "--data", "data.jsonl", "--out", "out", *RUN_OPTIONS]
+SAMPLING = ["finetune", "--model", "model", "--data", "data.jsonl", "--out", "out", *RUN_OPTIONS]
+FINETUNE = [*SAMPLING, "--no-sample"]  # which takes most of a short run
+RESUME = ["finetune", "--out", "out", "--resume", "--device", "cpu"]  # whatever its config.yaml says
 GENERATE = ["generate", "--model", "model", "--device", "cpu", "--max-new-tokens", "1", "--prompt"]
 
 

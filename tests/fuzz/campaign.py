@@ -27,8 +27,7 @@ from tests.fuzz.kinds import make_case
 
 CASES = Path(__file__).parent / "cases"
 _CLEAR = "\r" if sys.stdout.isatty() else ""  # of the line that counts
-# Shorter than wgrad's own, so that endless templates and samples do not take most of the time.
-TEMPLATE_SECONDS, SAMPLE_TOKENS = 1.0, 2
+TEMPLATE_SECONDS = 1.0  # instead of five, so that endless templates do not take most of the time
 BATCH = 25  # inputs that share a child and a report
 
 
@@ -53,13 +52,10 @@ def _import_all() -> None:
     import wgrad.train.cli
     import wgrad.train.finetune
     import wgrad.train.generate
-    import wgrad.train.selftest
-    import wgrad.train.session  # noqa: F401
+    import wgrad.train.selftest  # noqa: F401
     from wgrad.train.template_process import shared_process
 
     shared_process()._seconds = TEMPLATE_SECONDS
-    for module in (wgrad.train.finetune, wgrad.train.session):
-        module.SAMPLE_TOKENS = SAMPLE_TOKENS  # type: ignore[attr-defined]
     if importlib.util.find_spec("huggingface_hub"):
         from huggingface_hub import errors, snapshot_download  # noqa: F401
 

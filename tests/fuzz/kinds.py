@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.fuzz.base import CHAT, FINETUNE, GENERATE, KINDS, ROPES, SPECIAL, dump, model_config
+from tests.fuzz.base import CHAT, FINETUNE, GENERATE, KINDS, RESUME, ROPES, SPECIAL, dump, model_config
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.texts import data_lines, mutate_template, yaml_text
@@ -197,10 +197,7 @@ def resume_case(rng: Random, groups: Groups) -> Case:
     for name in rng.sample(names, rng.choice((1, 1, 1, 2))):
         files[name] = _changed(rng, name, _bytes(groups, group, name))
     argv = [
-        "finetune",
-        "--out",
-        "out",
-        "--resume",
+        *RESUME,
         *rng.choice(([], ["--max-steps", "3"], ["--max-steps", "3"], ["--max-steps", "1"], ["--lr", "1"])),
     ]
     return Case(argv, ["model", "data", group], files)
@@ -227,7 +224,7 @@ def environment_case(rng: Random, groups: Groups) -> Case:
             [*GENERATE, "x", "--adapter", "adapter"],
             [*FINETUNE, "--max-steps", "1"],
             [*FINETUNE, "--max-steps", "1", "--config", "run.yaml", "--eval-data", "eval.jsonl"],
-            ["finetune", "--out", "out", "--resume", "--max-steps", "3"],
+            [*RESUME, "--max-steps", "3"],
         )
     )
     base = ["model", "data", "adapter"] + (["unfinished"] if "--resume" in argv else [])

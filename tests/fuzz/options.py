@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from random import Random
 
-from tests.fuzz.base import FINETUNE, GENERATE, HIDDEN
+from tests.fuzz.base import FINETUNE, GENERATE, HIDDEN, SAMPLING
 from tests.fuzz.case import Case
 from tests.fuzz.texts import odd_text
-from tests.fuzz.words import DEVICES, MODULES, OPTION_NUMBERS, PATIENCE, READ_PATHS, WRITE_PATHS
+from tests.fuzz.words import COSTLY, DEVICES, MODULES, OPTION_NUMBERS, PATIENCE, READ_PATHS, WRITE_PATHS
 from wgrad.train.cli import build_parser
 
 SKIPPED = ("help", "version", "resume")  # resume: kinds.py
@@ -29,7 +29,7 @@ def _value(rng: Random, action: argparse.Action) -> list[str]:
     name, chance = action.dest, rng.random()
     if name in ("out", "report", "page"):
         return [rng.choice(WRITE_PATHS)]
-    if name in ("max_steps", "epochs", "max_new_tokens", "eval_tokens"):
+    if name in COSTLY:
         return [rng.choice(PATIENCE)]
     if name == "device":
         return [rng.choice(DEVICES)]
@@ -56,7 +56,7 @@ def option_case(rng: Random) -> Case:
     """`finetune`, `generate` or `selftest` with one to four options changed."""
     command = rng.choice(("finetune", "finetune", "finetune", "generate", "generate", "selftest"))
     if command == "finetune":
-        argv = [*FINETUNE, "--max-steps", "1"]
+        argv = [*(SAMPLING if rng.random() < 0.2 else FINETUNE), "--max-steps", "1"]
     elif command == "generate":
         argv = [*GENERATE, "x"]
     else:
@@ -98,7 +98,7 @@ def stream_case(rng: Random) -> Case:
     if rng.random() < 0.3:
         argv.append("--chat")
     if rng.random() < 0.3:
-        argv = [*FINETUNE, "--max-steps", "1", f"--sample-prompt={odd_text(rng)}"]
+        argv = [*SAMPLING, "--max-steps", "1", f"--sample-prompt={odd_text(rng)}"]
     stdin = odd_text(rng).encode("utf-8", "surrogateescape" if rng.random() < 0.5 else "replace")
     if rng.random() < 0.3:
         stdin = rng.choice(

@@ -9,7 +9,7 @@ from typing import Any
 from tests.fuzz.base import LINES, PLAIN_LINES
 from tests.fuzz.case import Content, Special
 from tests.fuzz.values import NUMBERS, TEXTS, hostile, mutate_bytes, mutate_value, write_json
-from tests.fuzz.words import BAD_LINES, EXPRESSIONS, STATEMENTS, YAML_LINES, YAML_VALUES
+from tests.fuzz.words import BAD_LINES, COSTLY, EXPRESSIONS, STATEMENTS, YAML_LINES, YAML_VALUES
 
 # ---- chat templates ------------------------------------------------------------------------------
 
@@ -53,12 +53,10 @@ def yaml_text(rng: Random, names: list[str]) -> bytes:
     """A --config file: a few options by name with values good, odd and hostile."""
     lines = []
     for name in rng.sample(names, rng.choice((1, 1, 2, 4))):
-        if name in ("max_steps", "epochs", "out"):  # what would run for long, or write elsewhere
-            value = rng.choice(
-                ("1", "0", "-1", "x", "[1]", "1e999", "{}", "9" * 30)
-                if name != "out"
-                else ("out", "[out]", "1", "{a: 1}")
-            )
+        if name == "out":  # nothing is to be written elsewhere
+            value = rng.choice(("out", "[out]", "1", "{a: 1}"))
+        elif name in COSTLY:
+            value = rng.choice(("1", "2", "0", "-1", "x", "[1]", "1e999", "{}", "9" * 30, "1e15"))
         elif rng.random() < 0.7:
             value = rng.choice(YAML_VALUES)
         else:

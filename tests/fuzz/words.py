@@ -453,7 +453,8 @@ OPTION_NUMBERS = [
     ),
 ]
 
-# steps and tokens: none that a command would rightly take its time for
+# Options that ask for time or memory, and what they are given: little, or what must be refused.
+COSTLY = ("max_steps", "epochs", "max_new_tokens", "eval_tokens", "seq_len", "batch_size")
 PATIENCE = [
     "0",
     "-1",

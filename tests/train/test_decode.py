@@ -157,6 +157,8 @@ def test_a_size_beyond_sense_is_refused_unread(tmp_path: Path) -> None:
         read_json(path, Outer, "--model")
     with pytest.raises(WgradError, match=f"a.json must have at most {YAML_LIMIT} bytes; got {1 << 40}: "):
         read_yaml(path, "--config")
+    with pytest.raises(WgradError, match=f"a.json must have at most {1 << 39} bytes; got {1 << 40}: "):
+        read_input(path, "--model", 1 << 39)  # no memory holds so much
 
 
 def not_files(folder: Path) -> dict[str, str]:
