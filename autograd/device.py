@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -160,6 +161,9 @@ class Device(Protocol):
     def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
         """Compile the kernels that the work on `dry` needs and that are not compiled yet; -> how many those were.
         progress: called with (done, in all). What does not compile is reported where it is launched."""
+
+    def kernel_caches(self) -> list[Path]:
+        """Folders, which need not exist, in which compiled kernels may be kept from one process to the next."""
 
     def capture(self) -> AbstractContextManager[Any]:
         """Record all device work issued inside the block (it also runs); the block gets a Replay. Arrays made

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,9 @@ class ReferenceDevice(
 
     def dry_run(self) -> None:
         return None
+
+    def kernel_caches(self) -> list[Path]:
+        return []
 
     def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
         return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from wgrad.hip.activation import ActivationOps
 from wgrad.hip.attention import AttentionOps
 from wgrad.hip.decoding import DecodingOps
@@ -14,6 +16,7 @@ from wgrad.hip.loss import LossOps
 from wgrad.hip.norm import NormOps
 from wgrad.hip.optimizer import OptimizerOps
 from wgrad.hip.rope import RopeOps
+from wgrad.hip.rtc import cache_folder
 from wgrad.hip.softmax import SoftmaxOps
 
 __all__ = ["HipDevice"]
@@ -40,6 +43,10 @@ class HipDevice(
     Raises:
         DeviceError: hip-python, the driver or a card is missing, or the card's architecture has no kernels.
     """
+
+    def kernel_caches(self) -> list[Path]:
+        """Where kernels are kept that hiprtc compiled; the others ship."""
+        return [cache_folder()]
 
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""

@@ -164,10 +164,11 @@ def build_frozen(
     quantize: bool = True,
     compute: str = "float32",
     progress: Progress | None = None,
+    contents: bool = True,
 ) -> Model:
-    """A model for inference, with an adapter from its folder or without. WgradError."""
+    """A model for inference, with an adapter or without. contents: see `build_trainable`. WgradError."""
     check_compute(compute, device)
     loaded = load_adapter(adapter, linear_modules(model_config)) if adapter else None
-    weights = load_frozen(folder, model_config, device, quantize=quantize, progress=progress)
+    weights = load_frozen(folder, model_config, device, quantize=quantize, progress=progress, contents=contents)
     placed = frozen_adapter(*loaded, device) if loaded else None
     return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=np.dtype(compute))

@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, generate, devices, selftest.
+"""The command `wgrad`: finetune, warm, generate, devices, selftest.
 
 Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
 (one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
@@ -56,6 +56,13 @@ def _generate(args: argparse.Namespace) -> int:
         return run_generate(config)
 
 
+def _warm(args: argparse.Namespace) -> int:
+    config = resolve_config(_given(args), required=False)
+    from wgrad.train.warm import run_warm
+
+    return run_warm(config)
+
+
 def _devices(args: argparse.Namespace) -> int:
     from wgrad.train.devices import print_devices
 
@@ -88,8 +95,9 @@ def build_parser() -> Parser:
         return command
 
     finetune = add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
-    finetune.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
-    add_options(finetune, FinetuneConfig)
+    _add_config(finetune)
+    warm = add("warm", _warm, "compile the shaders of a run ahead; with the options of finetune that it will have")
+    _add_config(warm)
     generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
     add_options(generate, GenerateConfig)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")
@@ -102,6 +110,12 @@ def build_parser() -> Parser:
     page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
     selftest.add_argument("--page", metavar="FILE", help=page)
     return parser
+
+
+def _add_config(parser: Parser) -> None:
+    """The options of a run."""
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
+    add_options(parser, FinetuneConfig)
 
 
 def _one_line(error: BaseException) -> str:

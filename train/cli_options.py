@@ -72,11 +72,12 @@ def _help(field: dataclasses.Field) -> str:
     return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"
 
 
-def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
+def resolve_config(given: dict[str, Any], *, required: bool = True) -> FinetuneConfig:
     """The options of the command line (fields that were given, and 'config') -> the configuration of the run.
 
     Command line beats --config beats, with --resume, OUT/config.yaml, beats defaults. Raises WgradError: a missing
-    --model, --data or --out; a value that breaks its rule; with --resume, a change that the checkpoint does not allow.
+    --model, --data or --out (where these are `required`); a value that breaks its rule; with --resume, a change that
+    the checkpoint does not allow.
     """
     given = dict(given)
     if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
@@ -88,7 +89,8 @@ def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
     for name, reason in unused_options(config.to_dict()).items():
         if name in values:
             raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
-    config.require("in a --config file")
+    if required:
+        config.require("in a --config file")
     if saved:
         before = FinetuneConfig(**saved)
         for name in (*FIXED_BY_RESUME, "adapter"):

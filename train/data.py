@@ -15,7 +15,7 @@ import numpy as np
 
 from wgrad.autograd.errors import WgradError
 from wgrad.train.config import FinetuneConfig
-from wgrad.train.data_files import STDIN, DataFile, open_data
+from wgrad.train.data_files import STDIN, DataFile, Progress, open_data
 from wgrad.train.documents import ChosenDocuments, LineDocuments, StreamDocuments
 from wgrad.train.packing import Document
 from wgrad.train.samples import BadLine, Sample, parse_line
@@ -66,22 +66,24 @@ class Dataset:
         return line
 
 
-def load_data(config: FinetuneConfig, tokenizer: Tokenizer) -> Dataset:
+def load_data(config: FinetuneConfig, tokenizer: Tokenizer, progress: Progress | None = None) -> Dataset:
     """Read --data (and --eval-data), tokenise, truncate to seq_len, split. Raises WgradError naming file and line.
 
     The split takes max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
     fraction of 0 none are taken from the training data. Bad lines are skipped, counted and listed, or the first one is
-    an error (--on-bad-line), as it is where most lines are bad.
+    an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
+    read, and 100; never where nobody knows its size.
     """
     if config.data == config.eval_data == STDIN:
         raise WgradError("--eval-data: standard input is --data already: give a file")
     counts = _Counts()
     try:
-        documents = _load_file(config.data, "--data", config, tokenizer, counts)
+        documents = _load_file(config.data, "--data", config, tokenizer, counts, progress)
         train: Sequence[Document]
         held_out: Sequence[Document]
         if config.eval_data:
-            train, held_out = documents, _load_file(config.eval_data, "--eval-data", config, tokenizer, counts)
+            train = documents
+            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, counts, progress)
         else:
             train, held_out = _split(documents, config)
     finally:
@@ -120,9 +122,14 @@ def _split(documents: Sequence[Document], config: FinetuneConfig) -> tuple[Seque
 
 
 def _load_file(
-    path: str, option: str, config: FinetuneConfig, tokenizer: Tokenizer, counts: _Counts
+    path: str,
+    option: str,
+    config: FinetuneConfig,
+    tokenizer: Tokenizer,
+    counts: _Counts,
+    progress: Progress | None,
 ) -> Sequence[Document]:
-    with open_data(path, option) as file:
+    with open_data(path, option, progress) as file:
         counts.notes += file.notes
         if file.is_text:
             return _cut_stream(file, config.seq_len, tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -46,15 +46,34 @@ _BEGINNINGS = (
 )  # fmt: skip
 
 
+Progress = Callable[[int, int], None]  # hundredths of a file that are read, 100
+
+
+class _Watch:
+    """Tells how far a file of known size is read, at each hundredth."""
+
+    def __init__(self, file: BinaryIO, progress: Progress) -> None:
+        self._file, self._progress, self._told = file, progress, -1
+        self._size = max(os.fstat(file.fileno()).st_size, 1)
+
+    def __call__(self) -> None:
+        percent = min(100 * self._file.tell() // self._size, 100)
+        if percent != self._told:
+            self._told = percent
+            self._progress(percent, 100)
+
+
 @dataclass(frozen=True)
 class DataFile:
-    """An open data file. name: for messages; is_text: plain text, else JSON lines; notes: what a user should know."""
+    """An open data file. name: for messages; is_text: plain text, else JSON lines; notes: what a user should know;
+    watch: called after each read."""
 
     file: BinaryIO
     name: str
     option: str
     is_text: bool
     notes: tuple[str, ...]
+    watch: Callable[[], None] = lambda: None
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """(number from 1, the line without its newline), None for one that is too long to be held."""
@@ -70,7 +89,9 @@ class DataFile:
 
     def _read_line(self, limit: int) -> bytes:
         with reading(self.name, self.option):
-            return self.file.readline(limit)
+            line = self.file.readline(limit)
+            self.watch()
+        return line
 
     def blocks(self) -> Iterator[str]:
         """The text in blocks, \\r\\n as \\n. WgradError, naming the line, where it is not UTF-8 or holds a NUL."""
@@ -79,6 +100,7 @@ class DataFile:
         while True:
             with reading(self.name, self.option):
                 block = self.file.read(_BLOCK)
+                self.watch()
             try:
                 text = kept + decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -102,8 +124,8 @@ class DataFile:
 
 
 @contextmanager
-def open_data(path: str, option: str) -> Iterator[DataFile]:
-    """Open a data file, or standard input for "-". option: the one that named it.
+def open_data(path: str, option: str, progress: Progress | None = None) -> Iterator[DataFile]:
+    """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".
 
     WgradError: not a regular file, empty, or of a kind that is neither JSON lines nor plain text.
     """
@@ -118,7 +140,8 @@ def open_data(path: str, option: str) -> Iterator[DataFile]:
         if not start.removeprefix(codecs.BOM_UTF8):
             raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
         is_text, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if is_stdin else path, name, option)
-        yield DataFile(file, name, option, is_text, notes)
+        watch = {"watch": _Watch(file, progress)} if progress is not None and not is_stdin else {}
+        yield DataFile(file, name, option, is_text, notes, **watch)
     finally:
         if not is_stdin:
             file.close()

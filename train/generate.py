@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.device import Device
 from wgrad.autograd.dispatch import select_device
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import no_grad
@@ -20,7 +24,8 @@ from wgrad.train.hub import resolve_model
 from wgrad.train.loop import Recorded
 from wgrad.train.model import Inputs, KVCache, Model
 from wgrad.train.model_config import ModelConfig, load_model_config
-from wgrad.train.output import say
+from wgrad.train.output import make_console, say
+from wgrad.train.progress import Display
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.weights import Checkpoint, use_own_head
 
@@ -125,6 +130,33 @@ def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelCon
         )
 
 
+def _build(
+    args: GenerateConfig, config: ModelConfig, folder: Path, device: Device, prompt: list[int], display: Display
+) -> Model:
+    """The model on the device, its shaders compiled, with a bar for each of the two."""
+    build = partial(
+        build_frozen,
+        config,
+        folder,
+        positions=len(prompt) + args.max_new_tokens,
+        adapter=args.adapter,
+        quantize=args.quantize,
+        compute=args.compute,
+    )
+    with display.phase("compiling", unit="shaders") as phase:
+        dry = device.dry_run()
+        if dry is not None:  # three tokens: the first step of one runs as it is, the second is recorded
+            for _ in generate_ids(build(dry, contents=False), prompt, min(args.max_new_tokens, 3), _sampling(args)):
+                pass
+            device.prepare(dry, phase.update)
+    with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
+        return build(device, progress=phase.update)
+
+
+def _sampling(args: GenerateConfig) -> Sampling:
+    return Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+
+
 def run_generate(args: GenerateConfig) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
@@ -142,23 +174,18 @@ def run_generate(args: GenerateConfig) -> int:
     else:
         prompt = tokenizer.encode(args.prompt)
     check_positions(prompt, args.max_new_tokens, config, "--max-new-tokens")
-    model = build_frozen(
-        config,
-        folder,
-        device,
-        positions=len(prompt) + args.max_new_tokens,
-        adapter=args.adapter,
-        quantize=args.quantize,
-        compute=args.compute,
-    )
+    display = Display(make_console("stderr"))
+    model = _build(args, config, folder, device, prompt, display)
     if note := adapter_note(model.adapter.config if model.adapter else None):
         say(f"note: {note}", "stderr")
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     decode = tokenizer.decode_stream(prompt)
+    ids = generate_ids(model, prompt, args.max_new_tokens, _sampling(args), tokenizer.stop_ids)
+    with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
+        first = list(islice(ids, 1))
     if not args.chat:
         sys.stdout.write(args.prompt)
     try:
-        for token in generate_ids(model, prompt, args.max_new_tokens, sampling, tokenizer.stop_ids):
+        for token in chain(first, ids):
             sys.stdout.write(decode(token))
             sys.stdout.flush()
     finally:  # Ctrl-C ends the line as well

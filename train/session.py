@@ -65,7 +65,8 @@ def open_session(config: FinetuneConfig) -> Session:
     model_config, head_note = use_own_head(model_config, checkpoint)
     checkpoint.check(model_config)
     _refuse_quantised_anew(config, checkpoint, model_config)
-    data = load_data(config, tokenizer)
+    with display.phase("reading and tokenising", unit="%") as phase:
+        data = load_data(config, tokenizer, phase.update)
     stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display)
     session.prompt = _sample_prompt(session)

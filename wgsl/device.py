@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from wgrad.wgsl.activation import ActivationOps
 from wgrad.wgsl.adapters import list_adapters
 from wgrad.wgsl.attention import AttentionOps
 from wgrad.wgsl.decoding import DecodingOps
+from wgrad.wgsl.driver_caches import driver_caches
 from wgrad.wgsl.dropout import DropoutOps
 from wgrad.wgsl.dry_run import DryRun, prepare
 from wgrad.wgsl.elementwise import ElementwiseOps
@@ -45,6 +47,10 @@ class WgpuDevice(
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
         return DryRunDevice(self)
+
+    def kernel_caches(self) -> list[Path]:
+        """Folders in which a driver may keep compiled shaders; see driver_caches.py."""
+        return driver_caches()
 
     def prepare(self, dry: DryRunDevice, progress: Callable[[int, int], None] | None = None) -> int:
         """Compile what the work on `dry` needs; see the contract."""

@@ -15,7 +15,7 @@ from wgrad.autograd.selftest_cases import Case, cases, upload_inputs, widen_inpu
 
 STORAGE = {
     "empty", "zeros", "upload", "write", "download", "view", "copy", "fill", "synchronize", "memory", "reset_peak",
-    "pipelines_compiled", "dry_run", "prepare", "capture", "download_later",
+    "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "download_later",
 }  # fmt: skip
 
 
