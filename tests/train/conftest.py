@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,15 @@ def _tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(SENTENCES * 4, trainer)
     return tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_in_a_terminal() -> None:
+    """Tests in the background of a shell, or under nohup, are started with signals ignored, and a run keeps to that."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 MakeCheckpoint = Callable[..., Path]
