@@ -20,11 +20,11 @@ from wgrad.train.documents import ChosenDocuments, LineDocuments, StreamDocument
 from wgrad.train.packing import Document
 from wgrad.train.samples import BadLine, Sample, parse_line
 from wgrad.train.template_process import shared_process
-from wgrad.train.text_windows import WINDOW, Encoded
+from wgrad.train.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.tokenizer import Tokenizer
 
 _LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
-_CHARACTERS_AT_ONCE = 1 << 17
+_CHARACTERS_AT_ONCE = 1 << 16
 _LISTED = 5  # bad lines
 
 
@@ -238,7 +238,7 @@ def _encode(group: Sequence[Sample], tokenizer: Tokenizer) -> Iterator[Iterator[
 def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
     before, behind = tokenizer.added_ids() if sample.whole else ([], [])
     yield Encoded(before, [(0, 0)] * len(before))
-    yield from tokenizer.encode_stream([sample.text])
+    yield from tokenizer.encode_stream(pieces(sample.text))
     yield Encoded(behind, [(0, 0)] * len(behind))
 
 

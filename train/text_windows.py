@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from wgrad.autograd.errors import WgradError
 
-WINDOW = 1 << 16  # characters
+WINDOW = 1 << 15  # characters
 _LARGEST = 1 << 20  # characters of a window that had to grow
 _AGREE = 24  # tokens
 _LEAD = 256  # tokens in front of those, to get over the beginning of a window
@@ -61,6 +61,11 @@ def encode_windows(blocks: Iterable[str], encode: Encode, window: int = WINDOW) 
             )
         tokens = encode(text)
     yield _part(tokens, done, len(tokens.ids), base)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text that is held already, in blocks, so that it is not copied again and again."""
+    return (text[start : start + WINDOW] for start in range(0, len(text), WINDOW))
 
 
 class _Source:

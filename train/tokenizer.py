@@ -14,7 +14,7 @@ from wgrad.autograd.errors import WgradError
 from wgrad.train.chat import ChatTemplate, Message
 from wgrad.train.input_files import exists
 from wgrad.train.template_process import shared_process
-from wgrad.train.text_windows import WINDOW, Encoded, encode_windows
+from wgrad.train.text_windows import WINDOW, Encoded, encode_windows, pieces
 from wgrad.train.tokenizer_files import (
     SPECIAL,
     explain,
@@ -84,7 +84,7 @@ class Tokenizer:
         if len(text) <= WINDOW:
             return self.encode_batch([text], add_special_tokens)[0].ids
         before, behind = self.added_ids() if add_special_tokens else ([], [])
-        return [*before, *(id_ for part in self.encode_stream([text]) for id_ in part.ids), *behind]
+        return [*before, *(id_ for part in self.encode_stream(pieces(text)) for id_ in part.ids), *behind]
 
     def encode_stream(self, blocks: Iterable[str]) -> Iterator[Encoded]:
         """A text of any length, given in blocks, in the ids of one go but without bos and eos; offsets count from its

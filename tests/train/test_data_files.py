@@ -16,6 +16,7 @@ import pytest
 from wgrad.autograd.errors import WgradError
 from wgrad.train.config import FinetuneConfig
 from wgrad.train.data import Dataset, load_data
+from wgrad.train.text_windows import WINDOW
 from wgrad.train.tokenizer import Tokenizer, load_tokenizer
 
 EOS = 1
@@ -168,7 +169,7 @@ def _in_one_go(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> lis
 @pytest.mark.parametrize("seq_len", [50, 10**6])
 def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines, seq_len: int) -> None:
     text = "".join(f"The {i}th wise man will hear, and will increase learning. " for i in range(2500))
-    assert len(text) > 2 * 65536
+    assert len(text) > 3 * WINDOW
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes. " + text}]
     lines = ({"text": text}, {"prompt": "", "completion": text}, {"messages": turns[1:]}, {"messages": turns})
     data = load(write_lines(*lines), tokenizer, seq_len=seq_len)
