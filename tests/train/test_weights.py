@@ -15,10 +15,13 @@ import pytest
 from wgrad.autograd.device import Device, NF4Array
 from wgrad.autograd.errors import WgradError
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.build import build_trainable
+from wgrad.train.config import FinetuneConfig
+from wgrad.train.full_checkpoint import save_full
 from wgrad.train.model_config import load_model_config
 from wgrad.train.nf4_files import save_nf4_checkpoint
 from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, weight_specs
+from wgrad.train.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, use_own_head, weight_specs
 
 
 def file_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -141,6 +144,22 @@ def test_the_digest_is_of_contents_not_of_places(part: str, make_checkpoint: Any
     assert Checkpoint(folder).digest() != digest
     for dtype in ("bfloat16", "float16"):
         assert Checkpoint(make_checkpoint(dtype=dtype, name=dtype)).digest() != digest
+
+
+def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, tmp_path: Path) -> None:
+    """That of a base whose config.json ties a head which has other values."""
+    for name, own in (("own", True), ("tied", False)):
+        folder, device = make_checkpoint(name=name, tie_word_embeddings=not own), ReferenceDevice()
+        raw = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+        (folder / "config.json").write_text(json.dumps(raw))
+        config, note = use_own_head(load_model_config(folder), Checkpoint(folder))
+        assert bool(note) == own
+        built = build_trainable(FinetuneConfig(full=True), config, folder, device, positions=8)
+        save_full(tmp_path, folder, built.parameters, device)
+        assert load_model_config(tmp_path).tie_word_embeddings != own
+        assert use_own_head(load_model_config(tmp_path), Checkpoint(tmp_path))[1] == ""
+        saved, stored = file_arrays(tmp_path), file_arrays(folder)
+        assert ("lm_head.weight" in saved) == own and all(np.array_equal(saved[n], stored[n]) for n in saved)
 
 
 # ---- what is refused ---------------------------------------------------------------------------
