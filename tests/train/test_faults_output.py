@@ -103,12 +103,12 @@ def test_no_output_at_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends the process in the last evaluation or sample: the adapter and the last checkpoint are written."""
 
-    def fail(session: Any, *rest: Any) -> Any:
-        if rest[-1] == "after":
+    def fail(evaluation: Any, when: str) -> Any:
+        if when == "after":
             raise RuntimeError("the machine falls down the stairs")
         return {}
 
-    monkeypatch.setattr("wgrad.train.finetune._measure", fail)
+    monkeypatch.setattr("wgrad.train.evaluation.Evaluation.measure", fail)
     with pytest.raises(RuntimeError):
         main(options_for(tiny, tiny / "out"))
     monkeypatch.undo()
