@@ -27,7 +27,7 @@ import pytest
 from wgrad.autograd.bundle import Bundle
 
 HERE = Path(__file__).parent
-SWIFTSHADER = "/usr/lib/chromium/vk_swiftshader_icd.json"
+SWIFTSHADER = [f"{folder}/vk_swiftshader_icd.json" for folder in ("/usr/lib/chromium", "/opt/google/chrome")]
 PROCESSES = 2
 SECONDS = 3600 if os.environ.get("WGRAD_DAWN_ALL") == "1" else 300
 LONGEST = 9_000  # characters of a shader that is run by default, where no shorter one has its entry point
@@ -83,10 +83,10 @@ def dawn(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> Dawn:
         give_up(f"node is too old: {version.strip()}, 18 or newer is needed")
     if not (HERE / "node_modules" / "webgpu").is_dir():
         give_up("Dawn's binding is not installed: npm ci --ignore-scripts in tests/portability")
-    driver = os.environ.get("VK_ICD_FILENAMES", SWIFTSHADER)
-    if "VK_ICD_FILENAMES" not in os.environ and not Path(driver).exists():
-        give_up(f"no SwiftShader at {driver}: install chromium-common, or set VK_ICD_FILENAMES")
-    return Dawn(str(node), {**os.environ, "VK_ICD_FILENAMES": driver}, tmp_path_factory.mktemp("dawn"))
+    driver = os.environ.get("VK_ICD_FILENAMES") or next((f for f in SWIFTSHADER if Path(f).exists()), None)
+    if driver is None:
+        give_up(f"no SwiftShader at {SWIFTSHADER[0]}: install chromium-common, or set VK_ICD_FILENAMES")
+    return Dawn(str(node), {**os.environ, "VK_ICD_FILENAMES": str(driver)}, tmp_path_factory.mktemp("dawn"))
 
 
 Change = Callable[[str, str], str]

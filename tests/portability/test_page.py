@@ -95,7 +95,7 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         give_up("chromium is not installed")
     found = Browser(str(chromium), tmp_path_factory.mktemp("chromium"))

@@ -1,0 +1,108 @@
+"""Variants through Tint and then RADV, Mesa's compiler for AMD, which needs no card: RDNA and GCN code is made, not
+run.
+
+Needed: what test_dawn.py needs, Mesa's driver (mesa-vulkan-drivers) and a C compiler. By default the variants that are
+short, and of each entry point the shortest, in float32 and in float16, for two generations; WGRAD_DAWN_ALL=1: all, for
+four.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.bundle import Bundle
+
+HERE = Path(__file__).parent
+DRIVER = "libvulkan_radeon.so"
+ALL = os.environ.get("WGRAD_DAWN_ALL") == "1"
+# Names as RADV_FORCE_FAMILY takes them: RDNA 3, GCN 5, RDNA 2, GCN 4. The last has no shader-f16.
+FAMILIES = ("gfx1100", "polaris10", "navi21", "vega10") if ALL else ("gfx1100", "polaris10")
+SECONDS = 3600 if ALL else 300
+LONGEST = 4_000  # characters of a shader
+
+
+@pytest.fixture(scope="module")
+def null_driver(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> dict[str, str]:
+    """The environment in which RADV gives a device without a card."""
+    compiler = shutil.which("cc") or shutil.which("clang-19") or shutil.which("clang")
+    if compiler is None:
+        give_up("no C compiler: install gcc or clang")
+    if shutil.which("node") is None or not (HERE / "node_modules" / "webgpu").is_dir():
+        give_up("Dawn's binding is not installed: npm ci --ignore-scripts in tests/portability")
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        give_up(f"{DRIVER} is not installed: install mesa-vulkan-drivers")
+    folder = tmp_path_factory.mktemp("radv")
+    library, manifest = folder / "null_driver.so", folder / "null_driver.json"
+    command = [str(compiler), "-shared", "-fPIC", "-o", str(library), str(HERE / "null_driver.c"), "-ldl"]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    icd = {"library_path": str(library), "api_version": "1.3.0"}
+    manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+    return {"WGRAD_VULKAN_DRIVER": DRIVER, "VK_ICD_FILENAMES": str(manifest), "MESA_SHADER_CACHE_DISABLE": "true"}
+
+
+def chosen(bundle: Bundle, float16: bool) -> Bundle:
+    """The shaders to compile, without their cases; the float16 ones only where the card has them."""
+    shaders = [s for s in bundle.document["shaders"] if float16 or not s["float16"]]
+    if not ALL:
+        shortest: dict[Any, Any] = {}
+        for shader in sorted(shaders, key=lambda s: len(s["code"])):
+            shortest.setdefault((shader["label"], shader["entry"], shader["float16"]), shader)
+        shaders = [s for s in shaders if len(s["code"]) <= LONGEST or s in shortest.values()]
+    return Bundle({**bundle.document, "shaders": shaders, "cases": []}, b"")
+
+
+def compile_for(family: str, bundle: Bundle, environment: dict[str, str], folder: Path) -> list[dict[str, Any]]:
+    (folder / "bundle.json").write_text(json.dumps(bundle.document))
+    (folder / "block.bin").write_bytes(b"")
+    command = [
+        str(shutil.which("node")),
+        str(HERE / "dawn.mjs"),
+        str(folder),
+        str(folder / "result"),
+        "vulkan",
+        "compile",
+    ]
+    forced = {**os.environ, **environment, "RADV_FORCE_FAMILY": family}
+    run = subprocess.run(command, env=forced, capture_output=True, text=True, timeout=SECONDS)
+    assert run.returncode == 0, f"node ended with {run.returncode}: {run.stderr[-2000:]}"
+    return [json.loads(line) for line in (folder / "result").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_variants_compile_for_amd(
+    family: str,
+    null_driver: dict[str, str],
+    bundle: Bundle,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    float16 = family != "polaris10"
+    some = chosen(bundle, float16)
+    adapter, result = compile_for(family, some, null_driver, tmp_path)
+    assert "amd" in adapter["adapter"] and result["failed"] == [] and result["left"] == {}
+    assert result["compiled"] == len(some.document["shaders"]) >= 40
+    with capsys.disabled():
+        total = len(bundle.document["shaders"])
+        print(
+            f"\nRADV, {family}: code for {result['compiled']} of {total} variants", "" if float16 else "(none with f16)"
+        )
+
+
+def test_a_shader_that_is_wrong_is_found(null_driver: dict[str, str], bundle: Bundle, tmp_path: Path) -> None:
+    some = [s for s in bundle.document["shaders"] if s["label"] == "fill"]
+    broken = [{**s, "code": s["code"].replace("@workgroup_size(256)", "@workgroup_size(65536)")} for s in some]
+    assert broken != some
+    bundle = Bundle({**bundle.document, "shaders": [*some, *broken], "cases": []}, b"")
+    _, result = compile_for("gfx1100", bundle, null_driver, tmp_path)
+    assert result["compiled"] == len(some) and [f["shader"] for f in result["failed"]] == [len(some)]
