@@ -42,6 +42,7 @@ _ELSEWHERE = {
     "completion_only_loss": "loss_on=completion", "assistant_only_loss": "loss_on=completion",
     "mask_prompt": "loss_on=completion", "train_on_responses_only": "loss_on=completion",
     "val_set_size": "eval_fraction", "val_size": "eval_fraction", "test_size": "eval_fraction",
+    "max_eval_samples": "eval_tokens", "val_batches": "eval_tokens",
     "eval_split": "eval_fraction", "validation_split_percentage": "eval_fraction", "random_state": "seed",
     "random_seed": "seed", "data_seed": "seed", "optim": "AdamW is the only optimiser: leave it out",
     "optimizer": "AdamW is the only optimiser: leave it out",
