@@ -1,0 +1,37 @@
+"""The fuzzer in CI: what it once found, three thousand inputs of a fixed seed, and faults that it has to see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INPUTS = 3000  # about a minute on two cores
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are watched through /proc")
+
+
+def run(*words: str) -> None:
+    """In a process of its own: children are forked from it, which a process with a device's threads must not do."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+
+
+def test_planted_faults_are_seen() -> None:
+    run("tests.fuzz.planted")
+
+
+def test_what_was_found_once() -> None:
+    run("tests.fuzz", "--replay")
+
+
+@pytest.mark.timeout(1200)
+def test_new_inputs() -> None:
+    run("tests.fuzz", "--inputs", str(INPUTS), "--seconds", "1100", "--seed", "20261122")
