@@ -18,8 +18,10 @@ from wgrad.train.weights import SINGLE_FILE
 
 RESULTS_FILE = "results.json"
 RESULTS_FORMAT = 1
-# Of a finished run these may differ without a word: they say where and how it runs, and nothing runs any more.
+# Of a finished run these may differ without a word, as those of the group "machine" may, which say where and how it
+# runs: nothing runs any more.
 _NO_PART_OF_THE_RESULT = ("resume", "out", "max_steps", "epochs")
+_PART_OF_THE_RESULT = ("sample_prompt",)  # though of that group
 
 
 class Length(msgspec.Struct):
@@ -101,7 +103,9 @@ def _refuse_ignored(config: FinetuneConfig, out: Path) -> None:
         return
     before = FinetuneConfig(**read_config_file(path))
     for field in fields(FinetuneConfig):
-        if field.name in _NO_PART_OF_THE_RESULT or field.metadata["group"] == "machine":
+        if field.name in _NO_PART_OF_THE_RESULT:
+            continue
+        if field.metadata["group"] == "machine" and field.name not in _PART_OF_THE_RESULT:
             continue
         if getattr(config, field.name) != getattr(before, field.name):
             raise WgradError(

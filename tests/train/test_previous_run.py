@@ -118,6 +118,7 @@ def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
         (["--lr", "1e-3"], "--lr: would be ignored, because the run in"),
         (["--schedule", "linear"], "--schedule: would be ignored, because the run in"),
         (["--warmup", "2"], "--warmup: would be ignored"),
+        (["--sample-prompt", "x"], "--sample-prompt: would be ignored"),
         (["--weight-decay", "0.1"], "--weight-decay: would be ignored"),
         (["--epochs", "7"], "--epochs: would be ignored, because --max-steps 4 decides the length"),
         (["--max-steps", "3"], "--max-steps: the run in .* already has 4 steps, more than the 3 asked for"),
