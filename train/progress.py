@@ -282,3 +282,5 @@ class TrainingProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._shown.__exit__(kind, error, trace)
+        if self.display.live and self._phase.values:  # the live line is gone: its last figures stay
+            self.display.say(self._phase.line())

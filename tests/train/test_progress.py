@@ -207,6 +207,14 @@ def test_lines_come_above_the_live_one() -> None:
     assert "[not markup] held-out loss 1.5\n" in out.getvalue() and display._screen is None
 
 
+def test_the_last_figures_of_a_run_stay() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, width=80, force_terminal=True, _environ={"TERM": "xterm"}))
+    with TrainingProgress(10, display=display) as progress:
+        progress.update(7, loss=1.5, lr=1e-4, tokens_per_second=50.0, left=3.0)
+    assert out.getvalue().endswith("step 7/10  loss 1.5000  lr 1.00e-04  50 tok/s  left 0:03\n")
+
+
 # ---- small things ------------------------------------------------------------------------------
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3723, "1:02:03"), (math.inf, "-:--")])
 def test_durations(seconds: float, text: str) -> None:
