@@ -8,13 +8,14 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def _add_run(box: Sandbox) -> None:
 
 
 def _work(box: Sandbox, args: argparse.Namespace, worker: int, reports: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
     box = Sandbox(box.folder / f"worker-{worker}", box.groups)
     os.environ["HOME"] = os.environ["HF_HOME"] = str(box.work)
     end = time.monotonic() + args.seconds
@@ -93,10 +95,54 @@ def _work(box: Sandbox, args: argparse.Namespace, worker: int, reports: Any) -> 
     reports.close()
 
 
+@dataclass
+class _Tally:
+    """What has been run and found so far."""
+
+    args: argparse.Namespace
+    done: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    begun: float = field(default_factory=time.monotonic)
+    shown: float = 0.0
+
+    def line(self) -> str:
+        seconds, total = time.monotonic() - self.begun, self.done.total()
+        return f"seed {self.args.seed}: {total} inputs in {seconds:.0f} s ({total / seconds:.0f}/s)"
+
+    def show(self) -> None:
+        """A line that counts on a terminal, else one a minute."""
+        now = time.monotonic()
+        if sys.stdout.isatty():
+            print(f"\r{self.line()}, {len(self.found)} findings", end="", flush=True)
+        elif now - max(self.begun, self.shown) >= 60:
+            self.shown = now
+            print(f"{self.line()}, {len(self.found)} findings", flush=True)
+
+    def record(self, finding: str, case: Case) -> None:
+        """Count a finding; print the first of its kind and, with --keep, write its case."""
+        mark = f"{case.kind}: {signature(finding)}"
+        self.found[mark] += 1
+        if self.found[mark] > 1:
+            return
+        print(f"{_CLEAR}{case.kind}: {finding}  [{case.note}]", flush=True)
+        if self.args.keep:
+            folder = Path(self.args.keep)
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"{case.kind}-{self.args.seed}-{case.note.rpartition(' ')[2]}.json"
+            (folder / name).write_text(to_json(replace(case, note=f"{case.note}: {finding[:300]}")), encoding="utf-8")
+
+    def summary(self) -> None:
+        each = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
+        print(f"{_CLEAR}{self.line()}: {each}")
+        for mark, count in self.found.most_common():
+            print(f"{count:7d} x {mark}")
+        print(f"{len(self.found)} findings", flush=True)
+
+
 def _campaign(box: Sandbox, args: argparse.Namespace) -> int:
-    """-> number of different findings."""
-    begun, workers = time.monotonic(), []
+    """-> number of different findings. Ctrl-C ends it early."""
     pipes: list[Connection] = []
+    workers = []
     for worker in range(args.workers):
         reader, writer = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("fork").Process(target=_work, args=(box, args, worker, writer))
@@ -104,8 +150,23 @@ def _campaign(box: Sandbox, args: argparse.Namespace) -> int:
         writer.close()
         pipes.append(reader)
         workers.append(process)
-    done: Counter[str] = Counter()
-    found: Counter[str] = Counter()
+    tally = _Tally(args)
+    try:
+        _collect(pipes, tally)
+    except KeyboardInterrupt:
+        for process in workers:
+            process.terminate()
+    for process in workers:
+        process.join()
+    tally.summary()
+    broken = [p.exitcode for p in workers if p.exitcode and p.exitcode > 0]
+    if broken:
+        print(f"{len(broken)} workers ended with status {broken[0]}: the fuzzer itself is at fault")
+    return len(tally.found) + len(broken)
+
+
+def _collect(pipes: list[Connection], tally: _Tally) -> None:
+    """Count what the workers report until all have ended."""
     while pipes:
         for pipe in wait(pipes):
             assert isinstance(pipe, Connection)
@@ -114,46 +175,10 @@ def _campaign(box: Sandbox, args: argparse.Namespace) -> int:
             except EOFError:
                 pipes.remove(pipe)
                 continue
-            done += counts
+            tally.done += counts
             for finding, case in findings:
-                _record(finding or "comes up beside other inputs only", case, found, args)
-        _show(done, found, begun, args)
-    for process in workers:
-        process.join()
-    _summary(done, found, time.monotonic() - begun, args)
-    broken = [p.exitcode for p in workers if p.exitcode]
-    if broken:
-        print(f"{len(broken)} workers ended with status {broken[0]}: the fuzzer itself is at fault")
-    return len(found) + len(broken)
-
-
-def _record(finding: str, case: Case, found: Counter[str], args: argparse.Namespace) -> None:
-    mark = f"{case.kind}: {signature(finding)}"
-    found[mark] += 1
-    if found[mark] > 1:
-        return
-    print(f"{_CLEAR}{case.kind}: {finding}  [{case.note}]", flush=True)
-    if args.keep:
-        folder = Path(args.keep)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"{case.kind}-{args.seed}-{case.note.rpartition(' ')[2]}.json"
-        (folder / name).write_text(to_json(replace(case, note=f"{case.note}: {finding[:300]}")))
-
-
-def _show(done: Counter[str], found: Counter[str], begun: float, args: argparse.Namespace) -> None:
-    if sys.stdout.isatty():
-        seconds = time.monotonic() - begun
-        print(f"\r{done.total()} inputs, {done.total() / seconds:.0f}/s, {len(found)} findings", end="", flush=True)
-
-
-def _summary(done: Counter[str], found: Counter[str], seconds: float, args: argparse.Namespace) -> None:
-    each = ", ".join(f"{name} {count}" for name, count in sorted(done.items()))
-    print(
-        f"{_CLEAR}seed {args.seed}: {done.total()} inputs in {seconds:.0f} s ({done.total() / seconds:.0f}/s): {each}"
-    )
-    for mark, count in found.most_common():
-        print(f"{count:7d} x {mark}")
-    print(f"{len(found)} findings")
+                tally.record(finding or "comes up beside other inputs only", case)
+        tally.show()
 
 
 def replay(box: Sandbox, paths: list[Path]) -> int:

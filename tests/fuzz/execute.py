@@ -179,6 +179,7 @@ def _child(box: Sandbox, cases: Sequence[Case], judge: Judge, pipe: Connection) 
     status = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         data = _proc_bytes(5) + DATA_LIMIT
         resource.setrlimit(resource.RLIMIT_DATA, (data, data))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
