@@ -13,6 +13,7 @@ from wgrad.wgsl.compile import Compiler, Variant
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.dry_run import DryRun
 from wgrad.wgsl.errors import DeviceError
+from wgrad.wgsl.native import Queue
 
 
 @pytest.fixture
@@ -108,3 +109,24 @@ def test_a_variant_is_a_file_an_entry_and_constants_in_their_order(wgpu_device: 
     assert fill == Variant("fill", "main", ())
     assert silu.shader == "activation" or silu.shader == "elementwise"
     assert isinstance(dry, DryRun) and dry.pipelines_compiled() == 0
+
+
+def test_each_variant_is_dispatched_once_with_no_workgroups(fresh: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For drivers that make their machine code only then."""
+    submitted: list[list[Any]] = []
+    whole = Queue.submit
+
+    def submit(self: Queue, dispatches: Any) -> None:
+        submitted.append(list(dispatches))
+        whole(self, submitted[-1])
+
+    dry = fresh.dry_run()
+    dry.silu(dry.zeros((4, 64)))
+    dry.rms_norm(dry.zeros((4, 64)), dry.zeros((64,)), 1e-5)
+    new = [v for v in dry.variants if not fresh._compiler.has(v)]
+    fresh.flush()
+    monkeypatch.setattr(Queue, "submit", submit)
+    assert fresh.prepare(dry) == len(new) >= 2
+    handles = [fresh._compiler.get(v.shader, v.entry, dict(v.constants)).handle for v in new]
+    assert [chunk[0][0] for chunk in submitted] == handles
+    assert all(len(chunk) == 1 and chunk[0][2:] == (0, 0, 0) for chunk in submitted)
