@@ -54,10 +54,11 @@ def test_rms_norm(wgpu_device, r, c, seed, dtype) -> None:
 def test_row_operators(wgpu_device, r, c, seed, dtype) -> None:
     rng, dtype = np.random.default_rng(seed), available(wgpu_device, dtype)
     inputs = {"x": rng.standard_normal((r, c)).astype(dtype), "b": rng.standard_normal(c).astype(np.float32)}
+    inputs["g"] = inputs["x"].astype(np.float32).reshape(-1)
 
     def call(d: Any, a: Inputs) -> Outputs:
         x = a["x"]
-        found = {"softmax": d.softmax(x), "sum_rows": d.sum_rows(x), "sum": d.sum(x), "norm": d.grad_norm(x)}
+        found = {"softmax": d.softmax(x), "sum_rows": d.sum_rows(x), "sum": d.sum(x), "norm": d.grad_norm(a["g"])}
         return {**found, "bias": d.bias(x, a["b"]), "swiglu": d.swiglu(x, x), "silu": d.silu(x)}
 
     check(wgpu_device, call, inputs, False, 16 + r**0.5)
