@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ CASES = (
 )
 FORMAT = 1  # of the file that keeps a verdict
 SECONDS = 120  # hiprtc may have to compile every kernel first
-_CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.self_check import main; sys.exit(main())"
+_CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.{module} import main; sys.exit(main(*{arguments!r}))"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def verdict(device: Any) -> Verdict:
             return Verdict(bool(known["passed"]), str(known["reason"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # not there, or damaged: checked now, as one of another format is
-    found, keep = _check_in_a_process()
+    found, keep = check_in_a_process("self_check")
     if keep:
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +87,18 @@ def _place(identity: tuple[str, ...]) -> Path:
     return folder / f"self-check-{digest[:16]}.json"
 
 
-def _check_in_a_process() -> tuple[Verdict, bool]:
-    """The verdict, and whether it is to be kept."""
-    command = [sys.executable, "-c", _CODE.format(path=sys.path)]
+def check_in_a_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[Verdict, bool]:
+    """`main(*arguments)` of a module of this room, run elsewhere: the verdict, and whether it is to be kept."""
+    command = [sys.executable, "-c", _CODE.format(path=sys.path, module=module, arguments=arguments)]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            env={**os.environ, **(environment or {})},
+        )
     except subprocess.TimeoutExpired:
         return Verdict(False, f"no result within {SECONDS} s"), False
     try:
@@ -101,12 +109,10 @@ def _check_in_a_process() -> tuple[Verdict, bool]:
         return Verdict(False, f"the check ended with status {done.returncode}: {last[0][:200]}"), False
 
 
-def main() -> int:
-    """The check itself, in this process: prints {"passed", "reason", "keep"} as JSON."""
-    from wgrad.hip.device import HipDevice
-
+def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
+    """Run cases in this process: prints {"passed", "reason", "keep"} as JSON."""
     try:
-        results = run_selftest(HipDevice(), selected=chosen_cases())
+        results = run_selftest(make_device(), selected=selected)
     except DEVICE_ERRORS as error:
         print(json.dumps({"passed": False, "reason": str(error).splitlines()[0], "keep": False}))
         return 0
@@ -119,3 +125,10 @@ def main() -> int:
     keep = not any("OutOfMemory" in r.message for r in wrong)
     print(json.dumps({"passed": not wrong, "reason": reason, "keep": keep}))
     return 0
+
+
+def main() -> int:
+    """The check of the HIP device, in this process."""
+    from wgrad.hip.device import HipDevice
+
+    return report(HipDevice, chosen_cases())

@@ -16,6 +16,7 @@ from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest_cases import Case, Outputs, cases, upload_inputs, widen_inputs
 from wgrad.autograd.selftest_finish import FINISH
+from wgrad.autograd.selftest_products import matrix_cases
 
 MULTIPLE = {"forward": 2.0, "backward": 3.0}
 EPSILON = float(np.finfo(np.float32).eps)
@@ -112,7 +113,8 @@ def check_case(case: Case, device: Device) -> Result:
 
 def selftest_cases(device: Device, only: str = "") -> list[Case]:
     """The cases that a device is to pass: those whose name contains `only`."""
-    return [case for case in cases(device.float16) if only in case.name]
+    more = matrix_cases() if getattr(device, "matrix_units", False) else []
+    return [case for case in [*cases(device.float16), *more] if only in case.name]
 
 
 def prepare_selftest(

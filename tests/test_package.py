@@ -163,8 +163,7 @@ print(home)
 def test_a_user_of_the_wheel_gets_types(installed: Path, tmp_path: Path) -> None:
     """mypy reads py.typed and the rooms: right code passes, and a wrong argument is found."""
     right = (
-        "from wgrad import Tensor, functional\n\n"
-        "def twice(x: Tensor) -> Tensor:\n    return functional.scale(x, 2.0)\n"
+        "from wgrad import Tensor, functional\n\ndef twice(x: Tensor) -> Tensor:\n    return functional.scale(x, 2.0)\n"
     )
     wrong = right + "\ntwice(3)\n"
     for name, text, status in (("right.py", right, 0), ("wrong.py", wrong, 1)):

@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, warm, generate, devices, selftest.
+"""The command `wgrad`: finetune, warm, generate, devices, selftest, matrix-units.
 
 Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
 (one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
@@ -83,6 +83,12 @@ def _selftest(args: argparse.Namespace) -> int:
     return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
 
 
+def _matrix_units(args: argparse.Namespace) -> int:
+    from wgrad.train.matrix_units import COMMANDS
+
+    return COMMANDS[args.action]()
+
+
 def build_parser() -> Parser:
     """The parser of all commands; each namespace carries `run`, the function of its command."""
     parser = Parser(prog="wgrad", description="Fine-tune LLaMA-type language models on any GPU, without PyTorch.")
@@ -109,6 +115,10 @@ def build_parser() -> Parser:
     selftest.add_argument("--report", metavar="FILE", help=report)
     page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
     selftest.add_argument("--page", metavar="FILE", help=page)
+    units = add(
+        "matrix-units", _matrix_units, "let --compute float16 use the card's matrix units, or see whether it does"
+    )
+    units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
     return parser
 
 

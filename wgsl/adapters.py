@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.wgsl import native, vulkan_memory
+from wgrad.wgsl import matrix_units, native, vulkan_memory
 from wgrad.wgsl.errors import DeviceError
 
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 WANTED_FEATURES = ("shader-f16", "timestamp-query")
+MATRIX_FEATURES = ("subgroup", matrix_units.FEATURE)
 WANTED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -82,10 +83,34 @@ def choose(spec: str | None) -> Any:
     raise DeviceError(f"device 'wgpu:{spec}' matches no adapter; there are {names}")
 
 
+def card(adapter: Any) -> str:
+    """What a verdict on an adapter's matrix units hangs on."""
+    return matrix_units.identity(adapter.info["device"], adapter.info["description"])
+
+
+def may_use_matrix_units(adapter: Any) -> bool:
+    return matrix_units.may_ask(card(adapter), native.COPY_LOADED)
+
+
+def matrix_unit_cards() -> list[dict[str, Any]]:
+    """The adapters that list matrix units: index, name, card."""
+    return [
+        {"index": i, "name": a.info["device"], "card": card(a)}
+        for i, a in enumerate(_usable())
+        if matrix_units.FEATURE in a.features and "shader-f16" in a.features
+    ]
+
+
 def open_device(adapter: Any) -> Any:
     """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
     features = [f for f in WANTED_FEATURES if f in adapter.features]
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
+    if matrix_units.FEATURE in adapter.features and "shader-f16" in features and may_use_matrix_units(adapter):
+        try:  # a stock library lists the feature and may refuse it
+            wanted = [*features, *(f for f in MATRIX_FEATURES if f in adapter.features)]
+            return adapter.request_device_sync(required_features=wanted, required_limits=limits)
+        except Exception:
+            native.error_log().messages.clear()
     try:
         return adapter.request_device_sync(required_features=features, required_limits=limits)
     except Exception as error:

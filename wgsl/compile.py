@@ -4,8 +4,9 @@ A shader file is plain WGSL in which types and tile sizes are names that it does
 declarations on top: an int becomes `const NAME: u32`, a float `const NAME: f32`, a bool `const NAME: bool`, and a
 string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f16 is enabled where a constant names it.
 
-Three kinds of lines are for the loader, for what WGSL has no words for:
+Four kinds of lines are for the loader, for what WGSL has no words for:
 
+    #include "x.wgsl"   is replaced by that file of this folder.
     #if NAME            keeps the lines up to #else or #endif where the constant is true (non-zero);
     #if NAME == 3       also `!=`, and `!NAME`. May be nested.
     #unroll i COUNT     repeats the lines up to #end with $i = 0, 1, ... (COUNT: a number or an int constant). Registers
@@ -29,6 +30,7 @@ Constant = int | float | bool | str
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
 )
+_INCLUDE = re.compile(r'^#include "([a-z0-9_]+\.wgsl)"\n', re.MULTILINE)
 _ROOM = Path(__file__).parent
 
 
@@ -124,6 +126,11 @@ def assemble(source: str, constants: dict[str, Constant]) -> str:
     return "\n".join([*dict.fromkeys(enables), *head, *body])
 
 
+def read_source(file: str) -> str:
+    """The text of a shader file of this room, with the files that it includes."""
+    return _INCLUDE.sub(lambda found: read_source(found[1]), (_ROOM / file).read_text(encoding="utf-8"))
+
+
 class Compiler:
     """Pipelines of one device, by (file, entry point, constants)."""
 
@@ -146,7 +153,7 @@ class Compiler:
 
     def source(self, shader: str) -> str:
         if shader not in self._sources:
-            self._sources[shader] = (_ROOM / f"{shader}.wgsl").read_text(encoding="utf-8")
+            self._sources[shader] = read_source(f"{shader}.wgsl")
         return self._sources[shader]
 
     def _compile(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:

@@ -91,6 +91,7 @@ class DryRun(Runtime):
     def __init__(self, device: Runtime) -> None:
         self.adapter_type, self.description, self.software = device.adapter_type, device.description, device.software
         self.float16, self.bfloat16 = device.float16, device.bfloat16
+        self.matrix_units, self.matrix_tile = device.matrix_units, device.matrix_tile
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes = device.workgroup_bytes
         self.profiler = None

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.buffers import Array
 from wgrad.wgsl.compile import Constant
+from wgrad.wgsl.gemm_matrix import MatrixTile
 from wgrad.wgsl.nf4 import ROUNDING
 from wgrad.wgsl.runtime import Runtime
 
@@ -164,21 +166,27 @@ class GemmOps(Runtime):
         ldc: int | None = None,
         a_column: int = 0,
         lda: int | None = None,
-        tile: Tile | None = None,
+        tile: Tile | MatrixTile | None = None,
         splits: int | None = None,
     ) -> None:
         """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise."""
         m, n, k = mnk
         lda = lda or (m if trans_a else k)
         ldc = ldc or n
-        chosen, chosen_splits = choose_tile(m, n, k, batch)
-        tile, splits = tile or chosen, splits or chosen_splits
+        chosen: tuple[Tile | MatrixTile, int] = choose_tile(m, n, k, batch)
+        if self.matrix_units and a_column % 8 == 0 and gemm_matrix.served(a, b, out, mnk, trans_a, trans_b, lda):
+            chosen = gemm_matrix.choose_tile(m, n, k, batch, self.workgroup_bytes, self.matrix_tile)
+        tile, splits = tile or chosen[0], splits or chosen[1]
         if self.software and isinstance(b, Array):
             tile, splits = software_tile(m, n), 1
         nf4 = not isinstance(b, Array)
         vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
-        constants = self._constants(tile, a, b, trans_a, trans_b, mnk)
-        constants["VEC_A"] = lda % 4 == 0 and a_column % 4 == 0
+        if isinstance(tile, MatrixTile):
+            shader, constants = "gemm_matrix", tile.constants(a, b, trans_a, trans_b, _kinds(a, b), k, out)
+            constants["ROUND"] = _rounding(b)
+        else:
+            shader, constants = "gemm", self._constants(tile, a, b, trans_a, trans_b, mnk)
+            constants["VEC_A"] = lda % 4 == 0 and a_column % 4 == 0
         epilogue: dict[str, Constant] = {
             "HAS_BIAS": bias is not None,
             "HAS_RESIDUAL": residual is not None,
@@ -200,7 +208,7 @@ class GemmOps(Runtime):
         if nf4:
             arrays += [b.absmax, b.nested_absmax, b.nested_code, b.nested_offset]
         self.launch(
-            "gemm",
+            shader,
             arrays,
             [m, n, k, k_per_split, ldc, column, rank, getattr(b, "block_size", 0)]
             + [getattr(b, "nested_block_size", 0), lda, a_column, 0, float(alpha)],
@@ -229,10 +237,10 @@ class GemmOps(Runtime):
             "LOADS_B": _loads(b_elements, tile.threads),
             "TRANS_A": trans_a,
             "TRANS_B": trans_b,
-            "A_KIND": _KIND[a.dtype.name],
-            "B_KIND": NF4_KIND if nf4 else _KIND[b.dtype.name],
+            "A_KIND": _kinds(a, b)[0],
+            "B_KIND": _kinds(a, b)[1],
             "NESTED": nf4 and b.nested_absmax is not None,
-            "ROUND": ROUNDING[b.value_dtype] if nf4 else 0,
+            "ROUND": _rounding(b),
             "VEC_B": (k if trans_b else n) % 4 == 0,
         }
 
@@ -259,6 +267,14 @@ class GemmOps(Runtime):
             {**epilogue, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
             work=4.0 * m * n * (splits + 1),
         )
+
+
+def _kinds(a: Array, b: Any) -> tuple[int, int]:
+    return _KIND[a.dtype.name], _KIND[b.dtype.name] if isinstance(b, Array) else NF4_KIND
+
+
+def _rounding(b: Any) -> int:
+    return 0 if isinstance(b, Array) else ROUNDING[b.value_dtype]
 
 
 def _scalar(array: Array, vec: bool) -> str:

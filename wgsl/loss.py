@@ -73,5 +73,3 @@ class LossOps(GemmOps):
                 dlogits, x, self.view(dweight, (hi - lo, c), lo * c), (hi - lo, c, rows), 1, True, False, 1.0,
                 None, None, None, accumulate, a_column=lo, lda=v,
             )  # fmt: skip
-
-

@@ -14,10 +14,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-import wgpu
-from wgpu.backends import wgpu_native as _native
-
+from wgrad.wgsl import matrix_units
 from wgrad.wgsl.errors import DeviceError, DeviceLost, OutOfMemory
+
+COPY_LOADED = matrix_units.use_copy()  # wgpu finds its library while it is imported
+
+import wgpu  # noqa: E402
+from wgpu.backends import wgpu_native as _native  # noqa: E402
 
 _lib = _native.lib
 _ffi = _native.ffi

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.wgsl import adapters, native
+from wgrad.wgsl import adapters, matrix_units, native
 from wgrad.wgsl.buffers import Array, Block, Lease, Pool
 from wgrad.wgsl.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.errors import DeviceError, DeviceLost, OutOfMemory
@@ -94,6 +94,10 @@ class Runtime:
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
+        self.matrix_units = matrix_units.FEATURE in self._device.features
+        self.matrix_tile = (
+            ""  # "large" or "medium": this one for every product that can have it (the self-test's switch)
+        )
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]

@@ -1,0 +1,93 @@
+"""Matrix units of the wgpu device: status, enable (with a self-check in a process of its own) and disable."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from wgrad.autograd.self_check import Verdict, check_in_a_process, report
+from wgrad.autograd.selftest_products import matrix_cases
+
+
+@dataclass(frozen=True)
+class Card:
+    """An adapter that lists matrix units. passed: None where it was not tried with these kernels and this driver."""
+
+    index: int
+    name: str
+    card: str
+    passed: bool | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """library: the installed one. known: it is one that was tried. loaded: this process runs on the copy."""
+
+    library: str
+    sha256: str
+    known: bool
+    copy: str
+    copied: bool
+    loaded: bool
+    switched_off: bool
+    cards: list[Card]
+
+
+def _units() -> Any:
+    return importlib.import_module("wgrad.wgsl.matrix_units")
+
+
+def status() -> Status:
+    """What there is, without changing anything. Raises a device's error where no adapter can be listed."""
+    units, adapters = _units(), importlib.import_module("wgrad.wgsl.adapters")
+    native = importlib.import_module("wgrad.wgsl.native")
+    library = units.installed()
+    cards = []
+    for card in adapters.matrix_unit_cards():
+        passed, reason = units.verdict(card["card"]) or (None, "")
+        cards.append(Card(card["index"], card["name"], card["card"], passed, reason))
+    return Status(
+        library=str(library or ""),
+        sha256=units.sha256(library) if library else "",
+        known=library is not None and units.known(library) is not None,
+        copy=str(units.copy_path()),
+        copied=units.copy_path().exists(),
+        loaded=native.COPY_LOADED,
+        switched_off=os.environ.get(units.SWITCH) == "off",
+        cards=cards,
+    )
+
+
+def write_copy() -> str:
+    """-> where the copy lies. A device's error where the installed library is not a known one."""
+    return str(_units().write_copy())
+
+
+def check(card: Card) -> Verdict:
+    """Every kind of product on the card's matrix units, in a process of its own; the verdict is kept."""
+    units = _units()
+    found, _ = check_in_a_process("matrix_units", str(card.index), environment={units.SWITCH: "trial"})
+    units.keep_verdict(card.card, found.passed, found.reason)
+    return found
+
+
+def disable() -> bool:
+    """Remove the copy and all verdicts; -> whether there were any."""
+    return bool(_units().remove())
+
+
+def main(index: str) -> int:
+    """The check itself, in this process: prints {"passed", "reason", "keep"} as JSON."""
+    return report(lambda: _device(index), matrix_cases())
+
+
+def _device(index: str) -> Any:
+    module = importlib.import_module("wgrad.wgsl.device")
+    device = module.WgpuDevice(index)
+    if not device.matrix_units:
+        errors = importlib.import_module("wgrad.wgsl.errors")
+        raise errors.DeviceError("the library still refuses matrix units on this card")
+    return device

@@ -1,0 +1,105 @@
+"""Products on matrix units (gemm_matrix.wgsl): which of them are served, and by what tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.wgsl.buffers import Array
+from wgrad.wgsl.compile import Constant
+
+_SUBGROUP = 32
+_TABLES = 4 * (16 + 256)  # bytes, of NF4's levels and nested scales
+_PAD = 8  # elements after each row of a tile in workgroup memory
+_RAW = {"float32": "vec4<f32>", "float16": "vec4<f16>", "bfloat16": "vec2<u32>"}  # four elements as they lie in memory
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
+
+    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
+    """
+
+    sg_m: int
+    sg_n: int
+    sub_m: int
+    groups: int
+    sub_j: int
+    k: int = 32
+
+    @property
+    def m(self) -> int:
+        return 16 * self.sub_m * self.sg_m
+
+    @property
+    def n(self) -> int:
+        return 16 * self.groups * self.sub_j * self.sg_n
+
+    @property
+    def threads(self) -> int:
+        return _SUBGROUP * self.sg_m * self.sg_n
+
+    @property
+    def most_workgroup_bytes(self) -> int:
+        """Workgroup memory of the layout that takes most."""
+        a = max(self.k * (self.m + _PAD), self.m * (self.k + _PAD))
+        b = max(self.k * (self.n + _PAD), self.n * (self.k + _PAD))
+        return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j + _TABLES
+
+    def constants(
+        self, a: Array, b: Any, trans_a: bool, trans_b: bool, kinds: tuple[int, int], k: int, out: Array
+    ) -> dict[str, Constant]:
+        return {
+            "SG_M": self.sg_m,
+            "SG_N": self.sg_n,
+            "SUB_M": self.sub_m,
+            "SUB_G": self.groups,
+            "SUB_J": self.sub_j,
+            "TILE_K": self.k,
+            "K_STEPS": self.k // 16,
+            "PIECES": 3 if out.dtype == np.float32 else 1,
+            "K_EDGE": k % self.k != 0,
+            "LOADS_A": self.m * self.k // 8 // self.threads,
+            "LOADS_B": self.n * self.k // 8 // self.threads,
+            "STORES": 2 * self.sub_j,
+            "TRANS_A": trans_a,
+            "TRANS_B": trans_b,
+            "A_RAW": _RAW[a.dtype.name],
+            "B_RAW": _RAW[b.dtype.name] if isinstance(b, Array) else "u32",
+            "B_KIND": kinds[1],
+            "NESTED": not isinstance(b, Array) and b.nested_absmax is not None,
+        }
+
+
+# Measured on an H200 (bench/bench_gemm.py): 256 x 128 is best wherever it gives work to most of the card.
+LARGE = MatrixTile(4, 2, 4, 2, 2)  # 256 x 128
+MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
+_ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
+_MIN_K_PER_SPLIT, _MAX_SPLITS = 512, 8
+_MIN_SIDE = 64  # products with fewer rows or columns leave most of a tile empty
+
+
+def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int) -> bool:
+    """Whether a product of these operands runs on matrix units: one of them or the result is float16, float32 is only
+    rounded where the result is too, and rows start at multiples of 8 elements."""
+    m, n, k = mnk
+    operands = [a.dtype] + ([b.dtype] if isinstance(b, Array) else [])
+    if np.dtype(np.float16) not in (*operands, out.dtype) or min(m, n) < _MIN_SIDE:
+        return False
+    if out.dtype == np.float32 and np.dtype(np.float32) in operands:
+        return False
+    return lda % 8 == 0 and (k if trans_b else n) % 8 == 0 and n % 8 == 0 and (m if trans_a else k) % 8 == 0
+
+
+def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced: str = "") -> tuple[MatrixTile, int]:
+    """Tile and number of splits of K. workgroup_bytes: of the device. forced: a name of TILES, where it fits."""
+    large = -(-m // LARGE.m) * -(-n // LARGE.n) * batch >= _ENOUGH_LARGE
+    if (large or forced == "large") and forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
+        return LARGE, 1
+    tiles = -(-m // MEDIUM.m) * -(-n // MEDIUM.n)
+    if batch > 1 or forced:
+        return MEDIUM, 1
+    return MEDIUM, max(1, min(round(_WANTED_MEDIUM / tiles), k // _MIN_K_PER_SPLIT, _MAX_SPLITS))

@@ -1,0 +1,282 @@
+// C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C) on matrix units: f16 operands, f32 sums.
+//
+// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup of 32
+// invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
+// SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
+// that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
+// The next tile is fetched into registers while this one is multiplied. Sums leave through workgroup memory, where each
+// subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
+// Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of 32.
+// Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
+enable f16;
+enable wgpu_cooperative_matrix;
+
+struct Params {
+  m: u32, n: u32, k: u32, k_per_split: u32,
+  ldc: u32, c_col: u32, rank: u32, block_size: u32,
+  nested_block: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
+}
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> a: array<A_RAW>;
+#if B_KIND == 3
+@group(0) @binding(2) var<storage, read> b: array<u32>;
+#else
+@group(0) @binding(2) var<storage, read> b: array<B_RAW>;
+#endif
+@group(0) @binding(3) var<storage, read_write> c: array<C_T>;
+#if HAS_BIAS
+@group(0) @binding(4) var<storage, read> bias: array<f32>;
+#endif
+#if HAS_RESIDUAL
+@group(0) @binding(5) var<storage, read> residual: array<R_T>;
+#endif
+#if HAS_LOWRANK
+@group(0) @binding(6) var<storage, read> u: array<f32>;
+@group(0) @binding(7) var<storage, read> v: array<f32>;
+#endif
+#if B_KIND == 3
+#if NESTED
+@group(0) @binding(8) var<storage, read> absmax: array<u32>;
+@group(0) @binding(9) var<storage, read> nested_absmax: array<f32>;
+@group(0) @binding(10) var<storage, read> nested_code: array<f32>;
+@group(0) @binding(11) var<storage, read> nested_offset: array<f32>;
+#else
+@group(0) @binding(8) var<storage, read> absmax: array<f32>;
+#endif
+#endif
+
+const THREADS: u32 = 32u * SG_M * SG_N;
+const TILE_M: u32 = 16u * SUB_M * SG_M;
+const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
+// Tiles as they lie in the arrays; lengths of rows in vec4<f16>.
+#if TRANS_A
+const A_ROWS: u32 = TILE_K;
+const A_COLS: u32 = TILE_M;
+#else
+const A_ROWS: u32 = TILE_M;
+const A_COLS: u32 = TILE_K;
+#endif
+#if TRANS_B
+const B_ROWS: u32 = TILE_N;
+const B_COLS: u32 = TILE_K;
+#else
+const B_ROWS: u32 = TILE_K;
+const B_COLS: u32 = TILE_N;
+#endif
+const A_LD: u32 = A_COLS / 4u + 2u;
+const B_LD: u32 = B_COLS / 4u + 2u;
+const STRIP: u32 = 4u * SUB_J;  // vec4<f32> in a row of a subgroup's strip
+
+var<workgroup> a_tile: array<vec4<f16>, A_ROWS * A_LD>;
+var<workgroup> b_tile: array<vec4<f16>, B_ROWS * B_LD>;
+var<workgroup> strips: array<vec4<f32>, SG_M * SG_N * 16u * STRIP>;
+
+#if B_KIND == 3
+var<workgroup> level: array<f32, 16>;
+#if NESTED
+var<workgroup> outer: array<f32, 256>;  // nested_code
+#endif
+
+fn nf4_level(code: u32) -> f32 {
+  var table = array<f32, 16>(
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0);
+  return table[code];
+}
+
+#include "nf4_rounding.wgsl"
+// Four of the 8 codes of a word, the first in the high nibble of the lowest byte.
+fn decode4(codes: u32, scale: f32) -> vec4<f16> {
+  return vec4<f16>(rounded(scale * vec4<f32>(
+    level[(codes >> 4u) & 15u], level[codes & 15u], level[(codes >> 12u) & 15u], level[(codes >> 8u) & 15u])));
+}
+#endif
+
+fn half_a(raw: A_RAW) -> vec4<f16> { return vec4<f16>(raw); }
+#if B_KIND == 2
+fn half_b(raw: B_RAW) -> vec4<f16> {
+  return vec4<f16>(vec4<f32>(bitcast<f32>(raw.x << 16u), bitcast<f32>(raw.x & 0xffff0000u),
+                             bitcast<f32>(raw.y << 16u), bitcast<f32>(raw.y & 0xffff0000u)));
+}
+#else
+#if B_KIND != 3
+fn half_b(raw: B_RAW) -> vec4<f16> { return vec4<f16>(raw); }
+#endif
+#endif
+
+// The start of `width` elements along K, moved back to where the last ones are.
+fn inside_k(at: u32, width: u32) -> u32 {
+#if K_EDGE
+  return min(at, p.k - width);
+#else
+  return at;
+#endif
+}
+
+#if HAS_BIAS
+fn bias4(at: u32) -> vec4<f32> { return vec4<f32>(bias[at], bias[at + 1u], bias[at + 2u], bias[at + 3u]); }
+#endif
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let subgroup = lid / 32u;
+  let sub_row = (subgroup / SG_N) * (16u * SUB_M);
+  let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
+  let m0 = wg.y * TILE_M;
+  let n0 = wg.x * TILE_N;
+  let lda = A_LD;
+  let ldb = B_LD;
+  let ld_strip = STRIP;
+#if SPLIT
+  let k_first = wg.z * p.k_per_split;
+  let k_last = min(p.k, k_first + p.k_per_split);
+  let a_base = 0u;
+  let b_base = 0u;
+  let c_base = wg.z * p.m * p.n;
+#else
+  let k_first = 0u;
+  let k_last = p.k;
+  let a_base = wg.z * p.m * p.k;
+  let b_base = wg.z * p.k * p.n;
+  let c_base = wg.z * p.m * p.ldc;
+#endif
+#if B_KIND == 3
+  if (lid < 16u) { level[lid] = nf4_level(lid); }
+  let block_shift = firstTrailingBit(p.block_size);
+#if NESTED
+  for (var i = lid; i < 256u; i += THREADS) { outer[i] = nested_code[i]; }
+  let nested_shift = firstTrailingBit(p.nested_block);
+  let offset = nested_offset[0];
+#endif
+  workgroupBarrier();  // the tables stand before the first tile is decoded
+#endif
+
+#unroll i SUB_M
+#unroll g SUB_G
+#unroll j SUB_J
+  var acc_$i_$g_$j = coop_mat16x16<f32, C>();
+#end
+#end
+#end
+  // Tile t is multiplied while tile t + 1 is on its way into registers, from where it is staged in workgroup memory in
+  // the same pass: registers that live from one pass to the next cost a third of the speed (docs/rejected.md). No
+  // condition stands around any of it: cooperative operations want uniform control flow.
+  let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
+  {
+    let k0 = k_first;
+#include "gemm_matrix_fetch.wgsl"
+#include "gemm_matrix_stage.wgsl"
+  }
+  for (var t = 1u; t < tiles; t++) {
+    let k0 = k_first + t * TILE_K;
+    workgroupBarrier();
+#include "gemm_matrix_fetch.wgsl"
+#include "gemm_matrix_multiply.wgsl"
+    workgroupBarrier();
+#include "gemm_matrix_stage.wgsl"
+  }
+  workgroupBarrier();
+#include "gemm_matrix_multiply.wgsl"
+#if HAS_LOWRANK
+  for (var s0 = 0u; s0 < select(0u, PIECES * p.rank, !SPLIT || wg.z == 0u); s0 += TILE_K) {
+    workgroupBarrier();
+    load_lowrank(s0, m0, n0, lid);
+    workgroupBarrier();
+#include "gemm_matrix_multiply.wgsl"
+  }
+#endif
+
+  let lane = lid % 32u;
+  let strip = subgroup * 16u * STRIP;
+#unroll i SUB_M
+#unroll g SUB_G
+  {
+#unroll j SUB_J
+    let s_at_$j = strip + 4u * $ju;
+    coopStoreT(acc_$i_$g_$j, &strips[s_at_$j], ld_strip);
+#end
+    workgroupBarrier();
+#unroll q STORES
+    {
+      let at = lane + 32u * $qu;
+      let row = m0 + sub_row + 16u * $iu + at / STRIP;
+      let col = n0 + sub_col + 16u * $gu * SUB_J + (at % STRIP) * 4u;
+      if (row < p.m && col < p.n) { store(row, col, c_base, strips[strip + at]); }
+    }
+#end
+    workgroupBarrier();
+  }
+#end
+#end
+}
+
+#if HAS_LOWRANK
+// A float32 as f16, or what that leaves out, again as f16. The rounded value passes through integers with a zero that the
+// compiler does not know: seen on NVIDIA, f32(f16(x)) is taken for x, and nothing would be left out.
+fn piece(x: f32, rest: bool) -> f16 {
+  let high = unpack2x16float(pack2x16float(vec2<f32>(x, 0.0)) | p.zero).x;
+  return f16(select(high, x - high, rest));
+}
+
+// One tile of the LoRA term, from s0 on. alpha scales the sum at the end, so it is taken out here. With PIECES 3, for a
+// float32 result, u v is (u high)(v high) + (u rest)(v high) + (u high)(v rest), ranks one after another.
+fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
+  let ranks = PIECES * p.rank;
+  for (var at = lid; at < A_ROWS * (A_COLS / 4u); at += THREADS) {
+    let row = at / (A_COLS / 4u);
+    let col = (at % (A_COLS / 4u)) * 4u;
+    var x = vec4<f16>();
+#unroll e 4
+    {
+#if TRANS_A
+      let s = s0 + row;
+      let i = m0 + col + $eu;
+#else
+      let s = s0 + col + $eu;
+      let i = m0 + row;
+#endif
+      if (s < ranks) { x[$e] = piece(u[min(i, p.m - 1u) * p.rank + s % p.rank] / p.alpha, s / p.rank == 1u); }
+    }
+#end
+    a_tile[row * A_LD + col / 4u] = x;
+  }
+  for (var at = lid; at < B_ROWS * (B_COLS / 4u); at += THREADS) {
+    let row = at / (B_COLS / 4u);
+    let col = (at % (B_COLS / 4u)) * 4u;
+    var x = vec4<f16>();
+#unroll e 4
+    {
+#if TRANS_B
+      let s = s0 + col + $eu;
+      let source = (p.c_col + min(n0 + row, p.n - 1u)) * p.rank + s % p.rank;
+#else
+      let s = s0 + row;
+      let source = (s % p.rank) * p.n + min(n0 + col + $eu, p.n - 1u);
+#endif
+      if (s < ranks) { x[$e] = piece(v[source], s / p.rank == 2u); }
+    }
+#end
+    b_tile[row * B_LD + col / 4u] = x;
+  }
+}
+#endif
+
+#if SPLIT
+fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) { c[(base + row * p.n + col) / 4u] = sum; }
+#else
+fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
+  var x = p.alpha * sum;
+  let at = (base + row * p.ldc + p.c_col + col) / 4u;
+#if HAS_BIAS
+  x += bias4(p.c_col + col);
+#endif
+#if HAS_RESIDUAL
+  x += vec4<f32>(residual[at]);
+#endif
+#if ACCUMULATE
+  x += vec4<f32>(c[at]);
+#endif
+  c[at] = C_T(x);
+}
+#endif

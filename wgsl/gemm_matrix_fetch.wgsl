@@ -1,0 +1,38 @@
+// Part of gemm_matrix.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Without a branch, so that all
+// loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is never stored;
+// beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
+#unroll i LOADS_A
+  let a_load_$i = lid + $iu * THREADS;
+  let a_row_$i = a_load_$i / (A_COLS / 8u);
+  let a_col_$i = (a_load_$i % (A_COLS / 8u)) * 8u;
+#if TRANS_A
+  let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);
+#else
+  let a_from_$i = a_base + min(m0 + a_row_$i, p.m - 1u) * p.lda + p.a_col + inside_k(k0 + a_col_$i, 8u);
+#endif
+  let next_a_$i_lo = a[a_from_$i / 4u];
+  let next_a_$i_hi = a[a_from_$i / 4u + 1u];
+#end
+#unroll i LOADS_B
+  let b_load_$i = lid + $iu * THREADS;
+  let b_row_$i = b_load_$i / (B_COLS / 8u);
+  let b_col_$i = (b_load_$i % (B_COLS / 8u)) * 8u;
+#if TRANS_B
+  let b_from_$i = b_base + min(n0 + b_row_$i, p.n - 1u) * p.k + inside_k(k0 + b_col_$i, 8u);
+#else
+  let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - 8u);
+#endif
+#if B_KIND == 3
+  let next_b_$i = b[b_from_$i / 8u];
+  let block_$i = b_from_$i >> block_shift;
+#if NESTED
+  let next_absmax_$i = (absmax[block_$i / 4u] >> (8u * (block_$i % 4u))) & 255u;
+  let next_nested_$i = nested_absmax[block_$i >> nested_shift];
+#else
+  let next_absmax_$i = absmax[block_$i];
+#endif
+#else
+  let next_b_$i_lo = b[b_from_$i / 4u];
+  let next_b_$i_hi = b[b_from_$i / 4u + 1u];
+#endif
+#end
