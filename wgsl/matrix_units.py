@@ -121,7 +121,7 @@ def write_copy() -> Path:
 def _licence() -> str:
     from importlib.metadata import files
 
-    texts = [f.read_text() for f in files("wgpu") or () if f.name.upper().startswith("LICEN")]
+    texts = [f.read_text(encoding="utf-8") for f in files("wgpu") or () if f.name.upper().startswith("LICEN")]
     head = (
         "wgpu-native (github.com/gfx-rs/wgpu-native): the MIT licence or the Apache licence 2.0, as its user chooses."
     )

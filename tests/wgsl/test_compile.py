@@ -1,9 +1,12 @@
-"""The shader loader: constants on top, #if, #unroll, bindings that a variant leaves out."""
+"""The shader loader: constants on top, #include, #if, #unroll, bindings that a variant leaves out."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from wgrad.wgsl import compile as compile_module
 from wgrad.wgsl.compile import assemble, declare, preprocess
 
 
@@ -67,3 +70,13 @@ def test_a_block_without_end_is_refused() -> None:
         lines("#if A\nx", A=True)
     with pytest.raises(ValueError, match="no #end "):
         lines("#unroll i 2\nx")
+
+
+def test_include_is_replaced_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "_ROOM", tmp_path)
+    (tmp_path / "inner.wgsl").write_text("let i = 1u;\n", encoding="utf-8")
+    (tmp_path / "middle.wgsl").write_text('{\n#include "inner.wgsl"\n}\n', encoding="utf-8")
+    (tmp_path / "outer.wgsl").write_text('a\n#include "middle.wgsl"\nb\n#include "inner.wgsl"\n', encoding="utf-8")
+    assert compile_module.read_source("outer.wgsl") == "a\n{\nlet i = 1u;\n}\nb\nlet i = 1u;\n"
+    with pytest.raises(FileNotFoundError):
+        compile_module.read_source("none.wgsl")
