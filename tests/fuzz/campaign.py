@@ -88,8 +88,12 @@ def _work(box: Sandbox, args: argparse.Namespace, worker: int, reports: Any) -> 
         numbers = range(number, number + BATCH * args.workers, args.workers)
         cases = [make_case(args.seed, n, box.groups, args.only) for n in numbers]
         verdicts = box.run_all(cases, judge)
-        # What came up beside others counts only where it comes up alone: a child's state is no fault of a case.
-        findings = [(box.run(case, judge)[1], case) for case, (_, finding) in zip(cases, verdicts) if finding]
+        # Run alone, so that what a child keeps from one case to the next is told from what the case does.
+        findings = [
+            (box.run(case, judge)[1] or f"beside other inputs only: {finding}", case)
+            for case, (_, finding) in zip(cases, verdicts)
+            if finding
+        ]
         reports.send((Counter(case.kind for case in cases), findings))
         number += BATCH * args.workers
     reports.close()
@@ -177,7 +181,7 @@ def _collect(pipes: list[Connection], tally: _Tally) -> None:
                 continue
             tally.done += counts
             for finding, case in findings:
-                tally.record(finding or "comes up beside other inputs only", case)
+                tally.record(finding, case)
         tally.show()
 
 
