@@ -92,7 +92,8 @@ class AdamW:
         self.parameters, self.device = parameters, parameters.device
         self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
         self._hyper_host = np.zeros(HYPER_SIZE, np.float32)
-        self._hyper_host[HYPER_MAX_NORM] = max_grad_norm
+        largest = float(np.finfo(np.float32).max)  # a larger norm is not finite, and its step is skipped
+        self._hyper_host[HYPER_MAX_NORM] = min(max_grad_norm, largest)
         self._hyper_host[HYPER_GROWTH_INTERVAL] = GROWTH_INTERVAL if scale_loss else 0
         device = self.device
         self.exp_avg, self.exp_avg_sq = device.zeros((parameters.size,)), device.zeros((parameters.size,))

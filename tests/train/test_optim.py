@@ -88,6 +88,20 @@ def test_ten_steps_are_those_of_the_textbook(clip: float, device: Device) -> Non
     assert state[STATE_GRAD_NORM] == pytest.approx(norm, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_limit_beyond_float32_clips_nothing(device: Device) -> None:
+    results = []
+    for clip in (0.0, 1e300):
+        parameters, values = filled(device)
+        optimizer = AdamW(parameters, max_grad_norm=clip)
+        set_gradients(parameters, {name: 1e3 * value for name, value in values.items()})
+        optimizer.set_lr(1e-2)
+        optimizer.step()
+        results.append({name: parameters.get(name) for name in values})
+    for name, value in results[0].items():
+        assert np.isfinite(value).all() and np.array_equal(value, results[1][name])
+
+
 def test_a_gradient_that_is_not_finite_skips_the_step_and_halves_the_loss_scale(device: Device) -> None:
     parameters, values = filled(device)
     optimizer = AdamW(parameters, scale_loss=True)
