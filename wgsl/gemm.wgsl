@@ -17,12 +17,7 @@
 // VEC_x: the row length of that operand is a multiple of 4, and 4 elements are read at a time.
 // Source: the register-tiled product of V. Volkov and J. Demmel, "Benchmarking GPUs to tune dense linear algebra", 2008.
 
-struct Params {
-  m: u32, n: u32, k: u32, k_per_split: u32,
-  ldc: u32, c_col: u32, rank: u32, block_size: u32,
-  nested_block: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
+#include "gemm_bindings.wgsl"
 
 #if A_KIND == 0
 #if VEC_A
@@ -54,28 +49,6 @@ struct Params {
 #endif
 #endif
 #endif
-@group(0) @binding(3) var<storage, read_write> c: array<C_T>;
-#if HAS_BIAS
-@group(0) @binding(4) var<storage, read> bias: array<f32>;
-#endif
-#if HAS_RESIDUAL
-@group(0) @binding(5) var<storage, read> residual: array<R_T>;
-#endif
-#if HAS_LOWRANK
-@group(0) @binding(6) var<storage, read> u: array<f32>;
-@group(0) @binding(7) var<storage, read> v: array<f32>;
-#endif
-#if B_KIND == 3
-#if NESTED
-@group(0) @binding(8) var<storage, read> absmax: array<u32>;
-@group(0) @binding(9) var<storage, read> nested_absmax: array<f32>;
-@group(0) @binding(10) var<storage, read> nested_code: array<f32>;
-@group(0) @binding(11) var<storage, read> nested_offset: array<f32>;
-#else
-@group(0) @binding(8) var<storage, read> absmax: array<f32>;
-#endif
-#endif
-
 const M4: u32 = TILE_M / 4u;
 const N4: u32 = TILE_N / 4u;
 const TX: u32 = N4 / TN4;  // threads along N
@@ -89,13 +62,7 @@ var<workgroup> b_tile: array<array<vec4<f32>, N4>, TILE_K>;
 #if B_KIND == 3
 var<workgroup> level: array<f32, 16>;
 
-fn nf4_level(code: u32) -> f32 {
-  var table = array<f32, 16>(
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0);
-  return table[code];
-}
+#include "nf4_levels.wgsl"
 
 fn block_absmax(block: u32) -> f32 {
 #if NESTED
@@ -115,9 +82,6 @@ fn decode4(codes: u32, first: u32, scale: f32) -> vec4<f32> {
 }
 #endif
 
-#if HAS_BIAS
-fn bias4(at: u32) -> vec4<f32> { return vec4<f32>(bias[at], bias[at + 1u], bias[at + 2u], bias[at + 3u]); }
-#endif
 fn bf16_pair(w: u32) -> vec2<f32> { return vec2<f32>(bitcast<f32>(w << 16u), bitcast<f32>(w & 0xffff0000u)); }
 
 // Four consecutive elements of A from `at`; with VEC_A `at` is a multiple of 4 and all four are inside the row.
@@ -513,49 +477,4 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 
 #endif
 
-#if SPLIT
-fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
-#if VEC_C
-  if (col < p.n) { c[(base + row * p.n + col) >> 2u] = sum; }
-#else
-#unroll e 4
-  if (col + $eu < p.n) { c[base + row * p.n + col + $eu] = sum[$e]; }
-#end
-#endif
-}
-#else
-fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
-#if VEC_C
-  if (col >= p.n) { return; }
-  var x = p.alpha * sum;
-  let at = (base + row * p.ldc + p.c_col + col) >> 2u;
-#if HAS_BIAS
-  x += bias4(p.c_col + col);
-#endif
-#if HAS_RESIDUAL
-  x += vec4<f32>(residual[at]);
-#endif
-#if ACCUMULATE
-  x += vec4<f32>(c[at]);
-#endif
-  c[at] = C_T(x);
-#else
-#unroll e 4
-  if (col + $eu < p.n) {
-    let at = base + row * p.ldc + p.c_col + col + $eu;
-    var x = p.alpha * sum[$e];
-#if HAS_BIAS
-    x += bias[p.c_col + col + $eu];
-#endif
-#if HAS_RESIDUAL
-    x += f32(residual[at]);
-#endif
-#if ACCUMULATE
-    x += f32(c[at]);
-#endif
-    c[at] = C_T(x);
-  }
-#end
-#endif
-}
-#endif
+#include "gemm_store.wgsl"

@@ -11,38 +11,12 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-struct Params {
-  m: u32, n: u32, k: u32, k_per_split: u32,
-  ldc: u32, c_col: u32, rank: u32, block_size: u32,
-  nested_block: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
+#include "gemm_bindings.wgsl"
 @group(0) @binding(1) var<storage, read> a: array<A_RAW>;
 #if B_KIND == 3
 @group(0) @binding(2) var<storage, read> b: array<u32>;
 #else
 @group(0) @binding(2) var<storage, read> b: array<B_RAW>;
-#endif
-@group(0) @binding(3) var<storage, read_write> c: array<C_T>;
-#if HAS_BIAS
-@group(0) @binding(4) var<storage, read> bias: array<f32>;
-#endif
-#if HAS_RESIDUAL
-@group(0) @binding(5) var<storage, read> residual: array<R_T>;
-#endif
-#if HAS_LOWRANK
-@group(0) @binding(6) var<storage, read> u: array<f32>;
-@group(0) @binding(7) var<storage, read> v: array<f32>;
-#endif
-#if B_KIND == 3
-#if NESTED
-@group(0) @binding(8) var<storage, read> absmax: array<u32>;
-@group(0) @binding(9) var<storage, read> nested_absmax: array<f32>;
-@group(0) @binding(10) var<storage, read> nested_code: array<f32>;
-@group(0) @binding(11) var<storage, read> nested_offset: array<f32>;
-#else
-@group(0) @binding(8) var<storage, read> absmax: array<f32>;
-#endif
 #endif
 
 const THREADS: u32 = 32u * SG_M * SG_N;
@@ -77,13 +51,7 @@ var<workgroup> level: array<f32, 16>;
 var<workgroup> outer: array<f32, 256>;  // nested_code
 #endif
 
-fn nf4_level(code: u32) -> f32 {
-  var table = array<f32, 16>(
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0);
-  return table[code];
-}
+#include "nf4_levels.wgsl"
 
 #include "nf4_rounding.wgsl"
 // Four of the 8 codes of a word, the first in the high nibble of the lowest byte.
@@ -114,9 +82,6 @@ fn inside_k(at: u32, width: u32) -> u32 {
 #endif
 }
 
-#if HAS_BIAS
-fn bias4(at: u32) -> vec4<f32> { return vec4<f32>(bias[at], bias[at + 1u], bias[at + 2u], bias[at + 3u]); }
-#endif
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -262,21 +227,4 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
 }
 #endif
 
-#if SPLIT
-fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) { c[(base + row * p.n + col) / 4u] = sum; }
-#else
-fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
-  var x = p.alpha * sum;
-  let at = (base + row * p.ldc + p.c_col + col) / 4u;
-#if HAS_BIAS
-  x += bias4(p.c_col + col);
-#endif
-#if HAS_RESIDUAL
-  x += vec4<f32>(residual[at]);
-#endif
-#if ACCUMULATE
-  x += vec4<f32>(c[at]);
-#endif
-  c[at] = C_T(x);
-}
-#endif
+#include "gemm_store.wgsl"
