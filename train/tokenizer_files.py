@@ -86,12 +86,9 @@ def explain(error: BaseException) -> str | None:
 # ---- checks --------------------------------------------------------------------------------------
 def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None:
     """WgradError where the post-processor or an added token has an id of no token: such ids reach the model; or where
-    the post-processor names a token that it does not define, at which the library panics, with lines of its own."""
-    for name in _undefined(parts.post_processor):
-        raise WgradError(
-            f"--model: {path}: post_processor names the token {name!r}, which its special_tokens do not define: "
-            f"{_FETCH}"
-        )
+    the post-processor names what is not there, at which the library panics, with lines of its own."""
+    for what in _undefined(parts.post_processor):
+        raise WgradError(f"--model: {path}: post_processor names {what}: {_FETCH}")
     places = [(id_, "post_processor") for id_ in _ids_of(parts.post_processor)]
     places += [(token.get("id"), "added_tokens") for token in parts.added_tokens]
     for id_, key in places:
@@ -105,7 +102,8 @@ def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None
 
 
 def _undefined(processor: Any) -> Iterator[str]:
-    """Tokens that the templates of TemplateProcessing name, and its special_tokens lack."""
+    """What the templates of TemplateProcessing name without having it: a token that special_tokens lacks; a second text
+    in the one for a single text."""
     if not isinstance(processor, dict):
         return
     for inner in processor.get("processors") or ():
@@ -113,7 +111,9 @@ def _undefined(processor: Any) -> Iterator[str]:
     for piece in [*(processor.get("single") or ()), *(processor.get("pair") or ())]:
         name = piece["SpecialToken"]["id"] if "SpecialToken" in piece else None
         if name is not None and name not in processor["special_tokens"]:
-            yield name
+            yield f"the token {name!r}, which its special_tokens do not define"
+    if any("Sequence" in piece and piece["Sequence"]["id"] != "A" for piece in processor.get("single") or ()):
+        yield "a second text in its template for a single one"
 
 
 def _ids_of(processor: Any) -> Iterator[Any]:

@@ -188,6 +188,14 @@ def test_a_post_processor_with_a_token_that_it_does_not_define(make_tokenizer, w
     assert capfd.readouterr().err == ""
 
 
+def test_a_post_processor_that_names_a_second_text(make_tokenizer, capfd: Any) -> None:
+    """So does it there."""
+    second = template(0) | {"single": [{"Sequence": {"id": "B", "type_id": 0}}]}
+    with pytest.raises(WgradError, match="post_processor names a second text in its template for a single one"):
+        load_tokenizer(change(make_tokenizer(), post_processor=second))
+    assert capfd.readouterr().err == ""
+
+
 def test_a_post_processor_with_ids_that_are_there(make_tokenizer) -> None:
     folder = change(make_tokenizer(), post_processor={"type": "Sequence", "processors": [template(0), template(1)]})
     assert load_tokenizer(folder).encode("")[0] in (0, 1)
