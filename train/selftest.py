@@ -40,7 +40,11 @@ def _as_dict(result: Result) -> dict[str, str | float | bool | None]:
 def package_versions() -> dict[str, str]:
     """Version of each installed package that wgrad stands on or can use, by name."""
     versions = {}
-    for requirement in metadata.requires("wgrad") or []:
+    try:
+        requirements = metadata.requires("wgrad") or []
+    except metadata.PackageNotFoundError:  # run from a checkout
+        requirements = ["wgpu", "numpy"]
+    for requirement in requirements:
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         extra = re.search(r"extra\s*==\s*['\"](\w+)", requirement)
         if extra is None or extra[1] in ("hip", "hub"):

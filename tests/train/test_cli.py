@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from wgrad.train import cli, devices
 from wgrad.train.devices import describe, readable_bytes
 from wgrad.train.generate_config import GenerateConfig
 from wgrad.train.hub import resolve_model
+from wgrad.train.selftest import package_versions
 
 
 def run(*words: str) -> int:
@@ -375,6 +377,16 @@ def test_selftest_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["failed"] == 0 and report["passed"] == len(report["results"]) > 1
     assert report["wgrad"] == wgrad.__version__ and report["device"]["name"] == "cpu"
     assert {"op", "direction", "dtype", "shape", "error", "limit", "ok"} <= set(report["results"][0])
+
+
+def test_package_versions_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout there is no metadata of wgrad; what computes is named all the same."""
+
+    def none(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", none)
+    assert package_versions()["numpy"] == np.__version__
 
 
 def test_selftest_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
