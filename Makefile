@@ -49,7 +49,7 @@ $(VENV)/installed: $(SOURCES)
 
 # ---- tests -----------------------------------------------------------------------------------
 test: $(VENV_TEST)/installed vulkan-test
-	WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest $(PYTEST_FLAGS)
+	WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST_FLAGS)
 
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
