@@ -107,12 +107,15 @@ def main() -> int:
     """-> number of faults that were not seen, or were seen where none is."""
     missed = 0
     with sandbox() as box:
-        execute.CPU_SECONDS, execute.WAIT_SECONDS = 1, 1
+        usual = execute.CPU_SECONDS, execute.WAIT_SECONDS
         for name, (planted, pattern) in FAULTS.items():
+            # Short for what never ends; nothing else may meet these limits, however busy the machine is.
+            execute.CPU_SECONDS, execute.WAIT_SECONDS = (1, 1) if pattern.startswith("hang") else usual
             finding = _finding(box, planted)
             if not re.match(pattern, finding):
                 missed += 1
                 print(f"{name}: expected {pattern!r}; got {finding!r}", flush=True)
+        execute.CPU_SECONDS, execute.WAIT_SECONDS = usual
         for name, sound in SOUND.items():
             finding = _finding(box, sound)
             if finding:
