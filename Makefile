@@ -15,7 +15,7 @@ TORCH = $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTEST_FLAGS ?=
 
 PIP_QUIET = --quiet --disable-pip-version-check
-ROOMS = src wgsl hip autograd train
+ROOMS = src device wgsl hip autograd train
 SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '*/__pycache__/*')
 
 # Mesa warns on stderr where this is not set.
@@ -28,7 +28,7 @@ help:
 	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --rank 8"'
 	@echo 'make test       set up what the tests need and run them all'
 	@echo 'make lint       ruff and mypy'
-	@echo 'make objects    compile hip/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
+	@echo 'make objects    compile hip/kernels/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
 	@echo 'make clean      remove environments, builds, caches and $(OUT)'
 
 # ---- the run ---------------------------------------------------------------------------------
@@ -58,10 +58,10 @@ lint: $(VENV_TEST)/installed
 # ---- AMD code objects --------------------------------------------------------------------------
 # Only what has changed; `check-objects` compiles everything and compares bytes.
 objects:
-	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.build
+	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.runtime.build
 
 check-objects:
-	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.build --check
+	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.runtime.build --check
 
 # torch comes first and alone: what needs it then takes the build that is there.
 $(VENV_TEST)/installed: pyproject.toml

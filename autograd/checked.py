@@ -2,7 +2,7 @@
 
 An operator with a gradient is called through its function on Tensors, which runs the schema. Quantising, the optimiser,
 decoding and what overwrites an array have no such function in front of them: `select_device` hands out devices of a
-class made here, and functional.py, which knows more (the host's own copy of q_start), checks by itself and calls
+class made here, and functional.py, which knows more (the host's own copy of cache_len), checks by itself and calls
 `unchecked`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import schema, schema_state
-from wgrad.autograd.device import Array, Device, DType, NF4Array
+from wgrad.device.contract import Array, Device, DType, NF4Array
 
 
 def as_nf4_array(w: Any) -> NF4Array:
@@ -45,9 +45,9 @@ class CheckedOps(_Base):
     def nf4_dequantize(self, w: NF4Array, dtype: DType = np.float32) -> Array:
         return super().nf4_dequantize(w, schema.nf4_dequantize(self, w, dtype))
 
-    def kv_append(self, cache: Array, new: Array, q_start: Array) -> None:
-        schema.kv_append(self, cache, new, q_start, None, look=False)
-        super().kv_append(cache, new, q_start)
+    def kv_append(self, cache: Array, new: Array, cache_len: Array) -> None:
+        schema.kv_append(self, cache, new, cache_len, None, look=False)
+        super().kv_append(cache, new, cache_len)
 
     def rope_append(
         self,
@@ -58,10 +58,10 @@ class CheckedOps(_Base):
         positions: Array,
         keys: Array,
         values: Array,
-        q_start: Array,
+        cache_len: Array,
     ) -> None:
-        schema.rope_append(self, (k, v), (cos, sin, positions), (keys, values), q_start, None, look=False)
-        super().rope_append(k, v, cos, sin, positions, keys, values, q_start)
+        schema.rope_append(self, (k, v), (cos, sin, positions), (keys, values), cache_len, None, look=False)
+        super().rope_append(k, v, cos, sin, positions, keys, values, cache_len)
 
     def grad_norm(self, g: Array) -> Array:
         schema_state.grad_norm(self, g)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wgrad.autograd.device import Array
 from wgrad.autograd.function import Context, attach
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recording, run_backward
+from wgrad.device.contract import Array
 
 
 def checkpoint(fn: Callable[..., Any], *tensors: Tensor) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wgrad.autograd.device import Array, Device
-from wgrad.autograd.errors import WgradError
 from wgrad.autograd.tensor import Edge, Node, Tensor, edge_of, is_recording
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import WgradError
 
 
 class Context:

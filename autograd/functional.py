@@ -1,6 +1,6 @@
 """Every operator as a function on Tensors, and the checked calls that have no gradient.
 
-Constants (positions, ids, targets, starts, seeds, frozen weights, NF4Arrays) are arrays of the device; what may have
+Constants (positions, ids, targets, doc_start, seeds, frozen weights, NF4Arrays) are arrays of the device; what may have
 a gradient is a Tensor. Weights may be either.
 """
 
@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd import activation, elementwise, schema, schema_state
-from wgrad.autograd import attention as _attention
-from wgrad.autograd import embedding as _embedding
-from wgrad.autograd import gemm as _gemm
-from wgrad.autograd import loss as _loss
-from wgrad.autograd import nf4 as _nf4
-from wgrad.autograd import norm as _norm
-from wgrad.autograd import rope as _rope
+from wgrad.autograd import schema, schema_state
 from wgrad.autograd.checked import as_nf4_array, unchecked
 from wgrad.autograd.checkpoint import checkpoint
-from wgrad.autograd.device import Array, Device, DType, NF4Array
-from wgrad.autograd.lora import LoraTerm, lora_inputs
+from wgrad.autograd.ops import activation, elementwise
+from wgrad.autograd.ops import attention as _attention
+from wgrad.autograd.ops import embedding as _embedding
+from wgrad.autograd.ops import gemm as _gemm
+from wgrad.autograd.ops import linear as _nf4
+from wgrad.autograd.ops import loss as _loss
+from wgrad.autograd.ops import norm as _norm
+from wgrad.autograd.ops import rope as _rope
+from wgrad.autograd.ops.lora import LoraTerm, lora_inputs
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
+from wgrad.device.contract import Array, Device, DType, NF4Array
 
 __all__ = [
     "LoraTerm", "Tensor", "adamw", "add", "add_to", "attention", "bias", "cast", "checkpoint", "clip", "dropout",
@@ -106,10 +107,10 @@ def rope(x: Tensor, cos: Array, sin: Array, positions: Array) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, starts: Array, q_start: Array, *, scale: float, window: int = 0
+    q: Tensor, k: Tensor, v: Tensor, doc_start: Array, cache_len: Array, *, scale: float, window: int = 0
 ) -> Tensor:
-    """Causal attention; the mask is described at `Device.attention`. A gradient needs T = S and q_start = 0."""
-    return _attention.Attention.apply(q, k, v, starts=starts, q_start=q_start, scale=scale, window=window)
+    """Causal attention; the mask is described at `Device.attention`. A gradient needs T = S and cache_len = 0."""
+    return _attention.Attention.apply(q, k, v, doc_start=doc_start, cache_len=cache_len, scale=scale, window=window)
 
 
 # ---- embedding, loss ---------------------------------------------------------------------
@@ -160,9 +161,9 @@ def softmax(x: Tensor) -> Tensor:
     return elementwise.Softmax.apply(x)
 
 
-def dropout(x: Tensor, p: float, seed: Array, salt: int) -> Tensor:
-    """Keep with probability 1 - p, divide by 1 - p; seed uint32 [2], salt a number of this layer's own."""
-    return elementwise.Dropout.apply(x, p=p, seed=seed, salt=salt)
+def dropout(x: Tensor, p: float, seed: Array, stream: int) -> Tensor:
+    """Keep with probability 1 - p, divide by 1 - p; seed uint32 [2], stream a number of this layer's own."""
+    return elementwise.Dropout.apply(x, p=p, seed=seed, stream=stream)
 
 
 # ---- without a gradient ------------------------------------------------------------------
@@ -176,10 +177,11 @@ def nf4_dequantize(device: Device, w: NF4Array, dtype: DType = np.float32) -> Ar
     return unchecked(device).nf4_dequantize(w, schema.nf4_dequantize(device, w, dtype))
 
 
-def kv_append(device: Device, cache: Array, new: Array, q_start: Array, *, start: int | None = None) -> None:
-    """cache [B, S, G, D] in place from q_start[0] on = new [B, T, G, D]. start: q_start[0] where the host knows it."""
-    schema.kv_append(device, cache, new, q_start, start)
-    unchecked(device).kv_append(cache, new, q_start)
+def kv_append(device: Device, cache: Array, new: Array, cache_len: Array, *, start: int | None = None) -> None:
+    """cache [B, S, G, D] in place from cache_len[0] on = new [B, T, G, D].
+    start: cache_len[0] where the host knows it."""
+    schema.kv_append(device, cache, new, cache_len, start)
+    unchecked(device).kv_append(cache, new, cache_len)
 
 
 def rope_append(
@@ -191,14 +193,14 @@ def rope_append(
     positions: Array,
     keys: Array,
     values: Array,
-    q_start: Array,
+    cache_len: Array,
     *,
     start: int | None = None,
 ) -> None:
     """`rope` of k [B T, G, D] and `kv_append` of that and of v to the caches keys, values [B, S, G, D], in one launch.
-    start: q_start[0] where the host knows it."""
-    schema.rope_append(device, (k, v), (cos, sin, positions), (keys, values), q_start, start)
-    unchecked(device).rope_append(k, v, cos, sin, positions, keys, values, q_start)
+    start: cache_len[0] where the host knows it."""
+    schema.rope_append(device, (k, v), (cos, sin, positions), (keys, values), cache_len, start)
+    unchecked(device).rope_append(k, v, cos, sin, positions, keys, values, cache_len)
 
 
 def add_to(device: Device, total: Array, x: Array) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Device
 
 STEP = 1e-5  # rounding error / STEP and STEP squared are both near 1e-11 in float64
 # What a right gradient may differ by: the error of the differences, times what sums and curvature make of it.

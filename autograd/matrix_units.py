@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from wgrad.autograd.self_check import Verdict, check_in_a_process, report
-from wgrad.autograd.selftest_products import matrix_cases
+from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
+from wgrad.autograd.selftest.products import matrix_cases
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Status:
 
 
 def _units() -> Any:
-    return importlib.import_module("wgrad.wgsl.matrix_units")
+    return importlib.import_module("wgrad.wgsl.runtime.matrix_units")
 
 
 def status() -> Status:
     """What there is, without changing anything. Raises a device's error where no adapter can be listed."""
-    units, adapters = _units(), importlib.import_module("wgrad.wgsl.adapters")
-    native = importlib.import_module("wgrad.wgsl.native")
+    units, adapters = _units(), importlib.import_module("wgrad.wgsl.runtime.adapters")
+    native = importlib.import_module("wgrad.wgsl.runtime.native")
     library = units.installed()
     cards = []
     for card in adapters.matrix_unit_cards():
@@ -88,6 +88,6 @@ def _device(index: str) -> Any:
     module = importlib.import_module("wgrad.wgsl.device")
     device = module.WgpuDevice(index)
     if not device.matrix_units:
-        errors = importlib.import_module("wgrad.wgsl.errors")
+        errors = importlib.import_module("wgrad.device.errors")
         raise errors.DeviceError("the library still refuses matrix units on this card")
     return device

@@ -81,7 +81,7 @@ class Traced:
 
 
 class Copied:
-    """The `Later` of a device that has nothing to wait for."""
+    """The `Readback` of a device that has nothing to wait for."""
 
     def __init__(self, value: np.ndarray) -> None:
         self._value = value
@@ -134,7 +134,7 @@ class ReferenceDevice(
     def download(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
 
-    def download_later(self, array: np.ndarray) -> Copied:
+    def readback(self, array: np.ndarray) -> Copied:
         return Copied(array.copy())
 
     def view(self, array: np.ndarray, shape: Sequence[int], offset: int = 0) -> np.ndarray:

@@ -24,8 +24,8 @@ class ReferenceAttention:
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        starts: np.ndarray,
-        q_start: np.ndarray,
+        doc_start: np.ndarray,
+        cache_len: np.ndarray,
         *,
         scale: float,
         window: int = 0,
@@ -34,7 +34,7 @@ class ReferenceAttention:
         batch, length, heads, width = q.shape
         o = np.empty(q.shape, compute)
         lse = np.empty((batch, heads, length), compute)
-        for b, rows, keys, seen in _blocks(starts, int(q_start[0]), k.shape[1], heads, window):
+        for b, rows, keys, seen in _blocks(doc_start, int(cache_len[0]), k.shape[1], heads, window):
             scores = _scores(q[b, rows], k[b, keys], seen, scale, compute)  # [G, H / G, t, s]
             top = scores.max(axis=-1, keepdims=True)
             p = np.exp(scores - top)
@@ -53,7 +53,7 @@ class ReferenceAttention:
         v: np.ndarray,
         o: np.ndarray,
         lse: np.ndarray,
-        starts: np.ndarray,
+        doc_start: np.ndarray,
         *,
         scale: float,
         window: int = 0,
@@ -62,7 +62,7 @@ class ReferenceAttention:
         heads, width, groups = q.shape[2], q.shape[3], k.shape[2]
         dq, dk, dv = np.empty(q.shape, compute), np.zeros(k.shape, compute), np.zeros(v.shape, compute)
         delta = np.sum(up(do, compute) * up(o, compute), axis=-1)  # [B, T, H]
-        for b, rows, keys, seen in _blocks(starts, 0, k.shape[1], heads, window):
+        for b, rows, keys, seen in _blocks(doc_start, 0, k.shape[1], heads, window):
             p = _scores(q[b, rows], k[b, keys], seen, scale, compute)
             p = np.exp(p - up(lse[b, :, rows], compute).reshape(groups, -1, p.shape[2], 1))
             grad = _by_group(up(do[b, rows], compute), groups)  # [G, H / G, t, D]
@@ -76,8 +76,8 @@ class ReferenceAttention:
         return finish(dq, q.dtype, compute), finish(dk, k.dtype, compute), finish(dv, v.dtype, compute)
 
     @operator
-    def kv_append(self, cache: np.ndarray, new: np.ndarray, q_start: np.ndarray) -> None:
-        _append(cache, new, int(q_start[0]))
+    def kv_append(self, cache: np.ndarray, new: np.ndarray, cache_len: np.ndarray) -> None:
+        _append(cache, new, int(cache_len[0]))
 
     @operator
     def rope_append(
@@ -89,10 +89,10 @@ class ReferenceAttention:
         positions: np.ndarray,
         keys: np.ndarray,
         values: np.ndarray,
-        q_start: np.ndarray,
+        cache_len: np.ndarray,
     ) -> None:
         for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
-            _append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(q_start[0]))
+            _append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(cache_len[0]))
 
 
 def _append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
@@ -102,16 +102,16 @@ def _append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
 
 
 def _blocks(
-    starts: np.ndarray, q_start: int, num_keys: int, heads: int, window: int
+    doc_start: np.ndarray, cache_len: int, num_keys: int, heads: int, window: int
 ) -> Iterator[tuple[int, slice, slice, np.ndarray]]:
     """Batch index, query rows, key rows and the mask [t, s] of every block of queries."""
-    batch, length = starts.shape
+    batch, length = doc_start.shape
     step = max(1, min(128, BLOCK_ELEMENTS // (heads * num_keys)))
     for b in range(batch):
         for first in range(0, length, step):
             rows = slice(first, min(length, first + step))
-            index = q_start + np.arange(rows.start, rows.stop)
-            lowest = np.asarray(starts[b, rows], np.int64)
+            index = cache_len + np.arange(rows.start, rows.stop)
+            lowest = np.asarray(doc_start[b, rows], np.int64)
             if window > 0:
                 lowest = np.maximum(lowest, index - window + 1)
             keys = slice(int(lowest.min()), int(index[-1]) + 1)

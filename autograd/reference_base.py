@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import NF4Array
+from wgrad.device.contract import NF4Array
 
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)

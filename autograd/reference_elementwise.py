@@ -34,14 +34,14 @@ def philox(counters: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack([x0, x1, x2, x3], axis=1)
 
 
-def dropout_keep(size: int, p: float, seed: np.ndarray, salt: int) -> np.ndarray:
+def dropout_keep(size: int, p: float, seed: np.ndarray, stream: int) -> np.ndarray:
     """Which of `size` elements stay, bool [size].
 
-    Element i looks at word i % 4 of Philox-4x32-10 with key (seed[0], seed[1]) and counter (i // 4, salt, 0, 0),
+    Element i looks at word i % 4 of Philox-4x32-10 with key (seed[0], seed[1]) and counter (i // 4, stream, 0, 0),
     and stays when word >= floor(p * 2^32): its uniform number is word * 2^-32.
     """
     counters = np.zeros((-(-size // 4), 4), np.uint32)
-    counters[:, 0], counters[:, 1] = np.arange(counters.shape[0]), salt
+    counters[:, 0], counters[:, 1] = np.arange(counters.shape[0]), stream
     words = philox(counters, seed).reshape(-1)[:size]
     return words >= np.uint32(math.floor(p * 2**32))
 
@@ -91,7 +91,7 @@ class ReferenceElementwise:
         return np.sum(up(x, compute)).reshape(1)
 
     @operator
-    def dropout(self, x: np.ndarray, p: float, seed: np.ndarray, salt: int) -> np.ndarray:
+    def dropout(self, x: np.ndarray, p: float, seed: np.ndarray, stream: int) -> np.ndarray:
         compute = compute_dtype(x)
-        keep = dropout_keep(x.size, p, seed, salt).reshape(x.shape)
+        keep = dropout_keep(x.size, p, seed, stream).reshape(x.shape)
         return finish(np.where(keep, up(x, compute) / compute.type(1 - p), compute.type(0)), x.dtype, compute)

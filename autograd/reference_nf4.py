@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import NF4Array
 from wgrad.autograd.reference_base import compute_dtype, finish, operator, up
+from wgrad.device.contract import NF4Array
 
 NF4_LEVELS = np.array(
     [

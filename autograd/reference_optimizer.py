@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from wgrad.autograd.device import (
+from wgrad.autograd.reference_base import compute_dtype, operator, up
+from wgrad.device.contract import (
     HYPER_GROWTH_INTERVAL,
     HYPER_LR,
     HYPER_MAX_NORM,
@@ -17,7 +18,6 @@ from wgrad.autograd.device import (
     STATE_GRAD_NORM,
     STATE_SKIPPED,
 )
-from wgrad.autograd.reference_base import compute_dtype, operator, up
 
 CLIP_EPS = 1e-6  # added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does
 MAX_LOSS_SCALE = 65536.0

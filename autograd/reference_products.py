@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import NF4Array
 from wgrad.autograd.reference_base import compute_dtype, finish, operator, store, up
 from wgrad.autograd.reference_nf4 import dequantize_rows, nf4_compute_dtype
+from wgrad.device.contract import NF4Array
 
 # An NF4 weight is decoded this many elements at a time, so that it never stands in memory whole.
 DECODE_ELEMENTS = 1 << 22

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.device import Array, Device, NF4Array
-from wgrad.autograd.errors import ShapeError
 from wgrad.autograd.schema_args import Args
+from wgrad.device.contract import Array, Device, NF4Array
+from wgrad.device.errors import ShapeError
 
 VALUE_DTYPES = ("float32", "float16", "bfloat16")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -25,8 +25,8 @@ def _p(args: Args, p: float) -> None:
     args.rule(0 <= p < 1, f"p must be in [0, 1), got {p}; it is the probability of dropping an element")
 
 
-def _salt(args: Args, salt: int) -> None:
-    args.rule(0 <= salt < 2**32, f"salt must be in [0, 2^32), got {salt}; number the dropout layers from 0")
+def _salt(args: Args, stream: int) -> None:
+    args.rule(0 <= stream < 2**32, f"stream must be in [0, 2^32), got {stream}; number the dropout layers from 0")
 
 
 # ---- products ----------------------------------------------------------------------------
@@ -137,13 +137,13 @@ def _weight_shape(args: Args, shape: tuple[int, int]) -> None:
     )
 
 
-def lora(op: str, device: Device, scaling: float, dropout: float, seed: Array | None, salt: int) -> None:
+def lora(op: str, device: Device, scaling: float, dropout: float, seed: Array | None, stream: int) -> None:
     args = Args(op, device)
     args.rule(math.isfinite(scaling), f"lora.scaling must be finite, got {scaling}; it is alpha / r")
     _p(args, dropout)
     if dropout > 0:
         args.array("lora.seed", seed, "2", "u32", "dropout needs a seed")
-        _salt(args, salt)
+        _salt(args, stream)
 
 
 # ---- NF4 ---------------------------------------------------------------------------------
@@ -216,11 +216,11 @@ def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> 
 
 # ---- attention ---------------------------------------------------------------------------
 def attention(
-    device: Device, q: Array, k: Array, v: Array, starts: Array, q_start: Array, window: int, backward: bool
+    device: Device, q: Array, k: Array, v: Array, doc_start: Array, cache_len: Array, window: int, backward: bool
 ) -> None:
     args = Args("attention", device).array("q", q, "B T H D")
     args.array("k", k, "B S G D").array("v", v, "B S G D")
-    args.array("starts", starts, "B T", "i32").array("q_start", q_start, "1", "i32")
+    args.array("doc_start", doc_start, "B T", "i32").array("cache_len", cache_len, "1", "i32")
     size = args.size
     args.rule(
         size["H"] % size["G"] == 0,
@@ -240,10 +240,10 @@ def attention(
 
 
 def kv_append(
-    device: Device, cache: Array, new: Array, q_start: Array, start: int | None, *, look: bool = True
+    device: Device, cache: Array, new: Array, cache_len: Array, start: int | None, *, look: bool = True
 ) -> None:
     args = Args("kv_append", device).array("cache", cache, "B S G D").array("new", new, "B T G D")
-    _fits_cache(args, "new", args.size["T"], q_start, start, look)
+    _fits_cache(args, "new", args.size["T"], cache_len, start, look)
     _cache_dtype(args, "cache", cache, "new", new)
 
 
@@ -252,7 +252,7 @@ def rope_append(
     new: tuple[Array, Array],
     tables: tuple[Array, Array, Array],
     caches: tuple[Array, Array],
-    q_start: Array,
+    cache_len: Array,
     start: int | None,
     *,
     look: bool = True,
@@ -269,7 +269,7 @@ def rope_append(
         f"k must have as many tokens for each of the {batch} rows of the cache, got N = {n}; "
         "append the same number of tokens to every row",
     )
-    _fits_cache(args, "k", n // batch, q_start, start, look)
+    _fits_cache(args, "k", n // batch, cache_len, start, look)
     for name, array in (("k", k), ("v", v), ("values", values)):
         _cache_dtype(args, "keys", keys, name, array)
 
@@ -279,16 +279,16 @@ def _cache_dtype(args: Args, cache_name: str, cache: Array, name: str, new: Arra
     args.rule(cache.dtype == new.dtype, f"{name} must have {wanted}, got {new.dtype}; cast it")
 
 
-def _fits_cache(args: Args, name: str, tokens: int, q_start: Array, start: int | None, look: bool) -> None:
-    """start: what the host knows q_start[0] to be. look: into q_start, where it is the reference's."""
-    args.array("q_start", q_start, "1", "i32")
+def _fits_cache(args: Args, name: str, tokens: int, cache_len: Array, start: int | None, look: bool) -> None:
+    """start: what the host knows cache_len[0] to be. look: into cache_len, where it is the reference's."""
+    args.array("cache_len", cache_len, "1", "i32")
     keys = args.size["S"]
     args.rule(tokens <= keys, f"{name} must fit into the cache of {keys} tokens, got {tokens}; make a longer cache")
-    first = int(q_start[0]) if look and isinstance(q_start, np.ndarray) else start
+    first = int(cache_len[0]) if look and isinstance(cache_len, np.ndarray) else start
     if first is not None:
         args.rule(
             0 <= first <= keys - tokens,
-            f"q_start must leave room for {tokens} more tokens in the cache of {keys}, got {first}; "
+            f"cache_len must leave room for {tokens} more tokens in the cache of {keys}, got {first}; "
             "make a longer cache",
         )
 
@@ -332,11 +332,11 @@ def bias(device: Device, x: Array, b: Array) -> None:
     Args("bias", device).array("x", x, "... C").array("b", b, "C", "f32")
 
 
-def dropout(device: Device, x: Array, p: float, seed: Array, salt: int) -> None:
+def dropout(device: Device, x: Array, p: float, seed: Array, stream: int) -> None:
     unary("dropout", device, x)
     args = Args("dropout", device).array("seed", seed, "2", "u32")
     _p(args, p)
-    _salt(args, salt)
+    _salt(args, stream)
 
 
 def reshape(x: Array, shape: Sequence[int]) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from wgrad.autograd.device import Device
-from wgrad.autograd.errors import ShapeError
+from wgrad.device.contract import Device
+from wgrad.device.errors import ShapeError
 
 F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 KINDS: dict[str, tuple[Any, ...]] = {

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from wgrad.autograd.device import HYPER_SIZE, STATE_SIZE, Array, Device
 from wgrad.autograd.schema_args import Args
+from wgrad.device.contract import HYPER_SIZE, STATE_SIZE, Array, Device
 
 
 def grad_norm(device: Device, g: Array) -> None:

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from wgrad.autograd.device import Array, Device
-from wgrad.autograd.errors import ShapeError, WgradError
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import ShapeError, WgradError
 
 
 class _Mode(threading.local):
@@ -111,7 +111,7 @@ class Tensor:
 
     def reshape(self, *shape: int) -> Tensor:
         """The same storage in another shape; one axis may be -1."""
-        from wgrad.autograd.elementwise import Reshape
+        from wgrad.autograd.ops.elementwise import Reshape
 
         return Reshape.apply(self, shape=shape)
 

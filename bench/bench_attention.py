@@ -100,7 +100,7 @@ def make_problem(device: WgpuDevice, shape: tuple[int, int, int, int, int], dtyp
     b, t, h, g, d = shape
     rng = np.random.default_rng(0)
     host = {n: rng.standard_normal((b, t, x, d)).astype(dtype) for n, x in (("q", h), ("k", g), ("v", g), ("do", h))}
-    host |= {"starts": np.zeros((b, t), np.int32), "q_start": np.zeros(1, np.int32)}
+    host |= {"doc_start": np.zeros((b, t), np.int32), "cache_len": np.zeros(1, np.int32)}
     answers = torch_answers(host, d**-0.5) if has_cuda() else reference_answers(host, d**-0.5)
     arrays = {name: device.upload(a) for name, a in host.items()}
     arrays |= {"o": device.upload(answers["o"].astype(dtype)), "lse": device.upload(answers["lse"].astype(np.float32))}
@@ -110,8 +110,8 @@ def make_problem(device: WgpuDevice, shape: tuple[int, int, int, int, int], dtyp
 def reference_answers(host: dict[str, np.ndarray], scale: float) -> dict[str, np.ndarray]:
     device = ReferenceDevice()
     x = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in host.items()}
-    o, lse = device.attention(x["q"], x["k"], x["v"], x["starts"], x["q_start"], scale=scale)
-    grads = device.attention_backward(x["do"], x["q"], x["k"], x["v"], o, lse, x["starts"], scale=scale)
+    o, lse = device.attention(x["q"], x["k"], x["v"], x["doc_start"], x["cache_len"], scale=scale)
+    grads = device.attention_backward(x["do"], x["q"], x["k"], x["v"], o, lse, x["doc_start"], scale=scale)
     return {"o": o, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads))}
 
 
@@ -146,13 +146,13 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
     o, lse = device.empty(a["q"].shape, a["q"].dtype), device.empty(a["lse"].shape)
     dq, dk, dv = (device.empty(a[n].shape, a[n].dtype) for n in ("q", "k", "v"))
     stats = device._delta(a["do"], a["o"], a["lse"])
-    reads = [a["do"], a["q"], a["k"], a["v"], stats, a["starts"]]
+    reads = [a["do"], a["q"], a["k"], a["v"], stats, a["doc_start"]]
     element = {"float32": "f32", "float16": "f16"}[a["q"].dtype.name]
     wide = f"vec4<{element}>" if problem.shape[4] % 4 == 0 else element
     types: dict[str, Any] = {name: wide for name in ("DO_T", "Q_T", "K_T", "V_T")}
 
     def forward() -> dict[str, Any]:
-        device._attention(a["q_start"], a["q"], a["k"], a["v"], a["starts"], o, lse, scale=scale, window=0)
+        device._attention(a["cache_len"], a["q"], a["k"], a["v"], a["doc_start"], o, lse, scale=scale, window=0)
         return {"o": o, "lse": lse}
 
     def backward_dq() -> dict[str, Any]:
@@ -168,7 +168,7 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
         return {}
 
     def backward() -> dict[str, Any]:
-        names = ("do", "q", "k", "v", "o", "lse", "starts")
+        names = ("do", "q", "k", "v", "o", "lse", "doc_start")
         grads = device.attention_backward(*(a[n] for n in names), scale=scale)
         return dict(zip(("dq", "dk", "dv"), grads))
 
@@ -246,10 +246,10 @@ def bench_decode(device: WgpuDevice, report: Report, dtype: Any) -> None:
     for b, s, h, g, d in ((1, 2048, 32, 8, 128), (1, 8192, 32, 8, 128), (8, 2048, 9, 3, 64)):
         q = device.zeros((b, 1, h, d), dtype)
         k, v = device.zeros((b, s, g, d), dtype), device.zeros((b, s, g, d), dtype)
-        starts, q_start = device.zeros((b, 1), np.int32), device.upload(np.array([s - 1], np.int32))
+        doc_start, cache_len = device.zeros((b, 1), np.int32), device.upload(np.array([s - 1], np.int32))
 
-        def work(q: Any = q, k: Any = k, v: Any = v, starts: Any = starts, q_start: Any = q_start) -> Any:
-            return device.attention(q, k, v, starts, q_start, scale=0.1)
+        def work(q: Any = q, k: Any = k, v: Any = v, doc_start: Any = doc_start, cache_len: Any = cache_len) -> Any:
+            return device.attention(q, k, v, doc_start, cache_len, scale=0.1)
 
         seconds, spread = time_device(device, work)
         report.row(

@@ -16,9 +16,9 @@ import common
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
-from wgrad.autograd.device import Array, NF4Array
+from wgrad.device.contract import Array, NF4Array
+from wgrad.device.errors import DeviceError
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.errors import DeviceError
 from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]

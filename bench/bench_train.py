@@ -23,15 +23,15 @@ import ml_dtypes
 import numpy as np
 from common import Report, has_cuda, median_spread
 
-from wgrad.autograd.device import NF4Array
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.loop import Trainer
-from wgrad.train.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model import Model
-from wgrad.train.model_config import ModelConfig, parse_model_config
-from wgrad.train.optim import AdamW, FlatParameters, ParameterSpec
-from wgrad.train.packing import Batch, Step
-from wgrad.train.weights import weight_specs
+from wgrad.device.contract import NF4Array
+from wgrad.train.data.packing import Batch, Step
+from wgrad.train.files.weights import weight_specs
+from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.loop import Trainer
+from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 from wgrad.wgsl.device import WgpuDevice
 
 GIB = 1 << 30

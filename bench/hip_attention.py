@@ -35,17 +35,17 @@ def problem(
     """Inputs of the backward of B, T, H, G, D as kernels read them, and dq, dk, dv in float64. size: of do."""
     rng = np.random.default_rng(0)
     b, t, h, g, d = shape
-    starts = np.zeros((b, t), np.int32)
+    doc_start = np.zeros((b, t), np.int32)
     if packed:
         for row, first in enumerate((t // 3, t // 2)[:b]):
-            starts[row, first:] = first
-            starts[row, t - 7 :] = t - 7
+            doc_start[row, first:] = first
+            doc_start[row, t - 7 :] = t - 7
     stored, x = {}, {}
     for name, heads in (("q", h), ("k", g), ("v", g), ("grad", h)):
         values = rng.standard_normal((b, t, heads, d)) * (size if name == "grad" else 1.0)
         stored[name], x[name] = hip_table.encode(values, kind, tool)
     i = np.arange(t)
-    seen = (i[None, None, :] >= starts[:, :, None]) & (i[None, None, :] <= i[None, :, None])
+    seen = (i[None, None, :] >= doc_start[:, :, None]) & (i[None, None, :] <= i[None, :, None])
     if window:
         seen &= i[None, :, None] - i[None, None, :] < window
     scale = d**-0.5
@@ -62,7 +62,7 @@ def problem(
         "delta": delta.astype(np.float32),
         "grad_lengths": np.linalg.norm(x["grad"], axis=-1).transpose(0, 2, 1).astype(np.float32),
         "v_lengths": np.linalg.norm(x["v"], axis=-1).transpose(0, 2, 1).astype(np.float32),
-        "starts": starts,
+        "doc_start": doc_start,
         "dq": np.einsum("bhtj,bjhd->bthd", ds, wide["k"]),
         "dk": np.einsum("bhtj,bthd->bjhd", ds, x["q"]).reshape(by_group).sum(3),
         "dv": np.einsum("bhtj,bthd->bjhd", p, x["grad"]).reshape(by_group).sum(3),
@@ -76,7 +76,7 @@ def launch(
     (b, t, h, d), g = x["q"].shape, x["k"].shape[2]
     columns, threads = (256, 512) if arch.startswith("gfx9") else (64, 128)
     blocks, kind = -(-t // columns), "u16" if "bf16" in name else "f16"
-    inputs = [x[n] for n in ("grad", "q", "k", "v", "lse", "delta", "grad_lengths", "v_lengths", "starts")]
+    inputs = [x[n] for n in ("grad", "q", "k", "v", "lse", "delta", "grad_lengths", "v_lengths", "doc_start")]
     numbers = [np.int32(n) for n in (t, h, g)]
     tail = [np.int32(window), np.float32(d**-0.5)]
     if "_dq_" in name:

@@ -14,20 +14,20 @@ LENGTHS = (2304, 4608)  # of keys, in the model: divisible by a work-group's 384
 
 
 def problem(
-    tool: Any, kind: str, shape: tuple[int, int, int, int, int, int], q_start: int, window: int, packed: bool
+    tool: Any, kind: str, shape: tuple[int, int, int, int, int, int], cache_len: int, window: int, packed: bool
 ) -> Arrays:
     """Inputs of B, T, S, H, G, D as kernels read them, and o, lse in float64. Scores outgrow the first maximum."""
     rng = np.random.default_rng(0)
     b, t, s, h, g, d = shape
-    starts = np.zeros((b, t), np.int32)
+    doc_start = np.zeros((b, t), np.int32)
     if packed:
-        starts[:, t // 2 :] = q_start + t // 3
+        doc_start[:, t // 2 :] = cache_len + t // 3
     grow = np.linspace(0.5, 4.0, s)[:, None, None]
     q, k, v = (rng.standard_normal((b, n, heads, d)) for n, heads in ((t, h), (s, g), (s, g)))
     stored = {n: hip_table.encode(x, kind, tool) for n, x in (("q", q), ("k", k * grow), ("v", v))}
     wide = {n: np.repeat(stored[n][1], h // g, axis=2) for n in ("k", "v")}
-    i, j = q_start + np.arange(t), np.arange(s)
-    seen = (j[None, None] >= starts[:, :, None]) & (j[None, None] <= i[None, :, None])
+    i, j = cache_len + np.arange(t), np.arange(s)
+    seen = (j[None, None] >= doc_start[:, :, None]) & (j[None, None] <= i[None, :, None])
     if window:
         seen &= (i[:, None] - j[None] < window)[None]
     scores = np.where(seen[:, None], d**-0.5 * np.einsum("bthd,bshd->bhts", stored["q"][1], wide["k"]), -np.inf)
@@ -35,8 +35,8 @@ def problem(
     p = np.exp(scores - top)
     total = p.sum(-1, keepdims=True)
     return {n: x[0] for n, x in stored.items()} | {
-        "starts": starts,
-        "q_start": np.array([q_start], np.int32),
+        "doc_start": doc_start,
+        "cache_len": np.array([cache_len], np.int32),
         "o": np.einsum("bhts,bshd->bthd", p / total, wide["v"]),
         "lse": (top + np.log(total))[..., 0],
     }
@@ -52,7 +52,7 @@ def launch(
     parts = (splits,) if splits > 1 else ()
     out = [("out", (*parts, b, t, h, d), kind), ("out", (*parts, b, h, t), "f32")]
     numbers = [np.int32(n) for n in (b, t, s, h, g, splits, window)]
-    arguments = [*(x[n] for n in ("q", "k", "v", "starts", "q_start")), *out, *numbers, np.float32(d**-0.5)]
+    arguments = [*(x[n] for n in ("q", "k", "v", "doc_start", "cache_len")), *out, *numbers, np.float32(d**-0.5)]
     return (splits * -(-t // queries), h, b), threads, arguments
 
 
@@ -81,7 +81,7 @@ def traced(tool: Any, path: Path, name: str, arch: str, keys: int, causal: bool)
     rng = np.random.default_rng(0)
     x = {n: hip_table.encode(rng.standard_normal((1, rows, 1, width)), kind, tool)[0]
          for n, rows in (("q", t), ("k", keys), ("v", keys))}  # fmt: skip
-    x |= {"starts": np.zeros((1, t), np.int32), "q_start": np.array([0 if causal else keys], np.int32)}
+    x |= {"doc_start": np.zeros((1, t), np.int32), "cache_len": np.array([0 if causal else keys], np.int32)}
     grid, threads, arguments = launch(name, arch, x)
     kernel = tool.load(str(path), name)
     trace: dict[Any, Any] = {((0, 0, 0), wave): None for wave in (0, 4)}

@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 from hip_executor import ARCHITECTURES, NEEDS, ExecutedDevice, Unsupported, available
 
-from wgrad.autograd import selftest_operators, selftest_training
-from wgrad.autograd.selftest import expected_outputs, largest_difference, to_host
-from wgrad.autograd.selftest_cases import (
+from wgrad.autograd.selftest import operators as selftest_operators
+from wgrad.autograd.selftest import training as selftest_training
+from wgrad.autograd.selftest.case import (
     BF16,
     Case,
     cases,
     upload_inputs,
 )
+from wgrad.autograd.selftest.run import expected_outputs, largest_difference, to_host
 
 OUT = Path(__file__).parent / "results" / "hip_executed.jsonl"
 ORDERS = ("fwd", "rev")

@@ -2,7 +2,7 @@
 
 `ExecutedDevice` is `wgrad.hip.device.HipDevice` over a small stand-in for hip-python: hipMalloc gives guarded host
 memory, hipModuleLaunchKernel hands the packed arguments, byte for byte, to run_hsaco.py (named by $WGRAD_RUN_HSACO; it
-needs $TINYGRAD_DIR). So the launch code of hip/*.py, the code objects of `wgrad.hip.build` and the operators are tested
+needs $TINYGRAD_DIR). So the launch code, the code objects of `wgrad.hip.runtime.build` and the operators are tested
 together.
 """
 
@@ -25,11 +25,11 @@ from typing import Any
 import hip_executor_lds
 import numpy as np
 
-from wgrad.hip import binding
-from wgrad.hip.build import compile_source
-from wgrad.hip.compile import ROOM, Modules
+from wgrad.device.errors import DeviceError
 from wgrad.hip.device import HipDevice
-from wgrad.hip.errors import DeviceError
+from wgrad.hip.runtime import binding
+from wgrad.hip.runtime.build import compile_source
+from wgrad.hip.runtime.compile import KERNELS, Modules
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100")
 WAVE = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
@@ -64,9 +64,9 @@ def tool(name: str = "run_hsaco") -> Any:
 def code_object(source: str, architecture: str, folder: Path) -> Path:
     """The code object of hip/<source>.hip under `folder`, made where it is missing or older than the sources."""
     path = folder / architecture / f"{source}.co"
-    newest = max(p.stat().st_mtime for p in (ROOM / f"{source}.hip", *ROOM.glob("*.hpp")))
+    newest = max(p.stat().st_mtime for p in (KERNELS / f"{source}.hip", *KERNELS.glob("*.hpp")))
     if not path.exists() or path.stat().st_mtime < newest:
-        compile_source(ROOM / f"{source}.hip", architecture, path)
+        compile_source(KERNELS / f"{source}.hip", architecture, path)
     return path
 
 

@@ -2,7 +2,7 @@
 
     WGRAD_RUN_HSACO=.../run_hsaco.py TINYGRAD_DIR=.../tinygrad python bench/hip_isa.py [--arch gfx942] [--only nt_big]
 
-Every kernel of hip/gemm*.hip and hip/gemv.hip runs at a size that divides nothing, waves forward and reversed
+Every kernel of hip/gemm*.hip and hip/kernels/gemv.hip runs at a size that divides nothing, waves forward and reversed
 (run_hsaco.py; not gfx1201, whose matrix instructions it does not execute); isa_report.py, beside it, gives registers,
 spills, widths of accesses, the share of time the matrix unit is busy at 600 clocks of memory latency, by waves a SIMD,
 and for the float32 kernels of RDNA the share of multiply-adds that the compiler pairs. Rows go to

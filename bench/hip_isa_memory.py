@@ -23,7 +23,7 @@ import numpy as np
 from hip_executor import ARCHITECTURES, NEEDS, ExecutedDevice, available, code_object
 from hip_table import inspector, object_digest
 
-from wgrad.hip.compile import ROOM, SHIPPED
+from wgrad.hip.runtime.compile import KERNELS, SHIPPED
 
 OUT = Path(__file__).parent / "results" / "hip_isa_memory.jsonl"
 TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -32,7 +32,7 @@ _NOT_MEMORY = ("gemm", "gemv", "attention_plain", "attention_forward", "attentio
 
 def memory_sources() -> list[str]:
     """Names of the files of memory-bound kernels."""
-    return sorted(p.stem for p in ROOM.glob("*.hip") if not p.stem.startswith(_NOT_MEMORY))
+    return sorted(p.stem for p in KERNELS.glob("*.hip") if not p.stem.startswith(_NOT_MEMORY))
 
 
 def calls(device: Any, dtype: Any) -> Iterator[None]:

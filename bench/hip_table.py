@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from hip_executor import ARCHITECTURES, HIGH_HALF, NEEDS, available, tool
 
-from wgrad.hip.architectures import SHIPPED
-from wgrad.hip.build import compile_source
-from wgrad.hip.objects import ROOM, serves
+from wgrad.hip.runtime.architectures import SHIPPED
+from wgrad.hip.runtime.build import compile_source
+from wgrad.hip.runtime.objects import KERNELS, serves
 
 EXECUTED = ARCHITECTURES  # by run_hsaco.py: not gfx1201, whose matrix instructions it lacks
 NOT_EXECUTED = "float16 conversions above v127: the executor reads them as on RDNA3"
@@ -89,10 +89,10 @@ def main(description: str | None, out: Path, sources: Sequence[str], make_row: M
     with tempfile.TemporaryDirectory() as scratch:
         for arch in architectures:
             for source in arguments.source or sources:
-                if not serves(ROOM / f"{source}.hip", arch):
+                if not serves(KERNELS / f"{source}.hip", arch):
                     continue
                 path = Path(scratch) / arch / f"{source}.co"
-                compile_source(ROOM / f"{source}.hip", arch, path)
+                compile_source(KERNELS / f"{source}.hip", arch, path)
                 digest = object_digest(path)
                 for kernel in report.report(str(path), arguments.only or None, 20)["kernels"]:
                     made = make_row(executor, report, path, arch, kernel)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import Elements, type_codes
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 
 class ActivationOps(Elements):

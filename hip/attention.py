@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
 from wgrad.hip.attention_backward import KINDS, AttentionBackwardOps, served
-from wgrad.hip.buffers import Array
-from wgrad.hip.errors import DeviceError
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
 _TILE_KEYS = 64
@@ -17,7 +17,7 @@ _DECODING_KEYS = 2048
 
 
 class AttentionOps(AttentionBackwardOps):
-    """attention and attention_backward (autograd/device.py): float16 and bfloat16 with heads of 64 or 128 elements on
+    """attention and attention_backward (device/contract.py): float16 and bfloat16 with heads of 64 or 128 elements on
     the matrix units; the rest (float32, other widths, unaligned arrays, a scale that is not positive, one query and few
     keys) by the plain kernels.
 
@@ -45,18 +45,18 @@ class AttentionOps(AttentionBackwardOps):
         q: Array,
         k: Array,
         v: Array,
-        starts: Array,
-        q_start: Array,
+        doc_start: Array,
+        cache_len: Array,
         *,
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array]:
-        """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
+        """q [B, T, H, D], k v [B, S, G, D], doc_start int32 [B, T], cache_len int32 [1] -> o (q's shape and dtype), lse
         float32 [B, H, T]. See the contract for the mask."""
         # Two tiles beyond the last key are addressed too, and not read.
         rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
         if scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
-            return super().attention(q, k, v, starts, q_start, scale=scale, window=window)
+            return super().attention(q, k, v, doc_start, cache_len, scale=scale, window=window)
         batch, queries, heads, width = q.shape
         keys, kv_heads = k.shape[1], k.shape[2]
         kind = KINDS[q.dtype.name]
@@ -71,7 +71,8 @@ class AttentionOps(AttentionBackwardOps):
         numbers = [batch, queries, keys, heads, kv_heads, splits, int(window), float(scale)]
         self.launch(
             "attention_forward", f"attention_forward_{mode}_{width}",
-            [q, k, v, starts, q_start, parts, part_lse, *numbers], (splits * blocks, heads, batch), threads=threads,
+            [q, k, v, doc_start, cache_len, parts, part_lse, *numbers],
+            (splits * blocks, heads, batch), threads=threads,
             work=2.0 * q.size * keys,  # a causal half of 2 products' 2 FLOP
         )  # fmt: skip
         if splits > 1:

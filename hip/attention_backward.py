@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from wgrad.device.memory import Array
 from wgrad.hip.attention_plain import PlainAttentionOps
-from wgrad.hip.buffers import Array
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 WIDTHS = (64, 128)
 KINDS = {"float16": "f16", "bfloat16": "bf16"}
@@ -13,7 +13,7 @@ _LARGEST = 1 << 32  # bytes of a batch element that a kernel's 32-bit offsets re
 
 
 class AttentionBackwardOps(PlainAttentionOps):
-    """attention_backward (autograd/device.py): float16 and bfloat16 with heads of 64 or 128 elements on the matrix
+    """attention_backward (device/contract.py): float16 and bfloat16 with heads of 64 or 128 elements on the matrix
     units; what they do not serve (float32, other widths, arrays that are not aligned to 16 bytes) by the plain kernels.
     """
 
@@ -25,15 +25,15 @@ class AttentionBackwardOps(PlainAttentionOps):
         v: Array,
         o: Array,
         lse: Array,
-        starts: Array,
+        doc_start: Array,
         *,
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array, Array]:
-        """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and q_start = 0. Deterministic: no atomics."""
+        """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and cache_len = 0. Deterministic: no atomics."""
         # A tile beyond the end is addressed too: one work-group's rows more.
         if not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
-            return super().attention_backward(do, q, k, v, o, lse, starts, scale=scale, window=window)
+            return super().attention_backward(do, q, k, v, o, lse, doc_start, scale=scale, window=window)
         batch, length, heads, width = q.shape
         kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
         columns, threads = (256, 512) if self.wave == 64 else (64, 128)  # attention_gradient.hpp
@@ -45,7 +45,7 @@ class AttentionBackwardOps(PlainAttentionOps):
         if v_lengths is not None:
             self._row_dots(v, None, None, v_lengths)
         dq, dk, dv = (self.empty(a.shape, a.dtype) for a in (q, k, v))
-        inputs = [do, q, k, v, lse, delta, do_lengths, v_lengths, starts]
+        inputs = [do, q, k, v, lse, delta, do_lengths, v_lengths, doc_start]
         numbers, tail = [length, heads, kv_heads], [int(window), float(scale)]
         blocks, work = -(-length // columns), 3.0 * q.size * length  # a causal half of 2 products' 2 FLOP, three times
         self.launch(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wgrad.hip.buffers import Array
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
 from wgrad.hip.elements import Elements, type_codes
-from wgrad.hip.errors import DeviceError
 
 WIDEST = 512
 
@@ -15,20 +15,20 @@ class PlainAttentionOps(Elements):
         q: Array,
         k: Array,
         v: Array,
-        starts: Array,
-        q_start: Array,
+        doc_start: Array,
+        cache_len: Array,
         *,
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array]:
-        """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
+        """q [B, T, H, D], k v [B, S, G, D], doc_start int32 [B, T], cache_len int32 [1] -> o (q's shape and dtype), lse
         float32 [B, H, T]. See the contract for the mask."""
         batch, queries, heads, width = q.shape
         _check_width(width)
         o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
         sizes = [queries, k.shape[1], heads, k.shape[2], width, int(window), type_codes(o, None, q, k, v)]
         self.launch(
-            "attention_plain", "attention_plain", [q, k, v, starts, q_start, o, lse, *sizes, float(scale)],
+            "attention_plain", "attention_plain", [q, k, v, doc_start, cache_len, o, lse, *sizes, float(scale)],
             (batch * queries * heads, 1, 1), work=2.0 * q.size * k.shape[1],
         )  # fmt: skip
         return o, lse
@@ -41,12 +41,12 @@ class PlainAttentionOps(Elements):
         v: Array,
         o: Array,
         lse: Array,
-        starts: Array,
+        doc_start: Array,
         *,
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array, Array]:
-        """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and q_start = 0. Deterministic."""
+        """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and cache_len = 0. Deterministic."""
         batch, queries, heads, width = q.shape
         _check_width(width)
         kv_heads = k.shape[2]
@@ -55,7 +55,7 @@ class PlainAttentionOps(Elements):
         delta = self.empty(lse.shape)
         rows = (batch * queries * heads, 1, 1)
         self.launch("attention_plain", "attention_delta", [do, o, delta, queries, heads, width, types], rows)
-        inputs = [do, q, k, v, lse, delta, starts]
+        inputs = [do, q, k, v, lse, delta, doc_start]
         sizes = [queries, heads, kv_heads, width, int(window), types, float(scale)]
         work = 3.0 * q.size * queries
         self.launch("attention_plain", "attention_plain_dq", [*inputs, dq, *sizes], rows, work=work)

@@ -6,18 +6,18 @@ import math
 
 import numpy as np
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, PER, Elements, type_codes
 
 
 class DecodingOps(Elements):
-    def kv_append(self, cache: Array, new: Array, q_start: Array) -> None:
-        """cache [B, S, G, D] in place: cache[:, q_start[0] : q_start[0] + T] = new [B, T, G, D]."""
+    def kv_append(self, cache: Array, new: Array, cache_len: Array) -> None:
+        """cache [B, S, G, D] in place: cache[:, cache_len[0] : cache_len[0] + T] = new [B, T, G, D]."""
         batch, tokens = new.shape[:2]
         row = math.prod(new.shape[2:])
         if new.size:
             grid = (-(-tokens * row // (GROUP * PER)), batch, 1)
-            arguments = [cache, new, q_start, cache.shape[1], tokens, row, type_codes(cache, new)]
+            arguments = [cache, new, cache_len, cache.shape[1], tokens, row, type_codes(cache, new)]
             self.launch("decoding", "kv_append", arguments, grid, work=2 * new.nbytes)
 
     def sample(self, logits: Array, uniform: Array, *, temperature: float, top_k: int, top_p: float) -> Array:

@@ -8,7 +8,6 @@ from wgrad.hip.activation import ActivationOps
 from wgrad.hip.attention import AttentionOps
 from wgrad.hip.decoding import DecodingOps
 from wgrad.hip.dropout import DropoutOps
-from wgrad.hip.dry_run import DryRun
 from wgrad.hip.elementwise import ElementwiseOps
 from wgrad.hip.embedding import EmbeddingOps
 from wgrad.hip.gemm import GemmOps
@@ -16,7 +15,8 @@ from wgrad.hip.loss import LossOps
 from wgrad.hip.norm import NormOps
 from wgrad.hip.optimizer import OptimizerOps
 from wgrad.hip.rope import RopeOps
-from wgrad.hip.rtc import cache_folder
+from wgrad.hip.runtime.dry_run import DryRun
+from wgrad.hip.runtime.rtc import cache_folder
 from wgrad.hip.softmax import SoftmaxOps
 
 __all__ = ["HipDevice"]
@@ -36,7 +36,7 @@ class HipDevice(
     OptimizerOps,
     DecodingOps,
 ):
-    """Every operator of the contract (autograd/device.py), in HIP through hip-python.
+    """Every operator of the contract (device/contract.py), in HIP through hip-python.
 
     index: which card. exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
 

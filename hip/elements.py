@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.hip.buffers import Array
-from wgrad.hip.errors import DeviceError
-from wgrad.hip.runtime import Runtime
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
+from wgrad.hip.runtime.runtime import Runtime
 
 GROUP = 256  # work-items of a work-group
 PER = 8  # elements of a work-item

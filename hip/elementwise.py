@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import Elements, type_code
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 _ADD, _MUL, _SCALE, _SCALE_BY, _BIAS, _MASK, _CAST = range(7)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import Elements, type_codes
 
 _NONE = 0xFFFFFFFF  # the end of a chain of places with the same id

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
 from wgrad.hip import gemm_plan
-from wgrad.hip.buffers import Array
 from wgrad.hip.elements import type_code
-from wgrad.hip.errors import DeviceError
 from wgrad.hip.gemm_plan import Card, Plan
 from wgrad.hip.nf4 import NF4Ops
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 _HAS_ACCUMULATE, _V_ALONG_RANK, _LOOSE, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
 LowRank = tuple[Array, Array]
@@ -29,7 +29,7 @@ class _Finish:
 
 
 class GemmOps(NF4Ops):
-    """gemm, linear_nf4, linear_nf4_backward (autograd/device.py).
+    """gemm, linear_nf4, linear_nf4_backward (device/contract.py).
 
     Raises:
         DeviceError: K differs, a dtype that no kernel reads, an array of another device, NF4 codes that do not start at

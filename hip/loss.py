@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.reduce import ReduceOps
 
 # Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
@@ -13,7 +13,7 @@ CHUNK_BYTES = 128 << 20
 
 
 class LossOps(ReduceOps):
-    """linear_cross_entropy (autograd/device.py). The backward is part of the forward: logits are never kept."""
+    """linear_cross_entropy (device/contract.py). The backward is part of the forward: logits are never kept."""
 
     gemm: Any
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, Elements, type_code
 from wgrad.hip.nf4_tables import NESTED_BLOCK_SIZE, NF4Blocks, dynamic_map, thresholds
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 _RUN = 16  # elements of a work-item
 

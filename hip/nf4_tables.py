@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 
 NESTED_BLOCK_SIZE = 256
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, type_codes
 from wgrad.hip.reduce import ROWS_PER_PART, ReduceOps
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, PER, Elements
 from wgrad.hip.reduce import MOST_PARTS
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 
 class OptimizerOps(Elements):

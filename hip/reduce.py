@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, PER, Elements, type_codes
-from wgrad.hip.runtime import Long
+from wgrad.hip.runtime.runtime import Long
 
 ROWS_PER_PART = 64
 MOST_PARTS = 512  # work-groups of the first pass of a sum

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wgrad.hip.buffers import Array
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, PER, Elements, type_code, type_codes
-from wgrad.hip.errors import DeviceError
 
 _MOST_ITEMS = 2**32 - GROUP
 
@@ -24,11 +24,11 @@ class RopeOps(Elements):
         return y
 
     def rope_append(
-        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, q_start: Array
+        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, cache_len: Array
     ) -> None:
-        """keys, values [B, S, G, D] in place from q_start[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
-        cos, sin float32 [P, D/2], positions int32 [B T], q_start int32 [1]. What `rope` and `kv_append` of both do, in
-        one launch.
+        """keys, values [B, S, G, D] in place from cache_len[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
+        cos, sin float32 [P, D/2], positions int32 [B T], cache_len int32 [1]. What `rope` and `kv_append` of both do,
+        in one launch.
 
         Raises:
             DeviceError: k is too large for the kernel's numbers.
@@ -38,7 +38,7 @@ class RopeOps(Elements):
         items = _items("rope_append: k", k)
         if items:
             numbers = [n * groups, groups, width // 2, n // batch, length, type_code(k.dtype)]
-            arguments = [k, v, cos, sin, positions, q_start, keys, values, *numbers]
+            arguments = [k, v, cos, sin, positions, cache_len, keys, values, *numbers]
             grid = (self.groups(items, GROUP)[0], 2, 1)
             self.launch("rope", "rope_append", arguments, grid, work=4 * k.nbytes)
 

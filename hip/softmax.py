@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wgrad.hip.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.hip.elements import Elements, type_codes
 
 

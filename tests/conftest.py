@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.autograd.dispatch import select_device
-from wgrad.autograd.errors import DeviceUnavailable
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
+from wgrad.autograd.select_device import select_device
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs
+from wgrad.autograd.selftest.run import check_case
+from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceUnavailable
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 

@@ -22,8 +22,8 @@ _MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog"
 _SIGNALS = {"SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "signal", "getsignal", "set_wakeup_fd"}
 # Where it is asked for first, or only one system comes there.
 ALLOWED = {
-    ("train/devices.py", "os.sysconf"),  # after os.name
-    ("train/template_worker.py", "import resource"),  # in a try
+    ("train/commands/devices.py", "os.sysconf"),  # after os.name
+    ("train/data/template_worker.py", "import resource"),  # in a try
 }
 
 

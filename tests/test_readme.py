@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wgrad.train.cli import main
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.data import load_data
-from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.commands.cli import main
+from wgrad.train.data.data import load_data
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.run.config import FinetuneConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.runtime.compile import Constant
 
 
 class ActivationOps(Elements):

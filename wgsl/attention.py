@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
 from wgrad.wgsl.attention_plan import Plan, ceil_div, plan
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
-from wgrad.wgsl.errors import DeviceError
-from wgrad.wgsl.runtime import Runtime
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
 
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 _SCALARS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -28,7 +28,7 @@ def _element(array: Array, vec: bool) -> str:
 
 
 class AttentionOps(Runtime):
-    """attention and attention_backward of the contract (autograd/device.py)."""
+    """attention and attention_backward of the contract (device/contract.py)."""
 
     attention_plan: Plan | None = None  # in place of the table's choice: for sweeps and tests
 
@@ -63,27 +63,27 @@ class AttentionOps(Runtime):
         q: Array,
         k: Array,
         v: Array,
-        starts: Array,
-        q_start: Array,
+        doc_start: Array,
+        cache_len: Array,
         *,
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array]:
-        """q [B, T, H, D], k v [B, S, G, D], starts int32 [B, T], q_start int32 [1] -> o (q's shape and dtype), lse
+        """q [B, T, H, D], k v [B, S, G, D], doc_start int32 [B, T], cache_len int32 [1] -> o (q's shape and dtype), lse
         float32 [B, H, T]. See the contract for the mask."""
         batch, queries, heads, _ = q.shape
         o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
-        for _, views in self._batches([q, k, v, starts, o, lse]):
-            self._attention(q_start, *views, scale=float(scale), window=window)
+        for _, views in self._batches([q, k, v, doc_start, o, lse]):
+            self._attention(cache_len, *views, scale=float(scale), window=window)
         return o, lse
 
     def _attention(
         self,
-        q_start: Array,
+        cache_len: Array,
         q: Array,
         k: Array,
         v: Array,
-        starts: Array,
+        doc_start: Array,
         o: Array,
         lse: Array,
         *,
@@ -92,7 +92,7 @@ class AttentionOps(Runtime):
     ) -> None:
         batch, queries, heads, width = q.shape
         if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and self.attention_plan is None:
-            return self._decode(q, k, v, starts, o, lse, q_start, scale, window)
+            return self._decode(q, k, v, doc_start, o, lse, cache_len, scale, window)
         chosen = self._plan(width)
         tile = chosen.forward
         tiles = ceil_div(queries, tile.rows)
@@ -103,7 +103,7 @@ class AttentionOps(Runtime):
         types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
         self.launch(
             "attention",
-            [q, k, v, starts, q_start, part, part_lse],
+            [q, k, v, doc_start, cache_len, part, part_lse],
             [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
             self.groups(splits * groups, 1),
             {**tile.constants(width), **types},
@@ -116,10 +116,10 @@ class AttentionOps(Runtime):
         q: Array,
         k: Array,
         v: Array,
-        starts: Array,
+        doc_start: Array,
         o: Array,
         lse: Array,
-        q_start: Array,
+        cache_len: Array,
         scale: float,
         window: int,
     ) -> None:
@@ -144,7 +144,7 @@ class AttentionOps(Runtime):
         types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
         self.launch(
             "attention_decode",
-            [q, k, v, starts, q_start, part, part_lse],
+            [q, k, v, doc_start, cache_len, part, part_lse],
             [batch, queries, keys, heads, kv_heads, splits, int(window), scale],
             self.groups(splits * groups, 1),
             {**constants, **types},
@@ -181,15 +181,15 @@ class AttentionOps(Runtime):
         v: Array,
         o: Array,
         lse: Array,
-        starts: Array,
+        doc_start: Array,
         *,
         scale: float,
         window: int = 0,
     ) -> tuple[Array, Array, Array]:
-        """do o q [B, T, H, D], k v [B, T, G, D], lse float32 [B, H, T], starts int32 [B, T] -> dq, dk, dv (shapes and
-        dtypes of q, k, v), overwritten."""
+        """do o q [B, T, H, D], k v [B, T, G, D], lse float32 [B, H, T], doc_start int32 [B, T] -> dq, dk, dv (shapes
+        and dtypes of q, k, v), overwritten."""
         dq, dk, dv = (self.empty(a.shape, a.dtype) for a in (q, k, v))
-        for _, views in self._batches([do, q, k, v, o, lse, starts, dq, dk, dv]):
+        for _, views in self._batches([do, q, k, v, o, lse, doc_start, dq, dk, dv]):
             self._attention_backward(*views, scale=float(scale), window=window)
         return dq, dk, dv
 
@@ -201,7 +201,7 @@ class AttentionOps(Runtime):
         v: Array,
         o: Array,
         lse: Array,
-        starts: Array,
+        doc_start: Array,
         dq: Array,
         dk: Array,
         dv: Array,
@@ -213,8 +213,8 @@ class AttentionOps(Runtime):
         vec = q.shape[3] % 4 == 0
         named = zip(("DO_T", "Q_T", "K_T", "V_T"), (do, q, k, v))
         types: dict[str, Constant] = {name: _element(a, vec) for name, a in named}
-        self._backward_dq([do, q, k, v, stats, starts], dq, types, scale, window)
-        self._backward_dkv([do, q, k, v, stats, starts], dk, dv, types, scale, window)
+        self._backward_dq([do, q, k, v, stats, doc_start], dq, types, scale, window)
+        self._backward_dkv([do, q, k, v, stats, doc_start], dk, dv, types, scale, window)
 
     def _delta(self, do: Array, o: Array, lse: Array) -> Array:
         """[B, H, T, 2] float32: lse log2(e), sum(do * o)."""

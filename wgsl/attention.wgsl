@@ -1,7 +1,7 @@
 // o[t] = sum_j p[t, j] v[j],  p[t, j] = exp(scale q[t] . k[j] - lse[t]),  lse[t] = log sum_j exp(scale q[t] . k[j])
-// over the keys j that query t sees: max(starts[b, t], i - window + 1) <= j <= i, i = q_start + t.
+// over the keys j that query t sees: max(doc_start[b, t], i - window + 1) <= j <= i, i = cache_len + t.
 //
-//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; starts [B, T] i32; q_start [1] i32
+//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
 //   o [B, T, H, D] (O_T), lse [B, H, T] f32; with splits > 1: o f32 [splits, B, T, H, D], lse [splits, B, H, T],
 //   each normalised on its own, for attention_combine.wgsl.
 //
@@ -22,8 +22,8 @@ struct Params {
 @group(0) @binding(1) var<storage, read> q: array<Q_T>;
 @group(0) @binding(2) var<storage, read> k: array<K_T>;
 @group(0) @binding(3) var<storage, read> v: array<V_T>;
-@group(0) @binding(4) var<storage, read> starts: array<i32>;
-@group(0) @binding(5) var<storage, read> q_start: array<i32>;
+@group(0) @binding(4) var<storage, read> doc_start: array<i32>;
+@group(0) @binding(5) var<storage, read> cache_len: array<i32>;
 @group(0) @binding(6) var<storage, read_write> o: array<O_T>;
 @group(0) @binding(7) var<storage, read_write> lse: array<f32>;
 
@@ -177,17 +177,17 @@ fn main(
   let ty = lid / TX;
 
   // First key of each query, and the range of keys that the tile sees. Both bounds rise with t.
-  let first_position = u32(q_start[0]) + t0;
+  let first_position = u32(cache_len[0]) + t0;
   for (var row = lid; row < BM; row += THREADS) {
     let t = min(t0 + row, p.queries - 1u);
-    let position = u32(q_start[0]) + t;
-    var low = u32(starts[b * p.queries + t]);
+    let position = u32(cache_len[0]) + t;
+    var low = u32(doc_start[b * p.queries + t]);
     if (p.window > 0u && position + 1u > p.window) { low = max(low, position + 1u - p.window); }
     low_tile[row] = low;
   }
-  let last_position = u32(q_start[0]) + min(t0 + BM, p.queries) - 1u;
+  let last_position = u32(cache_len[0]) + min(t0 + BM, p.queries) - 1u;
   let end_key = min(last_position + 1u, p.keys);
-  var first_key = u32(starts[b * p.queries + t0]);
+  var first_key = u32(doc_start[b * p.queries + t0]);
   if (p.window > 0u && first_position + 1u > p.window) { first_key = max(first_key, first_position + 1u - p.window); }
 #if Q_RESIDENT
 #unroll c ND

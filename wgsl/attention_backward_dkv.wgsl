@@ -1,7 +1,7 @@
 // dv[j] = sum_t p[t, j] do[t],  dk[j] = scale sum_t ds[t, j] q[t], over the queries t that see key j, of all heads of
 // the group; p, ds and delta as in attention_backward_dq.wgsl.
 //
-//   do q [B, T, H, D], k v [B, T, G, D] float32 or float16; starts [B, T] i32
+//   do q [B, T, H, D], k v [B, T, G, D] float32 or float16; doc_start [B, T] i32
 //   stats [B, H, T] vec2 f32: lse log2(e), delta (attention_delta.wgsl)
 //   dk dv [B, T, G, D] (DK_T, DV_T), overwritten; with head_splits * query_splits > 1
 //   f32 [head_splits * query_splits, B, T, G, D], for attention_reduce.wgsl.
@@ -23,7 +23,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> k: array<K_T>;
 @group(0) @binding(4) var<storage, read> v: array<V_T>;
 @group(0) @binding(5) var<storage, read> stats: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read> starts: array<i32>;
+@group(0) @binding(6) var<storage, read> doc_start: array<i32>;
 @group(0) @binding(7) var<storage, read_write> dk: array<DK_T>;
 @group(0) @binding(8) var<storage, read_write> dv: array<DV_T>;
 
@@ -208,7 +208,7 @@ fn fill_stats(b: u32, h: u32, t0: u32, lid: u32) {
     for (var e = 0u; e < 4u; e++) {
       let t = t0 + 4u * c + e;
       if (t < p.queries) {
-        low[e] = u32(starts[b * p.queries + t]);
+        low[e] = u32(doc_start[b * p.queries + t]);
         if (p.window > 0u) { low[e] = max(low[e], t + 1u - min(p.window, t + 1u)); }
         let stat = stats[(b * p.heads + h) * p.queries + t];
         lse[e] = stat.x;
@@ -256,7 +256,7 @@ fn main(
     for (var tile = j0 / BN + query_split; tile * BN < end_query; tile += p.query_splits) {
       let t0 = tile * BN;
       // Documents rise within a row: when the first query is beyond this tile's keys, so are all others.
-      if (u32(starts[b * p.queries + t0]) > j_last) { break; }
+      if (u32(doc_start[b * p.queries + t0]) > j_last) { break; }
       var s: array<vec4<f32>, SCORES>;
       var dp: array<vec4<f32>, SCORES>;
 #unroll n SCORES

@@ -1,7 +1,7 @@
 // dq[t] = scale sum_j ds[t, j] k[j],  ds = p (dp - delta),  p = exp(scale q . k - lse),  dp[t, j] = do[t] . v[j],
-// delta[t] = do[t] . o[t], over the keys j that query t sees (attention.wgsl, with q_start = 0 and S = T).
+// delta[t] = do[t] . o[t], over the keys j that query t sees (attention.wgsl, with cache_len = 0 and S = T).
 //
-//   do q [B, T, H, D], k v [B, T, G, D] float32 or float16; starts [B, T] i32
+//   do q [B, T, H, D], k v [B, T, G, D] float32 or float16; doc_start [B, T] i32
 //   stats [B, H, T] vec2 f32: lse log2(e), delta (attention_delta.wgsl)
 //   dq [B, T, H, D] (DQ_T), overwritten; with splits > 1 f32 [splits, B, T, H, D], for attention_reduce.wgsl.
 //
@@ -19,7 +19,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> k: array<K_T>;
 @group(0) @binding(4) var<storage, read> v: array<V_T>;
 @group(0) @binding(5) var<storage, read> stats: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read> starts: array<i32>;
+@group(0) @binding(6) var<storage, read> doc_start: array<i32>;
 @group(0) @binding(7) var<storage, read_write> dq: array<DQ_T>;
 
 const THREADS: u32 = TX * TY;
@@ -190,8 +190,8 @@ fn main(
 
   // Keys that the tile sees: both bounds rise with t.
   let t_last = min(t0 + BM, p.queries) - 1u;
-  var first_key = u32(starts[b * p.queries + t0]);
-  var last_low = u32(starts[b * p.queries + t_last]);
+  var first_key = u32(doc_start[b * p.queries + t0]);
+  var last_low = u32(doc_start[b * p.queries + t_last]);
   if (p.window > 0u) {
     first_key = max(first_key, t0 + 1u - min(p.window, t0 + 1u));
     last_low = max(last_low, t_last + 1u - min(p.window, t_last + 1u));
@@ -203,7 +203,7 @@ fn main(
 #unroll i RM
   {
     let t = min(t0 + $iu * TY + ty, p.queries - 1u);
-    low[$i] = u32(starts[b * p.queries + t]);
+    low[$i] = u32(doc_start[b * p.queries + t]);
     if (p.window > 0u) { low[$i] = max(low[$i], t + 1u - min(p.window, t + 1u)); }
     stat[$i] = stats[(b * p.heads + h) * p.queries + t];
   }

@@ -1,7 +1,7 @@
 // attention.wgsl for few queries and many keys: all ROWS = T H / G queries of a key/value head stand in one workgroup,
 // so that a key is read once.
 //
-//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; starts [B, T] i32; q_start [1] i32
+//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
 //   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
 //   attention_combine.wgsl; with splits = 1 the results themselves.
 //
@@ -18,8 +18,8 @@ struct Params {
 @group(0) @binding(1) var<storage, read> q: array<Q_T>;
 @group(0) @binding(2) var<storage, read> k: array<K_T>;
 @group(0) @binding(3) var<storage, read> v: array<V_T>;
-@group(0) @binding(4) var<storage, read> starts: array<i32>;
-@group(0) @binding(5) var<storage, read> q_start: array<i32>;
+@group(0) @binding(4) var<storage, read> doc_start: array<i32>;
+@group(0) @binding(5) var<storage, read> cache_len: array<i32>;
 @group(0) @binding(6) var<storage, read_write> o: array<O_T>;
 @group(0) @binding(7) var<storage, read_write> lse: array<f32>;
 
@@ -86,9 +86,9 @@ fn main(
   let kv_head = id % p.kv_heads;
   let b = id / p.kv_heads;
   let group = p.heads / p.kv_heads;
-  let first_position = u32(q_start[0]);
+  let first_position = u32(cache_len[0]);
   let end_key = min(first_position + p.queries, p.keys);
-  var first_key = u32(starts[b * p.queries]);
+  var first_key = u32(doc_start[b * p.queries]);
   if (p.window > 0u) { first_key = max(first_key, first_position + 1u - min(p.window, first_position + 1u)); }
 
   // Row r is query r / group of head kv_head * group + r % group.
@@ -102,7 +102,7 @@ fn main(
   let r_mine = lid / 16u;
   let t_mine = min(r_mine, ROWS - 1u) / group;
   let high = min(first_position + t_mine, p.keys - 1u);
-  var low = u32(starts[b * p.queries + t_mine]);
+  var low = u32(doc_start[b * p.queries + t_mine]);
   if (p.window > 0u) {
     low = max(low, first_position + t_mine + 1u - min(p.window, first_position + t_mine + 1u));
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wgrad.wgsl.compile import Constant
+from wgrad.wgsl.runtime.compile import Constant
 
 VEC4_BYTES = 16
 

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wgrad.wgsl.activation import ActivationOps
-from wgrad.wgsl.adapters import list_adapters
 from wgrad.wgsl.attention import AttentionOps
 from wgrad.wgsl.decoding import DecodingOps
-from wgrad.wgsl.driver_caches import driver_caches
 from wgrad.wgsl.dropout import DropoutOps
-from wgrad.wgsl.dry_run import DryRun, prepare
 from wgrad.wgsl.elementwise import ElementwiseOps
 from wgrad.wgsl.embedding import EmbeddingOps
 from wgrad.wgsl.loss import LossOps
@@ -19,6 +16,9 @@ from wgrad.wgsl.nf4 import NF4Ops
 from wgrad.wgsl.norm import NormOps
 from wgrad.wgsl.optimizer import OptimizerOps
 from wgrad.wgsl.rope import RopeOps
+from wgrad.wgsl.runtime.adapters import list_adapters
+from wgrad.wgsl.runtime.driver_caches import driver_caches
+from wgrad.wgsl.runtime.dry_run import DryRun, prepare
 from wgrad.wgsl.softmax import SoftmaxOps
 
 __all__ = ["WgpuDevice", "list_adapters"]
@@ -38,7 +38,7 @@ class WgpuDevice(
     OptimizerOps,
     DecodingOps,
 ):
-    """Every operator of the contract (autograd/device.py), in WGSL through wgpu.
+    """Every operator of the contract (device/contract.py), in WGSL through wgpu.
 
     spec: None (best adapter), an index or a part of an adapter's name. max_binding_bytes lowers the device's own limit,
     so that tests reach the paths for arrays larger than one binding.

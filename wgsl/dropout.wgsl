@@ -1,9 +1,9 @@
 // y[i] = keep(i) ? x[i] / (1 - p) : 0, keep(i): word i % 4 of Philox-4x32-10 with key seed and counter
-// (i / 4, salt, 0, 0) is at least floor(p * 2^32).
+// (i / 4, stream, 0, 0) is at least floor(p * 2^32).
 //   x, y [n] X_T: f32 or f16 or vec4 of them; seed [2] u32; four numbers in a row share one counter.
 // Dispatch: ceil(n / 4 / 256) workgroups (folded), four numbers an invocation. `first` is i / 4 of the window's start.
 // Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011).
-struct Params { n: u32, first: u32, salt: u32, threshold: u32, keep: f32 }
+struct Params { n: u32, first: u32, stream: u32, threshold: u32, keep: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> x: array<X_T>;
 @group(0) @binding(2) var<storage, read> seed: array<u32>;
@@ -19,7 +19,7 @@ fn high(a: u32, b: u32) -> u32 {
 }
 
 fn philox(counter: u32) -> vec4<u32> {
-  var c = vec4<u32>(counter, p.salt, 0u, 0u);
+  var c = vec4<u32>(counter, p.stream, 0u, 0u);
   var key = vec2<u32>(seed[0], seed[1]);
   for (var round = 0u; round < 10u; round++) {
     c = vec4<u32>(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.errors import DeviceError
-from wgrad.wgsl.runtime import Runtime
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
+from wgrad.wgsl.runtime.runtime import Runtime
 
 GROUP = 256  # invocations of a workgroup
 _NAMES = {"float32": "f32", "float16": "f16", "uint32": "u32", "int32": "i32"}

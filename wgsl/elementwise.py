@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import Elements, compute_type, same_block, same_place, vector_width, wgsl_type
+from wgrad.wgsl.runtime.compile import Constant
 
 _PER_GROUP = 1024  # elements of a workgroup: 256 invocations, 4 each
 

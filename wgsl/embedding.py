@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.runtime.compile import Constant
 
 _KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 

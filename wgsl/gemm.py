@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
 from wgrad.wgsl.gemm_matrix import MatrixTile
 from wgrad.wgsl.nf4 import ROUNDING
-from wgrad.wgsl.runtime import Runtime
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
 
 _KIND = {"float32": 0, "float16": 1, "bfloat16": 2}
 NF4_KIND = 3
@@ -83,7 +83,7 @@ def _loads(elements: int, threads: int) -> int:
 
 
 class GemmOps(Runtime):
-    """gemm, linear_nf4, linear_nf4_backward (autograd/device.py)."""
+    """gemm, linear_nf4, linear_nf4_backward (device/contract.py)."""
 
     def gemm(
         self,

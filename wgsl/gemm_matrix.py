@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
+from wgrad.wgsl.runtime.compile import Constant
 
 _SUBGROUP = 32
 _TABLES = 4 * (16 + 256)  # bytes, of NF4's levels and nested scales

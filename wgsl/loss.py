@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wgrad.wgsl.buffers import Array
+from wgrad.device.memory import Array
 from wgrad.wgsl.gemm import GemmOps
 
 # Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
@@ -10,7 +10,7 @@ CHUNK_BYTES = 128 << 20
 
 
 class LossOps(GemmOps):
-    """linear_cross_entropy (autograd/device.py). The backward is part of the forward: logits are never kept."""
+    """linear_cross_entropy (device/contract.py). The backward is part of the forward: logits are never kept."""
 
     def linear_cross_entropy(
         self, x: Array, weight: Array, targets: Array, *, need_dx: bool = True, need_dweight: bool = False

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, vector_width, wgsl_type
 from wgrad.wgsl.reduce import ReduceOps
+from wgrad.wgsl.runtime.compile import Constant
 
 # fmt: off
 NF4_LEVELS = np.array([

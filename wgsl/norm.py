@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, compute_type, next_power_of_two, vector_width, wgsl_type
 from wgrad.wgsl.reduce import ReduceOps
+from wgrad.wgsl.runtime.compile import Constant
 
 # Elements of a row that an invocation keeps in registers. The backward keeps two arrays, three with dweight's sums.
 _MOST_FORWARD = 16

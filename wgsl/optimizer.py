@@ -5,9 +5,9 @@ Shaders: clip.wgsl, adamw.wgsl. Nothing is read back: whether a step is applied 
 
 from __future__ import annotations
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width
+from wgrad.wgsl.runtime.compile import Constant
 
 
 class OptimizerOps(Elements):

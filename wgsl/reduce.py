@@ -5,9 +5,9 @@ Shaders: reduce.wgsl, sum_rows.wgsl.
 
 from __future__ import annotations
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import Elements, compute_type, next_power_of_two, same_block, vector_width, wgsl_type
+from wgrad.wgsl.runtime.compile import Constant
 
 _MAX_PARTS = 1024  # workgroups of a first pass: enough to fill a large card
 _MAX_CHUNKS = 256

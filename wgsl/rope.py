@@ -3,9 +3,9 @@ Shaders: rope.wgsl, rope_append.wgsl."""
 
 from __future__ import annotations
 
-from wgrad.wgsl.buffers import Array
-from wgrad.wgsl.compile import Constant
+from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.runtime.compile import Constant
 
 
 class RopeOps(Elements):
@@ -31,16 +31,16 @@ class RopeOps(Elements):
         return y
 
     def rope_append(
-        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, q_start: Array
+        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, cache_len: Array
     ) -> None:
-        """keys, values [B, S, G, D] in place from q_start[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
-        cos, sin float32 [P, D/2], positions int32 [B T], q_start int32 [1]."""
+        """keys, values [B, S, G, D] in place from cache_len[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
+        cos, sin float32 [P, D/2], positions int32 [B T], cache_len int32 [1]."""
         n, groups, width = k.shape
         batch, length = keys.shape[:2]
         vec = vector_width(width // 2)
         constants: dict[str, Constant] = {"C_T": compute_type(vec), "X_T": wgsl_type(k.dtype, vec)}
         half = width // 2 // vec
         items = n * groups * half
-        arrays = [k, v, cos, sin, positions, q_start, keys, values]
+        arrays = [k, v, cos, sin, positions, cache_len, keys, values]
         params = [items, groups, half, n // batch, length]
         self.launch("rope_append", arrays, params, self.groups(2 * items, GROUP), constants, work=4.0 * k.nbytes)

@@ -1,9 +1,9 @@
 // Rotary embedding of new keys, and the append of them and of the new values to their caches. With n = b tokens + t,
-// j < D / 2, c = cos[positions[n], j], s = sin[positions[n], j] and at = q_start + t,
+// j < D / 2, c = cos[positions[n], j], s = sin[positions[n], j] and at = cache_len + t,
 //   keys[b, at, g, j] = k[n, g, j] c - k[n, g, j + D/2] s;
 //   keys[b, at, g, j + D/2] = k[n, g, j + D/2] c + k[n, g, j] s;   values[b, at, g] = v[n, g].
 //   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 divides by 4;
-//   cos, sin [P, D/2] f32 (C_T); positions [B T], q_start [1] i32. `half` counts elements of X_T.
+//   cos, sin [P, D/2] f32 (C_T); positions [B T], cache_len [1] i32. `half` counts elements of X_T.
 // What would lie past the cache's end is left out. Eight storage buffers: as many as WebGPU grants every shader.
 // Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k
 // each, the others two elements of v.
@@ -15,7 +15,7 @@ struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32 }
 @group(0) @binding(3) var<storage, read> cosine: array<C_T>;
 @group(0) @binding(4) var<storage, read> sine: array<C_T>;
 @group(0) @binding(5) var<storage, read> positions: array<i32>;
-@group(0) @binding(6) var<storage, read> q_start: array<i32>;
+@group(0) @binding(6) var<storage, read> cache_len: array<i32>;
 @group(0) @binding(7) var<storage, read_write> keys: array<X_T>;
 @group(0) @binding(8) var<storage, read_write> values: array<X_T>;
 
@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let j = item % p.half;
   let row = item / p.half;
   let token = row / p.groups;
-  let key = u32(q_start[0]) + token % p.tokens;
+  let key = u32(cache_len[0]) + token % p.tokens;
   if (key >= p.keys) { return; }
   let src = row * 2u * p.half + j;
   let dst = ((token / p.tokens * p.keys + key) * p.groups + row % p.groups) * 2u * p.half + j;

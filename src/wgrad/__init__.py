@@ -14,12 +14,12 @@ from typing import Any as _Any
 
 if _TYPE_CHECKING:
     from wgrad.autograd import functional as functional
-    from wgrad.autograd.dispatch import select_device as select_device
-    from wgrad.autograd.errors import WgradError as WgradError
+    from wgrad.autograd.select_device import select_device as select_device
     from wgrad.autograd.tensor import Tensor as Tensor
     from wgrad.autograd.tensor import no_grad as no_grad
-    from wgrad.train.config import FinetuneConfig as FinetuneConfig
-    from wgrad.train.finetune import run_finetune as run_finetune
+    from wgrad.device.errors import WgradError as WgradError
+    from wgrad.train.run.config import FinetuneConfig as FinetuneConfig
+    from wgrad.train.run.finetune import run_finetune as run_finetune
 
 __version__ = "0.1.0"
 
@@ -30,13 +30,13 @@ if not _os.path.isdir(_os.path.join(__path__[0], "autograd")) and _os.path.isdir
     __path__.append(_root)
 
 _PUBLIC = {
-    "FinetuneConfig": "wgrad.train.config",
+    "FinetuneConfig": "wgrad.train.run.config",
     "Tensor": "wgrad.autograd.tensor",
-    "WgradError": "wgrad.autograd.errors",
+    "WgradError": "wgrad.device.errors",
     "functional": "wgrad.autograd",
     "no_grad": "wgrad.autograd.tensor",
-    "run_finetune": "wgrad.train.finetune",
-    "select_device": "wgrad.autograd.dispatch",
+    "run_finetune": "wgrad.train.run.finetune",
+    "select_device": "wgrad.autograd.select_device",
 }
 __all__ = ["FinetuneConfig", "Tensor", "WgradError", "functional", "no_grad", "run_finetune", "select_device"]
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from wgrad.train.cli import main
+from wgrad.train.commands.cli import main
 
 sys.exit(main())

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import NF4Array
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.reference_nf4 import NF4_LEVELS, dynamic_map
+from wgrad.device.contract import NF4Array
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install wgrad[oracle]")
 bnb = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed: pip install wgrad[oracle]")

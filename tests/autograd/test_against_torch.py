@@ -87,10 +87,10 @@ def test_rope() -> None:
 @pytest.mark.parametrize("window", [0, 1, 5])
 @pytest.mark.parametrize("heads, groups", [(4, 4), (6, 2), (3, 1)])
 def test_attention(heads: int, groups: int, window: int) -> None:
-    starts = np.zeros((2, 23), np.int32)
-    starts[0, 4:], starts[0, 17:], starts[1, 9:] = 4, 17, 9
+    doc_start = np.zeros((2, 23), np.int32)
+    doc_start[0, 4:], doc_start[0, 17:], doc_start[1, 9:] = 4, 17, 9
     i, j = np.arange(23)[:, None], np.arange(23)
-    seen = (j <= i) & (j >= starts[:, :, None]) & ((i - j < window) if window else True)
+    seen = (j <= i) & (j >= doc_start[:, :, None]) & ((i - j < window) if window else True)
 
     def theirs(q: Any, k: Any, v: Any) -> Any:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -99,19 +99,20 @@ def test_attention(heads: int, groups: int, window: int) -> None:
         return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3).transpose(1, 2)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.attention(q, k, v, starts, np.zeros(1, np.int32), scale=0.3, window=window)
+        return F.attention(q, k, v, doc_start, np.zeros(1, np.int32), scale=0.3, window=window)
 
     compare(ours, theirs, (2, 23, heads, 12), (2, 23, groups, 12), (2, 23, groups, 12))
 
 
 def test_attention_on_a_cache_equals_the_whole() -> None:
-    """The last tokens alone, with q_start, give the last rows of the whole; lse too."""
+    """The last tokens alone, with cache_len, give the last rows of the whole; lse too."""
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((1, 23, 4, 8)), *rng.standard_normal((2, 1, 23, 2, 8))
-    starts, device = np.zeros((1, 23), np.int32), ReferenceDevice()
-    whole = device.attention(q, k, v, starts, np.zeros(1, np.int32), scale=0.3, window=6)
+    doc_start, device = np.zeros((1, 23), np.int32), ReferenceDevice()
+    whole = device.attention(q, k, v, doc_start, np.zeros(1, np.int32), scale=0.3, window=6)
     cache_k, cache_v = (np.concatenate([x, np.full((1, 9, 2, 8), 1e6)], axis=1) for x in (k, v))
-    tail = device.attention(q[:, 20:], cache_k, cache_v, starts[:, 20:], np.array([20], np.int32), scale=0.3, window=6)
+    late = (doc_start[:, 20:], np.array([20], np.int32))
+    tail = device.attention(q[:, 20:], cache_k, cache_v, *late, scale=0.3, window=6)
     close(tail[0], whole[0][:, 20:])
     close(tail[1], whole[1][..., 20:])
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd import dispatch, self_check
-from wgrad.autograd.errors import DeviceUnavailable, ShapeError
+from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.wgsl.errors import DeviceError
+from wgrad.autograd.selftest import probe as self_check
+from wgrad.device.errors import DeviceError, DeviceUnavailable, ShapeError
 
 AMD = {"name": "Radeon", "vendor_id": 0x1002, "backend": "Vulkan", "type": "DiscreteGPU", "driver": "Mesa"}
 INTEL = {"name": "Intel UHD", "backend": "Vulkan", "type": "IntegratedGPU", "driver": "Mesa", "features": []}

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.device import Device
 from wgrad.autograd.gradcheck import LIMIT, gradcheck
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, run_backward
+from wgrad.device.contract import Device
 
 SEED = np.array([123, 456], np.uint32)
 ANGLE = np.outer(np.arange(9), [1.0, 0.3, 0.01])
 STARTS = np.array([[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 4, 4]], np.int32)
-Q_START = np.zeros(1, np.int32)
+CACHE_LEN = np.zeros(1, np.int32)
 X35, X45, QKV = (3, 5), (4, 5), ((2, 6, 4, 6), (2, 6, 2, 6), (2, 6, 2, 6))
 Cases = dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]]
 
@@ -109,10 +109,10 @@ def _plain(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
 def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
     cos, sin = put(np.cos(ANGLE).astype(dtype)), put(np.sin(ANGLE).astype(dtype))
     positions, ids, targets = (put(np.array(a, np.int32)) for a in ([3, 0, 8, 3], [1, 4, 1, 0, 1], [1, -100, 6, 1]))
-    starts, q_start = put(STARTS), put(Q_START)
+    doc_start, cache_len = put(STARTS), put(CACHE_LEN)
 
     def attention(window: int) -> Callable[..., Tensor]:
-        return lambda q, k, v: F.attention(q, k, v, starts, q_start, scale=0.4, window=window)
+        return lambda q, k, v: F.attention(q, k, v, doc_start, cache_len, scale=0.4, window=window)
 
     return {
         "rope": (lambda x: F.rope(x, cos, sin, positions), ((4, 2, 6),)),
@@ -178,12 +178,12 @@ def test_attention_of_any_shape(
 ) -> None:
     rng = np.random.default_rng(seed)
     firsts = np.maximum.accumulate(np.minimum(rng.integers(0, tokens, (batch, tokens)), np.arange(tokens)), axis=1)
-    starts = firsts.astype(np.int32)
+    doc_start = firsts.astype(np.int32)
     q = rng.standard_normal((batch, tokens, heads * group, 2 * half))
     k, v = rng.standard_normal((2, batch, tokens, heads, 2 * half))
 
     def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.attention(q, k, v, starts, Q_START, scale=0.5, window=window)
+        return F.attention(q, k, v, doc_start, CACHE_LEN, scale=0.5, window=window)
 
     assert gradcheck(op, q, k, v, rng=rng, checks=4) < LIMIT
 

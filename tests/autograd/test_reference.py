@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wgrad.autograd import reference_attention, reference_loss, reference_products
-from wgrad.autograd.device import (
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.reference_elementwise import dropout_keep, philox
+from wgrad.device.contract import (
     HYPER_SIZE,
     STATE_APPLIED,
     STATE_APPLY,
@@ -22,8 +24,6 @@ from wgrad.autograd.device import (
     STATE_SKIPPED,
     Device,
 )
-from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.reference_elementwise import dropout_keep, philox
 
 
 def test_it_is_a_device(cpu: ReferenceDevice) -> None:
@@ -58,12 +58,12 @@ def test_attention_in_blocks_of_one_row(
     cpu: ReferenceDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v, do = (rng.standard_normal((2, 23, h, 8)) for h in (4, 2, 2, 4))
-    starts = np.where(np.arange(23) < 9, 0, 9).astype(np.int32)[None].repeat(2, 0)
+    doc_start = np.where(np.arange(23) < 9, 0, 9).astype(np.int32)[None].repeat(2, 0)
     args: dict[str, Any] = {"scale": 0.3, "window": 7}
 
     def run() -> list[np.ndarray]:
-        o, lse = cpu.attention(q, k, v, starts, np.zeros(1, np.int32), **args)
-        return [o, lse, *cpu.attention_backward(do, q, k, v, o, lse, starts, **args)]
+        o, lse = cpu.attention(q, k, v, doc_start, np.zeros(1, np.int32), **args)
+        return [o, lse, *cpu.attention_backward(do, q, k, v, o, lse, doc_start, **args)]
 
     whole = run()
     monkeypatch.setattr(reference_attention, "BLOCK_ELEMENTS", 1)

@@ -12,10 +12,10 @@ import pytest
 
 from wgrad.autograd import functional as F
 from wgrad.autograd import schema_state
-from wgrad.autograd.device import HYPER_SIZE, STATE_SIZE
-from wgrad.autograd.errors import ShapeError, WgradError
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, parameter
+from wgrad.device.contract import HYPER_SIZE, STATE_SIZE
+from wgrad.device.errors import ShapeError, WgradError
 
 CPU = ReferenceDevice()
 NF4 = CPU.nf4_quantize(np.ones((7, 10), np.float32))
@@ -38,14 +38,14 @@ def lora(a: Tensor, b: Tensor, **options: Any) -> F.LoraTerm:
     return F.LoraTerm(a, b, **{"scaling": 1.0, **options})
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, starts: Any = None, q_start: Any = None, window: int = 0) -> Tensor:
-    starts = i32(*q.shape[:2]) if starts is None else starts
-    return F.attention(q, k, v, starts, i32(1) if q_start is None else q_start, scale=1.0, window=window)
+def attend(q: Tensor, k: Tensor, v: Tensor, doc_start: Any = None, cache_len: Any = None, window: int = 0) -> Tensor:
+    doc_start = i32(*q.shape[:2]) if doc_start is None else doc_start
+    return F.attention(q, k, v, doc_start, i32(1) if cache_len is None else cache_len, scale=1.0, window=window)
 
 
 def append(**changes: Any) -> None:
     arrays = {"k": f32(6, 2, 6), "v": f32(6, 2, 6), "cos": f32(9, 3), "sin": f32(9, 3), "positions": i32(6)}
-    arrays |= {"keys": f32(2, 4, 2, 6), "values": f32(2, 4, 2, 6), "q_start": i32(1)}
+    arrays |= {"keys": f32(2, 4, 2, 6), "values": f32(2, 4, 2, 6), "cache_len": i32(1)}
     F.rope_append(CPU, **(arrays | changes))
 
 
@@ -110,11 +110,11 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.linear_nf4(t(3, 10), NF4, lora=lora(t(2, 10), t(7, 2), dropout=0.1)),
         r"linear_nf4: lora.seed must be an array on the device, got NoneType",
     ),
-    "lora salt": (
+    "lora stream": (
         lambda: F.linear(
-            t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), dropout=0.1, seed=np.ones(2, np.uint32), salt=-1)
+            t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), dropout=0.1, seed=np.ones(2, np.uint32), stream=-1)
         ),
-        r"linear: salt must be in \[0, 2\^32\), got -1; number the dropout layers from 0",
+        r"linear: stream must be in \[0, 2\^32\), got -1; number the dropout layers from 0",
     ),
     "lora dropout": (
         lambda: F.linear(t(3, 10), f32(7, 10), lora=lora(t(2, 10), t(7, 2), dropout=1.0)),
@@ -205,9 +205,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8, dtype=np.float16), t(1, 4, 2, 8)),
         r"attention: q, k, v must share a dtype, got float32, float16, float32; cast",
     ),
-    "attention starts": (
-        lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), starts=i32(4)),
-        r"attention: starts must be \[B, T\], got shape \[4\]",
+    "attention doc_start": (
+        lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), doc_start=i32(4)),
+        r"attention: doc_start must be \[B, T\], got shape \[4\]",
     ),
     "attention window": (
         lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), window=-1),
@@ -223,16 +223,16 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "kv_append full": (
         lambda: F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 2, 2, 8), i32(1) + 3),
-        r"kv_append: q_start must leave room for 2 more tokens in the cache of 4, got 3; make a longer cache",
+        r"kv_append: cache_len must leave room for 2 more tokens in the cache of 4, got 3; make a longer cache",
     ),
     "rope_append full": (
-        lambda: append(q_start=i32(1) + 2),
-        r"rope_append: q_start must leave room for 3 more tokens in the cache of 4, got 2; make a longer cache",
+        lambda: append(cache_len=i32(1) + 2),
+        r"rope_append: cache_len must leave room for 3 more tokens in the cache of 4, got 2; make a longer cache",
     ),
-    "rope_append negative": (lambda: append(q_start=i32(1) - 1), r"rope_append: q_start must leave .*, got -1"),
+    "rope_append negative": (lambda: append(cache_len=i32(1) - 1), r"rope_append: cache_len must leave .*, got -1"),
     "rope_append start": (
-        lambda: append(q_start=_Unseen(i32(1)), start=9),  # what the host says of an array that it cannot look at
-        r"rope_append: q_start must leave room for 3 more tokens in the cache of 4, got 9; make a longer cache",
+        lambda: append(cache_len=_Unseen(i32(1)), start=9),  # what the host says of an array that it cannot look at
+        r"rope_append: cache_len must leave room for 3 more tokens in the cache of 4, got 9; make a longer cache",
     ),
     "rope_append long": (
         lambda: append(k=f32(10, 2, 6), v=f32(10, 2, 6), positions=i32(10)),
@@ -265,7 +265,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "bias": (lambda: F.bias(t(3, 4), f32(3)), r"bias: b must be \[C\] with C = 4"),
     "dropout p": (lambda: F.dropout(t(3), 1.5, np.ones(2, np.uint32), 0), r"dropout: p must be in \[0, 1\), got 1.5"),
     "dropout seed": (lambda: F.dropout(t(3), 0.5, i32(2), 0), r"dropout: seed must be uint32, got int32"),
-    "dropout salt": (lambda: F.dropout(t(3), 0.5, np.ones(2, np.uint32), -1), r"dropout: salt must be in \[0, 2\^32\)"),
+    "dropout stream": (
+        lambda: F.dropout(t(3), 0.5, np.ones(2, np.uint32), -1),
+        r"dropout: stream must be in \[0, 2\^32\)",
+    ),
     "reshape": (
         lambda: t(3, 4).reshape(5, -1),
         r"reshape: shape must hold the 12 elements of \[3, 4\], got \[5, -1\]; one axis may be -1",
@@ -333,7 +336,7 @@ def test_right_arguments_pass() -> None:
     F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(3))
     attend(t(1, 4, 4, 8), t(1, 4, 2, 8), t(1, 4, 2, 8))
     F.kv_append(CPU, f32(1, 4, 2, 8), f32(1, 2, 2, 8), i32(1) + 2)
-    append(q_start=i32(1) + 1)
+    append(cache_len=i32(1) + 1)
     F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(3))
     F.clip(CPU, f32(2), f32(HYPER_SIZE), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99)
     step()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd import self_check
-from wgrad.autograd.self_check import Verdict
+from wgrad.autograd.selftest import probe as self_check
+from wgrad.autograd.selftest.probe import Verdict
 
 
 class Card:

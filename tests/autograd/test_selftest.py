@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case, run_selftest
-from wgrad.autograd.selftest_cases import Case, cases, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.case import Case, cases, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.run import check_case, run_selftest
+from wgrad.device.contract import Device
 
 STORAGE = {
     "empty", "zeros", "upload", "write", "download", "view", "copy", "fill", "synchronize", "memory", "reset_peak",
-    "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "download_later",
+    "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "readback",
 }  # fmt: skip
 
 
@@ -109,8 +109,8 @@ class Broken(ReferenceDevice):
     def rms_norm_backward(self, dy, x, weight, rstd, *, residual_grad=None, need_dweight=True, dtype=None):  # type: ignore[no-untyped-def]
         return super().rms_norm_backward(dy, x, weight, rstd, need_dweight=need_dweight, dtype=dtype)
 
-    def attention(self, q, k, v, starts, q_start, *, scale, window=0):  # type: ignore[no-untyped-def]
-        return super().attention(q, k, v, starts, q_start, scale=scale, window=window + 1 if window else 0)
+    def attention(self, q, k, v, doc_start, cache_len, *, scale, window=0):  # type: ignore[no-untyped-def]
+        return super().attention(q, k, v, doc_start, cache_len, scale=scale, window=window + 1 if window else 0)
 
     def rope(self, x, cos, sin, positions, *, inverse=False):  # type: ignore[no-untyped-def]
         return super().rope(x, cos, sin, positions)
@@ -124,8 +124,8 @@ class Broken(ReferenceDevice):
     def softmax(self, x):  # type: ignore[no-untyped-def]
         return np.full_like(x, np.nan)
 
-    def dropout(self, x, p, seed, salt):  # type: ignore[no-untyped-def]
-        return super().dropout(x, p, seed, salt + 1)
+    def dropout(self, x, p, seed, stream):  # type: ignore[no-untyped-def]
+        return super().dropout(x, p, seed, stream + 1)
 
     def sum_rows(self, x, *, out=None, accumulate=False):  # type: ignore[no-untyped-def]
         return super().sum_rows(x, out=out)

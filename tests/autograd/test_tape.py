@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.device import Device
-from wgrad.autograd.errors import ShapeError, WgradError
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
+from wgrad.device.contract import Device
+from wgrad.device.errors import ShapeError, WgradError
 
 
 def leaf(device: Device, values: Any) -> Tensor:

@@ -50,11 +50,9 @@ def sandbox() -> Iterator[Sandbox]:
 
 def _import_all() -> None:
     """Here, and not in each child."""
-    import wgrad.train.cli
-    import wgrad.train.finetune
-    import wgrad.train.generate
-    import wgrad.train.selftest  # noqa: F401
-    from wgrad.train.template_process import shared_process
+    import wgrad.train.commands.cli
+    import wgrad.train.commands.selftest  # noqa: F401
+    from wgrad.train.data.template_process import shared_process
 
     shared_process()._seconds = TEMPLATE_SECONDS
     if importlib.util.find_spec("huggingface_hub"):

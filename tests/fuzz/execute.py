@@ -1,4 +1,4 @@
-"""Runs cases: `wgrad.train.cli.main` in a forked child with limits; a crash, a hang or lost memory stays its own.
+"""Runs cases: `wgrad` in a forked child with limits; a crash, a hang or lost memory stays its own.
 
 A fork costs milliseconds where a fresh interpreter with NumPy and tokenizers costs half a second; several cases in one
 child cost less still. Linux only.
@@ -267,7 +267,7 @@ def _replace(target: int, descriptor: int) -> None:
 
 def _main(argv: list[str]) -> int:
     """As the console script and the interpreter's end do: `main`, threads joined, standard output flushed."""
-    from wgrad.train.cli import main
+    from wgrad.train.commands.cli import main
 
     try:
         status = main(argv)

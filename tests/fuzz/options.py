@@ -9,7 +9,7 @@ from tests.fuzz.base import FINETUNE, GENERATE, HIDDEN, SAMPLING
 from tests.fuzz.case import Case
 from tests.fuzz.texts import odd_text
 from tests.fuzz.words import COSTLY, DEVICES, MODULES, OPTION_NUMBERS, PATIENCE, READ_PATHS, WRITE_PATHS
-from wgrad.train.cli import build_parser
+from wgrad.train.commands.cli import build_parser
 
 SKIPPED = ("help", "version", "resume")  # resume: kinds.py
 

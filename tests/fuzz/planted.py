@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-import wgrad.train.cli as cli
+import wgrad.train.commands.cli as cli
 from tests.fuzz import execute
 from tests.fuzz.campaign import sandbox
 from tests.fuzz.case import Case

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from wgrad.autograd import self_check
-from wgrad.hip.compile import Modules
-from wgrad.hip.errors import DeviceError
+from wgrad.autograd.selftest import probe as self_check
+from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime.compile import Modules
 
 HERE = Path(__file__).parent
 BENCH = HERE.parents[1] / "bench"
@@ -83,7 +83,7 @@ class Emulator:
         self.library.emulator_clear()
 
     def build(self, source: str, architecture: str) -> None:
-        self.builder.build_kernels(self.builder.ROOM / f"{source}.hip", architecture, self.folder)
+        self.builder.build_kernels(self.builder.KERNELS / f"{source}.hip", architecture, self.folder)
 
     def counting(self, architecture: str, more: Path | None = None) -> Any:
         """A device whose kernels, and those of `more` (a folder of .hip files), count their memory accesses.
@@ -93,8 +93,8 @@ class Emulator:
         device = self.new(architecture, exact_blocks=False)
 
         def build_and_load(source: str) -> tuple[bytes, str]:
-            path = (more or self.builder.ROOM) / f"{source}.hip"
-            path = path if path.exists() else self.builder.ROOM / path.name
+            path = (more or self.builder.KERNELS) / f"{source}.hip"
+            path = path if path.exists() else self.builder.KERNELS / path.name
             made = self.builder.build_kernels(path, architecture, self.folder / "counted", counted=True)
             return made.read_bytes(), str(made)
 
@@ -118,7 +118,7 @@ class Emulator:
 
     def _build_and_load(self, modules: Modules, source: str) -> tuple[bytes, str]:
         """Kernels are built when they are first asked for."""
-        if (self.builder.ROOM / f"{source}.hip").exists():
+        if (self.builder.KERNELS / f"{source}.hip").exists():
             self.build(source, modules.architecture)
         return Modules._image(modules, source)
 
@@ -164,7 +164,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     try:
         found = Emulator(folder)
         leave_to_other_tests()
-        from wgrad.hip import binding
+        from wgrad.hip.runtime import binding
 
         binding.hip()
     except FileNotFoundError as error:

@@ -167,9 +167,9 @@ def attention(d: Any, x: Arrays) -> None:
     """On the matrix units in float16."""
     for width in (64, 128) if x.dtype == np.float16 else (64,):
         q, k, v, do = (x(1, 40, heads, width) for heads in (4, 2, 2, 4))
-        starts = d.upload(np.zeros((1, 40), np.int32))
-        o, lse = d.attention(q, k, v, starts, d.upload(np.zeros(1, np.int32)), scale=0.125)
-        d.attention_backward(do, q, k, v, o, lse, starts, scale=0.125)
+        doc_start = d.upload(np.zeros((1, 40), np.int32))
+        o, lse = d.attention(q, k, v, doc_start, d.upload(np.zeros(1, np.int32)), scale=0.125)
+        d.attention_backward(do, q, k, v, o, lse, doc_start, scale=0.125)
 
 
 FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, optimizer,

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case
-from wgrad.autograd.selftest_operators import BUILTIN_ULPS
-from wgrad.hip.errors import DeviceError
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.operators import BUILTIN_ULPS
+from wgrad.autograd.selftest.run import check_case
+from wgrad.device.errors import DeviceError
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-NAMES = ("q", "k", "v", "starts", "q_start")
+NAMES = ("q", "k", "v", "doc_start", "cache_len")
 Shape = tuple[int, int, int, int, int, int]
 
 
@@ -26,13 +26,13 @@ def inputs(shape: Shape, dtype: str, *, packed: bool = True, size: float = 1.0) 
     b, t, s, h, g, d = shape
     grow = np.linspace(0.1, 1.0, s)[:, None, None] * size
     q, k, v = (rng.standard_normal((b, n, heads, d)) for n, heads in ((t, h), (s, g), (s, g)))
-    starts = np.zeros((b, t), np.int32)
+    doc_start = np.zeros((b, t), np.int32)
     if packed:
-        starts[:, t // 3 :], starts[0, t - 5 :] = s - t + t // 4, s - 7
+        doc_start[:, t // 3 :], doc_start[0, t - 5 :] = s - t + t // 4, s - 7
     x = {"q": q, "k": k * grow, "v": v}
     return {n: a.astype(DTYPES[dtype]) for n, a in x.items()} | {
-        "starts": starts,
-        "q_start": np.array([s - t], np.int32),
+        "doc_start": doc_start,
+        "cache_len": np.array([s - t], np.int32),
     }
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, cases
-from wgrad.autograd.selftest_operators import BUILTIN_ULPS
+from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.operators import BUILTIN_ULPS
+from wgrad.autograd.selftest.run import check_case
 
 CASES = [
     c for c in cases() if c.op == "attention_backward" and c.dtype != "float32" and c.shape.endswith(("x64", "x128"))
 ]
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-NAMES = ("do", "q", "k", "v", "o", "lse", "starts")
+NAMES = ("do", "q", "k", "v", "o", "lse", "doc_start")
 
 
 def inputs(
@@ -30,12 +30,12 @@ def inputs(
     b, t, h, g, d = shape
     heads = {"do": h, "v": g, "q": h, "k": g}
     x = {n: (rng.standard_normal((b, t, heads[n], d)) * 2.0**power).astype(dtype) for n, power in zip(heads, powers)}
-    starts = np.zeros((b, t), np.int32)
+    doc_start = np.zeros((b, t), np.int32)
     if documents:
-        starts[:, t // 3 :], starts[0, t - 5 :] = t // 3, t - 5
+        doc_start[:, t // 3 :], doc_start[0, t - 5 :] = t // 3, t - 5
     origin = np.zeros(1, np.int32)
-    o, lse = ReferenceDevice().attention(x["q"], x["k"], x["v"], starts, origin, scale=d**-0.5, window=window)
-    return {**x, "starts": starts, "o": o, "lse": lse}
+    o, lse = ReferenceDevice().attention(x["q"], x["k"], x["v"], doc_start, origin, scale=d**-0.5, window=window)
+    return {**x, "doc_start": doc_start, "o": o, "lse": lse}
 
 
 def case(

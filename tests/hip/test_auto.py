@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd import dispatch
-from wgrad.autograd.self_check import chosen_cases
-from wgrad.autograd.selftest import run_selftest
+from wgrad.autograd import select_device as dispatch
+from wgrad.autograd.selftest.probe import chosen_cases
+from wgrad.autograd.selftest.run import run_selftest
 
 SELECT = """
 import sys; sys.path[:] = {path!r}
-from wgrad.autograd import dispatch
-from wgrad.autograd.errors import DeviceUnavailable
+from wgrad.autograd import select_device as dispatch
+from wgrad.device.errors import DeviceUnavailable
 {before}
 try:
     device = dispatch.select_device({spec!r})

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from wgrad.hip import binding
-from wgrad.hip.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.hip.runtime import binding
 
 OLDER = os.environ.get("WGRAD_OLDER_HIP_PYTHON")
 USE = """
 import sys; sys.path.append({source!r})
 import numpy as np
-from wgrad.hip import binding
+from wgrad.hip.runtime import binding
 from wgrad.hip.device import HipDevice
 device = HipDevice()
 x = np.arange(67, dtype=np.float32)
@@ -31,7 +31,7 @@ with device.capture() as recorded:
     device.add(total, device.scale(a, 2.0), out=total)
 recorded.run()
 assert np.array_equal(device.download(total), 4 * x)
-later = device.download_later(total)
+later = device.readback(total)
 assert later.ready() and np.array_equal(later.result(), 4 * x)
 device.profile()
 device.scale(a, 2.0)

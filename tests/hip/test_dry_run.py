@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest import prepare_selftest
-from wgrad.autograd.selftest_cases import Case, cases, upload_inputs
+from wgrad.autograd.selftest.case import Case, cases, upload_inputs
+from wgrad.autograd.selftest.run import prepare_selftest
 
 
 def chosen() -> list[Case]:

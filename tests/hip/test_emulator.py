@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.hip.errors import DeviceLost
+from wgrad.device.errors import DeviceLost
 
 KERNELS = """
 #include "gpu.hpp"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.hip.build import CLANG
-from wgrad.hip.errors import DeviceError
-from wgrad.hip.runtime import Long
+from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime.build import CLANG
+from wgrad.hip.runtime.runtime import Long
 
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_executed.jsonl").read_text().splitlines()]

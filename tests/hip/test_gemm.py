@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Inputs, Outputs, cases
-from wgrad.hip.errors import DeviceError
+from wgrad.autograd.selftest.case import Inputs, Outputs, cases
+from wgrad.autograd.selftest.run import check_case
+from wgrad.device.errors import DeviceError
 
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from wgrad.hip.build import CLANG, compile_source
-from wgrad.hip.compile import ROOM
+from wgrad.hip.runtime.build import CLANG, compile_source
+from wgrad.hip.runtime.compile import KERNELS
 
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_isa.jsonl").read_text().splitlines()]
@@ -86,6 +86,6 @@ def test_executes(bench: Callable[[str], Any], tmp_path: Path, arch: str, kernel
     found = [s for s in ("gemv", "gemm_skinny", "gemm_nf4", "gemm_f32", "gemm") if kernel.startswith(s)]
     source = found[0]
     path = tmp_path / f"{source}.co"
-    compile_source(ROOM / f"{source}.hip", arch, path)
+    compile_source(KERNELS / f"{source}.hip", arch, path)
     errors = bench("hip_isa").execute(bench("hip_executor").tool(), path, kernel, arch.startswith("gfx9"))
     assert max(errors.values()) < (1e-5 if arch == "gfx90a" else 1e-6)

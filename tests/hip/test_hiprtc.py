@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from wgrad.hip.objects import OPTIONS, ROOM, headers_of, sources
+from wgrad.hip.runtime.objects import KERNELS, OPTIONS, headers_of, sources
 
 RTC = Path(__file__).parent / "emulator" / "rtc"
 USE = """
 import sys; sys.path[:] = {path!r}
 import numpy as np
 from pathlib import Path
-from wgrad.hip import rtc
+from wgrad.hip.runtime import rtc
 from wgrad.hip.device import HipDevice
-rtc.ROOM = Path({room!r})
+rtc.KERNELS = Path({room!r})
 try:
     device = HipDevice()
     print(device.description)
@@ -47,7 +47,7 @@ class Card:
         if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
             subprocess.run([emulator.builder.clang(), *flags, source, "-o", made], check=True)
         shutil.copy(made, self.libraries)
-        self.room = ROOM
+        self.room = KERNELS
         self.architecture = "gfx1151"
 
     def use(self) -> str:
@@ -85,7 +85,7 @@ def test_compiles_at_first_use_and_keeps_the_result(card: Card) -> None:
     assert card.given() == ["elementwise.hip"]
     program = card.programs / "0"
     assert (program / "options").read_text().split() == ["--offload-arch=gfx1151", *OPTIONS]
-    assert {p.name for p in program.glob("*.hpp")} == {p.name for p in headers_of(ROOM / "elementwise.hip")}
+    assert {p.name for p in program.glob("*.hpp")} == {p.name for p in headers_of(KERNELS / "elementwise.hip")}
     assert not (program / "gpu_host.hpp").exists()
     (kept,) = card.cache.glob("wgrad/hip/*")
     assert kept.name.startswith("elementwise-gfx1151-") and lzma.decompress(kept.read_bytes())[:4] == b"\x7fELF"
@@ -106,7 +106,7 @@ def test_a_damaged_cache_is_made_again(card: Card, damage: bytes | None) -> None
 def test_another_source_is_compiled_anew(card: Card, tmp_path: Path) -> None:
     card.use()
     card.room = tmp_path / "hip"
-    shutil.copytree(ROOM, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
+    shutil.copytree(KERNELS, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
     with (card.room / "gpu.hpp").open("a") as file:
         file.write("// one more line\n")
     assert card.use().endswith("True\n") and len(card.given()) == 2
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(card: Card) -> None:
 
 def test_a_compile_error_shows_the_log(card: Card, tmp_path: Path) -> None:
     card.room = tmp_path / "hip"
-    shutil.copytree(ROOM, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
+    shutil.copytree(KERNELS, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
     with (card.room / "elementwise.hip").open("a") as file:
         file.write("#include <cmath>\n")
     said = card.use()
@@ -130,7 +130,7 @@ def test_a_compile_error_shows_the_log(card: Card, tmp_path: Path) -> None:
 def test_without_hiprtc_one_line_says_what_to_do(card: Card) -> None:
     (card.libraries / "libhiprtc.so").unlink()
     (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
-    assert "install ROCm's hiprtc (libhiprtc.so)" in line and "wgrad.hip.build --arch gfx1151" in line
+    assert "install ROCm's hiprtc (libhiprtc.so)" in line and "wgrad.hip.runtime.build --arch gfx1151" in line
 
 
 def test_an_unsupported_architecture_is_refused_first(card: Card) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from wgrad.hip.build import CLANG, compile_source
-from wgrad.hip.compile import ROOM, SHIPPED
+from wgrad.hip.runtime.build import CLANG, compile_source
+from wgrad.hip.runtime.compile import KERNELS, SHIPPED
 
 BENCH = Path(__file__).parents[2] / "bench"
 ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_isa_memory.jsonl").read_text().splitlines()]
@@ -98,7 +98,7 @@ def test_large_arrays_go_by_128_bits() -> None:
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
 @pytest.mark.parametrize("source", ["rms_norm", "nf4", "optimizer"])
 def test_table_is_what_the_sources_give(bench: Callable[[str], Any], tmp_path: Path, arch: str, source: str) -> None:
-    compile_source(ROOM / f"{source}.hip", arch, tmp_path / f"{source}.co")
+    compile_source(KERNELS / f"{source}.hip", arch, tmp_path / f"{source}.co")
     report = bench("hip_table").inspector()
     table = {r["kernel"]: r for r in ROWS if r["arch"] == arch and r["source"] == source}
     for kernel in report.report(str(tmp_path / f"{source}.co"), None, 1)["kernels"]:

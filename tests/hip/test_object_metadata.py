@@ -10,10 +10,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from wgrad.hip.architectures import SHIPPED
-from wgrad.hip.objects import ROOM, read_manifest, read_object
+from wgrad.hip.runtime.architectures import SHIPPED
+from wgrad.hip.runtime.objects import KERNELS, read_manifest, read_object
 
-OBJECTS = ROOM / "objects"
+OBJECTS = KERNELS.parent / "objects"
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 METADATA = 32  # NT_AMDGPU_METADATA. Source: LLVM, User Guide for AMDGPU Backend, "Note Records"
 

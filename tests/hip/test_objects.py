@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.hip import build as building
-from wgrad.hip.architectures import SHIPPED, check_image
-from wgrad.hip.build import CLANG, build, compile_source, compiler_version, differing, outdated
-from wgrad.hip.errors import DeviceError
-from wgrad.hip.objects import MANIFEST, ROOM, compress, read_manifest, read_object, serves, source_digest, sources
+from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime import build as building
+from wgrad.hip.runtime.architectures import SHIPPED, check_image
+from wgrad.hip.runtime.build import CLANG, build, compile_source, compiler_version, differing, outdated
+from wgrad.hip.runtime.objects import (
+    KERNELS,
+    MANIFEST,
+    compress,
+    read_manifest,
+    read_object,
+    serves,
+    source_digest,
+    sources,
+)
 
-OBJECTS = ROOM / "objects"
+OBJECTS = KERNELS.parent / "objects"
 needs_clang = pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is not installed")
 # One architecture of each source is compiled again here, another one of the next; `make check-objects` does all.
 SERVED = [(s, [a for a in SHIPPED if serves(s, a)]) for s in sources()]
@@ -27,7 +36,7 @@ def room(tmp_path: Path) -> Path:
     """A copy of two small sources and their headers, to be changed."""
     folder = tmp_path / "room"
     folder.mkdir()
-    for path in (*ROOM.glob("*.hpp"), ROOM / "storage.hip", ROOM / "dropout.hip"):
+    for path in (*KERNELS.glob("*.hpp"), KERNELS / "storage.hip", KERNELS / "dropout.hip"):
         shutil.copy(path, folder)
     return folder
 
@@ -97,7 +106,7 @@ def test_changes_are_seen(room: Path, tmp_path: Path) -> None:
 def test_another_compiler_is_told_from_stale_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(building, "sources", lambda room=ROOM: [ROOM / "storage.hip"])
+    monkeypatch.setattr(building, "sources", lambda room=KERNELS: [KERNELS / "storage.hip"])
     build(tmp_path, ["gfx942"])
     assert building.check(tmp_path, ["gfx942"], "") == 0
     assert "every code object is what the sources give" in capsys.readouterr().out

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, cases
+from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.run import check_case
 
 CASES = cases()
 # Cases whose kernels have barriers or hand data from wave to wave: run in the reversed order too.

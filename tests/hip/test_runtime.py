@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.hip import binding
-from wgrad.hip.architectures import check_image, check_supported
-from wgrad.hip.binding import check
-from wgrad.hip.errors import DeviceError, DeviceLost, OutOfMemory
-from wgrad.hip.objects import compress
-from wgrad.hip.runtime import Long
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.hip.runtime import binding
+from wgrad.hip.runtime.architectures import check_image, check_supported
+from wgrad.hip.runtime.binding import check
+from wgrad.hip.runtime.objects import compress
+from wgrad.hip.runtime.runtime import Long
 
 
 def test_the_card_is_named(hip_device: Any) -> None:
@@ -56,7 +56,7 @@ def test_code_object_that_the_driver_refuses(emulator: Any) -> None:
     device = emulator.new("gfx942")
     emulator.build("storage", "gfx1100")
     device.modules.architecture = "gfx1100"
-    with pytest.raises(DeviceError, match="storage.co cannot be loaded on Emulated gfx942.*wgrad.hip.build"):
+    with pytest.raises(DeviceError, match="storage.co cannot be loaded on Emulated gfx942.*wgrad.hip.runtime.build"):
         device.zeros((3,))
 
 
@@ -91,7 +91,7 @@ def test_wrong_code_objects_never_reach_the_driver(
     (tmp_path / "gfx942").mkdir()
     path = tmp_path / "gfx942" / "storage.co.xz"
     path.write_bytes(compress(image))
-    with pytest.raises(DeviceError, match=f"the code object {path} {message}.*wgrad.hip.build"):
+    with pytest.raises(DeviceError, match=f"the code object {path} {message}.*wgrad.hip.runtime.build"):
         device.zeros((3,))
     path.write_bytes(compress(image)[:-9])
     with pytest.raises(DeviceError, match=f"{path} is damaged.*install wgrad again"):
@@ -175,9 +175,9 @@ def test_download_later_keeps_what_was_there(hip_device: Any, monkeypatch: pytes
     x = hip_device.upload(np.full(67, 3, dtype))
     with monkeypatch.context() as patch:
         patch.setattr(hip_device, "synchronize", lambda: pytest.fail("it waits"))
-        first = hip_device.download_later(x)
+        first = hip_device.readback(x)
         hip_device.write(x, np.full(67, 5, dtype))
-        second = hip_device.download_later(x)
+        second = hip_device.readback(x)
         monkeypatch.setenv("WGRAD_EMULATED_BUSY", "1")
         assert not second.ready()
         monkeypatch.delenv("WGRAD_EMULATED_BUSY")
@@ -191,19 +191,19 @@ def test_download_later_keeps_what_was_there(hip_device: Any, monkeypatch: pytes
 
 def test_pinned_memory_is_used_again(hip_device: Any) -> None:
     x = hip_device.zeros((133, 67))
-    hip_device.download_later(x).result()
+    hip_device.readback(x).result()
     addresses = {pinned.address for pinned in hip_device._readbacks._free}
-    later = hip_device.download_later(x)
+    later = hip_device.readback(x)
     assert later._pinned.address in addresses
     assert later.result().shape == (133, 67) and len(hip_device._readbacks._free) == len(addresses)
-    assert hip_device.download_later(hip_device.empty((0, 7))).result().shape == (0, 7)
+    assert hip_device.readback(hip_device.empty((0, 7))).result().shape == (0, 7)
     del later  # one that nobody asks for is no error
-    hip_device.download_later(x)
+    hip_device.readback(x)
 
 
 def test_download_later_of_a_lost_device(hip_device: Any) -> None:
     x = hip_device.zeros((41,))
-    later = hip_device.download_later(x)
+    later = hip_device.readback(x)
     with pytest.raises(DeviceLost):
         hip_device.launch("storage", "fill", [x, 0, Long(x.nbytes + 64)], (1, 1, 1))
     with pytest.raises(DeviceLost, match="copying Array.*the device is lost"):
@@ -263,7 +263,7 @@ def run_without_card(code: str, **environment: str) -> str:
 
 def test_no_driver_is_said(emulator: Any) -> None:
     pytest.importorskip("rocm.bindings", reason="hip-python is not installed")
-    code = "from wgrad.hip import binding\ntry: binding.hip()\nexcept RuntimeError as e: print(e)"
+    code = "from wgrad.hip.runtime import binding\ntry: binding.hip()\nexcept RuntimeError as e: print(e)"
     text = run_without_card(f"import sys; sys.path[:0] = {sys.path!r}\n{code}")
     assert "libamdhip64.so" in text and "hip-python is installed" in text
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.train.cli import main
+from wgrad.device.contract import Device
+from wgrad.train.commands.cli import main
 
 TRAIN = Path(__file__).parents[1] / "train"
 

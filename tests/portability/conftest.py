@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-from wgrad.autograd.bundle import Bundle, make_bundle
-from wgrad.autograd.selftest_cases import cases
-from wgrad.train.bundle_cases import training_cases
+from wgrad.autograd.selftest.bundle import Bundle, make_bundle
+from wgrad.autograd.selftest.case import cases
+from wgrad.train.commands.bundle_cases import training_cases
 
 GiveUp = Callable[[str], NoReturn]
 

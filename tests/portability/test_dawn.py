@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.bundle import Bundle
+from wgrad.autograd.selftest.bundle import Bundle
 
 HERE = Path(__file__).parent
 SWIFTSHADER = [f"{folder}/vk_swiftshader_icd.json" for folder in ("/usr/lib/chromium", "/opt/google/chrome")]

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.bundle import Bundle
-from wgrad.train.cli import main
-from wgrad.train.selftest_page import make_page, page_bundle
+from wgrad.autograd.selftest.bundle import Bundle
+from wgrad.train.commands.cli import main
+from wgrad.train.commands.selftest_page import make_page, page_bundle
 
 ONLY = "softmax"  # small shaders: SwiftShader is slow to compile the others
 FLAGS = (

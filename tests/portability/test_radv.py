@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.bundle import Bundle
+from wgrad.autograd.selftest.bundle import Bundle
 
 HERE = Path(__file__).parent
 DRIVER = "libvulkan_radeon.so"

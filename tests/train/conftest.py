@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from wgrad.train.model_config import parse_model_config
-from wgrad.train.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.weights import weight_specs
+from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.files.weights import weight_specs
+from wgrad.train.model.model_config import parse_model_config
 
 VOCAB = 300
 SENTENCES = [

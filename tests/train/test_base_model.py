@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.train.build import build_frozen, count_parameters
-from wgrad.train.generate import Sampling, generate_ids
-from wgrad.train.model_config import load_model_config
-from wgrad.train.tokenizer import load_tokenizer
-from wgrad.train.weights import Checkpoint
+from wgrad.device.contract import Device
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.weights import Checkpoint
+from wgrad.train.model.build import build_frozen, count_parameters
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.generate import Sampling, generate_ids
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "make_base_model.py"
 

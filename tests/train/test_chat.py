@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train import template_process
-from wgrad.train.chat import ChatTemplate, Conversation, MessagesRefused
-from wgrad.train.template_process import TemplateProcess
+from wgrad.device.errors import WgradError
+from wgrad.train.data import template_process
+from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
+from wgrad.train.data.template_process import TemplateProcess
 
 TURNS = [
     {"role": "user", "content": "Who is wise?"},
@@ -262,8 +262,8 @@ def test_a_forked_process_has_its_own(soon: TemplateProcess) -> None:
 def test_ctrl_c_ends_both(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from wgrad.train.chat import ChatTemplate\n"
-        "from wgrad.train import template_process\n"
+        "from wgrad.train.data.chat import ChatTemplate\n"
+        "from wgrad.train.data import template_process\n"
         "template_process._shared = process = template_process.TemplateProcess(60)\n"
         f"template = ChatTemplate({ENDLESS!r}, {{}})\n"
         "print(process._process.pid, flush=True)\n"
@@ -285,8 +285,8 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "print('begun')\n"
-        "from wgrad.train.chat import ChatTemplate\n"
-        "from wgrad.train import template_process\n"
+        "from wgrad.train.data.chat import ChatTemplate\n"
+        "from wgrad.train.data import template_process\n"
         "print(ChatTemplate('{{ messages[0].role }}', {}).render([{'role': 'user'}]))\n"
         "print(template_process.shared_process()._process.pid)\n"
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.checkpoint_files import FORMAT, INFO_FILE, STATE_FILE, Checkpoints, _sha256, _signed
-from wgrad.train.files import write_json
+from wgrad.device.errors import WgradError
+from wgrad.train.files.checkpoint_files import FORMAT, INFO_FILE, STATE_FILE, Checkpoints, _sha256, _signed
+from wgrad.train.files.files import write_json
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:

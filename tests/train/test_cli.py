@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import wgrad
-from wgrad.autograd.errors import DEVICE_ERRORS, DeviceUnavailable, WgradError
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train import cli, devices
-from wgrad.train.devices import describe, readable_bytes
-from wgrad.train.generate_config import GenerateConfig
-from wgrad.train.hub import resolve_model
-from wgrad.train.selftest import package_versions
+from wgrad.device.errors import DeviceError, DeviceUnavailable, WgradError
+from wgrad.train.commands import cli, devices
+from wgrad.train.commands.devices import describe, readable_bytes
+from wgrad.train.commands.selftest import package_versions
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.run.generate_config import GenerateConfig
 
 
 def run(*words: str) -> int:
@@ -135,7 +135,7 @@ def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         WgradError("the disk\n  is full"),
         DeviceUnavailable("the disk is full"),
-        *(e("the disk is full") for e in DEVICE_ERRORS),
+        *(e("the disk is full") for e in (DeviceError,)),
     ],
     ids=lambda e: type(e).__name__,
 )
@@ -150,9 +150,9 @@ def test_an_expected_error_has_no_traceback(
 
 
 def test_the_devices_own_errors_are_expected() -> None:
-    from wgrad.wgsl.errors import DeviceLost, OutOfMemory
+    from wgrad.device.errors import DeviceLost, OutOfMemory
 
-    assert issubclass(DeviceLost, DEVICE_ERRORS) and issubclass(OutOfMemory, DEVICE_ERRORS)
+    assert issubclass(DeviceLost, DeviceError) and issubclass(OutOfMemory, DeviceError)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,12 +286,12 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, words: st
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     """In a process of its own: the hub's client reads its settings once. Nothing listens on port 9 of this host."""
     pytest.importorskip("huggingface_hub")
-    code = "from wgrad.train.hub import resolve_model; resolve_model('org/name')"
+    code = "from wgrad.train.files.hub import resolve_model; resolve_model('org/name')"
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "wgrad.autograd.errors.WgradError: --model: no such folder: org/name; from the Hugging Face hub"
+        "wgrad.device.errors.WgradError: --model: no such folder: org/name; from the Hugging Face hub"
     )
     assert "give a local folder" in last
 
@@ -406,7 +406,7 @@ def test_selftest_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 def test_a_report_that_cannot_be_written_is_told_first(
     place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wgrad.train.selftest.select_device", lambda spec: 1 // 0)
+    monkeypatch.setattr("wgrad.train.commands.selftest.select_device", lambda spec: 1 // 0)
     message = refused(capsys, "selftest", "--report", str(tmp_path / place))
     assert message.startswith("cannot write ") and message.endswith(" with --report")
     assert not list(tmp_path.iterdir())
@@ -431,7 +431,7 @@ def test_a_wrong_operator_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, as_json: bool, only: str, words: str
 ) -> None:
     """The oracle inside run_selftest is the reference itself, which stays right."""
-    monkeypatch.setattr("wgrad.train.selftest.select_device", lambda spec: Wrong())
+    monkeypatch.setattr("wgrad.train.commands.selftest.select_device", lambda spec: Wrong())
     assert run("selftest", "--only", only, *["--json"] * as_json) == 1
     out = capsys.readouterr().out
     assert words in out

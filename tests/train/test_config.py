@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 import wgrad
-from wgrad.autograd.errors import WgradError
-from wgrad.train.cli import build_parser
-from wgrad.train.cli_options import FIXED_BY_RESUME, resolve_config
-from wgrad.train.config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, read_config_file
-from wgrad.train.generate_config import GenerateConfig
-from wgrad.train.options import flag
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import build_parser
+from wgrad.train.commands.cli_options import FIXED_BY_RESUME, resolve_config
+from wgrad.train.commands.options import flag
+from wgrad.train.run.config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, read_config_file
+from wgrad.train.run.generate_config import GenerateConfig
 
 NEEDED: dict[str, Any] = {"model": "m", "data": "d", "out": "o"}
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.model_config import load_model_config, parse_model_config
-from wgrad.train.rope_scaling import rope_tables
+from wgrad.device.errors import WgradError
+from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.model.rope_scaling import rope_tables
 
 Config = Callable[..., dict[str, Any]]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.data import Dataset, load_data
-from wgrad.train.packing import Document
-from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+from wgrad.device.errors import WgradError
+from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.packing import Document
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.run.config import FinetuneConfig
 
 EOS = 1
 

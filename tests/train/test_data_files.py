@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.data import Dataset, load_data
-from wgrad.train.text_windows import WINDOW
-from wgrad.train.tokenizer import Tokenizer, load_tokenizer
+from wgrad.device.errors import WgradError
+from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.text_windows import WINDOW
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.run.config import FinetuneConfig
 
 EOS = 1
 LINES = b'{"text": "Hear."}\n{"text": "See."}\n'
@@ -187,9 +187,9 @@ def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines,
 
 MEMORY = """
 import json, resource, sys
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.data import load_data
-from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.data.data import load_data
+from wgrad.train.data.tokenizer import load_tokenizer
 folder, path = sys.argv[1:]
 tokenizer = load_tokenizer(folder)
 def load(path): return load_data(FinetuneConfig(data=path, eval_fraction=0, seq_len=256), tokenizer)

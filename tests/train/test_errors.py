@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.train import finetune, session
-from wgrad.train.cli import main
-from wgrad.train.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.weights import Checkpoint
+from wgrad.train.commands.cli import main
+from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.files.weights import Checkpoint
+from wgrad.train.run import finetune, session
 
 Case = Callable[[Path, Path], list[str]]  # model folder, data file -> further options
 
@@ -184,7 +184,7 @@ def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> N
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
 
-    command = [sys.executable, "-m", "wgrad.train.cli", *options_for(model, text_data, out)]
+    command = [sys.executable, "-m", "wgrad.train.commands.cli", *options_for(model, text_data, out)]
     process = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
     assert process.returncode == 2, process.stderr
     assert process.stderr.count("\n") == 1 and "Traceback" not in process.stderr
@@ -198,7 +198,7 @@ def test_a_full_disk(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> N
 def test_a_model_that_does_not_fit(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = pytest.importorskip("wgrad.wgsl.errors")
+    errors = pytest.importorskip("wgrad.device.errors")
 
     def build(*args: Any, **kwargs: Any) -> Any:
         raise errors.OutOfMemory("no memory for 12 bytes")
@@ -212,7 +212,7 @@ def test_a_model_that_does_not_fit(
 def test_a_lost_device_keeps_the_last_checkpoint(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = pytest.importorskip("wgrad.wgsl.errors")
+    errors = pytest.importorskip("wgrad.device.errors")
     model, out = make_checkpoint(), tmp_path / "out"
     step = finetune.Trainer.step
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.cli import main
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.evaluation import eval_subset
-from wgrad.train.packing import Document
-from wgrad.train.progress import Phase
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.data.packing import Document
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.evaluation import eval_subset
+from wgrad.train.run.progress import Phase
 
 
 def documents(lengths: list[int]) -> list[Document]:
@@ -135,14 +135,14 @@ def test_done_in_covers_all_parts_of_a_run(
     """Each part is made to take an hour more, before its first step and after its last."""
     late = [0.0]
     real = __import__("time").monotonic
-    monkeypatch.setattr("wgrad.train.finetune.time.monotonic", lambda: real() + late[0])
-    measure = __import__("wgrad.train.evaluation", fromlist=["Evaluation"]).Evaluation.measure
+    monkeypatch.setattr("wgrad.train.run.finetune.time.monotonic", lambda: real() + late[0])
+    measure = __import__("wgrad.train.run.evaluation", fromlist=["Evaluation"]).Evaluation.measure
 
     def slow(self: Any, when: str) -> Any:
         late[0] += 3600.0
         return measure(self, when)
 
-    monkeypatch.setattr("wgrad.train.evaluation.Evaluation.measure", slow)
+    monkeypatch.setattr("wgrad.train.run.evaluation.Evaluation.measure", slow)
     model = make_checkpoint()
     assert finetune(tmp_path / "out", model, text_data) == 0
     first = json.loads((tmp_path / "out" / "results.json").read_text())["seconds"]

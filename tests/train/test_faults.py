@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import wgrad.train.finetune  # noqa: F401  (children need not import it again)
-from wgrad.train.checkpoint_files import Checkpoints
-from wgrad.train.cli import main
-from wgrad.train.metrics import read_metrics
+import wgrad.train.run.finetune  # noqa: F401  (children need not import it again)
+from wgrad.train.commands.cli import main
+from wgrad.train.files.checkpoint_files import Checkpoints
+from wgrad.train.run.metrics import read_metrics
 
 KILLED = 9  # status of a child that the shim ended
 STEPS = 4

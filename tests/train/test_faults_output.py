@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.train.cli import main
+from wgrad.train.commands.cli import main
 
 RESULT = ("adapter_model.safetensors", "adapter_config.json", "loss.svg")
 
@@ -108,7 +108,7 @@ def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch:
             raise RuntimeError("the machine falls down the stairs")
         return {}
 
-    monkeypatch.setattr("wgrad.train.evaluation.Evaluation.measure", fail)
+    monkeypatch.setattr("wgrad.train.run.evaluation.Evaluation.measure", fail)
     with pytest.raises(RuntimeError):
         main(options_for(tiny, tiny / "out"))
     monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch:
 def test_what_is_saved_is_saved_before_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody reads holds a print for as long as that lasts: at each line the disk is ahead of it."""
     out, seen = tiny / "out", []
-    monkeypatch.setattr("wgrad.train.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("wgrad.train.run.progress.LINE_SECONDS", 0.0)
 
     class Watching(io.StringIO):
         def write(self, text: str) -> int:
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_the_line(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsy
         yield 40
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wgrad.train.generate.generate_ids", stop)
+    monkeypatch.setattr("wgrad.train.run.generate.generate_ids", stop)
     assert generate(tiny) == 130
     captured = capsys.readouterr()
     assert captured.out.endswith("\n") and captured.err.endswith("wgrad: interrupted\n")

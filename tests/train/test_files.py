@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.files import (
+from wgrad.device.errors import WgradError
+from wgrad.train.files.files import (
     atomic_file,
     atomic_folder,
     check_writable,
@@ -53,7 +53,7 @@ def test_text_mode_keeps_newlines(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a", b"old")
     code = (
-        "import os, sys\nfrom wgrad.train.files import atomic_file\n"
+        "import os, sys\nfrom wgrad.train.files.files import atomic_file\n"
         "with atomic_file(sys.argv[1]) as f:\n    f.write(b'half'); f.flush(); os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")])

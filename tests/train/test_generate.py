@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.autograd.errors import WgradError
-from wgrad.train.adapter import save_adapter
-from wgrad.train.build import build_frozen
-from wgrad.train.cli import main
-from wgrad.train.generate import Sampling, generate_ids
-from wgrad.train.lora import LoraConfig, linear_modules, lora_shapes
-from wgrad.train.model import Inputs, Model
-from wgrad.train.model_config import load_model_config
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.files.adapter import save_adapter
+from wgrad.train.model.build import build_frozen
+from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.generate import Sampling, generate_ids
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97]
 
@@ -32,8 +32,8 @@ def greedy_by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
         inputs = Inputs(
             ids=device.upload(np.asarray(ids, np.int32)),
             positions=device.upload(np.arange(len(ids), dtype=np.int32)),
-            starts=device.upload(np.zeros((1, len(ids)), np.int32)),
-            q_start=device.upload(np.zeros(1, np.int32)),
+            doc_start=device.upload(np.zeros((1, len(ids)), np.int32)),
+            cache_len=device.upload(np.zeros(1, np.int32)),
         )
         logits = device.download(model.logits(model.hidden(inputs).data))
         ids.append(int(np.argmax(logits[-1])))
@@ -98,7 +98,7 @@ def test_a_token_costs_three_small_writes_and_the_read_of_its_id(
 
         monkeypatch.setattr(device, name, counted)
 
-    for name in ("upload", "write", "download", "download_later"):
+    for name in ("upload", "write", "download", "readback"):
         count(name)
     tokens = generate_ids(model, PROMPT, 8, Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=5))
     next(tokens)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from wgrad.train.cli import main
-from wgrad.train.interrupts import Interrupted, Interrupts
+from wgrad.train.commands.cli import main
+from wgrad.train.run.interrupts import Interrupted, Interrupts
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of another process")
 
@@ -155,7 +155,7 @@ def test_the_answer_comes_while_the_main_thread_is_in_a_long_call() -> None:
 
 STUCK = """
 import ctypes, os, signal, sys, threading, time
-from wgrad.train import interrupts
+from wgrad.train.run import interrupts
 interrupts.GRACE = 0.3
 reader, writer = os.pipe()
 masked = threading.Event()
@@ -225,7 +225,7 @@ def resumes_to_the_same_bits(tiny: Path, out: Path) -> None:
 def test_a_run_saves_and_says_by_which_signal_it_ended(
     name: str, status: int, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from wgrad.train.loop import Trainer
+    from wgrad.train.run.loop import Trainer
 
     step = Trainer.step
 
@@ -245,7 +245,7 @@ def test_a_run_saves_and_says_by_which_signal_it_ended(
 
 
 def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from wgrad.train import finetune
+    from wgrad.train.run import finetune
 
     save = finetune.save_session_adapter
 
@@ -266,7 +266,7 @@ def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: py
 def test_pressed_in_the_last_step_the_result_is_written(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from wgrad.train.loop import Trainer
+    from wgrad.train.run.loop import Trainer
 
     step = Trainer.step
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train.build import TrainableModel, build_trainable
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.interrupts import Interrupts
-from wgrad.train.loop import Run, Trainer
-from wgrad.train.metrics import MetricsFile, read_metrics
-from wgrad.train.model_config import load_model_config
-from wgrad.train.optim import AdamW
-from wgrad.train.packing import BatchStream, Document, eval_batches
-from wgrad.train.progress import TrainingProgress
+from wgrad.device.contract import Device
+from wgrad.train.data.packing import BatchStream, Document, eval_batches
+from wgrad.train.model.build import TrainableModel, build_trainable
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.interrupts import Interrupts
+from wgrad.train.run.loop import Run, Trainer
+from wgrad.train.run.metrics import MetricsFile, read_metrics
+from wgrad.train.run.optim import AdamW
+from wgrad.train.run.progress import TrainingProgress
 
 TOKENS = 21
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import OUT_OF_MEMORY, WgradError
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train import cli
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.memory_advice import advising, for_parameters, for_steps
+from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.train.commands import cli
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.memory_advice import advising, for_parameters, for_steps
 
 
 class Small(ReferenceDevice):
@@ -35,7 +35,7 @@ def finetune(make_checkpoint: Any, data: Path, out: Path, *options: str) -> int:
     return cli.main([*words, "--max-steps", "2", *options])
 
 
-@pytest.mark.parametrize("error", [*OUT_OF_MEMORY, MemoryError], ids=lambda e: e.__module__ + "." + e.__name__)
+@pytest.mark.parametrize("error", [OutOfMemory, MemoryError], ids=lambda e: e.__module__ + "." + e.__name__)
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
@@ -48,7 +48,7 @@ def test_what_is_trained_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A rank that is too high is not mended by a smaller batch."""
-    monkeypatch.setattr("wgrad.train.session.select_device", lambda spec: Small(30_000, error))
+    monkeypatch.setattr("wgrad.train.run.session.select_device", lambda spec: Small(30_000, error))
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no memory for" in line and line.endswith(f": {advice}") and "batch" not in line
@@ -62,7 +62,7 @@ def test_steps_that_do_not_fit(
     def step(*args: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("wgrad.train.loop.Trainer.step", step)
+    monkeypatch.setattr("wgrad.train.run.loop.Trainer.step", step)
     options = ("--device", "cpu", "--batch-size", "2", "--eval-fraction", "0")
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     line = capsys.readouterr().err.splitlines()[-1]
@@ -87,6 +87,6 @@ def test_an_adapter_of_ones_own() -> None:
 
 def test_the_inner_advice_stands_and_other_errors_pass() -> None:
     with pytest.raises(WgradError, match="^full: inner$"), advising("outer"), advising("inner"):
-        raise OUT_OF_MEMORY[0]("full")
+        raise OutOfMemory("full")
     with pytest.raises(KeyError), advising("outer"):
         raise KeyError

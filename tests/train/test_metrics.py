@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
-from wgrad.train.metrics import FORMAT, METRICS_FILE, MetricsFile, read_metrics
+from wgrad.device.errors import WgradError
+from wgrad.train.run.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
+from wgrad.train.run.metrics import FORMAT, METRICS_FILE, MetricsFile, read_metrics
 
 
 def record(step: int, **more) -> dict:

@@ -11,18 +11,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.autograd.errors import ShapeError
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import no_grad
-from wgrad.train.build import activation_bytes, count_parameters, wants_checkpointing
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.lora import Adapter, LoraConfig, linear_modules, lora_shapes
-from wgrad.train.model import Inputs, KVCache, Model
-from wgrad.train.model_config import load_model_config
-from wgrad.train.optim import FlatParameters, ParameterSpec
-from wgrad.train.rope_scaling import RopeConfig, rope_tables
-from wgrad.train.weights import Checkpoint, load_frozen, weight_specs
+from wgrad.device.contract import Device
+from wgrad.device.errors import ShapeError
+from wgrad.train.files.weights import Checkpoint, load_frozen, weight_specs
+from wgrad.train.model.build import activation_bytes, count_parameters, wants_checkpointing
+from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
+from wgrad.train.model.model import Inputs, KVCache, Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
 CASES: dict[str, dict[str, Any]] = {
@@ -37,8 +37,8 @@ def inputs_for(device: Device, ids: np.ndarray, begin: int = 0) -> Inputs:
     return Inputs(
         ids=device.upload(np.ascontiguousarray(ids, np.int32)),
         positions=device.upload(np.arange(begin, begin + len(ids), dtype=np.int32)),
-        starts=device.upload(np.zeros((1, len(ids)), np.int32)),
-        q_start=device.upload(np.array([begin], np.int32)),
+        doc_start=device.upload(np.zeros((1, len(ids)), np.int32)),
+        cache_len=device.upload(np.array([begin], np.int32)),
     )
 
 
@@ -99,7 +99,7 @@ def test_a_full_cache_is_refused_before_anything_is_written(
     cache = KVCache.empty(config, 1, 9, np.float32, device)
     inputs = inputs_for(device, np.arange(4, dtype=np.int32), 6)
     inputs.start = 6
-    with pytest.raises(ShapeError, match="q_start must leave room for 4 more tokens in the cache of 9, got 6"):
+    with pytest.raises(ShapeError, match="cache_len must leave room for 4 more tokens in the cache of 9, got 6"):
         model.hidden(inputs, cache)
     assert not any(device.download(a).any() for a in (*cache.keys, *cache.values))
 

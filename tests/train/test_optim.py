@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import STATE_APPLIED, STATE_GRAD_NORM, STATE_SKIPPED, Device
-from wgrad.train.optim import ALIGN, START_LOSS_SCALE, AdamW, FlatParameters, ParameterSpec
+from wgrad.device.contract import STATE_APPLIED, STATE_GRAD_NORM, STATE_SKIPPED, Device
+from wgrad.train.run.optim import ALIGN, START_LOSS_SCALE, AdamW, FlatParameters, ParameterSpec
 
 SPECS = [
     ParameterSpec("norm", (13,), decay=False),

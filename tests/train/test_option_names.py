@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train import cli
-from wgrad.train.config import FinetuneConfig, config_from_mapping
-from wgrad.train.generate_config import GenerateConfig
-from wgrad.train.option_names import _ELSEWHERE, option_hint
-from wgrad.train.options import flag
+from wgrad.device.errors import WgradError
+from wgrad.train.commands import cli
+from wgrad.train.commands.option_names import _ELSEWHERE, option_hint
+from wgrad.train.commands.options import flag
+from wgrad.train.run.config import FinetuneConfig, config_from_mapping
+from wgrad.train.run.generate_config import GenerateConfig
 
 FIELDS = [f.name for f in dataclasses.fields(FinetuneConfig)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.train import cli
+from wgrad.train.commands import cli
 
 GENERATE = ["generate", "--device", "cpu", "--max-new-tokens", "2", "--temperature", "0"]
 PATHS = [
@@ -89,7 +89,7 @@ def test_home_is_expanded_in_every_path(
 # ---- texts -------------------------------------------------------------------------------------
 def run(words: list[str | bytes], stdin: bytes, environment: dict[str, str]) -> tuple[int, bytes, list[str]]:
     """A process of its own, for what Python makes of bytes at its start. -> status, stdout, lines on stderr."""
-    code = "import sys; from wgrad.train.cli import main; sys.exit(main())"
+    code = "import sys; from wgrad.train.commands.cli import main; sys.exit(main())"
     given = {k: v for k, v in os.environ.items() if not k.startswith("LC_") and k not in ("LANG", "PYTHONIOENCODING")}
     done = subprocess.run(
         [sys.executable, "-c", code, *words], input=stdin, capture_output=True, env=given | environment
@@ -135,7 +135,7 @@ def test_texts_of_a_run(capsys: pytest.CaptureFixture[str], in_folder: Path, opt
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_generate_to_a_full_disk(make_checkpoint: Callable[..., Path]) -> None:
-    code = "import sys; from wgrad.train.cli import main; sys.exit(main())"
+    code = "import sys; from wgrad.train.commands.cli import main; sys.exit(main())"
     with open("/dev/full", "wb") as full:
         words = [sys.executable, "-c", code, *GENERATE, "--model", str(make_checkpoint()), "--prompt", "x"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)

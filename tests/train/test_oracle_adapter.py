@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.device import Device, NF4Array
-from wgrad.train.adapter import load_adapter, save_adapter
-from wgrad.train.build import build_frozen, build_trainable
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.loop import Trainer
-from wgrad.train.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model import Inputs, Model
-from wgrad.train.model_config import load_model_config
-from wgrad.train.nf4_files import nf4_arrays, save_nf4_checkpoint
-from wgrad.train.optim import AdamW
-from wgrad.train.packing import Batch, Step
-from wgrad.train.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.schedule import learning_rate
-from wgrad.train.weights import load_frozen
+from wgrad.device.contract import Device, NF4Array
+from wgrad.train.data.packing import Batch, Step
+from wgrad.train.files.adapter import load_adapter, save_adapter
+from wgrad.train.files.nf4_files import nf4_arrays, save_nf4_checkpoint
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.files.weights import load_frozen
+from wgrad.train.model.build import build_frozen, build_trainable
+from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.loop import Trainer
+from wgrad.train.run.optim import AdamW
+from wgrad.train.run.schedule import learning_rate
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
@@ -47,8 +47,8 @@ def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
     inputs = Inputs(
         ids=device.upload(flat),
         positions=device.upload(np.tile(np.arange(ids.shape[1], dtype=np.int32), len(ids))),
-        starts=device.upload(np.zeros_like(ids)),
-        q_start=device.upload(np.zeros(1, np.int32)),
+        doc_start=device.upload(np.zeros_like(ids)),
+        cache_len=device.upload(np.zeros(1, np.int32)),
     )
     return device.download(model.logits(model.hidden(inputs).data))
 
@@ -134,7 +134,7 @@ def test_we_load_peft_adapters(options: dict[str, Any], make_checkpoint: Any, de
 
 
 def test_dora_of_peft_is_refused(make_checkpoint: Any, tmp_path: Path) -> None:
-    from wgrad.autograd.errors import WgradError
+    from wgrad.device.errors import WgradError
 
     folder = make_checkpoint("LlamaForCausalLM")
     settings = peft.LoraConfig(r=2, use_dora=True, target_modules=["q_proj"], task_type="CAUSAL_LM")

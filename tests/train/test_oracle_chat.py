@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.train.chat import ChatTemplate, Conversation, MessagesRefused
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.data import load_data
-from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
+from wgrad.train.data.data import load_data
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.run.config import FinetuneConfig
 
 pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 from transformers import AutoTokenizer  # noqa: E402

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device, NF4Array
-from wgrad.autograd.errors import WgradError
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train.adapter import adapter_note, load_adapter, save_adapter
-from wgrad.train.build import build_frozen
-from wgrad.train.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model import Inputs, Model
-from wgrad.train.model_config import ModelConfig, load_model_config, parse_model_config
-from wgrad.train.rope_scaling import inverse_frequencies
-from wgrad.train.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.tokenizer import load_tokenizer
-from wgrad.train.weights import EMBEDDING, HEAD, Checkpoint, load_frozen, use_own_head
+from wgrad.device.contract import Device, NF4Array
+from wgrad.device.errors import WgradError
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.adapter import adapter_note, load_adapter, save_adapter
+from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.files.weights import EMBEDDING, HEAD, Checkpoint, load_frozen, use_own_head
+from wgrad.train.model.build import build_frozen
+from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
+from wgrad.train.model.rope_scaling import inverse_frequencies
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
@@ -43,8 +43,8 @@ def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
     inputs = Inputs(
         ids=device.upload(ids),
         positions=device.upload(np.arange(len(ids), dtype=np.int32)),
-        starts=device.upload(np.zeros((1, len(ids)), np.int32)),
-        q_start=device.upload(np.zeros(1, np.int32)),
+        doc_start=device.upload(np.zeros((1, len(ids)), np.int32)),
+        cache_len=device.upload(np.zeros(1, np.int32)),
     )
     return device.download(model.logits(model.hidden(inputs).data))
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train.model import Inputs, Model
-from wgrad.train.model_config import load_model_config
-from wgrad.train.optim import FlatParameters, ParameterSpec
-from wgrad.train.safetensors_files import read_entries
-from wgrad.train.weights import load_trainable, weight_specs
+from wgrad.device.contract import Device
+from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.files.weights import load_trainable, weight_specs
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
@@ -110,14 +110,14 @@ def full_model(folder: Path, device: Device) -> tuple[Model, FlatParameters]:
     return Model(config, parameters.tensors, device, positions=64), parameters
 
 
-def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, starts: np.ndarray | None = None) -> Inputs:
-    starts = np.zeros_like(ids) if starts is None else starts
-    positions = np.arange(ids.shape[1], dtype=np.int32)[None] - starts
+def make_inputs(device: Device, ids: np.ndarray, targets: np.ndarray, doc_start: np.ndarray | None = None) -> Inputs:
+    doc_start = np.zeros_like(ids) if doc_start is None else doc_start
+    positions = np.arange(ids.shape[1], dtype=np.int32)[None] - doc_start
     return Inputs(
         ids=device.upload(ids.reshape(-1)),
         positions=device.upload(np.ascontiguousarray(positions.reshape(-1), np.int32)),
-        starts=device.upload(starts),
-        q_start=device.upload(np.zeros(1, np.int32)),
+        doc_start=device.upload(doc_start),
+        cache_len=device.upload(np.zeros(1, np.int32)),
         targets=device.upload(targets.reshape(-1)),
     )
 
@@ -176,8 +176,8 @@ def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: De
         for dtype in (torch.float64, torch.float32)
     )
     model, parameters = full_model(folder, device)
-    starts = np.where(np.arange(TOKENS) < cut, 0, cut).astype(np.int32)[None]
-    model.loss(make_inputs(device, ids[:1], targets[:1], starts)).backward()
+    doc_start = np.where(np.arange(TOKENS) < cut, 0, cut).astype(np.int32)[None]
+    model.loss(make_inputs(device, ids[:1], targets[:1], doc_start)).backward()
     for name, tensor in parameters.tensors.items():
         wanted = true[0][2][name] + true[1][2][name]
         limit = 3 * distance(plain[0][2][name] + plain[1][2][name], wanted)
@@ -186,7 +186,7 @@ def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: De
 
 def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     """Weights, configuration and tokenizer of --full, from a bfloat16 start."""
-    from wgrad.train.cli import main
+    from wgrad.train.commands.cli import main
 
     folder, out = make_checkpoint("Qwen3ForCausalLM", dtype="bfloat16", tie_word_embeddings=True), tmp_path / "out"
     options = (
@@ -211,7 +211,7 @@ def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_
 
 def test_rope_parameters_of_either_version_agree(tmp_path: Path) -> None:
     """transformers 4 and 5 write the same scaling in different places."""
-    from wgrad.train.model_config import parse_model_config
+    from wgrad.train.model.model_config import parse_model_config
 
     base = json.loads(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 48, "num_hidden_layers": 1}))
     base |= {"num_attention_heads": 4, "vocab_size": 8, "intermediate_size": 8}

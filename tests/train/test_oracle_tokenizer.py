@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.data import load_data
-from wgrad.train.packing import IGNORE_INDEX, make_batch
-from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.data.data import load_data
+from wgrad.train.data.packing import IGNORE_INDEX, make_batch
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.run.config import FinetuneConfig
 
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from wgrad.train.tokenizer import load_tokenizer
+from wgrad.train.data.tokenizer import load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 

@@ -12,9 +12,9 @@ from typing import Any
 import filelock
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.cli import main
-from wgrad.train.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.run.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.packing import IGNORE_INDEX, BatchStream, Document, eval_batches, make_batch, pack_documents
+from wgrad.device.errors import WgradError
+from wgrad.train.data.packing import IGNORE_INDEX, BatchStream, Document, eval_batches, make_batch, pack_documents
+from wgrad.train.run.config import FinetuneConfig
 
 
 def document(length: int, seed: int = 0, learn: int = 0) -> Document:
@@ -24,11 +24,11 @@ def documents(count: int, longest: int, seed: int = 3) -> list[Document]:
 
 
 def rows_as_documents(batch) -> list[tuple[int, ...]]:
-    """The documents of a batch, found again from `starts` and `positions` alone (padding left out)."""
+    """The documents of a batch, found again from `doc_start` and `positions` alone (padding left out)."""
     found = []
-    for ids, targets, positions, starts in zip(batch.ids, batch.targets, batch.positions, batch.starts):
-        for start in np.unique(starts):
-            where = np.flatnonzero(starts == start)
+    for ids, targets, positions, doc_start in zip(batch.ids, batch.targets, batch.positions, batch.doc_start):
+        for start in np.unique(doc_start):
+            where = np.flatnonzero(doc_start == start)
             assert np.array_equal(where, np.arange(start, start + len(where)))
             assert np.array_equal(positions[where], np.arange(len(where)))
             if len(where) > 1:
@@ -72,9 +72,9 @@ def test_a_batch_to_the_letter() -> None:
     assert batch.ids.tolist() == [[10, 11, 12, 20, 21, 9, 9], [9] * 7]
     assert batch.targets.tolist() == [[no, 12, no, 21, no, no, no], [no] * 7]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0], [0] * 7]
-    assert batch.starts.tolist() == [[0, 0, 0, 3, 3, 5, 6], list(range(7))]
+    assert batch.doc_start.tolist() == [[0, 0, 0, 3, 3, 5, 6], list(range(7))]
     assert (batch.num_targets, batch.num_tokens) == (2, 5)
-    assert {x.dtype for x in (batch.ids, batch.targets, batch.positions, batch.starts)} == {np.dtype(np.int32)}
+    assert {x.dtype for x in (batch.ids, batch.targets, batch.positions, batch.doc_start)} == {np.dtype(np.int32)}
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -103,7 +103,7 @@ def same(a, b) -> bool:
     return (a.index, a.epoch, len(a.batches)) == (b.index, b.epoch, len(b.batches)) and all(
         np.array_equal(getattr(x, n), getattr(y, n))
         for x, y in zip(a.batches, b.batches)
-        for n in ("ids", "targets", "positions", "starts")
+        for n in ("ids", "targets", "positions", "doc_start")
     )
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.autograd.errors import WgradError
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train.build import build_optimizer, build_trainable, estimate_activations
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.generate import Sampling, generate_ids
-from wgrad.train.loop import Trainer
-from wgrad.train.model_config import load_model_config
-from wgrad.train.packing import BatchStream, Document, eval_batches
-from wgrad.train.plan import SAMPLE_TOKENS, plan_run
-from wgrad.train.weights import weight_specs
-from wgrad.wgsl.dry_run import DryRun
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.data.packing import BatchStream, Document, eval_batches
+from wgrad.train.files.weights import weight_specs
+from wgrad.train.model.build import build_optimizer, build_trainable, estimate_activations
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.generate import Sampling, generate_ids
+from wgrad.train.run.loop import Trainer
+from wgrad.train.run.plan import SAMPLE_TOKENS, plan_run
+from wgrad.wgsl.runtime.dry_run import DryRun
 
 PROMPT = [5, 6, 7]
 SHAPES: dict[str, dict[str, Any]] = {

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.train.adapter import WEIGHTS_FILE
-from wgrad.train.cli import main
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.files import write_json
-from wgrad.train.loop import MANY_SKIPPED
-from wgrad.train.metrics import read_metrics
-from wgrad.train.model_config import load_model_config
-from wgrad.train.nf4_files import save_nf4_checkpoint
-from wgrad.train.schedule import learning_rate, warmup_steps
-from wgrad.train.weights import load_frozen
+from wgrad.train.commands.cli import main
+from wgrad.train.files.adapter import WEIGHTS_FILE
+from wgrad.train.files.files import write_json
+from wgrad.train.files.nf4_files import save_nf4_checkpoint
+from wgrad.train.files.weights import load_frozen
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.loop import MANY_SKIPPED
+from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.schedule import learning_rate, warmup_steps
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
 SMALL = {"hidden_size": 16, "intermediate_size": 24, **SIZES}
@@ -92,7 +92,7 @@ def test_more_epochs_prolong_as_well(run: Runner, tmp_path: Path) -> None:
 def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wgrad.train.loop import Trainer
+    from wgrad.train.run.loop import Trainer
 
     out, step = tmp_path / "out", Trainer.step
     assert run(out, "--max-steps", "4") == 0
@@ -254,8 +254,8 @@ def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, r
     """An activation beyond float16 (or NaN in the weights): no gradient is ever finite."""
     import ml_dtypes  # noqa: F401
 
-    from wgrad.train.safetensors_files import from_arrays, write_safetensors
-    from wgrad.train.weights import Checkpoint
+    from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+    from wgrad.train.files.weights import Checkpoint
 
     weights = {n: np.array(e.array()) for n, e in Checkpoint(run.model).entries.items()}
     weights["model.norm.weight"] *= np.float32(1e5 if compute == "float16" else np.nan)

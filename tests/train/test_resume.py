@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.autograd.errors import WgradError
-from wgrad.train.adapter import WEIGHTS_FILE
-from wgrad.train.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, Checkpoints
-from wgrad.train.cli import main
-from wgrad.train.metrics import read_metrics
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.files.adapter import WEIGHTS_FILE
+from wgrad.train.files.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, Checkpoints
+from wgrad.train.run.metrics import read_metrics
 
 STEPS = 24
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
@@ -73,7 +73,7 @@ def same_result(out: Path, whole: Path) -> None:
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(whole: Path, text_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "wgrad.train.cli", *options_for(tmp_path / "model", text_data, out)]
+    command = [sys.executable, "-m", "wgrad.train.commands.cli", *options_for(tmp_path / "model", text_data, out)]
     chance = random.Random(int.from_bytes(os.urandom(4), "little"))
     kills, resumed = 0, 0
     for attempt in range(40):
@@ -182,7 +182,7 @@ def test_other_data_or_another_model_cannot_resume(
 
 def test_ctrl_c_says_what_is_saved_and_resumes_to_the_same_bits(whole: Path, text_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "stopped"
-    command = [sys.executable, "-m", "wgrad.train.cli", *options_for(tmp_path / "model", text_data, out)]
+    command = [sys.executable, "-m", "wgrad.train.commands.cli", *options_for(tmp_path / "model", text_data, out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not newest(out):
         time.sleep(0.002)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.safetensors_files import from_arrays, read_entries, save_arrays, write_safetensors
+from wgrad.device.errors import WgradError
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, save_arrays, write_safetensors
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.schedule import learning_rate, warmup_steps
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.schedule import learning_rate, warmup_steps
 
 
 def rates(total: int, **options) -> list[float]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.text_windows import Encoded, encode_windows
+from wgrad.device.errors import WgradError
+from wgrad.train.data.text_windows import Encoded, encode_windows
 
 PROVERBS = (Path(__file__).parents[2] / "examples" / "data" / "proverbs.txt").read_text(encoding="utf-8")
 SPECIAL = ["<unk>", "<s>", "</s>"]

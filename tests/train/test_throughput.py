@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from wgrad.autograd.device import STATE_SIZE
-from wgrad.train.config import FinetuneConfig
-from wgrad.train.loop import HISTORY_STEPS, Run
-from wgrad.train.metrics import MetricsFile, read_metrics
-from wgrad.train.packing import BatchStream, Document
-from wgrad.train.progress import Display, TrainingProgress
-from wgrad.train.throughput import Throughput
+from wgrad.device.contract import STATE_SIZE
+from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.loop import HISTORY_STEPS, Run
+from wgrad.train.run.metrics import MetricsFile, read_metrics
+from wgrad.train.run.progress import Display, TrainingProgress
+from wgrad.train.run.throughput import Throughput
 
 TOKENS = 20  # of each step
 
@@ -56,7 +56,7 @@ class Device:
             self.clock.now = max(self.clock.now, self.ends[-1 - self.depth])
         self._recorded += 1
 
-    def history_later(self) -> Any:
+    def history_readback(self) -> Any:
         count, self._recorded = self._recorded, 0
         upto = len(self.ends)
         heard = min(-(-upto // self.together) * self.together, 10**9)

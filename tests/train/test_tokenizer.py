@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from wgrad.autograd.errors import WgradError
-from wgrad.train.chat import ChatTemplate, Conversation
-from wgrad.train.tokenizer import load_tokenizer
+from wgrad.device.errors import WgradError
+from wgrad.train.data.chat import ChatTemplate, Conversation
+from wgrad.train.data.tokenizer import load_tokenizer
 
 TURNS = [
     {"role": "user", "content": "Who is wise?"},

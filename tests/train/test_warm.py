@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from wgrad.train import warm
-from wgrad.train.cli import main
-from wgrad.wgsl.driver_caches import driver_caches
+from wgrad.train.commands import warm
+from wgrad.train.commands.cli import main
+from wgrad.wgsl.runtime.driver_caches import driver_caches
 
 BASE = Path(__file__).parents[2] / "examples" / "base_model"
 SMALL = ["--seq-len", "64", "--batch-size", "2"]
@@ -86,7 +86,7 @@ def test_folders_of_every_system(platform: str, tmp_path: Path) -> None:
     code = (
         f"import os, sys; sys.path[:] = {sys.path!r}; sys.platform = {platform!r}\n"
         f"os.confstr = lambda name: {str(tmp_path)!r}\n"
-        "from wgrad.wgsl.driver_caches import driver_caches\n"
+        "from wgrad.wgsl.runtime.driver_caches import driver_caches\n"
         "print(*driver_caches(), sep='\\n')"
     )
     (tmp_path / "com.x" / "com.apple.metal").mkdir(parents=True)

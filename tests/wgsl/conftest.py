@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
+from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
 
 NARROW_BYTES = 1 << 16

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.wgsl import adapters, vulkan_memory
+from wgrad.wgsl.runtime import adapters, vulkan_memory
 
 
 def test_facts_of_a_software_driver_have_no_memory(wgpu_device: Any) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import EPSILON, MULTIPLE, check_case
-from wgrad.autograd.selftest_cases import BUILTIN_ULPS, Case, cases
-from wgrad.autograd.selftest_operators import _attention
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, cases
+from wgrad.autograd.selftest.operators import _attention
+from wgrad.autograd.selftest.run import EPSILON, MULTIPLE, check_case
+from wgrad.device.errors import DeviceError
 from wgrad.wgsl.attention_plan import BACKWARD, FORWARD, Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.errors import DeviceError
 
 F32 = np.dtype(np.float32)
 CASES = [c for c in cases(True) if c.op in ("attention", "attention_backward")]
@@ -74,11 +74,11 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
     chosen = plan(64, 16_384)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=10_000)
-    check(_attention("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, q_start=1), planned)
+    check(_attention("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, cache_len=1), planned)
 
 
 @pytest.mark.parametrize(
-    ("shape", "q_start", "window"),
+    ("shape", "cache_len", "window"),
     [
         ((1, 1, 8, 1, 64), 700, 0),  # the most rows that the decoding kernel takes
         ((2, 3, 4, 2, 40), 129, 0),
@@ -88,18 +88,18 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
     ],
 )
 def test_decoding_ignores_the_cache_beyond_its_last_token(
-    shape: tuple[int, int, int, int, int], q_start: int, window: int, device: WgpuDevice
+    shape: tuple[int, int, int, int, int], cache_len: int, window: int, device: WgpuDevice
 ) -> None:
     """What lies there is NaN: not one bit of it may show. Against the same cache cut to its length."""
     b, t, h, g, d = shape
     x = _inputs(shape)
     rng = np.random.default_rng(1)
     for name in ("k", "v"):
-        x[name] = np.full((b, q_start + t + 333, g, d), np.nan, F32)
-        x[name][:, : q_start + t] = rng.standard_normal((b, q_start + t, g, d))
-    x["q_start"][0] = q_start
-    names = ("q", "k", "v", "starts", "q_start")
-    cut = {n: (v[:, : q_start + t] if n in "kv" else v) for n, v in x.items()}
+        x[name] = np.full((b, cache_len + t + 333, g, d), np.nan, F32)
+        x[name][:, : cache_len + t] = rng.standard_normal((b, cache_len + t, g, d))
+    x["cache_len"][0] = cache_len
+    names = ("q", "k", "v", "doc_start", "cache_len")
+    cut = {n: (v[:, : cache_len + t] if n in "kv" else v) for n, v in x.items()}
     wide = {n: v.astype(np.float64) if v.dtype == F32 else v for n, v in cut.items()}
     exact = ReferenceDevice().attention(*(wide[n] for n in names), scale=0.3, window=window)
     plain = ReferenceDevice().attention(*(cut[n] for n in names), scale=0.3, window=window)
@@ -113,13 +113,13 @@ def _inputs(shape: tuple[int, int, int, int, int], seed: int = 0) -> dict[str, n
     b, t, h, g, d = shape
     rng = np.random.default_rng(seed)
     arrays = {n: rng.standard_normal((b, t, x, d)).astype(F32) for n, x in (("q", h), ("k", g), ("v", g), ("do", h))}
-    return arrays | {"starts": np.zeros((b, t), np.int32), "q_start": np.zeros(1, np.int32)}
+    return arrays | {"doc_start": np.zeros((b, t), np.int32), "cache_len": np.zeros(1, np.int32)}
 
 
 def _all(device: WgpuDevice, x: dict[str, np.ndarray], scale: float) -> list[np.ndarray]:
     a = {n: device.upload(v) for n, v in x.items()}
-    o, lse = device.attention(a["q"], a["k"], a["v"], a["starts"], a["q_start"], scale=scale)
-    grads = device.attention_backward(a["do"], a["q"], a["k"], a["v"], o, lse, a["starts"], scale=scale)
+    o, lse = device.attention(a["q"], a["k"], a["v"], a["doc_start"], a["cache_len"], scale=scale)
+    grads = device.attention_backward(a["do"], a["q"], a["k"], a["v"], o, lse, a["doc_start"], scale=scale)
     return [device.download(r) for r in (o, lse, *grads)]
 
 
@@ -150,13 +150,13 @@ def test_large_scores_stay_finite(device: WgpuDevice) -> None:
     x["q"] *= 40
     reference = ReferenceDevice()
     wide = {n: v.astype(np.float64) if v.dtype == F32 else v for n, v in x.items()}
-    exact, _ = reference.attention(*(wide[n] for n in ("q", "k", "v", "starts", "q_start")), scale=1.0)
+    exact, _ = reference.attention(*(wide[n] for n in ("q", "k", "v", "doc_start", "cache_len")), scale=1.0)
     # A score of 2000 is rounded to 1e-4, and how much of that shows depends on the order of its sum: the plain error is
     # the largest over a few orders of the head's elements.
     rng, errors = np.random.default_rng(0), []
     for _ in range(8):
         order = rng.permutation(64)
-        mixed = (x["q"][..., order], x["k"][..., order], x["v"], x["starts"], x["q_start"])
+        mixed = (x["q"][..., order], x["k"][..., order], x["v"], x["doc_start"], x["cache_len"])
         errors.append(np.abs(reference.attention(*mixed, scale=1.0)[0] - exact).max())
     found = _all(device, x, 1.0)
     assert all(np.isfinite(r).all() for r in found)
@@ -174,8 +174,8 @@ def test_scores_never_stand_whole(planned: WgpuDevice) -> None:
     device.synchronize()
     device.reset_peak()
     before = device.memory().in_use_bytes
-    o, lse = device.attention(a["q"], a["k"], a["v"], a["starts"], a["q_start"], scale=0.1)
-    device.attention_backward(a["do"], a["q"], a["k"], a["v"], o, lse, a["starts"], scale=0.1)
+    o, lse = device.attention(a["q"], a["k"], a["v"], a["doc_start"], a["cache_len"], scale=0.1)
+    device.attention_backward(a["do"], a["q"], a["k"], a["v"], o, lse, a["doc_start"], scale=0.1)
     device.synchronize()
     assert device.memory().peak_bytes - before < t * t * 4 / 4
 

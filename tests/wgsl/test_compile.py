@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.wgsl import compile as compile_module
-from wgrad.wgsl.compile import assemble, declare, preprocess
+from wgrad.wgsl.runtime import compile as compile_module
+from wgrad.wgsl.runtime.compile import assemble, declare, preprocess
 
 
 def lines(text: str, **constants: object) -> list[str]:

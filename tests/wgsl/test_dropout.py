@@ -1,4 +1,4 @@
-"""Dropout: keep bits equal to the reference's Philox, over windows, and not the same for another seed or salt."""
+"""Dropout: keep bits equal to the reference's Philox, over windows, and not the same for another seed or stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_keep_bits_over_windows(size, p, wgpu_device, narrow, rng) -> None:
 def test_seed_and_salt_matter(wgpu_device) -> None:
     x = wgpu_device.upload(np.ones(4096, np.float32))
 
-    def kept(low: int, high: int, salt: int) -> np.ndarray:
+    def kept(low: int, high: int, stream: int) -> np.ndarray:
         seed = wgpu_device.upload(np.array([low, high], np.uint32))
-        return wgpu_device.download(wgpu_device.dropout(x, 0.5, seed, salt)) != 0
+        return wgpu_device.download(wgpu_device.dropout(x, 0.5, seed, stream)) != 0
 
     draws = [kept(1, 2, 3), kept(2, 2, 3), kept(1, 3, 3), kept(1, 2, 4)]
     for i, a in enumerate(draws):

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.selftest import check_case, prepare_selftest, selftest_cases
-from wgrad.autograd.selftest_cases import Case, upload_inputs
-from wgrad.wgsl.compile import Compiler, Variant
+from wgrad.autograd.selftest.case import Case, upload_inputs
+from wgrad.autograd.selftest.run import check_case, prepare_selftest, selftest_cases
+from wgrad.device.errors import DeviceError
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.dry_run import DryRun
-from wgrad.wgsl.errors import DeviceError
-from wgrad.wgsl.native import Queue
+from wgrad.wgsl.runtime.compile import Compiler, Variant
+from wgrad.wgsl.runtime.dry_run import DryRun
+from wgrad.wgsl.runtime.native import Queue
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_downloads_give_zeros_and_int64_is_refused_as_ever(wgpu_device: WgpuDevi
     dry = wgpu_device.dry_run()
     array = dry.upload(np.ones((3, 5), np.float32))
     dry.write(array, np.ones((3, 5), np.float32))
-    later = dry.download_later(array)
+    later = dry.readback(array)
     assert later.ready()
     for value in (dry.download(array), later.result()):
         np.testing.assert_array_equal(value, np.zeros((3, 5), np.float32))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, cases
+from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, software_tile
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case
-from wgrad.autograd.selftest_products import matrix_cases
-from wgrad.wgsl import compile as wgsl_compile
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.products import matrix_cases
+from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import compile as wgsl_compile
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from wgrad.train.cli import main
-from wgrad.wgsl import matrix_units
-from wgrad.wgsl.errors import DeviceError
+from wgrad.device.errors import DeviceError
+from wgrad.train.commands.cli import main
+from wgrad.wgsl.runtime import matrix_units
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,8 @@ def test_wgpu_works_on_the_copy(cache: Path) -> None:
     known_library()
     matrix_units.write_copy()
     code = (
-        "import numpy as np; from wgrad.wgsl import native; from wgrad.wgsl.device import WgpuDevice; d = WgpuDevice();"
+        "import numpy as np; from wgrad.wgsl.runtime import native; from wgrad.wgsl.device import WgpuDevice;"
+        "d = WgpuDevice();"
         "print(native.COPY_LOADED, float(d.download(d.add(d.upload(np.ones(3, np.float32)), d.zeros((3,))))[0]))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import wgrad.wgsl.device
-from wgrad.autograd.device import Device, NF4Array
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, cases
+from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.run import check_case
+from wgrad.device.contract import Device, NF4Array
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.nf4 import NF4Blocks
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import Device
-from wgrad.wgsl import native
+from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.wgsl.runtime import native
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_can_only_be_logged_is_raised() -> None:
     log.raise_if_any("waiting")  # once
 
 
-@pytest.mark.parametrize("after", ["launch", "allocate", "download", "download_later", "write"])
+@pytest.mark.parametrize("after", ["launch", "allocate", "download", "readback", "write"])
 def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
     """A real one, destroyed under our hands: whatever comes next says that it was lost."""
     device = WgpuDevice()
@@ -52,7 +52,7 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
         "launch": launch,
         "allocate": lambda: device.empty((5000,)),
         "download": lambda: device.download(array),
-        "download_later": lambda: device.download_later(array).result(),
+        "readback": lambda: device.readback(array).result(),
         "write": lambda: device.write(array, np.zeros(100, np.float32)),
     }
     with pytest.raises(DeviceLost, match="lost while"):

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from wgrad.autograd.device import NF4Array
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.reference_nf4 import NF4_THRESHOLDS
 from wgrad.autograd.reference_nf4 import dynamic_map as reference_map
+from wgrad.device.contract import NF4Array
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.nf4 import NF4Blocks, dynamic_map
 

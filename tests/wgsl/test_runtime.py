@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wgrad.wgsl import adapters
-from wgrad.wgsl.buffers import ALIGN, Pool, size_class
+from wgrad.device.errors import DeviceError, OutOfMemory
+from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.errors import DeviceError, OutOfMemory
-from wgrad.wgsl.runtime import MAX_DISPATCHES, MAX_GROUPS
+from wgrad.wgsl.runtime import adapters
+from wgrad.wgsl.runtime.runtime import MAX_DISPATCHES, MAX_GROUPS
 
 
 @pytest.fixture
@@ -362,7 +362,7 @@ def test_profile_counts_calls_by_kernel(fresh: WgpuDevice, rng: np.random.Genera
 
 def test_download_later_holds_what_was_there_when_asked(wgpu_device: WgpuDevice) -> None:
     array = wgpu_device.upload(np.arange(7, dtype=np.float16))
-    later = wgpu_device.download_later(array)
+    later = wgpu_device.readback(array)
     wgpu_device.fill(array, 9.0)
     assert np.array_equal(later.result(), np.arange(7)) and later.ready()
     assert np.array_equal(wgpu_device.download(array), np.full(7, 9.0))

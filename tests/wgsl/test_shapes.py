@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest import check_case
-from wgrad.autograd.selftest_cases import Case, Inputs, Outputs
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs
+from wgrad.autograd.selftest.run import check_case
 
 # The fixture holds one device for all examples, which is what is wanted; the same examples each time.
 run_shapes = settings(

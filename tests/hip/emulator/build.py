@@ -16,9 +16,9 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOM = HERE.parents[2] / "hip"
+KERNELS = HERE.parents[2] / "hip" / "kernels"
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
-FLAGS = ["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{ROOM}"]
+FLAGS = ["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{KERNELS}"]
 # What is unrolled for a card would only take long to compile here.
 FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
@@ -64,7 +64,7 @@ def _digest(*parts: object) -> str:
 def build_library(out: Path) -> Path:
     """OUT/libamdhip64.so."""
     sources = sorted(HERE.glob("*.cpp"))
-    texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), ROOM / "gpu_host.hpp")]
+    texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), KERNELS / "gpu_host.hpp")]
     output, key = out / "libamdhip64.so", _digest(clang(), *FLAGS, *texts)
     if not _fresh(output, key):
         out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def has_kernels(source: Path, arch: str) -> bool:
 
 def build_all(out: Path, architectures: list[str]) -> None:
     build_library(out)
-    for source in sorted(ROOM.glob("*.hip")):
+    for source in sorted(KERNELS.glob("*.hip")):
         for arch in architectures:
             if has_kernels(source, arch):
                 build_kernels(source, arch, out)

@@ -1,0 +1,157 @@
+"""Which device a run uses: decided here, once, and said with the reason.
+
+`auto` takes the first of: a HIP device that passes a short self-check, a real GPU through wgpu, a software Vulkan
+driver through wgpu, NumPy.
+A device asked for by name that cannot be used is an error, never a silent step down.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from wgrad.autograd.checked import checked
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import probe as self_check
+from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceError, DeviceUnavailable, NoCard
+
+SPECS = "auto, hip, wgpu, wgpu:<index or part of a name>, cpu"
+SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
+AMD = 0x1002  # PCI vendor id
+_AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
+
+
+def select_device(spec: str = "auto") -> Device:
+    """The device for a spec (auto | hip | wgpu | wgpu:<index or part of the adapter's name> | cpu).
+
+    The device has a `reason`: a phrase saying why it was taken.
+
+    Raises:
+        DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here.
+    """
+    kind, _, rest = spec.strip().partition(":")
+    makers: dict[str, Callable[[], Device]] = {
+        "auto": _auto,
+        "hip": _hip,
+        "cpu": lambda: _reference("asked for by name"),
+        "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
+    }
+    if kind not in makers or (rest and kind != "wgpu"):
+        raise DeviceUnavailable(f"device {spec!r} is not known; use one of: {SPECS}")
+    return makers[kind]()
+
+
+def _auto() -> Device:
+    refused: list[str] = []
+    try:
+        adapters, no_wgpu = _list_adapters(), ""
+    except DeviceUnavailable as error:
+        adapters, no_wgpu = [], _short(error)
+    try:
+        device: Any = _hip()
+        checked = self_check.verdict(device)
+        if checked.passed:
+            device.reason = "the HIP card; its self-check passed"
+            return device
+        refused.append(f"hip: the self-check of {device.description} failed: {checked.reason}")
+    except DeviceUnavailable as error:
+        if _concerns_amd(error, adapters):
+            refused.append(_short(error).partition(";")[0])
+    for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
+        software = adapter["type"] == SOFTWARE
+        reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
+        try:
+            return _wgpu(str(adapter["index"]), "; ".join([reason, *refused]))
+        except DeviceUnavailable as error:
+            refused.append(_short(error))
+    if no_wgpu:
+        refused.append(no_wgpu)
+    elif not adapters:
+        refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
+    return _reference(f"no other device works here: {'; '.join(refused)}")
+
+
+def _concerns_amd(error: DeviceUnavailable, adapters: list[dict[str, Any]]) -> bool:
+    """Whether there is an AMD card that HIP might have run on: for anybody else it is no subject."""
+    if any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, DeviceError) and not isinstance(cause, NoCard)  # HIP itself has found a card
+
+
+def _short(error: DeviceUnavailable) -> str:
+    return str(error).removeprefix("device ")
+
+
+def _unusable(error: DeviceUnavailable) -> str:
+    return f"not usable: {str(error).partition(': ')[2]}"
+
+
+def _reference(reason: str) -> Device:
+    device = checked(ReferenceDevice)()
+    device.reason = reason
+    return device
+
+
+def _hip() -> Device:
+    """A HIP device, with what kept it from being made in the error."""
+    try:
+        module = importlib.import_module("wgrad.hip.device")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("wgrad.hip"):
+            raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
+        raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD cards too") from None
+    try:
+        device = checked(module.HipDevice)()
+    except DeviceError as error:
+        raise DeviceUnavailable(f"device hip: {error}") from error
+    device.reason = "asked for by name"
+    return device
+
+
+def _wgpu(adapter: str | None, reason: str) -> Device:
+    """A wgpu device, with what kept it from being made in the error."""
+    name = "wgpu" if adapter is None else f"wgpu:{adapter}"
+    try:
+        device = checked(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+    except (ImportError, OSError) as error:
+        raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
+    except DeviceError as error:
+        raise DeviceUnavailable(f"device {name}: {error}") from error
+    device.reason = reason
+    return device
+
+
+def _list_adapters() -> list[dict[str, Any]]:
+    try:
+        return importlib.import_module("wgrad.wgsl.device").list_adapters()
+    except (ImportError, OSError) as error:
+        raise DeviceUnavailable(f"device wgpu: {error}; pip install wgpu") from error
+    except DeviceError as error:
+        raise DeviceUnavailable(f"device wgpu: {error}") from error
+
+
+def list_devices() -> list[dict[str, Any]]:
+    """What `wgrad devices` prints, best first.
+
+    Every entry: spec (what to pass to --device), name, usable, reason (why not, or a remark), and what more the
+    device's facts say (device/contract.py).
+    """
+    adapters: list[dict[str, Any]] = []
+    try:
+        adapters = _list_adapters()
+        found = [{**a, "spec": f"wgpu:{a['index']}", "usable": True, "reason": ""} for a in adapters]
+    except DeviceUnavailable as error:
+        found = [{"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": _unusable(error)}]
+    try:
+        device = _hip()
+        hip = {**device.facts, "name": device.description, "spec": "hip", "usable": True, "reason": ""}
+    except DeviceUnavailable as error:
+        reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD card was found"
+        hip = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}
+    remark = "slow; what all others are checked against"
+    cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}
+    return [hip, *found, cpu]

@@ -1,0 +1,178 @@
+"""Cases with everything that another implementation of WebGPU needs to run and judge them: shaders, buffers, steps,
+inputs, expected outputs and limits. No device is needed to write one.
+
+A bundle is a JSON document and a block of bytes:
+
+    shaders   label, entry, code, bindings [[number, type]], storage (bindings that are storage), workgroup_bytes of the
+              profile, float16
+    cases     name, op, direction, dtype, shape, profile, float16, finish
+              buffers   [[bytes, is uniform]]; nothing may be assumed of what they hold at first
+              steps     ["write", buffer, offset, at, bytes] or
+                        ["run", shader, [[number, buffer, offset, bytes]], [x, y, z]], in order
+              made      {name, buffer, offset, size, dtype}: what the device leaves; `finish` makes of it what is judged
+              expected  {name, at, size, dtype, limit}: the oracle, float32 or int32, and the largest difference allowed
+
+`at` counts bytes in the block. wgsl/bundle_runner.js runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import wgrad
+from wgrad.autograd.selftest.case import Case, upload_inputs
+from wgrad.autograd.selftest.run import expected_outputs
+from wgrad.wgsl.runtime.webgpu_trace import PROFILES, RUNNER, Profile, Shader, Trace, TraceDevice, Write
+
+FORMAT = 1
+CARDS = tuple(profile for profile in PROFILES if not profile.software)
+
+
+@dataclass
+class Bundle:
+    """document: JSON. block: the bytes that it points into."""
+
+    document: dict[str, Any]
+    block: bytes
+
+
+@dataclass
+class _Block:
+    """Bytes put one after another, at multiples of 4; what is there already is not put again."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+    places: dict[bytes, int] = field(default_factory=dict)
+
+    def put(self, data: bytes) -> int:
+        key = hashlib.sha256(data).digest()
+        if key not in self.places:
+            self.places[key] = self.size
+            padded = data + bytes(-len(data) % 4)
+            self.parts.append(padded)
+            self.size += len(padded)
+        return self.places[key]
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.block = _Block()
+        self.shaders: dict[Shader, int] = {}
+        self.workgroup_bytes: list[int] = []
+        self.cases: list[dict[str, Any]] = []
+
+    def add(self, case: Case, profile: Profile, *, only_new: bool) -> None:
+        """only_new: leave the case out where it launches no variant that is not in the bundle yet."""
+        device = TraceDevice(profile)
+        outputs = case.call(device, upload_inputs(device, case.inputs()))  # type: ignore[arg-type]
+        places = {name: device.place(array) for name, array in outputs.items()}
+        trace = device.trace
+        if only_new and all(shader in self.shaders for shader in trace.shaders):
+            return
+        for shader in trace.shaders:
+            if shader not in self.shaders:
+                self.shaders[shader] = len(self.shaders)
+                self.workgroup_bytes.append(profile.workgroup_bytes)
+        made = [
+            {"name": n, "buffer": at, "offset": offset, "size": outputs[n].size, "dtype": outputs[n].dtype.name}
+            for n, (at, offset) in places.items()
+        ]
+        known = {n: getattr(case, n) for n in ("name", "op", "direction", "dtype", "shape", "finish")}
+        self.cases.append(
+            {
+                **known,
+                "profile": profile.name,
+                "float16": any(shader.float16 for shader in trace.shaders),
+                "buffers": _sizes(trace),
+                "steps": self._steps(trace),
+                "made": made,
+                "expected": self._expected(case),
+            }
+        )
+
+    def _steps(self, trace: Trace) -> list[Any]:
+        steps: list[Any] = []
+        for step in trace.steps:
+            if isinstance(step, Write):
+                steps.append(["write", step.buffer, step.offset, self.block.put(step.data), len(step.data)])
+            else:
+                bindings = [dataclasses.astuple(b) for b in step.bindings]
+                steps.append(["run", self.shaders[step.shader], bindings, step.groups])
+        return steps
+
+    def _expected(self, case: Case) -> list[dict[str, Any]]:
+        expected, found = expected_outputs(case), []
+        for name, value in expected.oracle.items():
+            kept = value.astype(np.int32 if value.dtype.kind in "iu" else np.float32)
+            at = self.block.put(kept.tobytes())
+            shown = {"name": name, "at": at, "size": kept.size, "dtype": kept.dtype.name}
+            found.append({**shown, "limit": expected.limits[name]})
+        return found
+
+    def document(self) -> dict[str, Any]:
+        shaders = [
+            {
+                **dataclasses.asdict(shader),
+                "storage": sum(kind != "uniform" for _, kind in shader.bindings),
+                "workgroup_bytes": nbytes,
+                "float16": shader.float16,
+            }
+            for shader, nbytes in zip(self.shaders, self.workgroup_bytes)
+        ]
+        return {"format": FORMAT, "wgrad": wgrad.__version__, "shaders": shaders, "cases": self.cases}
+
+
+def _sizes(trace: Trace) -> list[tuple[int, bool]]:
+    """Of each buffer. A buffer of uniforms is made for a thousand launches: what nobody uses of it is cut off."""
+    used = [0] * len(trace.buffers)
+    for step in trace.steps:
+        ends = (
+            [(step.buffer, step.offset + len(step.data))]
+            if isinstance(step, Write)
+            else [(b.buffer, b.offset + b.nbytes) for b in step.bindings]
+        )
+        for buffer, end in ends:
+            used[buffer] = max(used[buffer], end)
+    return [(used[i] if uniform else nbytes, uniform) for i, (nbytes, uniform) in enumerate(trace.buffers)]
+
+
+def runner_source() -> str:
+    """The ES module that runs a bundle."""
+    return RUNNER.read_text(encoding="utf-8")
+
+
+def _input_bytes(case: Case) -> int:
+    return sum(value.nbytes for value in case.inputs().values())
+
+
+class _Coarse(np.random.Generator):
+    """Normal numbers in steps of 1/8 where there are many: they pack well, and test as well."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+        value = super().standard_normal(size, *args, **kwargs)
+        return np.round(value * 8) / 8 if np.size(value) >= 4096 else value
+
+
+def with_coarse_inputs(case: Case) -> Case:
+    """The case on inputs that a page can carry."""
+    return dataclasses.replace(case, build=lambda rng: case.build(_Coarse(rng.bit_generator)))
+
+
+def make_bundle(cases: Iterable[Case], *, profiles: Sequence[Profile] = PROFILES, smallest: bool = False) -> Bundle:
+    """Every case as the first profile runs it; as the others do, where they launch variants of their own.
+
+    smallest: leave out every case that brings no new variant, and let those with small inputs bring theirs first.
+    """
+    writer, listed = _Writer(), list(cases)
+    for case in sorted(listed, key=_input_bytes) if smallest else listed:
+        for i, profile in enumerate(profiles):
+            writer.add(case, profile, only_new=smallest or i > 0)
+    order = {case.name: i for i, case in enumerate(listed)}
+    writer.cases.sort(key=lambda made: order[made["name"]])
+    return Bundle(writer.document(), b"".join(writer.block.parts))

@@ -1,0 +1,134 @@
+"""Before `--device auto` first takes a HIP card: a few cases of the self-test on it, in a process of its own.
+
+A card that nobody has tried may hang, or take the process with it; in another process neither does harm. The verdict is
+kept in the cache folder by card, architecture, driver version, digest of the kernels and version of wgrad, so that the
+check runs once. What may pass by itself (no memory free, no time) is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import wgrad
+from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.run import run_selftest
+from wgrad.device.errors import DeviceError
+
+# Products, NF4, attention with a mask and grouped heads, norms; forward and backward.
+CASES = (
+    "gemm_nn/plain/41x123x67/float32",
+    "gemm_nt/epilogue/70x131x72/float16",
+    "gemm_nt/plain/128x128x64/float16",
+    "gemm_tn/accumulate/37x41x67/float16",
+    "linear_nf4/lowrank 5 double/41x37x64/float16",
+    "linear_nf4_backward/plain double/41x160x128/float16",
+    "rms_norm/plain/7x123/float32>float32",
+    "rms_norm_backward/mixed/41x123/float32>float16",
+    "attention/packed/2x133x4x2x64/float16",
+    "attention_backward/grouped/2x70x6x2x64/float16",
+)
+FORMAT = 1  # of the file that keeps a verdict
+SECONDS = 120  # hiprtc may have to compile every kernel first
+_CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.{module} import main; sys.exit(main(*{arguments!r}))"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """passed: auto may take the card. reason: the first failure, in a line; empty where there is none."""
+
+    passed: bool
+    reason: str
+
+
+def chosen_cases() -> list[Case]:
+    """The cases of CASES, in that order. KeyError where the self-test has none of this name."""
+    found = {case.name: case for case in cases()}
+    return [found[name] for name in CASES]
+
+
+def verdict(device: Any) -> Verdict:
+    """Is the HIP device right? From the cache where this card with these kernels was checked before.
+
+    device: has `identity`, a tuple of text that a verdict hangs on, as HipDevice has.
+    """
+    kept = _place(device.identity)
+    try:
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        if known["format"] == FORMAT:
+            return Verdict(bool(known["passed"]), str(known["reason"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass  # not there, or damaged: checked now, as one of another format is
+    found, keep = check_in_a_process("self_check")
+    if keep:
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            beside = kept.with_suffix(f".{os.getpid()}")
+            beside.write_text(
+                json.dumps({"format": FORMAT, "device": device.identity, **asdict(found)}) + "\n", encoding="utf-8"
+            )
+            beside.replace(kept)
+        except OSError:
+            pass  # checked again next time
+    return found
+
+
+def _place(identity: tuple[str, ...]) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "wgrad" / "hip"
+    digest = hashlib.sha256("\0".join((*identity, wgrad.__version__, *CASES)).encode()).hexdigest()
+    return folder / f"self-check-{digest[:16]}.json"
+
+
+def check_in_a_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[Verdict, bool]:
+    """`main(*arguments)` of a module of this room, run elsewhere: the verdict, and whether it is to be kept."""
+    command = [sys.executable, "-c", _CODE.format(path=sys.path, module=module, arguments=arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            env={**os.environ, **(environment or {})},
+        )
+    except subprocess.TimeoutExpired:
+        return Verdict(False, f"no result within {SECONDS} s"), False
+    try:
+        said = json.loads(done.stdout.splitlines()[-1])
+        return Verdict(bool(said["passed"]), str(said["reason"])), bool(said["keep"])
+    except (IndexError, ValueError, KeyError, TypeError):
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        return Verdict(False, f"the check ended with status {done.returncode}: {last[0][:200]}"), False
+
+
+def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
+    """Run cases in this process: prints {"passed", "reason", "keep"} as JSON."""
+    try:
+        results = run_selftest(make_device(), selected=selected)
+    except DeviceError as error:
+        print(json.dumps({"passed": False, "reason": str(error).splitlines()[0], "keep": False}))
+        return 0
+    wrong = [r for r in results if not r.ok]
+    reason = ""
+    if wrong:
+        first = wrong[0]
+        what = first.message or f"{first.output} is off by {first.error:.2g}, allowed {first.limit:.2g}"
+        reason = f"{len(wrong)} of {len(results)} cases failed, first {first.name}: {what[:200]}"
+    keep = not any("OutOfMemory" in r.message for r in wrong)
+    print(json.dumps({"passed": not wrong, "reason": reason, "keep": keep}))
+    return 0
+
+
+def main() -> int:
+    """The check of the HIP device, in this process."""
+    from wgrad.hip.device import HipDevice
+
+    return report(HipDevice, chosen_cases())

@@ -1,0 +1,144 @@
+"""Cases out of real work: a reference device that keeps every operator call as a case of its own, inputs and all.
+
+The operators of a training step get shapes, dtypes and combinations of options that no list of cases foresees. Each
+call is kept the first time that its shapes, dtypes and options are seen.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, Inputs, Outputs, dtype_name, map_arrays
+from wgrad.autograd.selftest.products import quantized
+from wgrad.device.contract import Device, NF4Array
+
+STORAGE = frozenset(
+    "empty zeros upload write download readback view copy fill synchronize memory reset_peak pipelines_compiled "
+    "capture dry_run".split()
+)
+OPERATORS = {
+    name: inspect.signature(function)
+    for name, function in inspect.getmembers(Device, inspect.isfunction)
+    if not name.startswith("_") and name not in STORAGE
+}
+# Arguments that an operator changes; what it returns is an output anyway.
+_CHANGED = {
+    "kv_append": ("cache",),
+    "rope_append": ("keys", "values"),
+    "clip": ("state", "loss_scale"),
+    "adamw": ("p", "exp_avg", "exp_avg_sq"),
+}
+_FINISH = {"clip": "elements", "grad_norm": "elements"}
+
+
+class RecordingDevice(ReferenceDevice):
+    """`cases` grows with each operator call that is unlike those before it. label: what their names begin with."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self._label = label
+        self._seen: set[Any] = set()
+        self._inside = False
+        self.cases: list[Case] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in OPERATORS:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:  # an operator that is made of others
+                return found(*args, **kwargs)
+            self._note(name, args, kwargs)
+            self._inside = True
+            try:
+                return found(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return call
+
+    def _note(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = OPERATORS[op].bind(None, *args, **kwargs).arguments
+        given.pop("self")
+        arrays, options = _flatten(given)
+        key = (op, *((n, _signature(a)) for n, a in arrays.items()), repr(sorted(options.items())), *_aliases(arrays))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.cases.append(_case(f"{self._label}/{len(self.cases)} {op}", op, given, arrays))
+
+
+def _flatten(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments -> arrays by name (parts of a tuple as name.0, name.1), and everything else."""
+    arrays, options = {}, {}
+    for name, value in given.items():
+        if isinstance(value, np.ndarray | NF4Array):
+            arrays[name] = value
+        elif isinstance(value, tuple) and any(isinstance(part, np.ndarray) for part in value):
+            arrays |= {f"{name}.{i}": part for i, part in enumerate(value)}
+        else:
+            options[name] = value
+    return arrays, options
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, NF4Array):
+        return (value.shape, value.block_size, value.nested, value.value_dtype)
+    return (value.shape, value.dtype.name)
+
+
+def _aliases(arrays: dict[str, Any]) -> list[tuple[str, str]]:
+    """(name, the first name of the same memory), for arguments that are one array."""
+    first: dict[Any, str] = {}
+    found = []
+    for name, value in arrays.items():
+        if isinstance(value, np.ndarray):
+            key = (value.__array_interface__["data"][0], value.shape, value.dtype.name)
+            found.append((name, first.setdefault(key, name)))
+    return [(name, same) for name, same in found if name != same]
+
+
+def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> Case:
+    same = dict(_aliases(arrays))
+    kept: Inputs = {n: map_arrays(a, np.copy) for n, a in arrays.items() if n not in same}
+    if "out" in kept and not given.get("accumulate"):
+        kept["out"] = np.zeros_like(kept["out"])  # memory that nobody has written yet
+
+    def pick(x: Inputs, argument: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray | NF4Array):
+            return x[same.get(argument, argument)]
+        if isinstance(value, tuple) and f"{argument}.0" in arrays:
+            return tuple(x[same.get(n, n)] for n in (f"{argument}.{i}" for i in range(len(value))))
+        return value
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        if op == "nf4_quantize":
+            return quantized(device, x["w"], given.get("block_size", 64), double)
+        made = getattr(device, op)(**{n: pick(x, n, value) for n, value in given.items()})
+        results = made if isinstance(made, tuple) else (made,)
+        outputs = {f"result {i}": array for i, array in enumerate(results) if array is not None}
+        return {**outputs, **{n: x[same.get(n, n)] for n in _CHANGED.get(op, ())}}
+
+    def build(rng: np.random.Generator) -> Inputs:
+        return {n: map_arrays(a, np.copy) for n, a in kept.items()}
+
+    double = given.get("double", False)
+    finish = {**_FINISH, "nf4_quantize": "nf4 double" if double else "nf4"}.get(op, "")
+    first = next((a for a in arrays.values() if isinstance(a, np.ndarray)), None)
+    dtype = dtype_name(first.dtype) if first is not None else ""
+    shape = "x".join(map(str, first.shape)) if first is not None else ""
+    direction = "backward" if op.endswith("_backward") or op == "linear_cross_entropy" else "forward"
+    return Case(name, op, direction, dtype, shape, build, call, BUILTIN_ULPS, finish)
+
+
+def recorded(label: str, work: Callable[[RecordingDevice], None]) -> list[Case]:
+    """The cases that a piece of work gives."""
+    device = RecordingDevice(label)
+    work(device)
+    return device.cases

@@ -1,0 +1,159 @@
+"""Prove every operator of a device, forward and backward, against the float64 reference: `wgrad selftest`.
+
+The limit is not set by hand. It is a multiple (2 forward, 3 backward) of the error that the plain reference makes
+in the same precision on the same inputs, plus a few units in the last place of the output's largest value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import Case, Outputs, cases, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.finish import FINISH
+from wgrad.autograd.selftest.products import matrix_cases
+from wgrad.device.contract import Device
+
+MULTIPLE = {"forward": 2.0, "backward": 3.0}
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case on one device: the output that came nearest to its limit (or passed it furthest).
+
+    error: largest absolute difference from the oracle; limit: what was allowed.
+    """
+
+    name: str
+    op: str
+    direction: str
+    dtype: str
+    shape: str
+    output: str
+    error: float
+    limit: float
+    ok: bool
+    message: str = ""
+
+
+def largest_difference(value: np.ndarray, oracle: np.ndarray) -> float:
+    """max |value - oracle|; infinity where the shapes differ or a value is not finite."""
+    if value.shape != oracle.shape:
+        return float("inf")
+    if value.size == 0:
+        return 0.0
+    error = float(np.max(np.abs(value.astype(np.float64) - oracle.astype(np.float64))))
+    return error if np.isfinite(error) else float("inf")
+
+
+def to_host(case: Case, device: Device, outputs: Outputs) -> dict[str, np.ndarray]:
+    """What a case's call made, on the host and ready to be judged."""
+    return FINISH[case.finish]({name: device.download(array) for name, array in outputs.items()})
+
+
+@dataclass(frozen=True)
+class Expected:
+    """By output: the oracle's value in float64, the largest difference allowed, and its dtype on a device."""
+
+    oracle: dict[str, np.ndarray]
+    limits: dict[str, float]
+    dtypes: dict[str, np.dtype]
+
+
+def expected_outputs(case: Case) -> Expected:
+    """What the reference makes of a case."""
+    reference = ReferenceDevice()
+    oracle = to_host(case, reference, case.call(reference, widen_inputs(case.inputs())))
+    plain = to_host(case, reference, case.call(reference, upload_inputs(reference, case.inputs())))
+    limits = {}
+    for name, value in oracle.items():
+        if value.dtype.kind in "iu":
+            limits[name] = 0.0
+            continue
+        scale = float(np.max(np.abs(value))) if value.size else 0.0
+        limits[name] = MULTIPLE[case.direction] * largest_difference(plain[name], value) + case.ulps * EPSILON * scale
+    return Expected(oracle, limits, {name: value.dtype for name, value in plain.items()})
+
+
+def judge(case: Case, expected: Expected, found: dict[str, np.ndarray]) -> Result:
+    """The output that came nearest to its limit. One of another dtype than the contract's is infinitely far off."""
+    worst = ("", 0.0, 0.0, -1.0)
+    for name, value in expected.oracle.items():
+        same = found[name].dtype == expected.dtypes[name]
+        error, limit = largest_difference(found[name], value) if same else float("inf"), expected.limits[name]
+        badness = error / limit if limit > 0 else (0.0 if error == 0 else float("inf"))
+        if badness > worst[3]:
+            worst = (name, error, limit, badness)
+    output, error, limit, badness = worst
+    message = (
+        ""
+        if not output or found[output].dtype == expected.dtypes[output]
+        else (f"{output} is {found[output].dtype}, should be {expected.dtypes[output]}")
+    )
+    return Result(
+        case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, badness <= 1.0, message
+    )
+
+
+def check_case(case: Case, device: Device) -> Result:
+    """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
+    expected = expected_outputs(case)
+    found = to_host(case, device, case.call(device, upload_inputs(device, case.inputs())))
+    if set(found) != set(expected.oracle):
+        raise KeyError(
+            f"{case.name}: outputs {sorted(found)} on {device.name}, {sorted(expected.oracle)} on the reference"
+        )
+    return judge(case, expected, found)
+
+
+def selftest_cases(device: Device, only: str = "") -> list[Case]:
+    """The cases that a device is to pass: those whose name contains `only`."""
+    more = matrix_cases() if getattr(device, "matrix_units", False) else []
+    return [case for case in [*cases(device.float16), *more] if only in case.name]
+
+
+def prepare_selftest(
+    device: Device, selected: Iterable[Case], progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Compile the kernels of these cases before they run; -> how many. Nothing is done where a device cannot."""
+    dry = device.dry_run()
+    if dry is None:
+        return 0
+    for case in selected:
+        try:
+            case.call(dry, upload_inputs(dry, case.inputs()))
+        except Exception:  # it is a result of its own when the case runs
+            pass
+    return device.prepare(dry, progress)
+
+
+def run_selftest(
+    device: Device,
+    *,
+    only: str = "",
+    progress: Callable[[Result], Any] | None = None,
+    selected: Iterable[Case] | None = None,
+) -> list[Result]:
+    """Check every case (those whose name contains `only`, or `selected`) on a device.
+
+    An operator that raises is one failed result with its message: a person with a strange card sees the whole table.
+    """
+    results = []
+    for case in selftest_cases(device, only) if selected is None else selected:
+        try:
+            result = check_case(case, device)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            infinite = float("inf")
+            result = Result(
+                case.name, case.op, case.direction, case.dtype, case.shape, "", infinite, 0.0, False, message
+            )
+        results.append(result)
+        if progress is not None:
+            progress(result)
+    return results

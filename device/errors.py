@@ -1,0 +1,33 @@
+"""What can go wrong for a reason that a user can act on. The command line prints these and exits with status 2."""
+
+
+class WgradError(Exception):
+    """A user's mistake or a limit of the machine. The message is one complete line: what, the rule, what to do."""
+
+
+class UnusableResult(WgradError):
+    """What a run came to is of no use: not finite, or nothing was learnt. The command's status is 1."""
+
+
+class ShapeError(WgradError, ValueError):
+    """An operator was given an argument of the wrong shape, dtype or value."""
+
+
+class DeviceUnavailable(WgradError):
+    """A device that was asked for by name cannot be used here."""
+
+
+class DeviceError(RuntimeError):
+    """The device cannot be used, or refused a piece of work."""
+
+
+class NoCard(DeviceError):
+    """The binding, the driver or the card itself is missing: most likely this is no machine for that device."""
+
+
+class OutOfMemory(DeviceError):
+    """The device has no memory left for an array."""
+
+
+class DeviceLost(DeviceError):
+    """A kernel failed, or the driver reset or removed the device; everything on it is gone."""

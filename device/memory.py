@@ -1,0 +1,171 @@
+"""Device memory from a pool of size classes, and the arrays that live in them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import OutOfMemory
+
+ALIGN = 256  # bytes; what hipMalloc aligns to, and the default alignment of a storage binding's offset in WebGPU
+_CLASSES_PER_DOUBLING = 8  # at most 12.5 % of a block is padding
+_REUSE_SLACK = 1.25  # a free block this much larger than asked for is taken rather than a new one made
+
+
+def size_class(nbytes: int) -> int:
+    """Bytes of the block that holds nbytes."""
+    nbytes = max(nbytes, ALIGN)
+    step = max(ALIGN, 1 << max(0, nbytes.bit_length() - 1) >> int(math.log2(_CLASSES_PER_DOUBLING)))
+    return (nbytes + step - 1) // step * step
+
+
+class Block:
+    """One allocation of the pool; `buffer` is what the driver calls it: an address, or an object of its library."""
+
+    __slots__ = ("buffer", "nbytes", "serial", "scratch")
+
+    def __init__(self, buffer: Any, nbytes: int, serial: int) -> None:
+        self.buffer, self.nbytes, self.serial = buffer, nbytes, serial
+        self.scratch = False  # belongs to recorded replays: only given out while one is being recorded
+
+
+class Lease:
+    """A block in use; when the last array on it goes, the block returns to the pool."""
+
+    __slots__ = ("block", "_pool", "__weakref__")
+
+    def __init__(self, block: Block, pool: Pool) -> None:
+        self.block, self._pool = block, pool
+
+    def __del__(self) -> None:
+        self._pool._release(self.block)
+
+
+class Array:
+    """A row-major array on the device: a shape and dtype over (part of) a leased block."""
+
+    __slots__ = ("lease", "offset", "shape", "dtype", "size", "nbytes")
+
+    def __init__(self, lease: Lease, offset: int, shape: Sequence[int], dtype: Any) -> None:
+        self.lease = lease
+        self.offset = offset  # bytes
+        self.shape = tuple(int(n) for n in shape)
+        self.dtype = np.dtype(dtype)
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """Of the first element, where buffers are addresses (HIP)."""
+        return int(self.lease.block.buffer) + self.offset
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Array(shape={self.shape}, dtype={self.dtype})"
+
+
+class Pool:
+    """Blocks by size; freed blocks are reused in order of size, and given back to the driver only by `trim`."""
+
+    def __init__(self, create: Callable[[int], Any], destroy: Callable[[Block], None], *, exact: bool = False) -> None:
+        """exact: a block is as large as its array (in multiples of 16 bytes), so that a guarded memory behind it
+        sees every access past an array's end; for tests."""
+        self._create, self._destroy, self._exact = create, destroy, exact
+        self._free: list[tuple[int, int, Block]] = []  # (nbytes, serial, block), sorted
+        self._scratch: list[tuple[int, int, Block]] = []
+        # Every block there is. Without this a block held only by a cycle of Python objects would lose its buffer when
+        # the cycle is collected (all finalisers of a cycle run), and come back from its Lease without one.
+        self._blocks: set[Block] = set()
+        self._serial = 0
+        self._touched: set[Block] | None = None
+        self.in_use_bytes = self.peak_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
+
+    def allocate(self, nbytes: int) -> Lease:
+        wanted = max(16, (nbytes + 15) // 16 * 16) if self._exact else size_class(nbytes)
+        block = self._take(self._scratch, wanted) if self._touched is not None else None
+        block = block or self._take(self._free, wanted) or self._new(wanted)
+        if self._touched is not None:
+            self._touched.add(block)
+        self.in_use_bytes += block.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        return Lease(block, self)
+
+    def _take(self, free: list[tuple[int, int, Block]], wanted: int) -> Block | None:
+        at = bisect_left(free, (wanted, -1))
+        most = wanted if self._exact else max(wanted * _REUSE_SLACK, 4096)
+        if at < len(free):
+            entry = free.pop(at)  # looked at when it is out: a collection may have put another into its place
+            if wanted <= entry[0] <= most:
+                return entry[2]
+            insort(free, entry)
+        return None
+
+    def _new(self, nbytes: int) -> Block:
+        try:
+            buffer = self._create(nbytes)
+        except OutOfMemory:
+            if not self.trim():
+                raise
+            buffer = self._create(nbytes)
+        self._serial += 1
+        self.reserved_bytes += nbytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        block = Block(buffer, nbytes, self._serial)
+        self._blocks.add(block)
+        return block
+
+    def _release(self, block: Block) -> None:
+        self.in_use_bytes -= block.nbytes
+        insort(self._scratch if block.scratch else self._free, (block.nbytes, block.serial, block))
+
+    def trim(self) -> int:
+        """Give all free blocks back to the driver (those of replays excepted); returns the bytes."""
+        # A garbage collection during `_destroy` may bring blocks back, or trim again: the list is taken away first, and
+        # each block is counted off as it goes. What an error keeps from going is free as before.
+        going, self._free = self._free, []
+        freed = 0
+        try:
+            while going:
+                nbytes, _, block = going.pop()
+                self._blocks.discard(block)
+                self.reserved_bytes -= nbytes
+                freed += nbytes
+                self._destroy(block)
+        finally:
+            for entry in going:
+                insort(self._free, entry)
+        return freed
+
+    def is_scratch(self, lease: Lease) -> bool:
+        """While recording: was this allocated inside the recording?"""
+        return self._touched is not None and lease.block in self._touched
+
+    def begin_capture(self) -> None:
+        self._touched = set()
+
+    def end_capture(self) -> None:
+        """Blocks used while recording are scratch from now on: a replay writes to them, nobody else may hold them."""
+        touched, self._touched = self._touched or set(), None
+        for block in touched:
+            block.scratch = True
+        for entry in [e for e in self._free if e[2].scratch]:
+            self._free.remove(entry)
+            insort(self._scratch, entry)
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(e[0] for e in self._free) + sum(e[0] for e in self._scratch)
+
+    @property
+    def fragmentation(self) -> float:
+        """1 - largest free block / free bytes; 0 when nothing is free."""
+        free = self.free_bytes
+        largest = max((e[-1][0] for e in (self._free, self._scratch) if e), default=0)
+        return 1.0 - largest / free if free else 0.0

@@ -1,0 +1,150 @@
+// kv_append: cache[b, cache_len + t] = fresh[b, t]; what would lie past the cache's end is left out. sample: the next
+// token's id from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative distribution
+// in id order.
+//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), cache_len [1] i32; logits [V] f32,
+//   uniform [1] f32 in [0, 1), id [1] i32.
+// Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
+// by bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
+// strictly more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
+// Launch: kv_append (ceil(T row / 2048), B) work-groups of 256; sample one work-group of 256.
+// Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
+#include "elements.hpp"
+
+using namespace gpu;
+
+extern "C" GPU_KERNEL(256) void kv_append(void* cache, const void* fresh, const int* cache_len, u32 keys, u32 tokens,
+                                          u32 row, u32 types) {
+  u64 count = u64(tokens) * row, i = (u64(block_x()) * 256 + thread()) * 8;
+  if (i >= count) return;
+  u32 first = u32(cache_len[0]);
+  u64 fits = first < keys ? min(count, u64(keys - first) * row) : u64(0);
+  if (i >= fits) return;
+  u64 from = block_y() * count, to = (u64(block_y()) * keys + first) * row;
+  bool aligned = row % 8 == 0;
+  Eight v = load8(fresh, type_of(types, 1), from + i, from + fits, aligned);
+  store8(cache, type_of(types, 0), to + i, to + fits, v, aligned);
+}
+
+GPU_FN u32 rank(float x) {
+  u32 bits = float_to_bits(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+GPU_FN float number(u32 r) { return bits_to_float(r & 0x80000000u ? r & 0x7fffffffu : ~r); }
+
+struct Sampler {
+  const float* logits;
+  u32 count;
+  float temperature;
+  float* memory;
+
+  // Weight of a token, 1 for the most probable; 0 below the rank `least`.
+  GPU_FN float weight_of(float x, float top, u32 least) const {
+    return rank(x) >= least ? gpu::exp((x - top) / temperature) : 0.f;
+  }
+  GPU_FN float weight(u32 i, float top, u32 least) const { return weight_of(logits[i], top, least); }
+  // The sum of value(logit) over this work-item's tokens, eight at a time.
+  template <class F>
+  GPU_FN float over_mine(F value) const {
+    float mine = 0.f;
+    for (u32 i = thread() * 8; i < count; i += 2048) {
+      Eight v = load8_of(logits, i, count, true);
+#pragma unroll
+      for (u32 e = 0; e < 8; e++) mine += i + e < count ? value(v.at[e]) : 0.f;
+    }
+    return block_sum<256>(mine, memory);
+  }
+  // Tokens whose rank is at least `least`; exact, as there are fewer than 2^24.
+  GPU_FN float reached(u32 least) const {
+    return over_mine([least](float x) { return rank(x) >= least ? 1.f : 0.f; });
+  }
+  GPU_FN float weighs(float top, u32 least) const {
+    return over_mine([this, top, least](float x) { return weight_of(x, top, least); });
+  }
+  // The largest rank that at least k tokens reach.
+  GPU_FN u32 top_k_rank(u32 highest, u32 k) const {
+    u32 low = 0, high = highest;
+    while (low < high) {
+      u32 middle = low + (high - low) / 2 + ((high - low) & 1);
+      if (reached(middle) >= float(k)) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+  // The smallest rank of at least `least` above which the tokens weigh less than top_p of all.
+  GPU_FN u32 top_p_rank(u32 highest, u32 least, float top_p) const {
+    float top = number(highest), limit = top_p * weighs(top, least);
+    u32 low = least, high = highest;  // nothing is above the highest
+    while (low < high) {
+      u32 middle = low + (high - low) / 2;
+      if (weighs(top, max(middle + 1, least)) < limit) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return high;
+  }
+};
+
+// The highest rank and, of the ids that have it, the lowest.
+GPU_FN u64 highest_key(const float* logits, u32 count, u64* keys) {
+  u64 best = 0;
+  for (u32 i = thread() * 8; i < count; i += 2048) {
+    Eight v = load8_of(logits, i, count, true);
+#pragma unroll
+    for (u32 e = 0; e < 8; e++) best = max(best, i + e < count ? u64(rank(v.at[e])) << 32 | u32(~(i + e)) : u64(0));
+  }
+  best = wave_reduce(best, Max{});
+  if (lane() == 0) keys[wave()] = best;
+  barrier();
+  for (u32 i = 0; i < 256 / GPU_WAVE; i++) best = max(best, keys[i]);
+  return best;
+}
+
+// The id at `wanted` of the running sum of weights: each work-item has summed a run of `run` ids into runs[].
+GPU_FN u32 walk(const Sampler& s, const float* runs, u32 run, float uniform_number, float top, u32 least) {
+  float total = 0.f, before = 0.f;
+  for (u32 i = 0; i < 256; i++) total += runs[i];
+  float wanted = uniform_number * total;
+  u32 chosen = 0, token = 0;
+  // The last run with any weight: rounding may leave the number above the sum.
+  for (u32 i = 0; i < 256; i++) {
+    if (!(runs[i] > 0.f)) continue;
+    chosen = i;
+    if (before + runs[i] > wanted) break;
+    before += runs[i];
+  }
+  for (u32 i = min(chosen * run, s.count); i < min(chosen * run + run, s.count); i++) {
+    float w = s.weight(i, top, least);
+    if (!(w > 0.f)) continue;
+    token = i;
+    before += w;
+    if (before > wanted) break;
+  }
+  return token;
+}
+
+extern "C" GPU_KERNEL(256) void sample(const float* logits, const float* uniform_number, int* id, u32 count, u32 top_k,
+                                       float temperature, float top_p) {
+  GPU_SHARED(u64, keys, 256 / GPU_WAVE);
+  GPU_SHARED(float, memory, 256 / GPU_WAVE);
+  GPU_SHARED(float, runs, 256);
+  u64 key = highest_key(logits, count, keys);
+  if (temperature == 0.f) {
+    if (thread() == 0) id[0] = int(~u32(key));
+    return;
+  }
+  Sampler s{logits, count, temperature, memory};
+  u32 highest = u32(key >> 32), least = 0;
+  if (top_k > 0 && top_k < count) least = s.top_k_rank(highest, top_k);
+  if (top_p < 1.f) least = s.top_p_rank(highest, least, top_p);
+  float top = number(highest), mine = 0.f;
+  u32 run = (count + 255) / 256, first = min(thread() * run, count), last = min(first + run, count);
+  for (u32 i = first; i < last; i++) mine += s.weight(i, top, least);
+  runs[thread()] = mine;
+  barrier();
+  if (thread() == 0) id[0] = int(walk(s, runs, run, uniform_number[0], top, least));
+}

@@ -1,0 +1,55 @@
+"""AMD architectures: which are supported, which have code objects in the package, and what a code object is for."""
+
+from __future__ import annotations
+
+import re
+
+from wgrad.device.errors import DeviceError
+
+SHIPPED = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
+# Lower byte of e_flags in the ELF header of a code object. Source: LLVM, User Guide for AMDGPU Backend, "ELF Header".
+_MACHINE = {
+    0x2C: "gfx900", 0x2D: "gfx902", 0x2E: "gfx904", 0x2F: "gfx906", 0x30: "gfx908", 0x31: "gfx909", 0x32: "gfx90c",
+    0x33: "gfx1010", 0x34: "gfx1011", 0x35: "gfx1012", 0x36: "gfx1030", 0x37: "gfx1031", 0x38: "gfx1032",
+    0x39: "gfx1033", 0x3D: "gfx1035", 0x3E: "gfx1034", 0x3F: "gfx90a", 0x41: "gfx1100", 0x42: "gfx1013",
+    0x43: "gfx1150", 0x44: "gfx1103", 0x45: "gfx1036", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200",
+    0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x55: "gfx1152",
+}  # fmt: skip
+_EM_AMDGPU = 224
+_SUPPORTED = re.compile(r"gfx(90a|942|950|1[12][0-9a-f]{2})")
+
+
+def check_supported(architecture: str, card: str) -> None:
+    """Kernels need the matrix instructions of CDNA2 and later (gfx90a, gfx942, gfx950) or of RDNA3 and RDNA4.
+
+    Raises:
+        DeviceError: the architecture is another one.
+    """
+    if not _SUPPORTED.fullmatch(architecture):
+        raise DeviceError(
+            f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: the HIP kernels need"
+            " gfx90a, gfx942, gfx950, gfx11 or gfx12; --device wgpu runs on other cards"
+        )
+
+
+def check_image(image: bytes, where: str, architecture: str, card: str) -> None:
+    """Is `image` a code object for this card? Asked before the driver, whose answer names neither.
+
+    Raises:
+        DeviceError: it is no ELF file, it is cut off, or it is for another architecture; the message names all three.
+    """
+    if len(image) < 64 or image[:4] != b"\x7fELF":
+        raise DeviceError(f"the code object {where} is damaged ({len(image):,} bytes, no ELF file); {_AGAIN}")
+    machine = int.from_bytes(image[18:20], "little")
+    sections, size, count = (int.from_bytes(image[at : at + n], "little") for at, n in ((40, 8), (58, 2), (60, 2)))
+    if sections + size * count > len(image):
+        raise DeviceError(f"the code object {where} is cut off at {len(image):,} bytes; {_AGAIN}")
+    made_for = image[48]
+    if machine == _EM_AMDGPU and _MACHINE.get(made_for) != architecture and architecture in _MACHINE.values():
+        raise DeviceError(
+            f"the code object {where} is for {_MACHINE.get(made_for, f'machine {made_for:#x}')}, and this card is"
+            f" {card} ({architecture}); {_AGAIN}"
+        )
+
+
+_AGAIN = "make it again with `python -m wgrad.hip.runtime.build`, or install wgrad again"

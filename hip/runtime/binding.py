@@ -1,0 +1,109 @@
+"""The one door to hip-python: which package there is, and return codes turned into errors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from wgrad.device.errors import DeviceError, DeviceLost, NoCard, OutOfMemory
+
+# hip-python 10 is rocm.bindings; older ones are `hip`, which the newer still answers to.
+_PACKAGES = ("rocm.bindings", "hip")
+_OUT_OF_MEMORY = 2
+_NO_DEVICE = 100
+# Errors after which nothing on the device works any more: illegal address, illegal state, launch failure, and the like.
+_FATAL = {214, 402, 700, 702, 710, 719, 999}
+
+_bindings: dict[str, Any] = {}
+
+
+def hip() -> Any:
+    """hip-python's `hip` module, with a runtime behind it.
+
+    Raises:
+        NoCard: hip-python, or the HIP runtime library, or a card is missing; the message says which.
+        DeviceError: the driver is there and fails.
+    """
+    if "hip" not in _bindings:
+        module = _import("hip")
+        try:
+            code, count = module.hipGetDeviceCount()
+        except Exception as error:  # a RuntimeError of the loader; its text names the library
+            raise NoCard(
+                "no HIP driver: hip-python is installed, but the runtime library (libamdhip64.so) cannot be opened;"
+                f" install ROCm, or pip install rocm-sdk ({str(error)[:200]})"
+            ) from error
+        if int(code) == _NO_DEVICE or (int(code) == 0 and count == 0):
+            raise NoCard("the HIP driver finds no card; see `rocminfo`, and that you may open /dev/kfd")
+        if int(code) != 0:
+            raise DeviceError(f"hipGetDeviceCount failed: {code}; see `rocminfo`")
+        _bindings["hip"] = module
+    return _bindings["hip"]
+
+
+def hiprtc() -> Any:
+    """hip-python's `hiprtc` module (the run-time compiler)."""
+    if "hiprtc" not in _bindings:
+        _bindings["hiprtc"] = _import("hiprtc")
+    return _bindings["hiprtc"]
+
+
+def device_properties(index: int) -> Any:
+    """hipDeviceProp_t of a card. hip-python 10 returns it; the older ones fill in one that they are given."""
+    module, what = hip(), f"properties of HIP device {index}"
+    try:
+        return check(module.hipGetDeviceProperties(index), what)
+    except TypeError:
+        properties = module.hipDeviceProp_t()
+        check(module.hipGetDeviceProperties(properties, index), what)
+        return properties
+
+
+def driver_version() -> int:
+    """HIP's own count, such as 70152802 for 7.1."""
+    return int(check(hip().hipDriverGetVersion(), "hipDriverGetVersion"))
+
+
+def _import(name: str) -> Any:
+    missing: ImportError | None = None
+    for package in _PACKAGES:
+        try:
+            return importlib.import_module(f"{package}.{name}")
+        except ImportError as error:
+            missing = missing or error
+    raise NoCard(f"hip-python is not installed: pip install hip-python ({missing})") from missing
+
+
+def check(result: tuple[Any, ...], what: str | Callable[[], str]) -> Any:
+    """The values of a call into HIP without its return code: nothing, one, or a tuple.
+
+    what: says what was done, for the message; a function where the text costs something to make.
+
+    Raises:
+        OutOfMemory, DeviceLost, DeviceError: the call's code was not hipSuccess.
+    """
+    code = int(result[0])
+    if code == 0:
+        return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
+    said = what if isinstance(what, str) else what()
+    message = f"{said}: {getattr(result[0], 'name', code)} ({_text(result[0])})"
+    if code == _OUT_OF_MEMORY:
+        raise OutOfMemory(message)
+    if code in _FATAL:
+        raise DeviceLost(f"{message}; the device is lost to this process: start again, with HIP_LAUNCH_BLOCKING=1 to"
+                         " be told the kernel")  # fmt: skip
+    raise DeviceError(message)
+
+
+def to_text(value: Any) -> str:
+    """A C string: bytes in some versions of hip-python, str in others."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _text(code: Any) -> str:
+    try:
+        text = _bindings["hip"].hipGetErrorString(code)
+        return to_text(text[1] if isinstance(text, tuple) else text)
+    except Exception:  # the message must not hide the error
+        return "no description"

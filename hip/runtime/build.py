@@ -1,0 +1,210 @@
+"""Makes the code objects that ship with the package: `make objects`, or
+`python -m wgrad.hip.runtime.build [--arch gfx942] [--only gemm] [--all] [--check] [--jobs 2]`.
+
+Needs clang 19 and lld with the amdgcn target (Debian: apt-get install clang-19 lld-19), no ROCm. What is made already
+from the same sources by the same compiler is left alone (--all makes it again). --check writes nothing: it compiles
+everything and compares bytes where this compiler is the one that made them, else the digests of the sources. Its exit
+status: 0 all is what the sources give, 1 something is not, 2 it could not be found out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from wgrad.hip.runtime.architectures import SHIPPED
+from wgrad.hip.runtime.objects import (
+    KERNELS,
+    MANIFEST,
+    OPTIONS,
+    compress,
+    read_manifest,
+    read_object,
+    serves,
+    source_digest,
+    sources,
+)
+
+# The same bytes from any folder: without a CUID, which is a hash of the paths.
+FLAGS = (
+    "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc", "-fuse-cuid=none", *OPTIONS,
+)  # fmt: skip
+CLANG = os.environ.get("WGRAD_CLANG", "clang-19")
+
+
+def compile_source(source: Path, architecture: str, output: Path, *, clang: str = CLANG) -> None:
+    """One .hip file -> an ELF code object.
+
+    Raises:
+        FileNotFoundError: there is no such compiler. RuntimeError: it refused; the message is its own.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    target = f"--offload-arch={architecture}"
+    command = [clang, *FLAGS, target, "-Wall", "-Werror", source.name, "-o", str(output.resolve())]
+    # The source's folder is left out of the command: no path of this machine gets into the file.
+    done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
+
+
+def compiler_version(clang: str = CLANG) -> str:
+    """First line of what the compiler says about itself. FileNotFoundError where there is none."""
+    said = subprocess.run([clang, "--version"], capture_output=True, encoding="utf-8", check=True).stdout
+    return said.splitlines()[0].strip()
+
+
+def compile_all(pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0) -> dict[str, bytes]:
+    """{"gfx942/gemm.co": code object} of every (source, architecture)."""
+
+    def one(pair: tuple[Path, str]) -> tuple[str, bytes]:
+        source, architecture = pair
+        name = f"{architecture}/{source.stem}.co"
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / source.stem
+            compile_source(source, architecture, path, clang=clang)
+            return name, path.read_bytes()
+
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        return dict(pool.map(one, pairs))
+
+
+def _pairs(architectures: list[str], only: str, room: Path) -> list[tuple[Path, str]]:
+    found = [s for s in sources(room) if only in s.stem]
+    return [(s, a) for s in found for a in architectures if serves(s, a)]
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def outdated(folder: Path, *, room: Path = KERNELS, architectures: tuple[str, ...] = SHIPPED) -> list[str]:
+    """Code objects that are missing, damaged, without a source, or made from other sources or options than those that
+    are there now; each with the reason. Compiles nothing, so it is quick and needs no compiler."""
+    note = read_manifest(folder)
+    wrong = {}
+    if note["options"] != list(FLAGS):
+        wrong[MANIFEST] = "not there" if not note["options"] else "made with other options"
+    expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", room)}
+    files = [p for architecture in architectures for p in (folder / architecture).glob("*.co.xz")]
+    there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in files}
+    digests = {s: source_digest(s) for s in set(expected.values())}
+    for name in sorted(expected.keys() | there.keys()):
+        if name not in expected:
+            wrong[name] = "has no source"
+        elif name not in there:
+            wrong[name] = "is missing"
+        elif note["sources"].get(expected[name].stem) != digests[expected[name]]:
+            wrong[name] = f"was made from another {expected[name].name}, or other headers"
+        elif note["objects"].get(name) != _sha(read_object(there[name])):
+            wrong[name] = "is not the file that was made"
+    return [f"{name} {why}" for name, why in wrong.items()]
+
+
+def build(
+    folder: Path,
+    architectures: list[str],
+    only: str = "",
+    *,
+    clang: str = CLANG,
+    jobs: int = 0,
+    everything: bool = False,
+    room: Path = KERNELS,
+) -> list[Path]:
+    """Makes every code object of these architectures that is not up to date, and notes what it was made from.
+
+    only: part of the sources' names. -> the files written.
+    """
+    note, version = read_manifest(folder), compiler_version(clang)
+    if note["compiler"] != version:
+        everything = True
+    names = {line.partition(" ")[0] for line in outdated(folder, room=room, architectures=tuple(architectures))}
+    everything = everything or MANIFEST in names
+    pairs = [p for p in _pairs(architectures, only, room) if everything or f"{p[1]}/{p[0].stem}.co" in names]
+    made = compile_all(pairs, clang=clang, jobs=jobs)
+    stems = {s.stem for s in sources(room)}
+    gone = [path for path in folder.glob("*/*.co.xz") if path.name.partition(".")[0] not in stems]
+    for path in gone:  # what is left of sources that are no more
+        path.unlink()
+    written = []
+    for name, image in made.items():
+        path = folder / f"{name}.xz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(compress(image))
+        written.append(path)
+    if written or gone or everything:
+        _write_manifest(folder, version, made, {s for s, _ in pairs})
+    return written
+
+
+def _write_manifest(folder: Path, version: str, made: dict[str, bytes], compiled: set[Path]) -> None:
+    old: dict[str, Any] = read_manifest(folder)
+    objects = {**old["objects"], **{name: _sha(image) for name, image in made.items()}}
+    kept = {name: sha for name, sha in sorted(objects.items()) if (folder / f"{name}.xz").is_file()}
+    stems = {name.partition("/")[2].removesuffix(".co") for name in kept}
+    digests = {**old["sources"], **{s.stem: source_digest(s) for s in compiled}}
+    note = {
+        "compiler": version,
+        "options": list(FLAGS),
+        "sources": {stem: digests[stem] for stem in sorted(stems)},
+        "objects": kept,
+    }
+    (folder / MANIFEST).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+
+
+def differing(folder: Path, pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0) -> list[str]:
+    """Names of the code objects that are not byte for byte what the sources give with this compiler."""
+    fresh = compile_all(pairs, clang=clang, jobs=jobs)
+    return [name for name, image in fresh.items() if read_object(folder / f"{name}.xz") != image]
+
+
+def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -> int:
+    """What --check does; the exit status."""
+    wrong = outdated(folder, architectures=tuple(architectures))
+    if wrong:
+        print("\n".join(wrong) + "\nmake them again with `make objects`")
+        return 1
+    made_with, version = read_manifest(folder)["compiler"], compiler_version()
+    if made_with != version:
+        print(f"the code objects were made with {made_with}; this is {version}, whose bytes differ:")
+        print("only the digests of the sources were compared, and they are the same")
+        return 0
+    different = differing(folder, _pairs(architectures, only, KERNELS), jobs=jobs)
+    wrong = [f"{name} is not what the sources give" for name in different]
+    print("\n".join(wrong) or "every code object is what the sources give")
+    return 1 if different else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m wgrad.hip.runtime.build", description=__doc__)
+    parser.add_argument("--arch", action="append", help=f"default: {' '.join(SHIPPED)}")
+    parser.add_argument("--only", default="", help="part of a source file's name")
+    parser.add_argument("--out", type=Path, default=KERNELS.parent / "objects")
+    parser.add_argument("--all", action="store_true", help="also what is up to date")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--jobs", type=int, default=0, help="compilers at once; default: one a core")
+    a = parser.parse_args()
+    architectures = a.arch or list(SHIPPED)
+    try:
+        if a.check:
+            return check(a.out, architectures, a.only, jobs=a.jobs)
+        for path in build(a.out, architectures, a.only, jobs=a.jobs, everything=a.all):
+            print(f"{path} {path.stat().st_size:,} bytes")
+    except FileNotFoundError:
+        print(f"{CLANG} is not installed: apt-get install clang-19 lld-19, or name another in $WGRAD_CLANG")
+        return 2
+    except RuntimeError as error:
+        print(error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

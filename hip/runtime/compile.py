@@ -1,0 +1,84 @@
+"""The kernels of one device: code objects that ship with the package, or hiprtc's; loaded once a process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime import binding
+from wgrad.hip.runtime.architectures import SHIPPED, check_image
+from wgrad.hip.runtime.objects import (
+    KERNELS,
+    find_object,
+    objects_digest,
+    objects_folder,
+    read_object,
+    serves,
+    source_digest,
+    sources,
+)
+from wgrad.hip.runtime.rtc import compile_with_hiprtc
+
+
+class Modules:
+    """The loaded code objects of one device and their kernels, by name. card: what errors call it."""
+
+    def __init__(self, architecture: str, card: str = "a card") -> None:
+        self.architecture, self.card = architecture, card
+        self.compiled = 0  # kernels looked up or compiled so far
+        self._modules: dict[str, Any] = {}
+        self._functions: dict[tuple[str, str], Any] = {}
+
+    @property
+    def origin(self) -> str:
+        """Where this card's kernels come from: "shipped" or "hiprtc"."""
+        return "shipped" if (objects_folder() / self.architecture).is_dir() else "hiprtc"
+
+    def digest(self) -> str:
+        """Of the code objects, or of the sources where hiprtc compiles them."""
+        if self.origin == "shipped":
+            return objects_digest(objects_folder(), self.architecture)
+        return hashlib.sha256("".join(source_digest(path) for path in sources()).encode()).hexdigest()
+
+    def has(self, source: str) -> bool:
+        """Is there a file of this name for this architecture (without loading it)?"""
+        path = KERNELS / f"{source}.hip"
+        return path.exists() and serves(path, self.architecture)
+
+    def get(self, source: str, kernel: str) -> Any:
+        """The function `kernel` of `source`.hip.
+
+        Raises:
+            DeviceError: the file, its code object or the kernel is not there, or is for another architecture.
+        """
+        found = self._functions.get((source, kernel))
+        if found is None:
+            found = binding.check(
+                binding.hip().hipModuleGetFunction(self._module(source), kernel.encode()),
+                f"{source}.hip has no kernel '{kernel}' for {self.architecture}",
+            )
+            self._functions[source, kernel] = found
+            self.compiled += 1
+        return found
+
+    def _module(self, source: str) -> Any:
+        if source not in self._modules:
+            image, where = self._image(source)
+            check_image(image, where, self.architecture, self.card)
+            self._modules[source] = binding.check(
+                binding.hip().hipModuleLoadData(image),
+                f"the code object {where} cannot be loaded on {self.card} ({self.architecture}); make it again with"
+                " `python -m wgrad.hip.runtime.build`",
+            )
+        return self._modules[source]
+
+    def _image(self, source: str) -> tuple[bytes, str]:
+        path = find_object(objects_folder(), self.architecture, source)
+        if path is not None:
+            return read_object(path), str(path)
+        if self.architecture in SHIPPED and "WGRAD_HIP_OBJECTS" in os.environ:
+            missing = objects_folder() / self.architecture / f"{source}.co"
+            raise DeviceError(f"no code object {missing}; $WGRAD_HIP_OBJECTS names this folder")
+        return compile_with_hiprtc(source, self.architecture)

@@ -1,0 +1,121 @@
+"""The code objects that ship with the package: where they lie, what they were made from, and reading one.
+
+hip/objects/<architecture>/<file>.co.xz, and hip/objects/manifest.json, which `hip/runtime/build.py` writes:
+    {"compiler": first line of clang's --version, "options": [flags of clang],
+     "sources": {"gemm": digest of its text and headers}, "objects": {"gfx942/gemm.co": SHA-256 before compression}}
+$WGRAD_HIP_OBJECTS names another folder of the same shape, where a file may also be uncompressed (<file>.co).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import DeviceError
+
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+MANIFEST = "manifest.json"
+OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-mcode-object-version=5")
+_HOST_HEADER = "gpu_host.hpp"  # the CPU half of gpu.hpp: no card reads it
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+# A comment, or a literal, which may hold what looks like one.
+_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL)
+# Results are a few hundred KB: a larger dictionary would only cost memory on reading.
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
+
+
+def sources(room: Path = KERNELS) -> list[Path]:
+    """Every file of kernels."""
+    return sorted(room.glob("*.hip"))
+
+
+def serves(source: Path, architecture: str) -> bool:
+    """A file may name its architectures in its head (`// architectures: gfx942 gfx90a`); without that it serves all."""
+    for line in source.read_text(encoding="utf-8").splitlines():
+        if line.startswith("// architectures:"):
+            return architecture in line.partition(":")[2].split()
+        if not line.startswith("//"):
+            break
+    return True
+
+
+def headers_of(source: Path) -> list[Path]:
+    """The headers that a source includes, directly and through each other; in order of name.
+
+    Raises:
+        FileNotFoundError: one of them is not beside it.
+    """
+    found: dict[str, Path] = {}
+    waiting = [source]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop().read_text(encoding="utf-8")):
+            if name not in found and name != _HOST_HEADER:
+                found[name] = source.parent / name
+                waiting.append(found[name])
+    return [found[name] for name in sorted(found)]
+
+
+def source_digest(source: Path) -> str:
+    """SHA-256 of what decides about the code: the text of a source and its headers without comments and blank space at
+    line ends, the options, and the architectures it serves."""
+    named = re.search(r"^// architectures:.*$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    parts = [" ".join(OPTIONS), named.group(0) if named else ""]
+    for path in (source, *headers_of(source)):
+        bare = _COMMENT.sub(lambda m: m.group(1) or " ", path.read_text(encoding="utf-8"))
+        lines = [line.rstrip() for line in bare.splitlines()]
+        parts += [path.name, "\n".join(line for line in lines if line)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def objects_folder() -> Path:
+    named = os.environ.get("WGRAD_HIP_OBJECTS")
+    return Path(named) if named else KERNELS.parent / "objects"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the objects of a folder were made from; empty where nobody wrote it down."""
+    path = folder / MANIFEST
+    empty = {"compiler": "", "options": [], "sources": {}, "objects": {}}
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else empty
+
+
+def compress(image: bytes) -> bytes:
+    return lzma.compress(image, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=_FILTERS)
+
+
+def read_object(path: Path) -> bytes:
+    """The code object in a .co or .co.xz file.
+
+    Raises:
+        DeviceError: what is compressed is damaged.
+    """
+    data = path.read_bytes()
+    if path.suffix != ".xz":
+        return data
+    try:
+        return lzma.decompress(data, lzma.FORMAT_XZ)
+    except lzma.LZMAError as error:
+        raise DeviceError(f"the code object {path} is damaged ({error}); install wgrad again") from error
+
+
+def find_object(folder: Path, architecture: str, source: str) -> Path | None:
+    """The file with the code object of `source`.hip, if there is one."""
+    for suffix in (".co", ".co.xz"):
+        path = folder / architecture / (source + suffix)
+        if path.is_file():
+            return path
+    return None
+
+
+def objects_digest(folder: Path, architecture: str) -> str:
+    """SHA-256 over the files of an architecture."""
+    digest = hashlib.sha256()
+    for path in sorted((folder / architecture).glob("*.co*")):
+        if path.suffix in (".co", ".xz"):
+            digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

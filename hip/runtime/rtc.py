@@ -1,0 +1,94 @@
+"""hiprtc, ROCm's run-time compiler: code objects for cards that the package has none for, kept from then on.
+
+Results lie under $XDG_CACHE_HOME/wgrad/hip (~/.cache) as <file>-<architecture>-<digest>.co.xz; the digest is that of
+the format, the source, its headers and the options, so that another version of wgrad never takes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime import binding
+from wgrad.hip.runtime.objects import KERNELS, OPTIONS, compress, headers_of, read_object
+
+FORMAT = "co.xz 1"  # of the files in the cache
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "wgrad" / "hip"
+
+
+def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
+    """The code object of `source`.hip and where it lies: from the cache, or compiled now.
+
+    Raises:
+        DeviceError: hiprtc is missing, or refuses the source; the message has its log.
+    """
+    path = KERNELS / f"{source}.hip"
+    text = path.read_text(encoding="utf-8")
+    headers = {p.name: p.read_text(encoding="utf-8") for p in headers_of(path)}
+    parts = [FORMAT, text, architecture, *OPTIONS, *headers, *headers.values()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    kept = cache_folder() / f"{source}-{architecture}-{digest[:16]}.co.xz"
+    if kept.is_file():
+        try:
+            image = read_object(kept)
+        except (DeviceError, OSError):  # cut off by a full disk, say: it is made again
+            image = b""
+        if image[:4] == b"\x7fELF":
+            return image, str(kept)
+    image = _compile(source, text, headers, [f"--offload-arch={architecture}", *OPTIONS])
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        beside = kept.with_suffix(f".{os.getpid()}")
+        beside.write_bytes(compress(image))
+        beside.replace(kept)
+    except OSError:  # a folder that cannot be written to: compiled again next time
+        return image, f"{source}.hip as compiled by hiprtc"
+    return image, str(kept)
+
+
+def _compile(source: str, text: str, headers: dict[str, str], options: list[str]) -> bytes:
+    rtc = binding.hiprtc()
+    names = [n.encode() for n in headers]
+    bodies = [b.encode() for b in headers.values()]
+    name = f"{source}.hip".encode()
+    try:
+        made = rtc.hiprtcCreateProgram(text.encode(), name, len(names), bodies, names)
+    except RuntimeError as error:  # of hip-python's loader
+        raise DeviceError(
+            f"no code object of {source}.hip ships for this card ({options[0]}), and hiprtc, which would make one,"
+            " cannot be opened: install ROCm's hiprtc (libhiprtc.so), or where clang 19 is run"
+            f" `python -m wgrad.hip.runtime.build --arch {options[0].rpartition('=')[2]}` ({str(error)[:200]})"
+        ) from error
+    program = _checked(rtc, made, "hiprtcCreateProgram")
+    try:
+        code = rtc.hiprtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
+        if int(code) != 0:
+            raise DeviceError(f"hiprtc cannot compile {source}.hip ({options[0]}): {_log(rtc, program)}")
+        image = bytearray(_checked(rtc, rtc.hiprtcGetCodeSize(program), "hiprtcGetCodeSize"))
+        _checked(rtc, rtc.hiprtcGetCode(program, image), "hiprtcGetCode")
+    finally:
+        destroy = getattr(program, "createRef", None)  # the call takes the address of the handle
+        if destroy is not None:
+            rtc.hiprtcDestroyProgram(destroy())
+    return bytes(image)
+
+
+def _log(rtc: Any, program: Any) -> str:
+    size = int(_checked(rtc, rtc.hiprtcGetProgramLogSize(program), "hiprtcGetProgramLogSize"))
+    log = bytearray(max(size, 1))
+    _checked(rtc, rtc.hiprtcGetProgramLog(program, log), "hiprtcGetProgramLog")
+    return log.rstrip(b"\0").decode(errors="replace")[:4000]
+
+
+def _checked(rtc: Any, result: tuple[Any, ...], what: str) -> Any:
+    """Like binding.check; hiprtc has codes of its own, and 2 of them is no lack of device memory."""
+    if int(result[0]) != 0:
+        raise DeviceError(f"{what} failed: {getattr(result[0], 'name', int(result[0]))}")
+    return result[1] if len(result) > 1 else None

@@ -1,0 +1,376 @@
+"""The HIP runtime: storage, kernel launches, recording and replay, profiling. All calls into HIP are made here."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import DeviceError, OutOfMemory
+from wgrad.device.memory import Array, Block, Lease, Pool
+from wgrad.hip.runtime import binding
+from wgrad.hip.runtime.architectures import check_supported
+from wgrad.hip.runtime.binding import check
+from wgrad.hip.runtime.compile import Modules
+from wgrad.hip.runtime.profiler import Profiler
+from wgrad.hip.runtime.readback import Readback, Readbacks
+
+TO_DEVICE, TO_HOST = 1, 2  # hipMemcpyKind
+MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
+MAX_GROUPS = 65_535  # work-groups along y and z
+_STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
+_EXTRA_POINTER, _EXTRA_SIZE, _EXTRA_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
+_RELAXED = 2  # hipStreamCaptureModeRelaxed
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes in the pool; fragmentation = 1 - largest free block / free bytes."""
+
+    in_use_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float
+
+
+class Long(int):
+    """An argument that a kernel takes as a 64-bit integer; a plain int is 32 bits."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch, ready to be issued again."""
+
+    name: str
+    function: Any
+    grid: tuple[int, int, int]
+    threads: int
+    packed: bytes
+    shapes: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        text = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self.shapes)
+        return f"kernel {self.name} on ({text}), {self.grid} work-groups of {self.threads}"
+
+
+class Replay:
+    """A recorded list of launches as one HIP graph. Running it submits them again on the same memory."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._launches: list[Launch] = []
+        self._graph: Any = None
+        # Arrays from outside of the recording: without them their memory could go.
+        self._leases: set[Lease] = set()
+
+    @property
+    def dispatches(self) -> int:
+        return len(self._launches)
+
+    @property
+    def names(self) -> list[str]:
+        return [launch.name for launch in self._launches]
+
+    def run(self) -> None:
+        self._runtime._replay_launches(self)
+
+    def __del__(self) -> None:
+        if self._graph is not None:
+            self._runtime._hip.hipGraphExecDestroy(self._graph)
+
+
+class Runtime:
+    """Owns one HIP device and stream. Arrays come from a pool; launches go to the stream at once, in order.
+
+    exact_blocks: arrays get memory of just their size (tests of accesses out of range).
+    """
+
+    name = "hip"
+
+    def __init__(self, index: int = 0, *, exact_blocks: bool = False) -> None:
+        hip = self._hip = binding.hip()
+        check(hip.hipSetDevice(index), f"HIP device {index}")
+        properties = binding.device_properties(index)
+        self.architecture: str = binding.to_text(properties.gcnArchName).partition(":")[0]
+        self.card = binding.to_text(properties.name)
+        check_supported(self.architecture, self.card)
+        self.wave: int = int(properties.warpSize)
+        self.compute_units: int = int(properties.multiProcessorCount)
+        self.modules = Modules(self.architecture, self.card)
+        kernels = "shipped kernels" if self.modules.origin == "shipped" else "kernels by hiprtc"
+        self.description = f"{self.card} ({self.architecture}, HIP, {self.compute_units} compute units, {kernels})"
+        self.facts = {
+            "name": self.card,
+            "backend": "HIP",
+            "architecture": self.architecture,
+            "driver": f"HIP {binding.driver_version()}",
+            "memory_bytes": int(properties.totalGlobalMem),
+        }
+        self.float16 = self.bfloat16 = True
+        self._stream = check(hip.hipStreamCreate(), "a HIP stream")
+        self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)
+        self._formats: dict[str, struct.Struct] = {}
+        # The packed arguments of a launch are copied by the call: one buffer serves all.
+        self._arguments = ctypes.create_string_buffer(4096)
+        self._arguments_size = ctypes.c_size_t(0)
+        self._extra = (ctypes.c_void_p * 5)(
+            _EXTRA_POINTER, ctypes.addressof(self._arguments), _EXTRA_SIZE, ctypes.addressof(self._arguments_size),
+            _EXTRA_END,
+        )  # fmt: skip
+        self._extra_address = ctypes.addressof(self._extra)
+        self._readbacks = Readbacks(hip, self._stream)
+        self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
+        self._last: Launch | None = None
+        self._replay: Replay | None = None
+        self.profiler: Profiler | None = None
+
+    # ---- storage -------------------------------------------------------------------------
+    def _create_buffer(self, nbytes: int) -> int:
+        pool = self._pool
+        try:
+            return int(check(self._hip.hipMalloc(nbytes), f"no memory for {nbytes:,} bytes on {self.description}"))
+        except OutOfMemory as error:
+            used = f"{pool.in_use_bytes:,} bytes in use, {pool.reserved_bytes:,} reserved"
+            raise OutOfMemory(f"{error}; {used}") from None
+
+    def _destroy_block(self, block: Block) -> None:
+        self.synchronize()
+        check(self._hip.hipFree(block.buffer), "hipFree")
+
+    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        dtype = np.dtype(dtype)
+        return Array(self._pool.allocate(math.prod(shape) * dtype.itemsize), 0, shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        array = self.empty(shape, dtype)
+        self._fill_bytes(array, 0)
+        return array
+
+    def fill(self, out: Array, value: float) -> None:
+        word = np.asarray([value, value], out.dtype).view(np.uint32)[0]
+        self._fill_bytes(out, int(word))
+
+    def _fill_bytes(self, out: Array, word: int) -> None:
+        if out.nbytes:
+            groups = self.groups(out.nbytes, 256 * 16)
+            self.launch("storage", "fill", [out, word, Long(out.nbytes)], groups, work=out.nbytes)
+
+    def copy(self, src: Array, out: Array) -> None:
+        """out = src; same size and dtype."""
+        if out.nbytes:
+            groups = self.groups(out.nbytes, 256 * 16)
+            self.launch("storage", "copy", [src, out, Long(out.nbytes)], groups, work=2 * out.nbytes)
+
+    def upload(self, host: np.ndarray) -> Array:
+        if host.dtype == np.int64:
+            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
+        array = self.empty(host.shape, host.dtype)
+        self.write(array, host)
+        return array
+
+    def write(self, array: Array, host: np.ndarray) -> None:
+        self.check_owner(array)
+        data = np.array(host, dtype=array.dtype, order="C", copy=True)
+        if not data.nbytes:
+            return
+        check(
+            self._hip.hipMemcpyAsync(
+                array.address, data.ctypes.data, data.nbytes, self._hip.hipMemcpyKind(TO_DEVICE), self._stream
+            ),
+            lambda: f"copying {array} to the device",
+        )
+        self._uploads.append(data)
+        if sum(d.nbytes for d in self._uploads) > _STAGING_BYTES or len(self._uploads) > 256:
+            self.synchronize()
+
+    def readback(self, array: Array) -> Readback:
+        """Copy an array to the host without waiting: later work may overwrite it."""
+        self.check_owner(array)
+        return self._readbacks.start(array, lambda: f"copying {array} to the host (last launch: {self._last})")
+
+    def download(self, array: Array) -> np.ndarray:
+        self.check_owner(array)
+        out = np.empty(array.shape, array.dtype)
+        if out.nbytes:
+            check(
+                self._hip.hipMemcpyAsync(
+                    out.ctypes.data, array.address, out.nbytes, self._hip.hipMemcpyKind(TO_HOST), self._stream
+                ),
+                lambda: f"copying {array} to the host (last launch: {self._last})",
+            )
+        self.synchronize()
+        return out
+
+    def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
+        return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)
+
+    def synchronize(self) -> None:
+        check(
+            self._hip.hipStreamSynchronize(self._stream),
+            lambda: f"work on {self.description} failed (last launch: {self._last})",
+        )
+        self._uploads.clear()
+
+    def memory(self) -> MemoryStats:
+        p = self._pool
+        return MemoryStats(p.in_use_bytes, p.peak_bytes, p.reserved_bytes, p.peak_reserved_bytes, p.fragmentation)
+
+    def reset_peak(self) -> None:
+        self._pool.peak_bytes = self._pool.in_use_bytes
+        self._pool.peak_reserved_bytes = self._pool.reserved_bytes
+
+    def trim(self) -> int:
+        """Give free memory back to the driver; returns the bytes."""
+        return self._pool.trim()
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """What a verdict on this device hangs on: card, architecture, driver version, digest of its kernels."""
+        return self.card, self.architecture, str(binding.driver_version()), self.modules.digest()
+
+    def pipelines_compiled(self) -> int:
+        return self.modules.compiled
+
+    def prepare(self, dry: Any, progress: Callable[[int, int], None] | None = None) -> int:
+        """Load, or compile by hiprtc, the kernels that `dry` (a `dry_run` of this device) launched; -> the new ones.
+
+        What does not compile is left for `launch` to report. progress: called with (done, in all).
+        """
+        before = self.modules.compiled
+        for number, (source, kernel) in enumerate(dry.kernels):
+            if progress is not None:
+                progress(number, len(dry.kernels))
+            try:
+                self.modules.get(source, kernel)
+            except DeviceError:
+                continue
+        if progress is not None:
+            progress(len(dry.kernels), len(dry.kernels))
+        return self.modules.compiled - before
+
+    # ---- launches ------------------------------------------------------------------------
+    @staticmethod
+    def groups(items: int, per_group: int) -> tuple[int, int, int]:
+        """Work-groups for `items`; the kernel's index is block_x."""
+        return max(1, -(-items // per_group)), 1, 1
+
+    def check_owner(self, array: Array) -> None:
+        """Raises DeviceError for an array of another device."""
+        lease = getattr(array, "lease", None)
+        if lease is None or getattr(lease, "_pool", None) is not self._pool:
+            raise DeviceError(f"{array!r:.100} is not an array of {self.description}; upload it to this device first")
+
+    def launch(
+        self,
+        source: str,
+        kernel: str,
+        arguments: Sequence[Any],
+        grid: tuple[int, int, int],
+        *,
+        threads: int = 256,
+        work: float = 0.0,
+    ) -> None:
+        """Submit `kernel` of `source`.hip.
+
+        arguments: in the kernel's order: an Array or None (pointer), int (32 bits), Long (64 bits), float (32 bits).
+        grid: work-groups; threads: work-items of each, as the kernel declares. work: FLOP, or bytes if memory-bound.
+        """
+        if grid[0] * threads > MAX_WORK_ITEMS or max(grid[1:]) > MAX_GROUPS:
+            raise DeviceError(
+                f"{kernel}: a launch of {grid} work-groups of {threads} exceeds {MAX_WORK_ITEMS:,} work-items along x,"
+                f" or {MAX_GROUPS:,} work-groups along y or z; use a smaller batch or sequence length"
+            )
+        function = self.modules.get(source, kernel)
+        kinds: list[str] = []
+        values: list[int | float] = []
+        for a in arguments:
+            if isinstance(a, Array):
+                self.check_owner(a)
+                kinds.append("P")
+                values.append(a.address)
+            elif a is None:
+                kinds.append("P")
+                values.append(0)
+            elif isinstance(a, float):
+                kinds.append("f")
+                values.append(a)
+            else:
+                long = isinstance(a, Long)
+                kinds.append("Q" if long else "I")
+                values.append(int(a) & (0xFFFFFFFFFFFFFFFF if long else 0xFFFFFFFF))
+        layout = "".join(kinds)
+        packer = self._formats.get(layout) or self._formats.setdefault(layout, struct.Struct(layout))
+        arrays = [a for a in arguments if isinstance(a, Array)]
+        shapes = tuple((a.shape, a.dtype) for a in arrays)
+        launch = Launch(kernel, function, grid, threads, packer.pack(*values), shapes)
+        if self._replay is not None:
+            self._replay._launches.append(launch)
+            self._replay._leases.update(a.lease for a in arrays if not self._pool.is_scratch(a.lease))
+        self._issue(launch)
+
+    def _issue(self, launch: Launch) -> None:
+        self._last = launch
+        if self.profiler is not None:
+            self.profiler.before(launch.name)
+        ctypes.memmove(self._arguments, launch.packed, len(launch.packed))
+        self._arguments_size.value = len(launch.packed)
+        code = self._hip.hipModuleLaunchKernel(
+            launch.function, *launch.grid, launch.threads, 1, 1, 0, self._stream, None, self._extra_address
+        )
+        if int(code[0]):
+            check(code, str(launch))
+        if self.profiler is not None:
+            self.profiler.after()
+
+    @contextmanager
+    def capture(self) -> Iterator[Replay]:
+        """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
+        if self._replay is not None:
+            raise DeviceError("capture() inside capture() is not supported")
+        replay = self._replay = Replay(self)
+        self._pool.begin_capture()
+        try:
+            yield replay
+        finally:
+            self._pool.end_capture()
+            self._replay = None
+
+    def _replay_launches(self, replay: Replay) -> None:
+        if self.profiler is not None:  # a graph has no events between its kernels
+            for launch in replay._launches:
+                self._issue(launch)
+            return
+        if replay._graph is None:
+            replay._graph = self._make_graph(replay._launches)
+        if replay._launches:
+            self._last = replay._launches[-1]
+        check(self._hip.hipGraphLaunch(replay._graph, self._stream), f"replay of {replay.dispatches} launches")
+
+    def _make_graph(self, launches: list[Launch]) -> Any:
+        """The launches, issued again into a stream that records, as an executable graph."""
+        mode = self._hip.hipStreamCaptureMode(_RELAXED)
+        check(self._hip.hipStreamBeginCapture(self._stream, mode), "recording a HIP graph")
+        try:
+            for launch in launches:
+                self._issue(launch)
+        finally:
+            graph = check(self._hip.hipStreamEndCapture(self._stream), "recording a HIP graph")
+        made = check(self._hip.hipGraphInstantiateWithFlags(graph, 0), f"a HIP graph of {len(launches)} launches")
+        check(self._hip.hipGraphDestroy(graph), "hipGraphDestroy")
+        return made
+
+    # ---- profile -------------------------------------------------------------------------
+    def profile(self, on: bool = True) -> None:
+        """Time every launch from now on with events."""
+        self.profiler = Profiler(self._hip, self._stream) if on else None
+
+    def profile_table(self) -> str:
+        """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
+        return self.profiler.table() if self.profiler is not None else ""

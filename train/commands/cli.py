@@ -1,0 +1,197 @@
+"""The command `wgrad`: finetune, warm, generate, devices, selftest, matrix-units.
+
+Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
+(one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import wgrad
+from wgrad.device.errors import DeviceError, UnusableResult, WgradError
+from wgrad.train.commands.cli_options import Parser, add_options, resolve_config
+from wgrad.train.commands.option_text import read_stdin
+from wgrad.train.files.input_files import expand_path
+from wgrad.train.run.config import DEVICE_HELP, FinetuneConfig
+from wgrad.train.run.generate_config import GenerateConfig
+from wgrad.train.run.memory_advice import advising
+from wgrad.train.run.output import Output, OutputLost, command_output, say, settle
+
+LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
+EXPECTED: tuple[type[BaseException], ...] = (WgradError, DeviceError)  # errors that are not ours to fix
+_NOT_OPTIONS = ("command", "run")  # of a namespace
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {k: v for k, v in vars(args).items() if k not in _NOT_OPTIONS}
+
+
+def _finetune(args: argparse.Namespace) -> int:
+    config = resolve_config(_given(args))
+    args.out = config.out  # for the message when interrupted
+    from wgrad.train.run.finetune import run_finetune
+
+    try:
+        return run_finetune(config)
+    finally:
+        settle()  # what a run says is not what it is for
+
+
+def _generate(args: argparse.Namespace) -> int:
+    given = _given(args)
+    if given.get("prompt") == "-":
+        given["prompt"] = read_stdin("--prompt")
+    config = GenerateConfig(**given)
+    config.require()
+    from wgrad.train.run.generate import run_generate
+
+    with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
+        return run_generate(config)
+
+
+def _warm(args: argparse.Namespace) -> int:
+    config = resolve_config(_given(args), required=False)
+    from wgrad.train.commands.warm import run_warm
+
+    return run_warm(config)
+
+
+def _devices(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.devices import print_devices
+
+    return print_devices()
+
+
+def _selftest(args: argparse.Namespace) -> int:
+    if args.page is not None:
+        for name in ("report", "json"):
+            if getattr(args, name):
+                raise WgradError(f"--{name}: tells of a run here, and --page only writes a file: leave one of them out")
+        from wgrad.train.commands.selftest_page import write_page
+
+        return write_page(expand_path(args.page, "--page"), only=args.only)
+    from wgrad.train.commands.selftest import print_selftest
+
+    report = expand_path(args.report, "--report") if args.report else None
+    return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
+
+
+def _matrix_units(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.matrix_units import COMMANDS
+
+    return COMMANDS[args.action]()
+
+
+def build_parser() -> Parser:
+    """The parser of all commands; each namespace carries `run`, the function of its command."""
+    parser = Parser(prog="wgrad", description="Fine-tune LLaMA-type language models on any GPU, without PyTorch.")
+    parser.add_argument("--version", action="version", version=f"wgrad {wgrad.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.set_defaults(run=run)
+        return command
+
+    finetune = add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
+    _add_config(finetune)
+    warm = add("warm", _warm, "compile the shaders of a run ahead; with the options of finetune that it will have")
+    _add_config(warm)
+    generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
+    add_options(generate, GenerateConfig)
+    add("devices", _devices, "list what this machine can compute on, and which of it is used")
+    selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
+    selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
+    selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
+    selftest.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    report = "write that object to a file as well: card, driver, versions, and the error of every case"
+    selftest.add_argument("--report", metavar="FILE", help=report)
+    page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
+    selftest.add_argument("--page", metavar="FILE", help=page)
+    units = add(
+        "matrix-units", _matrix_units, "let --compute float16 use the card's matrix units, or see whether it does"
+    )
+    units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
+    return parser
+
+
+def _add_config(parser: Parser) -> None:
+    """The options of a run."""
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
+    add_options(parser, FinetuneConfig)
+
+
+def _one_line(error: BaseException) -> str:
+    """The message on one line, without control characters (of a name or a value that it quotes), of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    return f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 3 :]}"
+
+
+def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) -> str:
+    """What is saved: what the command itself said, else the newest checkpoint."""
+    out = getattr(args, "out", None) if getattr(args, "command", None) == "finetune" else None
+    if str(error) or not out:
+        return _one_line(error) if str(error) else "interrupted"
+    steps = sorted(Path(out).glob("checkpoints/step-*[0-9]"), key=lambda p: int(p.name.rpartition("-")[2]))
+    if not steps:
+        return "interrupted: no checkpoint was saved yet (--save-every sets how often)"
+    return f"interrupted: {steps[-1]} is saved; go on with the same command and --resume"
+
+
+def _fail(message: str, status: int) -> int:
+    Output().flush()
+    say(f"wgrad: {message}", "stderr")
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; -> exit status."""
+    status = 0
+    try:
+        with command_output():
+            status = _main(argv)
+        return status
+    except OutputLost as error:
+        if status:
+            return status
+        if error.errno in (errno.EPIPE, errno.EINVAL):  # the reader has gone, as in `wgrad selftest | head -n 1`
+            return 1
+        return _fail(f"error: cannot write to standard output: {error.strerror}", 2)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    args: argparse.Namespace | None = None
+    try:
+        parser = build_parser()
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
+            commands.get(args.command or "", parser).refuse_unknown(unknown)
+        if args.command is None:
+            parser.print_help()
+            return 0
+        return args.run(args)
+    except SystemExit as error:  # --help and --version
+        return error.code if isinstance(error.code, int) else 0
+    except UnusableResult as error:
+        return _fail(f"error: {_one_line(error)}", 1)
+    except EXPECTED as error:
+        return _fail(f"error: {_one_line(error)}", 2)
+    except MemoryError:
+        return _fail("error: out of main memory", 2)
+    except KeyboardInterrupt as error:
+        return _fail(_after_interrupt(args, error), 128 + getattr(error, "number", signal.SIGINT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The options of a command line, made from a dataclass; how command line, YAML file and a resumed run combine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.option_names import option_hint
+from wgrad.train.commands.options import Options, field_type, flag, show
+from wgrad.train.files.input_files import exists, expand_path
+from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, read_config_file, unused_options
+
+# What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
+FIXED_BY_RESUME = (
+    "rank", "alpha", "dropout", "target_modules", "rslora", "full", "double_quant", "block_size", "batch_size",
+    "accumulate", "seq_len", "packing", "loss_on", "eval_fraction", "eval_tokens", "seed", "compute",
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line that ends in what to do, status 2; options are not abbreviated."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise WgradError(f"{message}: see {self.prog} --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help and version. argparse's own hides that nothing could be written."""
+        if message and file is not None:
+            file.write(message)
+
+    def refuse_unknown(self, unknown: list[str]) -> None:
+        """WgradError for arguments that no option takes, naming the option that was meant."""
+        if not unknown:
+            return
+        word = unknown[0].split("=")[0]
+        hint = option_hint(word, (action.dest for action in self._actions), "--") if word.startswith("-") else ""
+        self.error(f"unknown argument {word}{hint}")
+
+
+def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+    """One option for each field. Those that are not given are absent from the namespace; texts are kept as they are,
+    because the dataclass turns them into numbers (and says what is wrong with them)."""
+    groups: dict[str, Any] = {"": parser}
+    for field in dataclasses.fields(options):
+        meta = field.metadata
+        group = groups.get(meta["group"])
+        if group is None:
+            group = groups[meta["group"]] = parser.add_argument_group(meta["group"])
+        kind = field_type(options, field.name)
+        keywords: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
+        if kind is bool:
+            keywords["action"] = argparse.BooleanOptionalAction
+        else:
+            choices = "{" + ",".join(map(str, meta["choices"])) + "}" if meta["choices"] else ""
+            keywords["metavar"] = choices if kind is str and choices else meta["metavar"]
+            if kind is tuple:
+                keywords["nargs"] = "+"
+        group.add_argument(flag(field.name), **keywords)
+
+
+def _help(field: dataclasses.Field) -> str:
+    text, default = field.metadata["help"].replace("%", "%%"), field.default
+    if default in (None, ""):
+        return text
+    return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"
+
+
+def resolve_config(given: dict[str, Any], *, required: bool = True) -> FinetuneConfig:
+    """The options of the command line (fields that were given, and 'config') -> the configuration of the run.
+
+    Command line beats --config beats, with --resume, OUT/config.yaml, beats defaults. Raises WgradError: a missing
+    --model, --data or --out (where these are `required`); a value that breaks its rule; with --resume, a change that
+    the checkpoint does not allow.
+    """
+    given = dict(given)
+    if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
+        given["target_modules"] = " ".join(given["target_modules"])
+    path = given.pop("config", None)
+    values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
+    saved = _saved(values)
+    config = FinetuneConfig(**(saved | values))
+    for name, reason in unused_options(config.to_dict()).items():
+        if name in values:
+            raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
+    if required:
+        config.require("in a --config file")
+    if saved:
+        before = FinetuneConfig(**saved)
+        for name in (*FIXED_BY_RESUME, "adapter"):
+            if getattr(config, name) != getattr(before, name):
+                raise WgradError(
+                    f"{flag(name)}: the run in {config.out} was begun with {getattr(before, name)!r}, which --resume "
+                    f"cannot change to {getattr(config, name)!r}: leave the option out, or begin anew in another --out"
+                )
+    return config
+
+
+def _saved(values: dict[str, Any]) -> dict[str, Any]:
+    """Values of OUT/config.yaml where the run is to be resumed and has one."""
+    if not (values.get("resume") and values.get("out")):
+        return {}
+    path = Path(expand_path(str(values["out"]), "--out"), CONFIG_FILE)
+    return read_config_file(path) if exists(path, "--out") else {}

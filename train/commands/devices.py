@@ -1,0 +1,100 @@
+"""`wgrad devices`: what this machine can compute on, with the features that matter here, and what is used."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wgrad.autograd.select_device import list_devices, select_device
+from wgrad.device.errors import DeviceError, WgradError
+
+_FEATURES = {
+    "shader-f16": "--compute float16",
+    "timestamp-query": "--profile",
+}
+_LIMITS = {
+    "max-buffer-size": "largest buffer",
+    "max-storage-buffer-binding-size": "largest binding",
+    "max-compute-workgroup-storage-size": "workgroup memory",
+    "max-compute-invocations-per-workgroup": "workgroup invocations",
+}
+
+
+def readable_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def main_memory() -> int | None:
+    """Bytes of main memory that this process may use; None where the system does not tell."""
+    if os.name == "nt":
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its length and the load in the first word, then the total
+        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
+        return int(status[1]) if known else None
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+    try:  # a container may have less than the machine
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return total
+
+
+def memory_in_words(device: Mapping[str, Any]) -> str:
+    """How much memory a device of `list_devices` has, as far as it can be known."""
+    if device.get("memory_bytes"):
+        shared = ", of main memory" if device.get("type") == "IntegratedGPU" else ""
+        return readable_bytes(device["memory_bytes"]) + shared
+    total = main_memory()
+    if total and (device.get("spec") == "cpu" or device.get("type") == "CPU"):
+        return f"{readable_bytes(total)}, main memory"
+    if total and device.get("backend") == "Metal" and device.get("type") != "DiscreteGPU":
+        return f"shared with the CPU, which has {readable_bytes(total)}"
+    return "unknown: the driver does not tell"
+
+
+def describe(device: Mapping[str, Any]) -> str:
+    """A few lines on one entry of `list_devices`; keys that it lacks are left out."""
+    head = ", ".join(str(device[k]) for k in ("backend", "type", "driver") if device.get(k))
+    lines = [f"{device.get('spec', device.get('name'))}: {device.get('name')}" + (f" ({head})" if head else "")]
+    if device.get("reason"):
+        lines.append(f"    {device['reason']}")
+    if device.get("usable", True):
+        lines.append(f"    memory {memory_in_words(device)}")
+    if "features" in device:
+        have = [f"{name} ({use})" for name, use in _FEATURES.items() if name in device["features"]]
+        lack = [f"{name} ({use})" for name, use in _FEATURES.items() if name not in device["features"]]
+        lines.append("    has    " + (", ".join(have) or "none of " + ", ".join(_FEATURES)))
+        if lack:
+            lines.append("    lacks  " + ", ".join(lack))
+    limits = device.get("limits") or {}
+    shown = [
+        f"{text} {readable_bytes(limits[name]) if 'invocations' not in name else limits[name]}"
+        for name, text in _LIMITS.items()
+        if name in limits
+    ]
+    if shown:
+        lines.append("    limits " + ", ".join(shown))
+    return "\n".join(lines)
+
+
+def print_devices() -> int:
+    """Print every device and which one `--device auto` takes, and why. -> 0, or 1 where none can be used."""
+    for device in list_devices():
+        print(describe(device))
+    expected: tuple[type[BaseException], ...] = (WgradError, DeviceError)
+    try:
+        chosen = select_device("auto")
+    except expected as error:
+        print(f"--device auto finds none: {error}")
+        return 1
+    print(f"--device auto takes {chosen.name}: {chosen.description} ({getattr(chosen, 'reason', '')})")
+    return 0

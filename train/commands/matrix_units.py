@@ -1,0 +1,54 @@
+"""`wgrad matrix-units status | enable | disable`: what the command says. What it does: autograd/matrix_units.py."""
+
+from __future__ import annotations
+
+from wgrad.autograd import matrix_units
+from wgrad.train.run.output import say
+
+_WHAT = (
+    "wgpu's library lists matrix units and refuses them as experimental (github.com/gfx-rs/wgpu-native/issues/516). "
+    "This writes a private copy of the installed library, with that one gate lifted, to {copy}; checks every kind of "
+    "product on the card in a process of its own; and uses the copy from then on. The installed file stays as it is; "
+    "`wgrad matrix-units disable` removes everything."
+)
+
+
+def print_status() -> int:
+    """-> 0."""
+    found = matrix_units.status()
+    say(f"library: {found.library or 'none'}" + ("" if found.known else f" (not tried: SHA-256 {found.sha256})"))
+    say(f"copy:    {found.copy if found.copied else 'none'}" + (", in use" if found.loaded else ""))
+    if found.switched_off:
+        say("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")
+    if not found.cards:
+        say("no adapter here lists matrix units")
+    for card in found.cards:
+        words = {None: "not tried: wgrad matrix-units enable", True: "passed the check: --compute float16 uses them"}
+        say(f"wgpu:{card.index}  {card.name}: " + words.get(card.passed, f"kept off: {card.reason}"))
+    return 0
+
+
+def enable() -> int:
+    """-> 0 where a card may use its matrix units from now on, 1 where none passed."""
+    found = matrix_units.status()
+    if not found.cards:
+        say("no adapter here lists matrix units: nothing to enable")
+        return 1
+    say(_WHAT.format(copy=found.copy))
+    matrix_units.write_copy()
+    passed = False
+    for card in found.cards:
+        say(f"checking wgpu:{card.index} ({card.name}) ...")
+        verdict = matrix_units.check(card)
+        passed = passed or verdict.passed
+        say("passed: --compute float16 uses them from now on" if verdict.passed else f"kept off: {verdict.reason}")
+    return 0 if passed else 1
+
+
+def disable() -> int:
+    """-> 0."""
+    say("removed" if matrix_units.disable() else "there was nothing to remove")
+    return 0
+
+
+COMMANDS = {"status": print_status, "enable": enable, "disable": disable}

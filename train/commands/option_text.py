@@ -1,0 +1,35 @@
+"""Texts that a person gives to a command: in an option, or on standard input."""
+
+from __future__ import annotations
+
+import sys
+
+from wgrad.device.errors import WgradError
+
+
+def check_text(text: str, source: str) -> str:
+    """The text as it is. WgradError, naming `source` (the option), where it has half a surrogate pair, which no
+    tokenizer takes: a byte of the command line that is not UTF-8 becomes one."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        got = f"byte {half - 0xDC00:#04x}" if 0xDC80 <= half <= 0xDCFF else f"half a surrogate pair, {half:#x}"
+        raise WgradError(
+            f"{source}: must be UTF-8 text; got {got} at character {error.start}: save it as UTF-8"
+        ) from error
+    return text
+
+
+def read_stdin(source: str) -> str:
+    """All of standard input as text: UTF-8 whatever the locale is, as files are. WgradError, naming `source`."""
+    try:
+        data = sys.stdin.buffer.read()
+    except (OSError, AttributeError) as error:  # AttributeError: the process was started without standard input
+        reason = getattr(error, "strerror", None) or "there is none"
+        raise WgradError(f"{source}: cannot read standard input: {reason}: give the text itself") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        got = f"byte {data[error.start]:#04x} at {error.start}"
+        raise WgradError(f"{source}: standard input must be UTF-8 text; got {got}: convert it") from error

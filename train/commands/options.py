@@ -1,0 +1,140 @@
+"""Options of a command as the fields of a frozen dataclass: name, type, default, help and rule in one place.
+
+Command line (`cli_options.py`), YAML file and Python all go through the same conversion and the same rules. The option
+of field `seq_len` is `--seq-len`, its key in a file `seq_len` (or `seq-len`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.option_names import did_you_mean
+from wgrad.train.commands.option_text import check_text
+from wgrad.train.files.input_files import expand_path
+
+Rule = tuple[str, Callable[[Any], bool]]
+AT_LEAST_1: Rule = ("must be at least 1", lambda v: v >= 1)
+ABOVE_0: Rule = ("must be above 0", lambda v: v > 0)
+NOT_NEGATIVE: Rule = ("must not be negative", lambda v: v >= 0)
+SEED: Rule = ("must be between 0 and 4294967295", lambda v: 0 <= v < 2**32)
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of names"}
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    rule: Rule | None = None,
+    choices: tuple[Any, ...] = (),
+    metavar: str = "",
+    group: str = "",
+    path: bool = False,
+    required: bool = False,
+) -> Any:
+    """A field with what the command line and the error messages need to know about it.
+
+    rule: words and a test of the value (None passes). path: a leading ~ is expanded.
+    """
+    metadata = {k: v for k, v in locals().items() if k not in ("default", "text")} | {"help": text}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag(name: str) -> str:
+    """The command line's spelling of a field's name."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of the options of a command. Raises WgradError, naming the option, where a value breaks its rule."""
+
+    hints: ClassVar[dict[str, Any]]  # the type of each field
+
+    def __init_subclass__(cls) -> None:
+        cls.hints = typing.get_type_hints(cls)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _convert(field, self.hints[field.name], getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            _check(field, value)
+
+    def require(self, where: str = "") -> None:
+        """WgradError where an option without which nothing can be done is empty. where: another place to give it."""
+        for field in dataclasses.fields(self):
+            if field.metadata["required"] and not getattr(self, field.name):
+                other = f", or set '{field.name}' {where}" if where else ""
+                raise WgradError(f"{flag(field.name)} is required: give it{other}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field names to plain values (a tuple becomes a list), in the order of declaration."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def field_type(kind: type[Options], name: str) -> type:
+    """bool, int, float, str or tuple: the type of a field, apart from None."""
+    hint = kind.hints[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    return typing.get_origin(hint) or hint
+
+
+def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
+    """The value in the field's own type, from what a command line, YAML or a caller gives: 1 for 1.0, "2e-4" (YAML 1.1
+    reads it as text), a list or "a, b" for a tuple, a Path for text."""
+    given = value
+    is_tuple = typing.get_origin(hint) is tuple
+    if isinstance(value, os.PathLike):
+        given = os.fspath(value)
+    elif is_tuple and isinstance(value, str):
+        given = value.replace(",", " ").split()
+    try:
+        result = msgspec.convert(given, hint, strict=False)
+        if isinstance(result, float) and not math.isfinite(result):
+            raise msgspec.ValidationError
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
+        words = _WORDS[tuple if is_tuple else next(k for k in _WORDS if k in (hint, *typing.get_args(hint)))]
+        example = ": for example [q_proj, v_proj]" if is_tuple else ""
+        raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
+    if is_tuple:
+        return tuple(dict.fromkeys(result))
+    if isinstance(result, str):
+        return (expand_path if field.metadata["path"] else check_text)(result, flag(field.name))
+    return result
+
+
+def _check(field: dataclasses.Field, value: Any) -> None:
+    choices, rule = field.metadata["choices"], field.metadata["rule"]
+    if choices and value not in choices:
+        listed, near = ", ".join(map(str, choices)), did_you_mean(str(value), map(str, choices))
+        raise WgradError(f"{flag(field.name)}: must be one of {listed}; got {short(value)}{near}")
+    if rule and value is not None and not rule[1](value):
+        raise WgradError(f"{flag(field.name)}: {rule[0]}; got {show(value)}")
+
+
+def short(value: Any) -> str:
+    """A value as Python writes it, of bounded length and on one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
+
+
+def show(value: Any) -> str:
+    """A value for people."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,123 @@
+"""`wgrad selftest`: the table of every operator's error and limit on a device, and the same as a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import wgrad
+from wgrad.autograd.select_device import select_device
+from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, selftest_cases
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.files.files import check_writable, write_text
+from wgrad.train.run.output import make_console
+from wgrad.train.run.progress import Display
+
+_ROW = "{:<46} {:<9} {:<17} {:<20} {:>8} {:>8}  {}"
+
+
+def _row(result: Result) -> str:
+    verdict = "ok" if result.ok else "FAILED" + (f" ({result.message})" if result.message else f" ({result.output})")
+    error, limit = f"{result.error:.1e}", f"{result.limit:.1e}"
+    name = result.name.removesuffix(f"/{result.dtype}").removesuffix(f"/{result.shape}")  # columns of their own
+    return _ROW.format(name, result.direction, result.dtype, result.shape, error, limit, verdict)
+
+
+def _as_dict(result: Result) -> dict[str, str | float | bool | None]:
+    """JSON has no infinity: the error of an operator that raised is null, with the message beside it."""
+    return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in vars(result).items()}
+
+
+def package_versions() -> dict[str, str]:
+    """Version of each installed package that wgrad stands on or can use, by name."""
+    versions = {}
+    try:
+        requirements = metadata.requires("wgrad") or []
+    except metadata.PackageNotFoundError:  # run from a checkout
+        requirements = ["wgpu", "numpy"]
+    for requirement in requirements:
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        extra = re.search(r"extra\s*==\s*['\"](\w+)", requirement)
+        if extra is None or extra[1] in ("hip", "hub"):
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+    return versions
+
+
+def make_report(device: Device, results: list[Result], seconds: float) -> dict[str, Any]:
+    """What a person with another card needs to know of this one: card, driver, versions, and the error of each case."""
+    failed = sum(not r.ok for r in results)
+    about = {"name": device.name, "description": device.description, "reason": getattr(device, "reason", "")}
+    return {
+        "wgrad": wgrad.__version__,
+        "device": {**about, "facts": device.facts},
+        "system": {"platform": platform.platform(), "python": platform.python_version()},
+        "packages": package_versions(),
+        "passed": len(results) - failed,
+        "failed": failed,
+        "seconds": round(seconds, 3),
+        "results": [_as_dict(r) for r in results],
+    }
+
+
+def _run(device: Device, only: str, *, table: bool) -> list[Result]:
+    """The results of all cases with `only` in their names; a line for each on standard output where `table`."""
+    # The table may go to a file or a pipe, and JSON belongs to a program: the bar is on standard error then.
+    beside = table and sys.stdout.isatty()
+    display = Display(make_console("stdout" if beside else "stderr"))
+    tell: Callable[[str], None] = display.say if beside else partial(print, flush=True)
+    selected, results = selftest_cases(device, only), list[Result]()
+    if table:
+        tell(f"device: {device.name}: {device.description} ({getattr(device, 'reason', '')})")
+        tell(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"))
+    if not selected:
+        raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to see them all")
+    with display.phase("compiling", unit="shaders") as phase:
+        prepare_selftest(device, selected, phase.update)
+    with display.phase("self-test", len(selected), "cases") as phase:
+
+        def take(result: Result) -> None:
+            results.append(result)
+            if table:
+                tell(_row(result))
+            phase.update(len(results))
+
+        run_selftest(device, selected=selected, progress=take)
+    return results
+
+
+def print_selftest(spec: str, *, only: str = "", as_json: bool = False, report: str | None = None) -> int:
+    """Run the selftest on the device named by `spec` and print it. -> 0, or 1 where any case failed.
+
+    only: part of the names of the cases to run. report: a file for `make_report` as JSON. WgradError where no case is
+    called so, or the report could not be written.
+    """
+    if report is not None:
+        check_writable(report, "--report")
+    device = select_device(spec)
+    begun = time.perf_counter()
+    results = _run(device, only, table=not as_json)
+    seconds = time.perf_counter() - begun
+    text = json.dumps(make_report(device, results, seconds), indent=1, allow_nan=False)
+    if report is not None:
+        write_text(report, text + "\n", "--report")
+    failed = [r for r in results if not r.ok]
+    if as_json:
+        print(text)
+    elif failed:
+        names = ", ".join(r.name for r in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        print(f"{len(failed)} of {len(results)} FAILED in {seconds:.1f} s: {names}: do not train on this device")
+    else:
+        print(f"all {len(results)} passed in {seconds:.1f} s: errors are within the limits on this device")
+    return 1 if failed else 0

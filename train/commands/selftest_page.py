@@ -1,0 +1,55 @@
+"""`wgrad selftest --page FILE`: the self-test as one file that any browser with WebGPU runs, on its GPU."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from wgrad.autograd.selftest.bundle import CARDS, Bundle, make_bundle, runner_source, with_coarse_inputs
+from wgrad.autograd.selftest.case import Case, cases
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.bundle_cases import training_cases
+from wgrad.train.files.files import check_writable, write_text
+
+_TEMPLATE = Path(__file__).with_name("selftest_page.html")
+
+
+def page_bundle(only: str = "") -> Bundle:
+    """Every variant that a card is given, in the cases with the smallest inputs that have it."""
+    found: Iterable[Case] = [*(with_coarse_inputs(case) for case in cases()), *training_cases()]
+    return make_bundle([case for case in found if only in case.name], profiles=CARDS, smallest=True)
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+def make_page(bundle: Bundle) -> str:
+    """The page's text. It loads nothing: shaders, inputs and expected outputs are in it, gzipped, in base64."""
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    parts = {
+        "/* DOCUMENT */": _packed(json.dumps(bundle.document, separators=(",", ":")).encode()),
+        "/* BLOCK */": _packed(bundle.block),
+        "/* RUNNER */": runner_source(),
+    }
+    for mark, part in parts.items():
+        before, after = text.split(mark)
+        text = before + part + after
+    return text
+
+
+def write_page(file: str, *, only: str = "") -> int:
+    """Write the page; no device is needed. -> 0. WgradError where it cannot be written, or no case is called so."""
+    check_writable(file, "--page")
+    bundle = page_bundle(only)
+    if not bundle.document["cases"]:
+        raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to take them all")
+    text = make_page(bundle)
+    write_text(file, text, "--page")
+    count, variants = len(bundle.document["cases"]), len(bundle.document["shaders"])
+    size = f"{len(text) / 1e6:.2f} MB"
+    print(f"{file}: {count} cases with {variants} shader variants, {size}: open it in a browser with WebGPU")
+    return 0

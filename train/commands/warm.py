@@ -1,0 +1,76 @@
+"""`wgrad warm`: compile the shaders of a run before it, where the driver keeps what it has compiled."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from wgrad.autograd.select_device import select_device
+from wgrad.device.errors import WgradError
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.files.weights import Checkpoint, use_own_head
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.plan import plan_run
+from wgrad.train.run.progress import Display, duration, size
+
+_PROMPT_TOKENS = 24  # of the sample before and after a run, where its data is not known
+
+
+def run_warm(config: FinetuneConfig) -> int:
+    """Compile what `wgrad finetune` with these options will need, and say where the driver keeps it. -> exit status.
+
+    Nothing is trained and no weight is read. WgradError: the model, or the device, is not there.
+    """
+    if not config.model:
+        raise WgradError("--model is required: give the checkpoint whose run is to begin sooner")
+    display = Display()
+    device = select_device(config.device)
+    display.say(f"device: {device.description} ({device.reason})")  # type: ignore[attr-defined]
+    folder = resolve_model(config.model)
+    checkpoint = Checkpoint(folder)
+    model_config, _ = use_own_head(load_model_config(folder), checkpoint)
+    checkpoint.check(model_config)
+    folders = device.kernel_caches()
+    before, begun = _contents(folders), time.monotonic()
+    with display.phase("compiling", unit="shaders") as phase:
+        plan = plan_run(config, model_config, folder, device, _PROMPT_TOKENS)
+        count = device.prepare(plan.dry, phase.update) if plan is not None else 0
+    if not count:
+        display.say("nothing to do: this device has nothing to compile")
+        return 0
+    display.say(f"shaders: {count} compiled in {duration(time.monotonic() - begun)}")
+    display.say(_kept(folders, before, _contents(folders)))
+    return 0
+
+
+def _contents(folders: list[Path]) -> dict[Path, dict[str, int]]:
+    """The bytes of each file in those of the folders that there are."""
+    found: dict[Path, dict[str, int]] = {}
+    for folder in folders:
+        files = {}
+        for path in folder.rglob("*"):
+            try:
+                if path.is_file():
+                    files[str(path)] = path.stat().st_size
+            except OSError:  # another process has just removed it
+                continue
+        if files:
+            found[folder] = files
+    return found
+
+
+def _kept(folders: list[Path], before: dict[Path, dict[str, int]], after: dict[Path, dict[str, int]]) -> str:
+    """What became of the driver's cache, as far as its folders show it."""
+    for folder, files in after.items():
+        old = before.get(folder, {})
+        if files != old:
+            added = sum(files.values()) - sum(old.values())
+            return (
+                f"cache: the driver keeps them in {folder} ({size(max(added, 0))} more): the next run begins with them"
+            )
+    if after:
+        where = " or ".join(str(folder) for folder in after)
+        return f"cache: nothing was added to {where}: it has them already, or this driver does not use it"
+    looked = ", ".join(str(folder) for folder in folders) or "none is known for this system"
+    return f"cache: no folder of a driver's cache was found ({looked}): the next run may have to compile them again"

@@ -1,0 +1,298 @@
+"""Training data: JSON lines or plain text -> documents of token ids with a mark on each token that is to be learnt.
+
+What a line may hold is said in `samples.py`, what a file may be in `data_files.py`. Plain text (.txt, .md) is one
+stream of tokens, cut into pieces of seq_len. Everything is read and checked before anything is trained; a file is
+never held as a whole, nor what the tokenizer makes of it (some 200 bytes a character): see `text_windows.py`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.data_files import STDIN, DataFile, Progress, open_data
+from wgrad.train.data.documents import ChosenDocuments, LineDocuments, StreamDocuments
+from wgrad.train.data.packing import Document
+from wgrad.train.data.samples import BadLine, Sample, parse_line
+from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.run.config import FinetuneConfig
+
+_LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
+_CHARACTERS_AT_ONCE = 1 << 16
+_LISTED = 5  # bad lines
+
+
+@dataclass
+class _Counts:
+    """What reading a file came upon."""
+
+    truncated: int = 0  # examples that were longer than seq_len
+    cut_tokens: int = 0  # tokens that they lost
+    left_out: int = 0  # examples of which nothing to learn was left then
+    bad_lines: int = 0
+    bad: list[str] = field(default_factory=list)  # the first of them
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Documents to train on and documents held out, with what a user should know about how they came about."""
+
+    train: Sequence[Document]
+    held_out: Sequence[Document]
+    examples: int  # documents in all
+    tokens: int  # their tokens, after truncation
+    truncated: int  # examples that were longer than seq_len
+    cut_tokens: int  # tokens that they lost
+    left_out: int = 0  # examples of which nothing to learn was left then; not in `examples`
+    bad_lines: int = 0  # lines that could not be used
+    remarks: tuple[str, ...] = ()  # what files were taken for, the first bad lines
+
+    def summary(self) -> str:
+        """One line for people."""
+        line = f"{len(self.train)} examples to train on, {len(self.held_out)} held out, {self.tokens} tokens"
+        if self.truncated:
+            line += f"; {self.truncated} truncated to --seq-len (lost {self.cut_tokens} tokens)"
+        if self.left_out:
+            line += f"; {self.left_out} left out (what is to be learnt begins beyond --seq-len)"
+        if self.bad_lines:
+            line += f"; {self.bad_lines} bad line{'s' if self.bad_lines > 1 else ''} skipped"
+        return line
+
+
+def load_data(config: FinetuneConfig, tokenizer: Tokenizer, progress: Progress | None = None) -> Dataset:
+    """Read --data (and --eval-data), tokenise, truncate to seq_len, split. Raises WgradError naming file and line.
+
+    The split takes max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
+    fraction of 0 none are taken from the training data. Bad lines are skipped, counted and listed, or the first one is
+    an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
+    read, and 100; never where nobody knows its size.
+    """
+    if config.data == config.eval_data == STDIN:
+        raise WgradError("--eval-data: standard input is --data already: give a file")
+    counts = _Counts()
+    try:
+        documents = _load_file(config.data, "--data", config, tokenizer, counts, progress)
+        train: Sequence[Document]
+        held_out: Sequence[Document]
+        if config.eval_data:
+            train = documents
+            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, counts, progress)
+        else:
+            train, held_out = _split(documents, config)
+    finally:
+        shared_process().close()  # no more templates to render
+    tokens = sum(map(len, train)) + sum(map(len, held_out))
+    more = counts.bad_lines - len(counts.bad)
+    listed = [f"skipped {line}" for line in counts.bad] + ([f"skipped {more} more"] if more else [])
+    return Dataset(
+        train,
+        held_out,
+        examples=len(train) + len(held_out),
+        tokens=tokens,
+        truncated=counts.truncated,
+        cut_tokens=counts.cut_tokens,
+        left_out=counts.left_out,
+        bad_lines=counts.bad_lines,
+        remarks=(*counts.notes, *listed),
+    )
+
+
+def _split(documents: Sequence[Document], config: FinetuneConfig) -> tuple[Sequence[Document], Sequence[Document]]:
+    if config.eval_fraction == 0:
+        return documents, ()
+    number = max(1, round(config.eval_fraction * len(documents)))
+    if number >= len(documents):
+        raise WgradError(
+            f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {config.data} leaves none to "
+            "train on: give more data, --eval-data FILE, or --eval-fraction 0"
+        )
+    # The last word tells this generator from the one that orders the epochs.
+    generator = np.random.Generator(np.random.PCG64([config.seed, 0, 1]))
+    is_held_out = np.zeros(len(documents), bool)
+    is_held_out[generator.permutation(len(documents))[:number]] = True
+    train, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    return ChosenDocuments(documents, train), ChosenDocuments(documents, held_out)
+
+
+def _load_file(
+    path: str,
+    option: str,
+    config: FinetuneConfig,
+    tokenizer: Tokenizer,
+    counts: _Counts,
+    progress: Progress | None,
+) -> Sequence[Document]:
+    with open_data(path, option, progress) as file:
+        counts.notes += file.notes
+        if file.is_text:
+            return _cut_stream(file, config.seq_len, tokenizer)
+        return _read_lines(file, config, tokenizer, counts)
+
+
+# ---- plain text --------------------------------------------------------------------------------
+def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Sequence[Document]:
+    """Pieces of the one stream. Newlines are kept as they are, but for \\r\\n, which becomes \\n."""
+    before, behind = tokenizer.added_ids()
+    ids = array("i", before)
+    is_blank = True
+
+    def blocks() -> Iterator[str]:
+        nonlocal is_blank
+        for block in file.blocks():
+            is_blank = is_blank and not block.strip()
+            yield block
+
+    for encoded in tokenizer.encode_stream(blocks()):
+        ids.extend(encoded.ids)
+    if is_blank:
+        raise _empty(file)
+    ids.extend(behind)
+    if ids and ids[-1] == tokenizer.eos_id:
+        ids.pop()  # a stream that is cut anywhere has no end worth learning
+    if len(ids) < 2:
+        raise WgradError(f"{file.option}: {file.name} has {len(ids)} token(s): at least 2 are needed to learn from")
+    has_bos = tokenizer.bos_id is not None and ids[0] == tokenizer.bos_id
+    return StreamDocuments(file.name, np.frombuffer(ids, np.int32), seq_len, has_bos)
+
+
+def _empty(file: DataFile) -> WgradError:
+    return WgradError(f"{file.option}: {file.name} is empty: give a file with at least one example")
+
+
+# ---- JSON lines --------------------------------------------------------------------------------
+def _read_lines(file: DataFile, config: FinetuneConfig, tokenizer: Tokenizer, counts: _Counts) -> Sequence[Document]:
+    documents = LineDocuments(file.name)
+    first: WgradError | None = None  # of what was passed over
+    read = bad = 0
+
+    def pass_over(error: BadLine) -> None:
+        nonlocal first, bad
+        if config.on_bad_line == "stop":
+            raise error
+        first, bad = first or error, bad + 1
+        if len(counts.bad) < _LISTED:
+            counts.bad.append(str(error))
+
+    def samples() -> Iterator[Sample]:
+        nonlocal read
+        for line, data in file.lines():
+            if data is not None and not data.strip():
+                continue
+            read += 1
+            try:
+                if data is None:
+                    raise BadLine(f"{file.name}:{line}: longer than 256 MiB: cut it into several examples")
+                yield parse_line(data, file.name, line, config.loss_on, tokenizer)
+            except BadLine as error:
+                pass_over(error)
+
+    for group in _groups(samples()):
+        for sample, encoded in zip(group, _encode(group, tokenizer)):
+            try:
+                beyond = _add(documents, sample, encoded, file.name, config.seq_len, tokenizer, counts)
+                first = first or beyond
+            except BadLine as error:
+                pass_over(error)
+    counts.bad_lines += bad
+    if not read:
+        raise _empty(file)
+    if first and (not documents or 2 * bad > read):
+        what = f"; {bad} of {read} lines are bad" if bad > 1 else ""
+        raise WgradError(f"{first}{what}")
+    return documents
+
+
+def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
+    """Samples in order, few enough to be tokenised together."""
+    group: list[Sample] = []
+    length = 0
+    for sample in samples:
+        if group and (len(group) == _LINES_AT_ONCE or length + len(sample.text) > _CHARACTERS_AT_ONCE):
+            yield group
+            group, length = [], 0
+        group.append(sample)
+        length += len(sample.text)
+    if group:
+        yield group
+
+
+def _encode(group: Sequence[Sample], tokenizer: Tokenizer) -> Iterator[Iterator[Encoded]]:
+    """For each sample its tokens, in one part or, where it is long, in several."""
+    short = [sample for sample in group if len(sample.text) <= WINDOW]
+    whole = iter(tokenizer.encode_batch([s.text for s in short if s.whole]))
+    chat = iter(tokenizer.encode_batch([s.text for s in short if not s.whole], add_special_tokens=False))
+    for sample in group:
+        if len(sample.text) <= WINDOW:
+            yield iter([next(whole if sample.whole else chat)])
+        else:
+            yield _encode_long(sample, tokenizer)
+
+
+def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
+    before, behind = tokenizer.added_ids() if sample.whole else ([], [])
+    yield Encoded(before, [(0, 0)] * len(before))
+    yield from tokenizer.encode_stream(pieces(sample.text))
+    yield Encoded(behind, [(0, 0)] * len(behind))
+
+
+def _add(
+    documents: LineDocuments,
+    sample: Sample,
+    parts: Iterator[Encoded],
+    name: str,
+    seq_len: int,
+    tokenizer: Tokenizer,
+    counts: _Counts,
+) -> WgradError | None:
+    """Add the sample's document, truncated -> why it was left out, None where it was not. BadLine: nothing to learn."""
+    ids, marks, length = _tokens(sample, parts, seq_len, tokenizer)
+    lost = length - len(ids)
+    if not marks[1:].any():
+        where = f"{name}:{sample.line}: no token to learn"
+        if not lost:
+            raise BadLine(f"{where} (a single token has nothing to be predicted from): remove the line")
+        counts.left_out += 1
+        return WgradError(
+            f"{where} is left after truncation to {seq_len} tokens: raise --seq-len, or shorten what comes before the "
+            "completion"
+        )
+    documents.add(ids, marks, sample.line)
+    counts.truncated += bool(lost)
+    counts.cut_tokens += lost
+    return None
+
+
+def _tokens(
+    sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """-> ids int32 and marks bool of the first seq_len tokens, and how many there are in all.
+
+    A token counts where it shares a character with a span; eos is added after a text and counts.
+    """
+    counts_all = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
+    ids, marks = np.zeros(0, np.int32), np.zeros(0, bool)
+    length, last = 0, None
+    for part in parts:
+        if len(ids) < seq_len:
+            offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
+            marked = np.full(len(part.ids), counts_all)
+            for start, end in sample.spans:
+                marked |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+            ids = np.concatenate([ids, np.asarray(part.ids, np.int32)])
+            marks = np.concatenate([marks, marked])
+        length += len(part.ids)
+        last = part.ids[-1] if part.ids else last
+    if sample.whole and tokenizer.eos_id is not None:
+        if last != tokenizer.eos_id:
+            ids, marks = np.append(ids, np.int32(tokenizer.eos_id)), np.append(marks, True)
+            length += 1
+        elif len(ids) == length:
+            marks[-1] = True
+    return ids[:seq_len], marks[:seq_len], length

@@ -1,0 +1,191 @@
+"""Data files: what kind a file is, what is not taken for text, and its lines or blocks without holding all of it."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import open_input, reading, refuse_lfs_pointer
+
+STDIN = "-"  # the path that stands for standard input
+
+_LINES = (".jsonl", ".json", ".ndjson")
+_TEXT = (".txt", ".md", ".text")
+_LONGEST_LINE = 256 << 20  # bytes
+_BLOCK = 1 << 16  # bytes
+
+_AS_LINES = "make a JSON line of each row, with 'text', or 'prompt' and 'completion'"
+_UNPACK = "unpack it first"
+_EXPORT = "save its text as .txt, or as JSON lines"
+_OTHER = "give JSON lines (.jsonl) or plain text (.txt)"
+# What a name's ending says that the file is -> what to do.
+_REFUSED = {
+    ("a table", _AS_LINES): ".csv .tsv .parquet .arrow .feather .orc .avro .xls .xlsx .ods .sqlite .sqlite3 .db",
+    ("compressed", _UNPACK): ".gz .bz2 .xz .zst .lz4 .br .z .zip .tar .tgz .tbz2 .txz .7z .rar",
+    ("a document with formatting", _EXPORT): ".pdf .doc .docx .odt .rtf .epub .mobi .ppt .pptx .odp .ps .djvu",
+    ("an image", _OTHER): ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico .heic .psd",
+    ("sound or video", _OTHER): ".mp3 .wav .flac .ogg .m4a .aac .mp4 .mkv .avi .mov .webm",
+    ("weights or arrays", _OTHER): ".safetensors .bin .pt .pth .gguf .ggml .onnx .npy .npz .pkl .pickle .h5 .ckpt",
+    ("a program", _OTHER): ".exe .dll .so .dylib .o .a .pyc .class .jar .whl .deb .rpm .wasm .iso .dmg",
+}
+_BY_ENDING = {ending: words for words, endings in _REFUSED.items() for ending in endings.split()}
+# How such files begin, whatever they are called.
+_BEGINNINGS = (
+    (b"\x1f\x8b", ".gz"), (b"BZh", ".bz2"), (b"\xfd7zXZ", ".xz"), (b"\x28\xb5\x2f\xfd", ".zst"),
+    (b"PK\x03\x04", ".zip"), (b"7z\xbc\xaf", ".7z"), (b"Rar!\x1a", ".rar"), (b"%PDF-", ".pdf"), (b"{\\rtf", ".rtf"),
+    (b"\xd0\xcf\x11\xe0", ".doc"),
+    (b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"PAR1", ".parquet"), (b"ARROW1", ".arrow"),
+    (b"SQLite format 3", ".sqlite"), (b"GGUF", ".gguf"), (b"\x93NUMPY", ".npy"), (b"\x80\x02", ".pkl"),
+    (b"\x80\x04", ".pkl"), (b"\x7fELF", ".so"), (b"OggS", ".ogg"), (b"fLaC", ".flac"), (b"ID3", ".mp3"),
+)  # fmt: skip
+
+
+Progress = Callable[[int, int], None]  # hundredths of a file that are read, 100
+
+
+class _Watch:
+    """Tells how far a file of known size is read, at each hundredth."""
+
+    def __init__(self, file: BinaryIO, progress: Progress) -> None:
+        self._file, self._progress, self._told = file, progress, -1
+        self._size = max(os.fstat(file.fileno()).st_size, 1)
+
+    def __call__(self) -> None:
+        percent = min(100 * self._file.tell() // self._size, 100)
+        if percent != self._told:
+            self._told = percent
+            self._progress(percent, 100)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """An open data file. name: for messages; is_text: plain text, else JSON lines; notes: what a user should know;
+    watch: called after each read."""
+
+    file: BinaryIO
+    name: str
+    option: str
+    is_text: bool
+    notes: tuple[str, ...]
+    watch: Callable[[], None] = lambda: None
+
+    def lines(self) -> Iterator[tuple[int, bytes | None]]:
+        """(number from 1, the line without its newline), None for one that is too long to be held."""
+        number = 0
+        while line := self._read_line(_LONGEST_LINE):
+            number += 1
+            too_long = len(line) == _LONGEST_LINE and not line.endswith(b"\n")
+            if too_long:
+                while (rest := self._read_line(_BLOCK)) and not rest.endswith(b"\n"):
+                    pass
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            yield number, None if too_long else line.removesuffix(b"\n")
+
+    def _read_line(self, limit: int) -> bytes:
+        with reading(self.name, self.option):
+            line = self.file.readline(limit)
+            self.watch()
+        return line
+
+    def blocks(self) -> Iterator[str]:
+        """The text in blocks, \\r\\n as \\n. WgradError, naming the line, where it is not UTF-8 or holds a NUL."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        lines, kept, is_first = 1, "", True
+        while True:
+            with reading(self.name, self.option):
+                block = self.file.read(_BLOCK)
+                self.watch()
+            try:
+                text = kept + decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                line = lines + error.object.count(b"\n", 0, error.start)
+                raise WgradError(
+                    f"{self.name}:{line}: not UTF-8 (byte 0x{error.object[error.start]:02x}): convert the file to UTF-8"
+                ) from error
+            if "\0" in text:
+                line = lines + text.count("\n", 0, text.index("\0"))
+                raise WgradError(f"{self.name}:{line}: a NUL character: the file is not text: {_OTHER}")
+            if is_first:
+                text = text.removeprefix("\ufeff")
+            kept = "\r" if text.endswith("\r") and block else ""  # the \n may be the next block's
+            lines += block.count(b"\n")
+            text = text.removesuffix(kept).replace("\r\n", "\n")
+            if text:
+                is_first = False
+                yield text
+            if not block:
+                return
+
+
+@contextmanager
+def open_data(path: str, option: str, progress: Progress | None = None) -> Iterator[DataFile]:
+    """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".
+
+    WgradError: not a regular file, empty, or of a kind that is neither JSON lines nor plain text.
+    """
+    is_stdin = path == STDIN
+    name = "standard input" if is_stdin else path
+    file = _standard_input(option) if is_stdin else open_input(path, option)
+    try:
+        with reading(path, option):
+            start = file.peek(_BLOCK)  # type: ignore[attr-defined]
+        refuse_lfs_pointer(start, path, option)
+        _refuse_other_kinds(start, path, name, option)
+        if not start.removeprefix(codecs.BOM_UTF8):
+            raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
+        is_text, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if is_stdin else path, name, option)
+        watch = {"watch": _Watch(file, progress)} if progress is not None and not is_stdin else {}
+        yield DataFile(file, name, option, is_text, notes, **watch)
+    finally:
+        if not is_stdin:
+            file.close()
+
+
+def _standard_input(option: str) -> BinaryIO:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise WgradError(f"{option}: standard input is no file: give its data with '< FILE' or a pipe")
+    return sys.stdin.buffer
+
+
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None:
+    """WgradError where the file is, by its name or its first bytes, neither JSON lines nor plain text."""
+    ending = _ending(path)
+    found = next((kind for magic, kind in _BEGINNINGS if start.startswith(magic)), None)
+    if ending in _BY_ENDING:
+        what, advice = _BY_ENDING[ending]
+        raise WgradError(f"{option}: {name} is {what} by its name ({ending}): {advice}")
+    if found is not None:
+        what, advice = _BY_ENDING[found]
+        raise WgradError(f"{option}: {name} is {what} by its first bytes (as of a {found} file): {advice}")
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise WgradError(f"{option}: {name} is UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8 FILE)")
+    if b"\0" in start:
+        raise WgradError(f"{option}: {name} has NUL bytes, so it is not text: {_OTHER}")
+
+
+def _kind(start: bytes, path: str, name: str, option: str) -> tuple[bool, tuple[str, ...]]:
+    """-> whether it is plain text; notes. By the name's ending; where that says nothing, by the first character."""
+    ending, first = _ending(path), start.lstrip()[:1]
+    if ending in _TEXT:
+        if first == b"{" and b'"' in start:
+            note = f"note: {name} is plain text by its name, and looks like JSON lines: rename it to .jsonl if it is"
+            return True, (note,)
+        return True, ()
+    if first == b"[" and ending != ".jsonl":
+        raise WgradError(f"{option}: {name} is a JSON array; expected one object a line (jq -c '.[]' FILE converts it)")
+    if ending in _LINES:
+        return False, ()
+    why = f"its name ends in {ending}" if ending else "its name does not say what it is" if path else ""
+    taken = "JSON lines" if first == b"{" else "plain text, of which every token is learnt"
+    note = f"note: {name} is taken for {taken}" + (f" ({why}; .jsonl and .txt are known)" if why else "")
+    return first != b"{", (note,)

@@ -1,0 +1,90 @@
+"""Training examples kept in a few flat arrays: a file of a million lines is not a million small arrays."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from wgrad.train.data.packing import Document
+
+
+class Documents(Sequence[Document]):
+    """A sequence of documents, each made when it is asked for."""
+
+    def _get(self, index: int) -> Document:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._get(i) for i in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        return self._get(place)
+
+
+class LineDocuments(Documents):
+    """Documents of the lines of a file: 5 bytes a token and 16 a line. `add` them, then read them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ids, self._counts = array("i"), bytearray()
+        self._ends, self._lines = array("q", [0]), array("q")
+
+    def add(self, ids: np.ndarray, counts: np.ndarray, line: int) -> None:
+        """ids int32 [n], counts bool [n], line: number of the line that they are of."""
+        self._ids.frombytes(np.ascontiguousarray(ids, np.int32).tobytes())
+        self._counts += np.ascontiguousarray(counts, np.bool_).tobytes()
+        self._ends.append(len(self._ids))
+        self._lines.append(line)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def _get(self, index: int) -> Document:
+        start, end = self._ends[index], self._ends[index + 1]
+        ids = np.frombuffer(self._ids, np.int32)[start:end] if end > start else np.zeros(0, np.int32)
+        counts = np.frombuffer(self._counts, np.bool_)[start:end] if end > start else np.zeros(0, np.bool_)
+        return Document(ids, counts, f"{self._name}:{self._lines[index]}")
+
+
+class StreamDocuments(Documents):
+    """Pieces of at most `length` tokens of one stream, each predicting every one of its tokens exactly once.
+
+    Where the stream begins with bos (`has_bos`), each piece does; else it begins with the last token of the piece
+    before. stream: int32, 4 bytes a token and no more.
+    """
+
+    def __init__(self, name: str, stream: np.ndarray, length: int, has_bos: bool) -> None:
+        self._name, self._stream, self._step, self._has_bos = name, stream, length - 1, has_bos
+
+    def __len__(self) -> int:
+        return -(-(len(self._stream) - 1) // self._step)
+
+    def _get(self, index: int) -> Document:
+        at = 1 + index * self._step
+        if self._has_bos:
+            ids = np.concatenate([self._stream[:1], self._stream[at : at + self._step]])
+        else:
+            ids = self._stream[at - 1 : at + self._step]
+        return Document(ids, np.broadcast_to(np.bool_(True), ids.shape), f"{self._name}: token {at}")
+
+
+class ChosenDocuments(Documents):
+    """Those of other documents that are numbered in `chosen`, in that order."""
+
+    def __init__(self, documents: Sequence[Document], chosen: np.ndarray) -> None:
+        self._documents, self._chosen = documents, chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def _get(self, index: int) -> Document:
+        return self._documents[int(self._chosen[index])]

@@ -1,0 +1,226 @@
+"""Documents packed into rows, rows grouped into micro-batches and optimiser steps; the order is a function of the seed.
+
+A row of `seq_len` tokens holds whole documents, one after the other, and padding at its end:
+
+    ids        the tokens; padding holds `pad_id`
+    targets    the next token's id where it counts, else -100: on the last token of a document, before tokens that
+               are not to be learnt (prompts), and on padding
+    positions  0, 1, 2, ... from the start of each document
+    doc_start  index in the row of the document's first token: attention sees nothing before it. A padding token is a
+               document of its own (position 0, start = its own index), which is the cheapest thing to attend to.
+
+Best-fit decreasing packing: "Fewer Truncations Improve Language Modeling", Ding et al. 2024 (arXiv 2404.10830).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.run.config import FinetuneConfig
+
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class Document:
+    """One training example. ids int32 [n]; counts bool [n]: this token is to be learnt; source: 'file:line' for errors.
+
+    The first token is never a target (nothing stands before it to predict it from), whatever `counts[0]` says.
+    """
+
+    ids: np.ndarray
+    counts: np.ndarray
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_targets(self) -> int:
+        return int(np.count_nonzero(self.counts[1:]))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch: ids, targets, positions, doc_start int32 [B, T] (see the top of this file)."""
+
+    ids: np.ndarray
+    targets: np.ndarray
+    positions: np.ndarray
+    doc_start: np.ndarray
+    num_targets: int  # targets that are not -100
+    num_tokens: int  # tokens that are not padding
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step: its micro-batches, at most `accumulate` (fewer at the end of an epoch)."""
+
+    index: int  # 0 for the first step of the run
+    epoch: int  # 0 for the first pass over the data
+    batches: list[Batch]
+    num_targets: int = field(init=False)
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_targets", sum(b.num_targets for b in self.batches))
+        object.__setattr__(self, "num_tokens", sum(b.num_tokens for b in self.batches))
+
+
+def pack_documents(lengths: Sequence[int], seq_len: int, order: Sequence[int] | None = None) -> list[list[int]]:
+    """Best-fit decreasing: each document, longest first, goes to the fullest row that still has room for it.
+
+    lengths: tokens of each document, 1 ... seq_len. order: the sequence in which documents of equal length are
+    placed (default: as they come). Returns rows of document numbers. The number of rows depends only on the
+    lengths, not on `order`, so every epoch has as many. O(n log seq_len) for n documents.
+    """
+    rows: list[list[int]] = []
+    room: list[list[int]] = [[] for _ in range(seq_len + 1)]  # room[c]: rows with c free places
+    free: list[int] = []  # the c > 0 with a row in room[c], rising
+    for document in sorted(range(len(lengths)) if order is None else order, key=lambda i: -lengths[i]):
+        length = lengths[document]
+        if not 1 <= length <= seq_len:
+            raise ValueError(f"lengths[{document}]: must be between 1 and seq_len = {seq_len}; got {length}")
+        place = bisect_left(free, length)
+        if place == len(free):
+            row, left = len(rows), seq_len - length
+            rows.append([document])
+        else:
+            capacity = free[place]
+            row, left = room[capacity].pop(), capacity - length
+            if not room[capacity]:
+                free.pop(place)
+            rows[row].append(document)
+        if left:
+            if not room[left]:
+                insort(free, left)
+            room[left].append(row)
+    return rows
+
+
+def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int, pad_id: int = 0) -> Batch:
+    """Rows of documents -> Batch of [batch_size, seq_len]; rows that are missing are padding."""
+    shape = (batch_size, seq_len)
+    ids = np.full(shape, pad_id, np.int32)
+    targets = np.full(shape, IGNORE_INDEX, np.int32)
+    positions = np.zeros(shape, np.int32)
+    doc_start = np.tile(np.arange(seq_len, dtype=np.int32), (batch_size, 1))
+    num_tokens = 0
+    for row, documents in enumerate(rows):
+        at = 0
+        for document in documents:
+            end = at + len(document)
+            ids[row, at:end] = document.ids
+            targets[row, at : end - 1] = np.where(document.counts[1:], document.ids[1:], IGNORE_INDEX)
+            positions[row, at:end] = np.arange(len(document))
+            doc_start[row, at:end] = at
+            at = end
+        num_tokens += at
+    return Batch(ids, targets, positions, doc_start, int(np.count_nonzero(targets != IGNORE_INDEX)), num_tokens)
+
+
+def eval_batches(documents: Sequence[Document], config: FinetuneConfig, pad_id: int = 0) -> list[Batch]:
+    """The held-out documents as micro-batches, always in the same order."""
+    rows = _rows([len(d) for d in documents], config, range(len(documents)))
+    size = config.batch_size
+    picked = [[documents[i] for i in row] for row in rows]
+    return [make_batch(picked[i : i + size], size, config.seq_len, pad_id) for i in range(0, len(picked), size)]
+
+
+def _rows(lengths: Sequence[int], config: FinetuneConfig, order: Sequence[int]) -> list[list[int]]:
+    if config.packing:
+        return pack_documents(lengths, config.seq_len, order)
+    return [[i] for i in order]
+
+
+class BatchStream:
+    """The steps of a run, in an order that only the documents, the configuration and its seed decide.
+
+    Iterate to get the steps from the current one (0, or what `restore` set) to `total_steps`. Each epoch shuffles the
+    documents with a generator of (seed, epoch), packs them and shuffles the rows, so any step can be reached without
+    going through those before it. Uses of the configuration: seq_len, batch_size, accumulate, epochs, max_steps,
+    packing, seed.
+    """
+
+    def __init__(self, documents: Sequence[Document], config: FinetuneConfig, pad_id: int = 0) -> None:
+        if not len(documents):
+            raise WgradError("--data: no example is left to train on: add data, or lower --eval-fraction")
+        self.documents, self.config, self.pad_id = documents, config, pad_id
+        self._lengths = [len(document) for document in documents]
+        rows = len(_rows(self._lengths, config, range(len(documents))))
+        self.rows_per_epoch = rows
+        self.steps_per_epoch = -(-rows // (config.batch_size * config.accumulate))
+        self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
+        self.step = 0  # the next one
+        self._epoch: tuple[int, list[list[int]]] | None = None
+        self._fingerprint = ""
+
+    def __len__(self) -> int:
+        return self.total_steps
+
+    def __iter__(self) -> Iterator[Step]:
+        while self.step < self.total_steps:
+            step = self.get(self.step)
+            self.step += 1  # before the yield: state() after a step names the next one
+            yield step
+
+    def get(self, index: int) -> Step:
+        """Step `index` of the run (beyond total_steps too)."""
+        epoch, within = divmod(index, self.steps_per_epoch)
+        rows = self._epoch_rows(epoch)
+        size = self.config.batch_size
+        first = within * size * self.config.accumulate
+        last = min(first + size * self.config.accumulate, len(rows))
+        batches = []
+        for start in range(first, last, size):
+            picked = [[self.documents[i] for i in row] for row in rows[start : min(start + size, last)]]
+            batches.append(make_batch(picked, size, self.config.seq_len, self.pad_id))
+        return Step(index, epoch, batches)
+
+    def _epoch_rows(self, epoch: int) -> list[list[int]]:
+        if self._epoch is None or self._epoch[0] != epoch:
+            generator = np.random.Generator(np.random.PCG64([self.config.seed, epoch]))
+            order = generator.permutation(len(self.documents)).tolist()
+            rows = _rows(self._lengths, self.config, order)
+            self._epoch = (epoch, [rows[i] for i in generator.permutation(len(rows))])
+        return self._epoch[1]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the next step, and the fingerprint of what the order depends on."""
+        return {"step": self.step, "fingerprint": self.fingerprint()}
+
+    def restore(self, step: int, fingerprint: str | None = None) -> None:
+        """Go on at `step`. WgradError: `fingerprint` is not that of this data, or `step` is beyond the end."""
+        if fingerprint is not None and fingerprint != self.fingerprint():
+            raise WgradError(
+                "--resume: the training data, or an option that orders it (--seed, --seq-len, --batch-size, "
+                "--accumulate, --packing, --eval-fraction, --loss-on), is not that of the checkpoint: restore it, "
+                "or start anew in another --out"
+            )
+        if step > self.total_steps:
+            raise WgradError(
+                f"--max-steps: the checkpoint already has {step} steps, more than the {self.total_steps} asked for: "
+                "give more --max-steps or --epochs, or leave both out"
+            )
+        self.step = step
+
+    def fingerprint(self) -> str:
+        """Hash of the documents and of the options that order them, 32 hexadecimal digits."""
+        if self._fingerprint:
+            return self._fingerprint
+        c = self.config
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((c.seed, c.seq_len, c.batch_size, c.accumulate, c.packing)).encode())
+        for document in self.documents:
+            digest.update(np.int64(len(document)).tobytes())
+            digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())
+            digest.update(np.ascontiguousarray(document.counts, np.uint8).tobytes())
+        self._fingerprint = digest.hexdigest()
+        return self._fingerprint

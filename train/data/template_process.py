@@ -1,0 +1,139 @@
+"""A process that renders chat templates for this one, ended when an answer takes too long.
+
+A template is a program that came with a checkpoint: it may never end, or write without end. The process is started at
+the first request, serves all that follow, and goes when `close` is called, when this process ends, or with the first
+answer that does not come in time. It needs nothing of the script that runs (no `if __name__ == "__main__"`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from wgrad.device.errors import WgradError
+
+SECONDS = 5.0  # for compiling a template, and for rendering one conversation
+_START_SECONDS = 60.0  # a cold disk, a busy machine
+_CODE = "import sys; sys.path[:] = {path!r}; from wgrad.train.data.template_worker import main; main({seconds!r})"
+
+
+class TemplateProcess:
+    """Compiles and renders templates in a process of its own, one request at a time."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._source: str | None = None  # of the template that the process has compiled
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # a process that is forked from this one has a process of its own
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def compile(self, source: str) -> None:
+        """WgradError where the template does not compile, or not in time."""
+        if self._process is not None and self._source == source and self._owner == os.getpid():
+            return
+        self._source = None
+        answer = self._ask({"source": source})
+        if "failure" in answer:
+            raise WgradError(f"--model: the tokenizer's chat template does not compile: {_what(answer)}")
+        self._source = source
+
+    def render(self, source: str, values: dict[str, Any], marked: bool) -> dict[str, Any]:
+        """The worker's answer: "text", and where `marked` "messages" and "generated" (see `template_engine.py`); or
+        "failure", "message" and "line"."""
+        self.compile(source)
+        return self._ask({"values": values, "marked": marked})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            process = self._started()
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = self._answers.get(timeout=self._seconds)
+        except queue.Empty:
+            self.close()
+            raise WgradError(
+                f"--model: the tokenizer's chat template does not end within {self._seconds:g} s: correct it, or give "
+                "data with prompt and completion as text"
+            ) from None
+        except OSError:
+            line = b""
+        except BaseException:  # Ctrl-C: the answer that is still to come must not be taken for the next one
+            self.close()
+            raise
+        if not line:
+            self.close()
+            raise WgradError(
+                "--model: the tokenizer's chat template ends the process that renders it: correct it, or give data "
+                "with prompt and completion as text"
+            )
+        return json.loads(line)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """The process, ready for a request."""
+        if self._owner != os.getpid():
+            self._process, self._source, self._owner = None, None, os.getpid()
+        if self._process is None:
+            atexit.register(self.close)
+            # The worker's own stderr is of no use to anyone: what goes wrong there is an answer or an early end.
+            command = [sys.executable, "-c", _CODE.format(path=sys.path, seconds=self._seconds)]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            # A pipe cannot be read with a time limit on Windows; a queue can.
+            self._answers = queue.SimpleQueue()
+            threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True).start()
+            try:
+                ready = self._answers.get(timeout=_START_SECONDS)
+            except queue.Empty:
+                ready = b""
+            if not ready:
+                self.close()
+                raise WgradError(
+                    f"--model: the process that renders chat templates does not start ({sys.executable}): try again, "
+                    "or give data with prompt and completion as text"
+                )
+        return self._process
+
+    def close(self) -> None:
+        """End the process. The next request starts another."""
+        atexit.unregister(self.close)
+        process, self._process, self._source = self._process, None, None
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:  # what was still to be written
+                    pass
+
+
+def _read(pipe: Any, answers: queue.SimpleQueue[bytes]) -> None:
+    try:
+        for line in pipe:
+            answers.put(line)
+    except (OSError, ValueError):  # closed while it was read
+        pass
+    answers.put(b"")
+
+
+def _what(answer: dict[str, Any]) -> str:
+    """A failure in words, with the line of the template where it is known."""
+    return answer["message"] + (f" (line {answer['line']} of the template)" if answer["line"] else "")
+
+
+_shared = TemplateProcess()
+
+
+def shared_process() -> TemplateProcess:
+    """The one that all templates of this process use."""
+    return _shared

@@ -1,0 +1,67 @@
+"""The process in which chat templates are compiled and rendered: requests on stdin, answers on stdout, a line each.
+
+Its memory is limited here, its time by `template_process.py`, which started it and ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from wgrad.train.data.template_engine import CompiledTemplate, TemplateFailure
+
+MEMORY = 1 << 30  # bytes of address space, where the system can limit that
+
+
+def main(seconds: float) -> None:
+    """Answer requests until stdin ends. seconds: the longest that an answer may take."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii", newline="\n")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the run, which then ends this process
+    limit = _limit_memory()
+    template: CompiledTemplate | None = None
+    print("{}", file=answers, flush=True)  # ready
+    for line in sys.stdin:
+        if hasattr(signal, "alarm"):
+            signal.alarm(int(2 * seconds) + 5)  # for a run that was killed and can no longer end this process
+        try:
+            request = json.loads(line)
+            if "source" in request:
+                template = CompiledTemplate(request["source"])
+                answer: dict[str, Any] = {}
+            else:
+                assert template is not None
+                answer = _rendered(template, request)
+        except TemplateFailure as error:
+            answer = {"failure": error.kind, "message": error.message, "line": error.line}
+        except MemoryError:
+            answer = {"failure": "fail", "message": f"it needs more than {limit >> 20} MiB of memory", "line": 0}
+        except RecursionError:
+            answer = {"failure": "fail", "message": "these messages are nested too deeply", "line": 0}
+        print(json.dumps(answer), file=answers, flush=True)
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+
+
+def _rendered(template: CompiledTemplate, request: dict[str, Any]) -> dict[str, Any]:
+    if not request["marked"]:
+        return {"text": template.render(request["values"])}
+    text, messages, generated = template.render_marked(request["values"])
+    return {"text": text, "messages": messages, "generated": generated}
+
+
+def _limit_memory() -> int:
+    """Limit this process -> bytes; 0 where the system has no such limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (OSError, ValueError):  # macOS refuses some values
+        return 0
+    return limit

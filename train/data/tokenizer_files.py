@@ -1,0 +1,236 @@
+"""The files of a tokenizer, read and checked: tokenizer.json, tokenizer_config.json and those beside them.
+
+Source of the behaviour: transformers 5 (AutoTokenizer.from_pretrained; tests/train/test_oracle_tokenizer.py compares).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import read_json
+from wgrad.train.files.input_files import exists, read_input, reading
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_FETCH = "fetch the file again"
+_LARGEST = 1 << 28  # bytes of a tokenizer.json; the largest of 2026 have about 40 MiB
+_LONGEST_TEMPLATE = 4 << 20  # bytes of a chat template in a file of its own
+# Model types for which transformers does not take a declared LlamaTokenizer at its word.
+_NOT_AS_LLAMA = ("mistral", "qwen2")
+
+
+class _Parts(msgspec.Struct):
+    """What is looked at of a tokenizer.json; the rest is the business of the tokenizers library."""
+
+    post_processor: dict[str, Any] | None = None
+    added_tokens: list[dict[str, Any]] = []
+
+
+def read_options(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the folder as it stands; {} where there is none."""
+    path = folder / name
+    return read_json(path, dict, "--model") if exists(path, "--model") else {}
+
+
+def read_special_tokens(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json with what special_tokens_map.json adds to it, or says otherwise where the former has no
+    list of added tokens."""
+    config, special = read_options(folder, "tokenizer_config.json"), read_options(folder, "special_tokens_map.json")
+    return special | config if "added_tokens_decoder" in config else config | special
+
+
+def read_backend(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer of tokenizer.json, rebuilt where transformers rebuilds it. config: tokenizer_config.json.
+
+    WgradError: not there, not readable, ids that it does not have.
+    """
+    path = folder / "tokenizer.json"
+    data = read_input(path, "--model", _LARGEST)
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        parts = msgspec.json.decode(data, type=_Parts)
+        _check_ids(backend, parts, path)
+        if _is_llama(folder, config, data):
+            backend = _rebuild_as_llama(config, data, backend)
+        _add_tokens(backend, _added_tokens(folder, config, parts), config)
+        backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
+    except WgradError:
+        raise
+    except BaseException as error:
+        reason = explain(error)
+        if reason is None:
+            raise
+        raise WgradError(f"--model: {path} is not a tokenizer that can be read: {reason}: {_FETCH}") from error
+
+
+def explain(error: BaseException) -> str | None:
+    """What the tokenizers library says in a line; None for what is none of its own errors (Ctrl-C).
+
+    It raises plain Exception, and where its Rust code panics a PanicException, which is no Exception.
+    """
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return " ".join(str(error).split())[:300] or type(error).__name__
+    return None
+
+
+# ---- checks --------------------------------------------------------------------------------------
+def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None:
+    """WgradError where the post-processor or an added token has an id of no token: such ids reach the model; or where
+    the post-processor names what is not there, at which the library panics, with lines of its own."""
+    for what in _undefined(parts.post_processor):
+        raise WgradError(f"--model: {path}: post_processor names {what}: {_FETCH}")
+    places = [(id_, "post_processor") for id_ in _ids_of(parts.post_processor)]
+    places += [(token.get("id"), "added_tokens") for token in parts.added_tokens]
+    for id_, key in places:
+        known = isinstance(id_, int) and 0 <= id_ < 2**32 and backend.id_to_token(id_) is not None
+        if not known:
+            size = backend.get_vocab_size(with_added_tokens=True)
+            raise WgradError(
+                f"--model: {path}: {key} names the id {id_!r}, which none of the {size} tokens of the vocabulary has: "
+                f"{_FETCH}, or take all files from the same model"
+            )
+
+
+def _undefined(processor: Any) -> Iterator[str]:
+    """What the templates of TemplateProcessing name without having it: a token that special_tokens lacks; a second text
+    in the one for a single text."""
+    if not isinstance(processor, dict):
+        return
+    for inner in processor.get("processors") or ():
+        yield from _undefined(inner)
+    for piece in [*(processor.get("single") or ()), *(processor.get("pair") or ())]:
+        name = piece["SpecialToken"]["id"] if "SpecialToken" in piece else None
+        if name is not None and name not in processor["special_tokens"]:
+            yield f"the token {name!r}, which its special_tokens do not define"
+    if any("Sequence" in piece and piece["Sequence"]["id"] != "A" for piece in processor.get("single") or ()):
+        yield "a second text in its template for a single one"
+
+
+def _ids_of(processor: Any) -> Iterator[Any]:
+    """Ids that a post-processor adds: of TemplateProcessing, BertProcessing, RobertaProcessing, Sequence."""
+    if not isinstance(processor, dict):
+        return
+    for inner in processor.get("processors") or ():
+        yield from _ids_of(inner)
+    special = processor.get("special_tokens")
+    for token in special.values() if isinstance(special, dict) else ():
+        yield from token.get("ids") or ()
+    for key in ("sep", "cls"):
+        if isinstance(pair := processor.get(key), list) and len(pair) == 2:
+            yield pair[1]
+
+
+# ---- as transformers -----------------------------------------------------------------------------
+def token_text(value: Any) -> str | None:
+    """A special token is written as text or as {"content": text, ...}."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _is_llama(folder: Path, config: dict[str, Any], data: bytes) -> bool:
+    """Whether transformers would build its LlamaTokenizer, with a pre-tokenizer and a decoder of its own."""
+    model = read_options(folder, "config.json")
+    declared = config.get("tokenizer_class") or model.get("tokenizer_class")
+    if not isinstance(declared, str) or declared.removesuffix("Fast") != "LlamaTokenizer":
+        return False
+    return model.get("model_type") not in _NOT_AS_LLAMA and b'"ByteLevel"' not in data
+
+
+def _rebuild_as_llama(config: dict[str, Any], data: bytes, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer of the vocabulary, merges and post-processor of `backend` (tokenizer.json: `data`), else as
+    LlamaTokenizer."""
+    file = msgspec.json.decode(data)
+    vocab, merges = file["model"]["vocab"], file["model"].get("merges", [])
+    if isinstance(vocab, list):  # of a Unigram model: its scores are not used
+        vocab = {entry[0] if isinstance(entry, list) else entry: number for number, entry in enumerate(vocab)}
+    pairs: Any = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+    rebuilt = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, fuse_unk=True, byte_fallback=True))
+    spaced = config.get("add_prefix_space")
+    spaced = True if spaced is None else bool(spaced)
+    first = "always" if config.get("legacy", False) else "first"
+    rebuilt.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", first if spaced else "never", split=False)
+    steps: list[Any] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    rebuilt.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if spaced else steps)
+    if backend.post_processor is not None:
+        rebuilt.post_processor = backend.post_processor
+    return rebuilt
+
+
+def _added_tokens(folder: Path, config: dict[str, Any], parts: _Parts) -> dict[int, AddedToken]:
+    """Added tokens by id, from the first of the places that transformers looks at."""
+    if "added_tokens_decoder" in config:
+        return {int(id_): _added_token(token) for id_, token in config["added_tokens_decoder"].items()}
+    found: dict[int, AddedToken] = {}
+    special = {token_text(config.get(name)) for name in SPECIAL}
+    for text, id_ in read_options(folder, "added_tokens.json").items():
+        found[id_] = AddedToken(text, normalized=text not in special, special=text in special)
+    for token in parts.added_tokens:
+        found[token["id"]] = _added_token(token)
+    return found
+
+
+def _added_token(value: dict[str, Any], **flags: bool) -> AddedToken:
+    kept = {key: value[key] for key in ("lstrip", "rstrip", "single_word", "normalized", "special") if key in value}
+    return AddedToken(value["content"], **(kept | flags))
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, added: dict[int, AddedToken], config: dict[str, Any]) -> None:
+    """Tokens that are cut out of a text before all else: those of the files, and those that the configuration names,
+    which are special.
+
+    A name that no token has stays without one: transformers would append it, with an id that the model lacks.
+    """
+    there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for _, token in sorted(added.items()) if repr(token) not in there])
+    known = {token.content: token for token in added.values()}
+    for name in SPECIAL:
+        value = config.get(name)
+        text = token_text(value)
+        if text and backend.token_to_id(text) is not None:
+            written = (
+                _added_token(value) if isinstance(value, dict) else AddedToken(text, special=True, normalized=False)
+            )
+            backend.add_special_tokens([known.get(text, written)])
+
+
+# ---- chat templates --------------------------------------------------------------------------------
+def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name, "default" for the one without; {} where there is none."""
+    files = {"default": folder / "chat_template.jinja"}
+    more = folder / "additional_chat_templates"
+    with reading(more, "--model"):
+        files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
+    found = {name: _read_template(path) for name, path in files.items() if exists(path, "--model")}
+    if found:
+        return found
+    value = config.get("chat_template") or read_options(folder, "chat_template.json").get("chat_template")
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        value = [{"name": name, "template": template} for name, template in value.items()]
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    named = {str(entry.get("name")): entry.get("template") for entry in entries}
+    return {name: template for name, template in named.items() if isinstance(template, str)}
+
+
+def _read_template(path: Path) -> str:
+    data = read_input(path, "--model", _LONGEST_TEMPLATE)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise WgradError(
+            f"--model: {path} must be UTF-8 text; got byte {data[error.start]:#04x} in line {line}: convert the file "
+            "to UTF-8"
+        ) from error

@@ -1,0 +1,177 @@
+"""Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors, written and read.
+
+Matrix names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r].
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import FETCH, convert, read_json, show
+from wgrad.train.files.files import make_folder, write_json
+from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.files.safetensors_files import read_entries, save_arrays
+from wgrad.train.model.lora import LoraConfig, check_all_patterns, match_targets
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+Rank = Annotated[int, Meta(ge=1, le=1 << 20)]
+Alpha = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+# Fields of adapter_config.json that change the arithmetic in a way that is not built here, with their harmless values.
+_UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("use_dora", "DoRA", (None, False)),
+    ("bias", "trained biases", (None, "none")),
+    ("lora_bias", "biases of lora_B", (None, False)),
+    ("fan_in_fan_out", "transposed weights", (None, False)),
+    ("modules_to_save", "whole modules beside the adapter", (None, [])),
+    ("layers_to_transform", "adapters on some layers only", (None, [])),
+    ("trainable_token_indices", "trained token embeddings", (None, [], {})),
+    ("target_parameters", "adapters on bare parameters", (None, [])),
+    ("exclude_modules", "excluded modules", (None, [], "")),
+    ("layer_replication", "replicated layers", (None, [])),
+    ("use_qalora", "QALoRA", (None, False)),
+    ("alora_invocation_tokens", "activated LoRA", (None, [])),
+    ("arrow_config", "Arrow routing", (None,)),
+    ("use_bdlora", "BD-LoRA", (None, False)),
+    ("velora_config", "VeLoRA", (None,)),
+    ("lora_ga_config", "LoRA-GA", (None,)),
+)
+# Ways to start that leave the base weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+
+
+def save_adapter(
+    folder: str | os.PathLike[str], lora: LoraConfig, arrays: Mapping[str, np.ndarray], base_model: str
+) -> None:
+    """Write an adapter that PEFT loads. arrays: `<module>.lora_A`, `<module>.lora_B` -> float32. WgradError."""
+    target = make_folder(folder)
+    tensors = {f"{_PREFIX}{name}.weight": np.ascontiguousarray(a, np.float32) for name, a in sorted(arrays.items())}
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": lora.r,
+        "lora_alpha": _number(lora.alpha),
+        "lora_dropout": lora.dropout,
+        "target_modules": targets,
+        "use_rslora": lora.rslora,
+        "rank_pattern": dict(lora.rank_pattern),
+        "alpha_pattern": {k: _number(v) for k, v in lora.alpha_pattern.items()},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+    # The weights last: a folder that has them is complete.
+    write_json(Path(target) / CONFIG_FILE, config, sort_keys=True)
+    save_arrays(Path(target) / WEIGHTS_FILE, tensors)
+
+
+def adapter_note(lora: LoraConfig | None) -> str:
+    """What a user should know of an adapter that was read; "" where there is nothing."""
+    if lora is not None and lora.alpha == 0:
+        return "lora_alpha of the adapter is 0: its scale is 0, so it changes nothing"
+    return ""
+
+
+def _number(value: float) -> float:
+    """32 rather than 32.0, as PEFT writes a whole alpha."""
+    return int(value) if value == int(value) else value
+
+
+def load_adapter(
+    folder: str | os.PathLike[str], modules: Mapping[str, tuple[int, int]]
+) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them.
+
+    -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order. WgradError: not there, not
+    LoRA, a variant that is not supported, a matrix that is missing, of another shape, or belongs to no projection.
+    """
+    folder = Path(folder)
+    lora = _load_config(folder)
+    check_all_patterns(lora, list(modules), f"--adapter: {folder / CONFIG_FILE}")
+    path = folder / WEIGHTS_FILE
+    if not exists(path, "--adapter"):
+        if exists(folder / "adapter_model.bin", "--adapter"):
+            raise WgradError(f"--adapter: {folder} has only adapter_model.bin: save it as safetensors with PEFT")
+        raise WgradError(f"--adapter: {path} is missing: {FETCH}")
+    entries = dict(read_entries(path, "--adapter"))
+    if any("lora_magnitude_vector" in name for name in entries):
+        raise WgradError(f"--adapter: {path} is a DoRA adapter: only plain LoRA can be read: train it without")
+    arrays = {}
+    for module in match_targets(lora.target_modules, list(modules), "--adapter"):
+        out, width = modules[module]
+        r = lora.rank_of(module)
+        for side, shape in (("lora_A", (r, width)), ("lora_B", (out, r))):
+            entry = entries.pop(f"{_PREFIX}{module}.{side}.weight", None)
+            if entry is None:
+                raise WgradError(
+                    f"--adapter: {path} lacks {module}.{side}, which {CONFIG_FILE} asks for: fetch it again"
+                )
+            if entry.shape != shape:
+                raise WgradError(
+                    f"--adapter: {module}.{side} in {path} has shape {list(entry.shape)}, the model asks for "
+                    f"{list(shape)}: the adapter belongs to another model"
+                )
+            if entry.dtype not in ("F32", "F16", "BF16"):
+                raise WgradError(f"--adapter: {module}.{side} in {path} is {entry.dtype}: expected F32, F16 or BF16")
+            arrays[f"{module}.{side}"] = np.array(entry.array(), np.float32)
+    if entries:
+        name = one_line(next(iter(entries)).removeprefix(_PREFIX))
+        raise WgradError(
+            f"--adapter: {path} adapts {name}, which is no projection of this model's layers: only those can be adapted"
+        )
+    return lora, arrays
+
+
+class AdapterFile(Struct):
+    """The keys of adapter_config.json that make the arithmetic; a missing one has PEFT's default."""
+
+    target_modules: list[str] | str
+    r: Rank = 8
+    lora_alpha: Alpha = 8.0
+    lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    use_rslora: bool = False
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Alpha] | None = None
+
+
+def _load_config(folder: Path) -> LoraConfig:
+    path = folder / CONFIG_FILE
+    if not exists(path, "--adapter"):
+        raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give the folder of a PEFT adapter")
+    raw = read_json(path, dict[str, Any], "--adapter")
+    if raw.get("peft_type") != "LORA":
+        raise WgradError(f"--adapter: {path}: peft_type is {show(raw.get('peft_type'))}: only LORA can be read")
+    for key, what, harmless in _UNSUPPORTED:
+        if raw.get(key) not in harmless:
+            raise WgradError(f"--adapter: {path}: {key} is {show(raw[key])}: {what} cannot be read: train it without")
+    if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        raise WgradError(
+            f"--adapter: {path}: init_lora_weights {show(raw['init_lora_weights'])} changes the base weights: "
+            "convert it with PEFT (path_initial_model_for_weight_conversion)"
+        )
+    file = convert(raw, AdapterFile, f"--adapter: {path}")
+    if not file.target_modules:
+        raise WgradError(f"--adapter: {path}: target_modules must name at least one module; got none: {FETCH}")
+    return LoraConfig(
+        r=file.r,
+        alpha=file.lora_alpha,
+        dropout=file.lora_dropout,
+        rslora=file.use_rslora,
+        target_modules=file.target_modules if isinstance(file.target_modules, str) else tuple(file.target_modules),
+        rank_pattern=file.rank_pattern or {},
+        alpha_pattern=file.alpha_pattern or {},
+    )

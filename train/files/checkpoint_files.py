@@ -1,0 +1,189 @@
+"""Training state in OUT/checkpoints/step-N: all that a run needs to go on to the same bits.
+
+    trainer.safetensors   parameters, exp_avg, exp_avg_sq, optimiser state, loss scale (float32)
+    adapter_*             the adapter in PEFT's format, for people (not read on resume)
+    trainer.json          format, step, options and data of the run, results so far; SHA-256 of every other file, and
+                          of itself
+
+The random state is (seed, step): dropout counts, and the data order is a function of both. A checkpoint is written
+beside, fsynced and renamed, so a folder named step-N is whole; what a disk makes of it later is found by its sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import parse_json
+from wgrad.train.files.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
+from wgrad.train.files.input_files import open_input, read_input, reading
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+
+FOLDER, STATE_FILE, INFO_FILE = "checkpoints", "trainer.safetensors", "trainer.json"
+KEEP = 2
+FORMAT = 2  # 1: the sum was of trainer.safetensors alone
+_INFO_LIMIT = 16 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """A checkpoint as read back: arrays of `AdamW.state_arrays`, and what trainer.json says."""
+
+    path: Path
+    step: int
+    arrays: dict[str, np.ndarray]
+    info: dict[str, Any]
+
+
+class _Damaged(Exception):
+    """What is wrong with a checkpoint, in a few words."""
+
+
+class Checkpoints:
+    """The checkpoints of one run. damaged: those that `load` passed over, with the reason of each; they stay where
+    they are until a newer one is whole on the disk.
+    """
+
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.folder = Path(out) / FOLDER
+        self.damaged: dict[Path, str] = {}
+
+    def steps(self) -> list[Path]:
+        """Checkpoint folders, newest first, whole or not."""
+        if not self.folder.is_dir():
+            return []
+        found = [p for p in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
+        return sorted(found, key=_number, reverse=True)
+
+    def load(self) -> TrainingState | None:
+        """The newest checkpoint that is whole; None where there is none at all.
+
+        WgradError where there are some and all are damaged, or one is of another format.
+        """
+        if self.folder.is_dir():
+            remove_leftovers(self.folder)
+        for path in self.steps():
+            try:
+                return _read(path)
+            except _Damaged as damage:
+                self.damaged[path] = str(damage)
+        if self.damaged:
+            listed = "; ".join(f"{path.name}: {reason}" for path, reason in self.damaged.items())
+            raise WgradError(
+                f"--resume: no checkpoint in {self.folder} is whole ({listed}): put a copy back, or begin anew in "
+                "another --out; nothing was changed"
+            )
+        return None
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, np.ndarray],
+        info: Mapping[str, Any],
+        extra: Callable[[Path], None] | None = None,
+    ) -> Path:
+        """Write step-`step`, then drop the damaged ones and all but the newest two. `extra` adds files to the folder.
+
+        One of that step that is whole stays as it is. WgradError where the disk is full: those there are stay too.
+        """
+        target = make_folder(self.folder) / f"step-{step}"
+        if not _is_whole(target):
+            remove_folder(target)
+            with atomic_folder(target) as beside:
+                write_safetensors(beside / STATE_FILE, from_arrays(arrays))
+                if extra:
+                    extra(beside)
+                files = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
+                write_json(beside / INFO_FILE, _signed({"format": FORMAT, "step": step, **info, "files": files}))
+        self.damaged.pop(target, None)
+        for path in self.damaged:
+            remove_folder(path)
+        self.damaged.clear()
+        for path in self.steps()[KEEP:]:
+            remove_folder(path)
+        return target
+
+
+def check_info(state: TrainingState, info: Mapping[str, Any]) -> None:
+    """WgradError, naming what differs, where the checkpoint is of a run with other options or another model."""
+    old, new = state.info.get("run", {}), info["run"]
+    for key in sorted(set(old) | set(new)):
+        if old.get(key) != new.get(key):
+            raise WgradError(
+                f"--resume: {key} was {old.get(key)!r} when {state.path} was written and is now {new.get(key)!r}: "
+                "give the same options, or another --out"
+            )
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _signed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with its own sum, `digest`: SHA-256 of it as JSON without spaces, keys in order."""
+    plain = {key: value for key, value in json.loads(json.dumps(record)).items() if key != "digest"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return {**plain, "digest": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.exists() and bool(_read(path))
+    except _Damaged:
+        return False
+
+
+def _read(path: Path) -> TrainingState:
+    """_Damaged, or WgradError where another version of wgrad wrote it."""
+    info = _read_info(path)
+    if f"step-{info['step']}" != path.name:
+        raise _Damaged(f"it holds step {info['step']}")
+    for name, digest in info["files"].items():
+        try:
+            if _sha256(path / name) != digest:
+                raise _Damaged(f"{name} is not what was written")
+        except WgradError as error:
+            raise _Damaged(f"{name} cannot be read") from error
+    entries = read_entries(path / STATE_FILE, "--resume")
+    return TrainingState(path, info["step"], {name: np.array(e.array()) for name, e in entries.items()}, info)
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = parse_json(read_input(path / INFO_FILE, "--resume", _INFO_LIMIT), INFO_FILE)
+    except WgradError as error:
+        raise _Damaged(f"{INFO_FILE} cannot be read") from error
+    if not isinstance(info, dict):
+        raise _Damaged(f"{INFO_FILE} is not what was written")
+    if info.get("format") != FORMAT and _is_genuine(path, info):
+        raise WgradError(
+            f"--resume: {path} has format {info['format']}, and this version of wgrad reads format {FORMAT}: go on "
+            "with the version that wrote it, or begin anew in another --out"
+        )
+    if _signed(info) != info or info.get("format") != FORMAT:
+        raise _Damaged(f"{INFO_FILE} is not what was written")
+    return info
+
+
+def _is_genuine(path: Path, info: dict[str, Any]) -> bool:
+    """Whether another version of wgrad wrote this, rather than a damaged disk: its sum is right."""
+    if "digest" in info:
+        return _signed(info) == info
+    try:
+        return info.get("format") == 1 and info.get("sha256") == _sha256(path / STATE_FILE)
+    except WgradError:
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with open_input(path, "--resume") as file, reading(path, "--resume"):
+        return hashlib.file_digest(file, "sha256").hexdigest()

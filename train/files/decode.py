@@ -1,0 +1,212 @@
+"""JSON and YAML files of other people, decoded into typed structures (msgspec), with one form of message:
+
+    OPTION: FILE: KEY must be RULE; got VALUE: WHAT TO DO
+
+`kind` below is any type that msgspec knows: a Struct whose fields carry their rules (`msgspec.Meta`), with
+`__post_init__` raising ValueError for a rule between fields. Unknown keys are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import reprlib
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import yaml
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import read_input
+
+T = TypeVar("T")
+
+FETCH = "fetch the file again"
+JSON_LIMIT = 16 << 20  # bytes; the largest of these files, a tokenizer_config.json of 2026, has about 1 MiB
+YAML_LIMIT = 64 << 10  # PyYAML reads some 300 kB a second
+_DEPTH = 64  # of nesting, far below Python's own limit, so that whatever is read can also be written
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+_LIMITS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def read_json(path: str | os.PathLike[str], kind: type[T], source: str, advice: str = FETCH) -> T:
+    """The JSON file as a `kind`. source: the option that named it; advice: what to do where it is wrong. WgradError."""
+    return decode_json(read_input(path, source, JSON_LIMIT), kind, f"{source}: {os.fspath(path)}", advice)
+
+
+def decode_json(data: bytes, kind: type[T], where: str, advice: str = FETCH) -> T:
+    """JSON text as a `kind`; `where` opens each error. WgradError."""
+    return convert(parse_json(data, where, advice), kind, where, advice)
+
+
+def parse_json(data: bytes, where: str, advice: str = FETCH) -> Any:
+    """JSON text as plain values, all of which can be written again: no NaN, no infinity, no lone surrogate."""
+    try:
+        value = json.loads(_text(data, where, advice), parse_constant=_no_constant, parse_float=_finite)
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+        _check_depth(value)
+    except UnicodeEncodeError as error:
+        got = ascii(error.object[error.start])
+        raise WgradError(f"{where} must be Unicode text; got half of a surrogate pair, {got}: {advice}") from error
+    except RecursionError:
+        raise _too_deep(where, advice) from None
+    except json.JSONDecodeError as error:
+        raise WgradError(f"{where} line {error.lineno} is not valid JSON: {error.msg}: {advice}") from error
+    except ValueError as error:
+        raise WgradError(f"{where} is not valid JSON: {error}: {advice}") from error
+    return value
+
+
+def _text(data: bytes, where: str, advice: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        got = f"byte {data[error.start]:#04x} at {error.start}"
+        raise WgradError(f"{where} must be UTF-8 text; got {got}: {advice}") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is beyond the range of numbers")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEPTH):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        ]
+        if not level:
+            return
+    raise RecursionError
+
+
+def _too_deep(where: str, advice: str) -> WgradError:
+    return WgradError(f"{where} must be nested at most {_DEPTH} deep; got more: {advice}")
+
+
+# ---- YAML --------------------------------------------------------------------------------------
+class _Loader(yaml.SafeLoader):
+    """Without aliases: a few lines of them expand to more than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, f"an alias (*{event.anchor})", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: str | os.PathLike[str], source: str, advice: str = "correct it") -> Any:
+    """The YAML file as plain values; None where it is empty. WgradError: naming file and line."""
+    where = f"{source}: {os.fspath(path)}"
+    text = _text(read_input(path, source, YAML_LIMIT), where, advice)
+    try:
+        value = yaml.load(text, _Loader)
+        _check_depth(value)
+        return value
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
+        raise WgradError(f"{where}{line}: not valid YAML: {problem}: {advice}") from error
+    except RecursionError:
+        raise _too_deep(where, advice) from None
+    except Exception as error:  # `!!int ""`, a month 13, 5,000 digits: PyYAML's constructors raise what they meet
+        raise WgradError(f"{where}: not valid YAML: {error or type(error).__name__}: {advice}") from error
+
+
+# ---- types -------------------------------------------------------------------------------------
+def convert(value: Any, kind: type[T], where: str, advice: str = FETCH) -> T:
+    """Plain values as a `kind`; `where` opens each error. WgradError."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise WgradError(f"{where}: {_explain(str(error), value, kind)}: {advice}") from error
+    except RecursionError:
+        raise _too_deep(where, advice) from None
+
+
+def _explain(message: str, value: Any, kind: Any) -> str:
+    """msgspec's message -> key, rule and value received."""
+    problem, _, place = message.partition(" - at `$")
+    steps = [(name, index) for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place)]
+    path, found = "", value
+    for number, (name, index) in enumerate(steps):
+        if index == "...":
+            index = _first_wrong(value, steps[:number], kind, message)
+        key: Any = name or (int(index) if isinstance(found, list) else index)
+        path += f".{name}" if name else f"[{key}]"
+        found = found[key]
+    path = path.removeprefix(".")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return f"{path}.{missing[1]} is missing".removeprefix(".")
+    rule = _rule(problem)
+    if rule is None:  # of a __post_init__, which says all
+        return f"{path}: {problem}" if path else problem
+    return f"{path or 'the whole'} must be {rule}; got {show(found)}"
+
+
+def _first_wrong(value: Any, steps: list[tuple[str, str]], kind: Any, message: str) -> str:
+    """The key whose value msgspec refused: it says `[...]` for any key of a mapping, so each is tried alone."""
+    mapping = value
+    for name, index in steps:
+        mapping = mapping[name or int(index)]
+
+    def alone(key: str, here: Any, rest: list[tuple[str, str]]) -> Any:
+        if not rest:
+            return {key: mapping[key]}
+        at: Any = rest[0][0] or int(rest[0][1])
+        copy = here.copy()
+        copy[at] = alone(key, here[at], rest[1:])
+        return copy
+
+    for key in mapping:
+        try:
+            msgspec.convert(alone(key, value, steps), kind)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return key
+    raise AssertionError(message)
+
+
+def _rule(problem: str) -> str | None:
+    """'Expected `int` >= 1' -> 'a whole number of at least 1'; None for a message that is not msgspec's own."""
+    match = re.match(r"Expected `([^`]+)`(.*?)(?:, got .*)?$", problem)
+    if match is None:
+        return None
+    words = " or ".join(_WORDS.get(word, word) for word in match[1].split(" | "))
+    limit = match[2].strip()
+    sign, _, number = limit.partition(" ")
+    if sign in _LIMITS:
+        return f"{words} {_LIMITS[sign]} {number.removesuffix('.0')}"
+    return f"{words} {limit}".rstrip()
+
+
+def show(value: Any) -> str:
+    """A value for a message: one line, of bounded length."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else _REPR.repr(value)
+    return text if text.isprintable() else ascii(text)
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 2, 80, 80, 40

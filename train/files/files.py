@@ -1,0 +1,197 @@
+"""Files that are either the old one or the new one, never half of one: write beside, fsync, rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError
+
+from wgrad.device.errors import WgradError
+
+TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
+
+_REPLACE_TRIES = 20
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what file systems say that sync files only
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space or choose another folder",
+    errno.EDQUOT: "your disk quota is used up: free some space or choose another folder",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "permission denied: choose a folder that you may write to",
+    errno.EPERM: "permission denied: choose a folder that you may write to",
+    errno.EFBIG: "larger than the file system or the limit (ulimit -f) allows: choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
+    errno.EEXIST: "a file of that name is in the way: remove it or choose another folder",
+    errno.EISDIR: "a folder of that name is in the way: remove it or choose another folder",
+    errno.ENOENT: "no such folder: make it, or choose another folder",
+}
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[None]:
+    """Turn an OSError of the block (disk full, no permission, ...) into a WgradError that names `path`, and the option
+    that another place is chosen with."""
+    try:
+        yield
+    except OSError as error:
+        known = _ADVICE.get(error.errno or 0)
+        advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
+        raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
+    except SafetensorError as error:  # its writer wraps the operating system's error in its own
+        advice = f"{error}: free some space or choose another folder with {option}"
+        raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Create a folder and its parents where they are missing. WgradError where that is impossible."""
+    with writing(path):
+        missing = [p for p in (Path(path), *Path(path).parents) if not p.exists()]
+        Path(path).mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            _sync_folder(made.parent)
+    return Path(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    if os.name == "nt":  # Windows cannot open a folder; its rename is journalled anyway
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_special(target: Path, option: str) -> None:
+    """Taking the place of /dev/null, a pipe or a folder would destroy it (root may)."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not target.is_file():
+        raise WgradError(f"cannot write {target}: it is no regular file: give another name with {option}")
+
+
+def _replace(source: Path, target: Path) -> None:
+    """os.replace; on Windows again for a second where another program (a virus scanner) has the file open."""
+    for attempt in range(_REPLACE_TRIES):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if os.name != "nt" or attempt == _REPLACE_TRIES - 1:
+                raise
+            time.sleep(1 / _REPLACE_TRIES)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, in one go for whoever looks at its name. What cannot be removed stays, without a word."""
+    if not path.exists():
+        return
+    beside = _beside(path)
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        path.rename(beside)
+    except OSError:  # in use, on Windows
+        beside = path
+    shutil.rmtree(beside, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f"{target.name}.{os.getpid()}{TEMPORARY}")
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "--out") -> Iterator[IO[Any]]:
+    """Open a file beside `path` for writing; when the block ends well it takes the place of `path`, else it goes.
+
+    Raises WgradError when the disk is full, the folder is read-only, and so on; `path` is then as it was.
+    """
+    target = Path(path)
+    beside = _beside(target)
+    with writing(target, option):
+        _refuse_special(target, option)
+        try:
+            text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+            with open(beside, mode, **text) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            _replace(beside, target)
+            _sync_folder(target.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; when the block ends well everything in it is fsynced and it becomes `path`.
+
+    `path` must not exist as a non-empty folder. Raises WgradError as `atomic_file` does; nothing is then left behind.
+    """
+    target = Path(path)
+    beside = _beside(target)
+    with writing(target):
+        try:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            yield beside
+            for folder, _, names in os.walk(beside, topdown=False):
+                for name in names:
+                    with open(Path(folder, name), "rb+") as file:
+                        os.fsync(file.fileno())
+                _sync_folder(Path(folder))
+            _replace(beside, target)
+            _sync_folder(target.parent)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def check_writable(path: str | os.PathLike[str], option: str) -> None:
+    """WgradError, naming the option, where the file could not be written: told before the work, not after it."""
+    target = Path(path)
+    with writing(target, option):
+        _refuse_special(target, option)
+        beside = _beside(target)
+        try:
+            beside.touch()
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, option: str = "--out") -> None:
+    """Replace the contents of `path` atomically. option: as in `writing`."""
+    with atomic_file(path, option=option) as file:
+        file.write(data)
+
+
+def write_text(path: str | os.PathLike[str], text: str, option: str = "--out") -> None:
+    """Replace the contents of `path` atomically, UTF-8; half a surrogate pair (of a file's name) as its escape.
+
+    option: as in `writing`.
+    """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), option)
+
+
+def write_json(path: str | os.PathLike[str], value: Any, *, sort_keys: bool = False) -> None:
+    """Replace `path` atomically with `value` as JSON, indent 2. A NaN raises ValueError: JSON has none."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=sort_keys, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+    """Delete what a killed process left half-written in `folder`."""
+    for path in Path(folder).glob(f"*.[0-9]*{TEMPORARY}"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""Where a model lies: a folder, or a repository of the Hugging Face hub that is fetched into the hub's own cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import exists, expand_path
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+# Folders hold other formats (onnx/, original/); consolidated.safetensors is the same weights once more.
+_UNWANTED = ["*/*", "consolidated*.safetensors"]
+
+
+def resolve_model(spec: str, option: str = "--model") -> Path:
+    """-> a local folder for `DIR_OR_HUB_ID`. `option` is named in errors.
+
+    Raises WgradError where it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
+    """
+    path = Path(expand_path(spec, option))
+    if exists(path, option):
+        if path.is_dir():
+            return path
+        raise WgradError(f"{option}: {spec} is a file: give the folder that holds config.json and the weights")
+    if not _HUB_ID.fullmatch(spec) or spec.startswith((".", "/")) or ".." in spec:
+        raise WgradError(f"{option}: no such folder: {spec} (a model of the hub is named org/name)")
+    return _fetch(spec, option)
+
+
+def _fetch(hub_id: str, option: str) -> Path:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise WgradError(
+            f"{option}: no such folder: {hub_id}; to fetch it from the Hugging Face hub: pip install huggingface_hub"
+        ) from error
+    name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except errors.GatedRepoError as error:
+        raise WgradError(
+            f"{name} its owner asks you to accept a licence first: do so on huggingface.co/{hub_id}, then "
+            "run 'hf auth login'"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise WgradError(f"{name} there is no such model, or it is private ('hf auth login' lets you in)") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise WgradError(
+            f"{name} it cannot be reached and the model is not in its cache: check the network, or give a local folder"
+        ) from error
+    except Exception as error:  # the hub's client lets through whatever its network library raises
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        raise WgradError(
+            f"{name} fetching failed ({reason}): check the network and the room in {cache}, or give a local folder"
+        ) from error

@@ -1,0 +1,175 @@
+"""NF4 weights in files, as bitsandbytes and transformers store them: read, and written.
+
+Keys beside `<module>.weight` (uint8 [ceil(n / 2), 1]): `.absmax`, `.quant_map`, with double quantisation
+`.nested_absmax` and `.nested_quant_map`, and `.quant_state.bitsandbytes__nf4`, a JSON object as uint8.
+Source: QLoRA (arXiv 2305.14314); bitsandbytes' QuantState.as_dict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from wgrad.autograd.schema import VALUE_DTYPES
+from wgrad.device.contract import Device, NF4Array
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import decode_json, show
+from wgrad.train.files.files import make_folder, write_json
+from wgrad.train.files.safetensors_files import TensorEntry, TensorSource, from_arrays, write_safetensors
+
+STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"
+NF4_LEVELS = np.array(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
+    + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
+    + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
+    np.float32,
+)
+BlockSize = Annotated[int, Meta(ge=32, le=4096)]
+_AGAIN = "fetch the checkpoint again, or use the unquantised one"
+
+
+def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
+    """Whether a checkpoint holds the tensor `name` in 4 bits (of whatever kind)."""
+    return name + STATE_KEY in entries or name + FP4_KEY in entries
+
+
+class QuantState(Struct):
+    """The JSON object beside each weight. `dtype`: what restored values are rounded to."""
+
+    blocksize: BlockSize
+    shape: tuple[int, int]
+    dtype: str = "float32"
+    nested_blocksize: BlockSize = 256
+    nested_offset: Annotated[float, Meta(ge=-1e30, le=1e30)] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("blocksize", "nested_blocksize"):
+            value = getattr(self, key)
+            if value & (value - 1):
+                raise ValueError(f"{key} must be a power of 2; got {value}")
+        if self.dtype not in VALUE_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(VALUE_DTYPES)}; got {show(self.dtype)}")
+
+
+def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...]) -> TensorEntry:
+    """The codes of a quantised weight. WgradError: they or their state are missing, or they are not of this shape."""
+    if name not in entries or name + STATE_KEY not in entries:
+        raise WgradError(f"--model: the weight {name} is missing or quantised as fp4: only NF4 can be read; {_AGAIN}")
+    entry, wanted = entries[name], -(-shape[0] * shape[1] // 2)
+    if entry.nbytes != wanted:
+        raise WgradError(
+            f"--model: the quantised weight {name} in {entry.path} must have {wanted} bytes for {list(shape)}, as "
+            f"config.json asks; got {entry.nbytes} ({entry.dtype}): {_AGAIN}"
+        )
+    return entry
+
+
+def read_nf4(
+    entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device, contents: bool = True
+) -> NF4Array:
+    """Upload one quantised weight. WgradError: a part is missing, or does not fit the others.
+
+    contents False, for a dry run: the packed values, by far the most of it, are not read.
+    """
+
+    def part(suffix: str, *dtypes: str) -> np.ndarray:
+        entry = entries.get(name + suffix)
+        if entry is None:
+            raise WgradError(f"--model: the quantised weight {name} lacks {name + suffix}: {_AGAIN}")
+        if entry.dtype not in dtypes:
+            raise fail(f"has {suffix} in {entry.dtype}, not in {' or '.join(dtypes)}")
+        return entry.array().reshape(-1)
+
+    def fail(what: str) -> WgradError:
+        return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")
+
+    entry = check_packed(entries, name, shape)
+    # Of any dtype: quant_storage.
+    packed = entry.array().reshape(-1).view(np.uint8) if contents else np.zeros(entry.nbytes, np.uint8)
+    where = f"--model: {entries[name].path}: {name + STATE_KEY}"
+    state = decode_json(bytes(part(STATE_KEY, "U8")), QuantState, where, _AGAIN)
+    if state.shape != tuple(shape):
+        raise fail(f"has shape {list(state.shape)}, not {list(shape)} as config.json asks")
+    code = part(".quant_map", "F32")
+    if code.shape != NF4_LEVELS.shape or not np.allclose(code, NF4_LEVELS, rtol=0, atol=1e-6):
+        raise fail("has a code book that is not NF4")
+    count = shape[0] * shape[1]
+    blocks = -(-count // state.blocksize)
+    nested = name + ".nested_absmax" in entries
+    absmax = part(".absmax", "U8" if nested else "F32")
+    if absmax.size != blocks:
+        raise fail(f"has {absmax.size} scales for {count} values in blocks of {state.blocksize}")
+    codes, scales = device.upload(packed), device.upload(absmax)
+    weight = NF4Array(codes, scales, (shape[0], shape[1]), state.blocksize, value_dtype=state.dtype)
+    if not nested:
+        return weight
+    outer, table = part(".nested_absmax", "F32"), part(".nested_quant_map", "F32")
+    if state.nested_offset is None or outer.size != -(-blocks // state.nested_blocksize) or table.size != 256:
+        raise fail("has a nested state that does not fit its scales")
+    return dataclasses.replace(
+        weight,
+        nested_absmax=device.upload(outer),
+        nested_code=device.upload(table),
+        nested_offset=device.upload(np.array([state.nested_offset], np.float32)),
+        nested_block_size=state.nested_blocksize,
+    )
+
+
+def nf4_arrays(name: str, weight: NF4Array, device: Device) -> dict[str, np.ndarray]:
+    """The tensors that stand for one NF4 weight in a file."""
+    down = device.download
+    state: dict[str, Any] = {
+        "quant_type": "nf4",
+        "blocksize": weight.block_size,
+        "dtype": weight.value_dtype,
+        "shape": list(weight.shape),
+    }
+    result = {
+        name: down(weight.packed).reshape(-1, 1),
+        name + ".absmax": down(weight.absmax),
+        name + ".quant_map": NF4_LEVELS,
+    }
+    if weight.nested:
+        state |= {"nested_blocksize": weight.nested_block_size, "nested_dtype": "float32"}
+        state["nested_offset"] = float(down(weight.nested_offset)[0])
+        result[name + ".nested_absmax"] = down(weight.nested_absmax)
+        result[name + ".nested_quant_map"] = down(weight.nested_code)
+    result[name + STATE_KEY] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return result
+
+
+def save_nf4_checkpoint(
+    folder: str | os.PathLike[str], config: Mapping[str, Any], weights: Mapping[str, Any], device: Device
+) -> None:
+    """Write a quantised checkpoint that transformers + bitsandbytes load: config.json and model.safetensors.
+
+    config: the mapping of the original config.json. weights: name -> Array or NF4Array, as `load_frozen` gives them.
+    """
+    target = make_folder(folder)
+    tensors: list[TensorSource] = []
+    nested = False
+    for name, weight in weights.items():
+        if isinstance(weight, NF4Array):
+            nested = nested or weight.nested
+            tensors.extend(from_arrays(nf4_arrays(name, weight, device)))
+        else:
+            fetch = lambda w=weight: device.download(w)  # noqa: E731
+            tensors.append(TensorSource(name, np.dtype(weight.dtype), tuple(weight.shape), fetch))
+    write_safetensors(Path(target) / "model.safetensors", tensors)
+    quantization = {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": nested,
+        "bnb_4bit_compute_dtype": "float32",
+        "bnb_4bit_quant_storage": "uint8",
+    }
+    write_json(Path(target) / "config.json", {**config, "quantization_config": quantization})

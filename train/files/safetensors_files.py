@@ -1,0 +1,189 @@
+"""safetensors files, bfloat16 included: read through the `safetensors` package, written through it or as a stream.
+
+The package checks a header against the file before anything is allocated: types, shapes, sizes that overflow, tensors
+that overlap, leave holes or lie beyond the end. It reads one tensor at a time (by pread: a file that is cut off
+meanwhile is an error, where a mapped one would end the process). What it cannot do is write tensors that are not all in
+memory at once: a model that comes from the device tensor by tensor. That is `write_safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import FETCH
+from wgrad.train.files.files import atomic_file, write_bytes
+from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
+
+_NAMES = {
+    np.dtype(kind): name
+    for name, kind in {
+        "F64": "<f8",
+        "F32": "<f4",
+        "F16": "<f2",
+        "BF16": ml_dtypes.bfloat16,
+        "I64": "<i8",
+        "I32": "<i4",
+        "I16": "<i2",
+        "I8": "i1",
+        "U8": "u1",
+        "U32": "<u4",
+        "BOOL": "?",
+    }.items()
+}
+_ITEMSIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
+_METADATA = {"format": "pt"}  # transformers refuses files that do not say so
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor in a file. `dtype` is the file's own word (F32, BF16, ...)."""
+
+    source: str  # the option that named the file
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    _file: Any = field(repr=False, compare=False)  # safetensors' open file
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor; -1 for a dtype that is not read here (8-bit floats and the like)."""
+        return _ITEMSIZES[self.dtype] * math.prod(self.shape) if self.dtype in _ITEMSIZES else -1
+
+    def array(self) -> np.ndarray:
+        """The tensor in its own dtype, read into memory. WgradError: a dtype that NumPy lacks, a file cut off since."""
+        if self.dtype not in _ITEMSIZES:
+            known = ", ".join(_ITEMSIZES)
+            name = one_line(self.name)
+            raise WgradError(f"{self.source}: {name} in {self.path} is {self.dtype}: only {known} can be read")
+        with _explained(self.path, self.source):
+            return self._file.get_tensor(self.name)
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        """The tensor [n, ...] in pieces of `rows` rows, so that only one of them stands in memory. WgradError."""
+        with _explained(self.path, self.source), safe_open(self.path, "numpy") as file:  # mapped: see `sample`
+            part = file.get_slice(self.name)
+            for begin in range(0, self.shape[0], rows):
+                yield part[begin : min(begin + rows, self.shape[0])]
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        """`count` blocks of about `size` bytes, evenly over the tensor: the first begins it, the last ends it.
+
+        A tensor that is not larger is read whole; one of a dtype that is not read here has none.
+        """
+        if self.dtype not in _ITEMSIZES:
+            return []
+        # Mapped: of a slice only its pages are read, where pread would read the whole tensor.
+        with _explained(self.path, self.source), safe_open(self.path, "numpy") as file:
+            if self.nbytes <= count * size:
+                return [file.get_tensor(self.name).tobytes()]
+            window, part = _windows(self.shape, size // _ITEMSIZES[self.dtype]), file.get_slice(self.name)
+            return [part[window(number / (count - 1))].tobytes() for number in range(count)]
+
+
+def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[slice, ...]]:
+    """-> from a place (0: the beginning, 1: the end) to the slices of at most `elements` elements there."""
+    widths: list[int] = []
+    for length in reversed(shape):
+        widths.insert(0, max(1, min(length, elements)))
+        elements //= widths[0]
+
+    def at(place: float) -> tuple[slice, ...]:
+        starts = [int(place * (length - width)) for length, width in zip(shape, widths)]
+        return tuple(slice(start, start + width) for start, width in zip(starts, widths))
+
+    return at
+
+
+@contextmanager
+def _explained(path: Path, source: str) -> Iterator[None]:
+    """What the package says of a file, as a WgradError."""
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: NumPy, for a shape that it cannot have
+        reason = one_line(str(error).removeprefix("Error while deserializing header: "))
+        raise WgradError(f"{source}: {path} is cut off or damaged ({reason}): {FETCH}") from error
+
+
+def read_entries(path: str | os.PathLike[str], source: str) -> dict[str, TensorEntry]:
+    """Header of one file -> its tensors. `source` (the option that named it) opens each error.
+
+    Raises WgradError: missing, no regular file, truncated, a pointer of Git LFS, or not a safetensors file.
+    """
+    path = Path(path)
+    with open_input(path, source) as file, reading(path, source):
+        refuse_lfs_pointer(file.read(64), path, source)
+    with _explained(path, source):
+        opened = safe_open(path, "numpy", backend="pread")
+        entries = {}
+        for name in opened.keys():
+            part = opened.get_slice(name)
+            entries[name] = TensorEntry(source, path, name, part.get_dtype(), tuple(part.get_shape()), opened)
+    return entries
+
+
+# ---- writing -----------------------------------------------------------------------------------
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays that are in memory, atomically (they stand there twice meanwhile). WgradError: a full disk, ..."""
+    write_bytes(path, save({name: np.asarray(a, order="C") for name, a in arrays.items()}, _METADATA))
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor to be written: `fetch` is called when its turn comes, so that only one stands in memory."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fetch: Callable[[], np.ndarray]
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> list[TensorSource]:
+    """Arrays that are in memory already, as sources."""
+
+    def source(name: str, array: np.ndarray) -> TensorSource:
+        return TensorSource(name, array.dtype, array.shape, lambda: array)
+
+    return [source(name, array) for name, array in arrays.items()]
+
+
+def write_safetensors(path: str | os.PathLike[str], tensors: Iterable[TensorSource]) -> None:
+    """Write a file atomically, tensor by tensor. WgradError where the disk is full, ...: `path` stays as it was.
+
+    Format: 8 bytes little-endian length of a JSON header {name: {dtype, shape, data_offsets}}, then the data
+    (https://github.com/huggingface/safetensors).
+    """
+    tensors = list(tensors)
+    header: dict[str, Any] = {"__metadata__": _METADATA}
+    at = 0
+    for tensor in tensors:
+        size = int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize
+        header[tensor.name] = {
+            "dtype": _NAMES[np.dtype(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins aligned
+    with atomic_file(path) as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for tensor in tensors:
+            value = np.ascontiguousarray(tensor.fetch(), tensor.dtype)
+            if value.shape != tuple(tensor.shape):
+                raise ValueError(f"{tensor.name}: expected {tensor.shape}, got {value.shape}")
+            file.write(value.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,174 @@
+"""A model on a device from a checkpoint folder: adapters on NF4, all parameters trainable, or for inference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference_loss import LOGIT_ELEMENTS
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.files.adapter import load_adapter
+from wgrad.train.files.weights import Progress, load_frozen, load_trainable, weight_specs
+from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.memory_advice import advising, for_parameters
+from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+
+CHECKPOINTING_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
+
+
+@dataclass(frozen=True)
+class TrainableModel:
+    """A model with its trainable parameters. lora is None where all parameters are trained."""
+
+    model: Model
+    parameters: FlatParameters
+    lora: LoraConfig | None
+    total: int  # parameters of the whole model, adapters included
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Numbers in the base model (tied weights once)."""
+    return sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in weight_specs(config))
+
+
+def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+    """Rough bytes that one forward keeps for its backward without checkpointing."""
+    products = 2 * config.hidden_size + 2 * (config.q_size + config.kv_size) + config.q_size
+    products += 3 * config.intermediate_size
+    return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
+
+
+def estimate_activations(config: FinetuneConfig, model: ModelConfig) -> int:
+    """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
+    tokens, layers = config.batch_size * config.seq_len, model.num_hidden_layers
+    kept = activation_bytes(model, tokens, np.dtype(config.compute).itemsize)
+    if wants_checkpointing(config, model):
+        kept = kept // layers + layers * tokens * model.hidden_size * 4
+    return kept + min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
+
+
+def wants_checkpointing(config: FinetuneConfig, model: ModelConfig) -> bool:
+    """--checkpointing, or by default whether the activations are estimated above 2 GiB."""
+    if config.checkpointing is not None:
+        return config.checkpointing
+    itemsize = np.dtype(config.compute).itemsize
+    return activation_bytes(model, config.batch_size * config.seq_len, itemsize) > CHECKPOINTING_ABOVE
+
+
+def check_compute(compute: str, device: Device) -> None:
+    """WgradError where the device lacks the type."""
+    if compute == "float16" and not device.float16:
+        raise WgradError(f"--compute float16: {device.description} has no shader-f16: use --compute float32")
+    if compute == "bfloat16" and not device.bfloat16:
+        raise WgradError(
+            f"--compute bfloat16: {device.description} cannot: use --compute float16 or float32, or --device hip"
+        )
+
+
+def build_trainable(
+    config: FinetuneConfig,
+    model_config: ModelConfig,
+    folder: str | os.PathLike[str],
+    device: Device,
+    *,
+    positions: int,
+    progress: Progress | None = None,
+    contents: bool = True,
+) -> TrainableModel:
+    """The model that `config` asks to train, with its weights and the start values of what is trained. WgradError.
+
+    contents False, for the dry run of a device: as large and as typed, without reading the weights.
+    """
+    check_compute(config.compute, device)
+    options: dict[str, Any] = {
+        "positions": max(positions, config.seq_len),
+        "dtype": np.dtype(config.compute),
+        "checkpointing": wants_checkpointing(config, model_config),
+    }
+    base = count_parameters(model_config)
+    if config.full:
+        specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(model_config)]
+        with advising(for_parameters(config)):
+            parameters = FlatParameters(specs, device)
+        arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
+        load_trainable(folder, model_config, arrays, device, progress, contents)
+        return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
+    with advising(for_parameters(config)):
+        lora, values = _start_values(config, model_config)
+    weights = load_frozen(
+        folder,
+        model_config,
+        device,
+        double_quant=config.double_quant,
+        block_size=config.block_size,
+        progress=progress,
+        contents=contents,
+    )
+    with advising(for_parameters(config)):
+        parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
+        for name, value in values.items():
+            parameters.set(name, value)
+    adapter = Adapter.from_tensors(lora, parameters.tensors)
+    model = Model(model_config, weights, device, adapter=adapter, **options)
+    return TrainableModel(model, parameters, lora, base + parameters.count)
+
+
+def build_optimizer(config: FinetuneConfig, parameters: FlatParameters) -> AdamW:
+    """The optimiser of a run."""
+    return AdamW(
+        parameters,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        scale_loss=config.compute == "float16",
+    )
+
+
+def _start_values(config: FinetuneConfig, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+    """--adapter's matrices (dropout is still --dropout), or new ones from the seed."""
+    modules = linear_modules(model)
+    if not config.adapter:
+        lora = LoraConfig.from_finetune(config)
+        shapes = lora_shapes(lora, modules)
+        widest = max(side for module in modules if f"{module}.lora_A" in shapes for side in modules[module])
+        if config.rank > widest:  # and its matrices may fit into no memory
+            raise WgradError(
+                f"--rank: must be at most {widest}, the longest side of the projections that it adapts; got "
+                f"{config.rank}: a larger one can do no more"
+            )
+        return lora, init_lora(shapes, config.seed)
+    lora, values = load_adapter(config.adapter, modules)
+    return LoraConfig(**{**vars(lora), "dropout": config.dropout}), values
+
+
+def frozen_adapter(lora: LoraConfig, values: Mapping[str, np.ndarray], device: Device) -> Adapter:
+    """An adapter for inference, from `load_adapter`'s result."""
+    return Adapter.from_tensors(lora, {name: Tensor(device.upload(v), device) for name, v in values.items()})
+
+
+def build_frozen(
+    model_config: ModelConfig,
+    folder: str | os.PathLike[str],
+    device: Device,
+    *,
+    positions: int,
+    adapter: str | None = None,
+    quantize: bool = True,
+    compute: str = "float32",
+    progress: Progress | None = None,
+    contents: bool = True,
+) -> Model:
+    """A model for inference, with an adapter or without. contents: see `build_trainable`. WgradError."""
+    check_compute(compute, device)
+    loaded = load_adapter(adapter, linear_modules(model_config)) if adapter else None
+    weights = load_frozen(folder, model_config, device, quantize=quantize, progress=progress, contents=contents)
+    placed = frozen_adapter(*loaded, device) if loaded else None
+    return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=np.dtype(compute))

@@ -1,0 +1,161 @@
+"""Low-rank adapters: which projections get one, their scale, their start, and the terms that the products take.
+
+Sources: LoRA (arXiv 2106.09685), rank-stabilised scale (arXiv 2312.03732); names and matching rules are PEFT's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wgrad.autograd.tensor import Tensor
+from wgrad.device.errors import WgradError
+from wgrad.train.files.patterns import NO_PATTERN, check_patterns
+from wgrad.train.files.weights import projection_shapes
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.run.config import FinetuneConfig
+
+ALL_LINEAR = "all-linear"
+_BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """target_modules: names (or path endings), or one regular expression, or "all-linear". Patterns as in PEFT."""
+
+    r: int
+    alpha: float
+    dropout: float = 0.0
+    rslora: bool = False
+    target_modules: tuple[str, ...] | str = ALL_LINEAR
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_finetune(cls, config: FinetuneConfig) -> LoraConfig:
+        targets: tuple[str, ...] | str = config.target_modules
+        if targets == (ALL_LINEAR,):
+            targets = ALL_LINEAR
+        return cls(config.rank, config.alpha, config.dropout, config.rslora, targets)
+
+    def rank_of(self, module: str) -> int:
+        return int(_by_pattern(self.rank_pattern, module, self.r))
+
+    def scaling_of(self, module: str) -> float:
+        """alpha / r, or alpha / sqrt(r) with rsLoRA, with the module's own alpha and r."""
+        alpha, r = float(_by_pattern(self.alpha_pattern, module, self.alpha)), self.rank_of(module)
+        return alpha / math.sqrt(r) if self.rslora else alpha / r
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    for pattern, value in patterns.items():
+        try:
+            if re.match(_BY_NAME.replace("PATTERN", pattern), module):
+                return value
+        except NO_PATTERN as error:
+            raise WgradError(f"--adapter: pattern {pattern!r} is no regular expression: {error}") from error
+    return default
+
+
+def check_all_patterns(lora: LoraConfig, modules: Sequence[str], source: str) -> None:
+    """WgradError where a regular expression of an adapter takes too long; `source` is its file."""
+    forms = [(_BY_NAME, pattern) for pattern in (*lora.rank_pattern, *lora.alpha_pattern)]
+    if isinstance(lora.target_modules, str):
+        forms.append((r"(?:PATTERN)\Z", lora.target_modules))
+    check_patterns(forms, modules, source)
+
+
+def linear_modules(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Path -> shape [out, in] of every projection of the decoder (the head is not among them)."""
+    shapes = projection_shapes(config).items()
+    return {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in shapes}
+
+
+def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: str = "--target-modules") -> list[str]:
+    """The modules that get an adapter, in the model's order.
+
+    A list matches whole names and path endings; a string is a regular expression for the whole path, or "all-linear".
+    WgradError where a target matches nothing: it names those that exist.
+    """
+    available = sorted({m.rpartition(".")[2] for m in modules})
+
+    def nothing(target: str) -> WgradError:
+        return WgradError(f"{option}: {target!r} matches no projection of this model: it has {', '.join(available)}")
+
+    if isinstance(targets, str):
+        if targets == ALL_LINEAR:
+            return list(modules)
+        try:
+            found = [m for m in modules if re.fullmatch(targets, m)]
+        except NO_PATTERN as error:
+            raise WgradError(f"{option}: {targets!r} is no regular expression: {error}") from error
+        if not found:
+            raise nothing(targets)
+        return found
+    for target in targets:
+        if not any(_ends_with(m, target) for m in modules):
+            raise nothing(target)
+    return [m for m in modules if any(_ends_with(m, t) for t in targets)]
+
+
+def _ends_with(module: str, target: str) -> bool:
+    return module == target or module.endswith("." + target)
+
+
+def lora_shapes(lora: LoraConfig, modules: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r]."""
+    shapes = {}
+    for module in match_targets(lora.target_modules, list(modules)):
+        out, width = modules[module]
+        r = lora.rank_of(module)
+        shapes[module + ".lora_A"] = (r, width)
+        shapes[module + ".lora_B"] = (out, r)
+    return shapes
+
+
+def init_lora(shapes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, np.ndarray]:
+    """float32 start values: A ~ U(-1/sqrt(in), 1/sqrt(in)) as PEFT's kaiming_uniform(a = sqrt 5); B = 0."""
+    # The spawn key keeps these numbers apart from those of the data order, which use the same seed.
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1,))))
+    values = {}
+    for name, shape in shapes.items():
+        if name.endswith(".lora_B"):
+            values[name] = np.zeros(shape, np.float32)
+        else:
+            bound = 1.0 / math.sqrt(shape[1])
+            values[name] = generator.uniform(-bound, bound, shape).astype(np.float32)
+    return values
+
+
+@dataclass(frozen=True)
+class LoraModule:
+    """One adapter: a [r, in], b [out, r], its scale, and the number that makes its dropout mask its own."""
+
+    a: Tensor
+    b: Tensor
+    scaling: float
+    stream: int
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """All adapters of a model, by module path."""
+
+    config: LoraConfig
+    modules: Mapping[str, LoraModule]
+
+    @classmethod
+    def from_tensors(cls, config: LoraConfig, tensors: Mapping[str, Tensor]) -> Adapter:
+        """tensors: `<module>.lora_A` and `.lora_B`, as named by `lora_shapes`."""
+        names = [n.removesuffix(".lora_A") for n in tensors if n.endswith(".lora_A")]
+        return cls(
+            config,
+            {
+                name: LoraModule(tensors[name + ".lora_A"], tensors[name + ".lora_B"], config.scaling_of(name), stream)
+                for stream, name in enumerate(names)
+            },
+        )

@@ -1,0 +1,184 @@
+"""The decoder of the LLaMA family (Llama, Mistral, Qwen2, Qwen3, SmolLM), from its configuration and its weights.
+
+Shapes: B rows, T tokens, N = B * T, C hidden, H heads, G key/value heads, D head width, V vocabulary. With compute
+float16 or bfloat16 what feeds a product is of that type (norm outputs, q k v, attention, gate, up); the residual
+stream, the statistics and the loss are float32.
+Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.05202).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.checkpoint import checkpoint
+from wgrad.autograd.functional import LoraTerm
+from wgrad.autograd.tensor import Tensor, no_grad
+from wgrad.device.contract import Array, Device, NF4Array
+from wgrad.train.files.weights import EMBEDDING, FINAL_NORM, HEAD
+from wgrad.train.model.lora import Adapter
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.rope_scaling import rope_tables
+
+
+@dataclass
+class Inputs:
+    """What a forward reads, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
+    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. start is cache_len where the host knows
+    it (not in a recorded step, which moves on by itself): then a full cache is refused."""
+
+    ids: Array
+    positions: Array
+    doc_start: Array
+    cache_len: Array
+    targets: Array | None = None
+    seed: Array | None = None
+    start: int | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.doc_start.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        return self.doc_start.shape[1]
+
+
+@dataclass
+class KVCache:
+    """Keys and values of each layer, [B, S, G, D]; `Inputs.cache_len` says how many are filled."""
+
+    keys: list[Array]
+    values: list[Array]
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch: int, length: int, dtype: Any, device: Device) -> KVCache:
+        shape = (batch, length, config.num_key_value_heads, config.head_dim)
+        layers = range(config.num_hidden_layers)
+        # Zeros: what is masked is still multiplied, by zero, and zero times an old NaN would be NaN.
+        return cls([device.zeros(shape, dtype) for _ in layers], [device.zeros(shape, dtype) for _ in layers])
+
+
+class Model:
+    """A decoder on a device.
+
+    weights: name -> frozen Array or NF4Array, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
+    adapters. positions: rows of the rotary tables, at least the longest sequence. checkpointing: keep only each layer's
+    input for the backward. dtype: float32, float16 or bfloat16, see above.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Any],
+        device: Device,
+        *,
+        adapter: Adapter | None = None,
+        positions: int,
+        dtype: Any = np.float32,
+        checkpointing: bool = False,
+    ) -> None:
+        self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
+        self.dtype, self.checkpointing = np.dtype(dtype), checkpointing
+        self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
+
+    @property
+    def head(self) -> Any:
+        """Output weight [V, C]: the embedding's own where the two are tied."""
+        return self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD]
+
+    # ---- whole passes ------------------------------------------------------------------------
+    def hidden(self, inputs: Inputs, cache: KVCache | None = None) -> Tensor:
+        """[N, C]: the output of the final norm."""
+        h = F.embedding(self.weights[EMBEDDING], inputs.ids, dtype=np.float32, device=self.device)
+        for index in range(self.config.num_hidden_layers):
+            if self.checkpointing and cache is None:
+                h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h)
+            else:
+                h = self._layer(index, h, inputs, cache)
+        return F.rms_norm(h, self.weights[FINAL_NORM], self.config.rms_norm_eps, dtype=self.dtype)
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        """float32 [1]: the sum over targets of the cross-entropy in nats."""
+        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets)
+
+    def logits(self, hidden: Array) -> Array:
+        """[M, C] -> float32 [M, V]. Without gradient."""
+        with no_grad():
+            return F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, dtype=np.float32).data
+
+    # ---- a layer -----------------------------------------------------------------------------
+    def _layer(self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+        prefix, eps = f"model.layers.{index}.", self.config.rms_norm_eps
+        y, h = F.rms_norm_residual(h, self.weights[f"{prefix}input_layernorm.weight"], eps, dtype=self.dtype)
+        h = self._attention(index, y, h, inputs, cache)
+        norm = self.weights[f"{prefix}post_attention_layernorm.weight"]
+        y, h = F.rms_norm_residual(h, norm, eps, dtype=self.dtype)
+        gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
+        up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
+        act = F.swiglu(gate, up) if self.config.hidden_act == "silu" else F.geglu(gate, up)
+        return self._linear(f"{prefix}mlp.down_proj", act, inputs, residual=h)
+
+    def _attention(self, index: int, y: Tensor, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+        c, prefix = self.config, f"model.layers.{index}.self_attn."
+        rows, tokens = inputs.batch, inputs.tokens
+        q = self._head_norm(f"{prefix}q_norm.weight", self._linear(f"{prefix}q_proj", y, inputs))
+        k = self._head_norm(f"{prefix}k_norm.weight", self._linear(f"{prefix}k_proj", y, inputs))
+        v = self._linear(f"{prefix}v_proj", y, inputs)
+        q = q.reshape(rows * tokens, c.num_attention_heads, c.head_dim)
+        k = k.reshape(rows * tokens, c.num_key_value_heads, c.head_dim)
+        v = v.reshape(rows * tokens, c.num_key_value_heads, c.head_dim)
+        if c.use_rope[index]:
+            q = F.rope(q, self.cos, self.sin, inputs.positions)
+            k = k if cache is not None else F.rope(k, self.cos, self.sin, inputs.positions)
+        q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
+        if cache is not None:
+            k, v = self._append(index, k, v, inputs, cache)
+        else:
+            k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
+            v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
+        scale, window = c.head_dim**-0.5, c.windows[index]
+        o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, scale=scale, window=window)
+        return self._linear(f"{prefix}o_proj", o.reshape(rows * tokens, c.q_size), inputs, residual=h)
+
+    def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """k (not rotated yet), v [N, G, D] to the cache of a layer -> all its keys and values [B, S, G, D]."""
+        device, keys, values = self.device, cache.keys[index], cache.values[index]
+        if self.config.use_rope[index]:
+            tables = (self.cos, self.sin, inputs.positions)
+            F.rope_append(device, k.data, v.data, *tables, keys, values, inputs.cache_len, start=inputs.start)
+        else:
+            for part, new in ((keys, k), (values, v)):
+                rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
+                F.kv_append(device, part, rows.data, inputs.cache_len, start=inputs.start)
+        return Tensor(keys, device), Tensor(values, device)
+
+    def _head_norm(self, name: str, x: Tensor) -> Tensor:
+        """QK-norm (Qwen3): each head of [N, H * D] by itself; other architectures have no such weight."""
+        if name not in self.weights:
+            return x
+        shape = x.shape
+        x = x.reshape(shape[0] * shape[1] // self.config.head_dim, self.config.head_dim)
+        return F.rms_norm(x, self.weights[name], self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)
+
+    def _linear(self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None) -> Tensor:
+        """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`."""
+        weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
+        options: dict[str, Any] = {
+            "bias": bias,
+            "residual": residual,
+            "lora": self._lora(module, inputs.seed),
+            "dtype": self.dtype if residual is None else np.float32,
+        }
+        return F.linear_nf4(x, weight, **options) if isinstance(weight, NF4Array) else F.linear(x, weight, **options)
+
+    def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
+        lora = self.adapter.modules.get(module) if self.adapter else None
+        if lora is None or self.adapter is None:
+            return None
+        p = self.adapter.config.dropout if seed is not None else 0.0
+        return LoraTerm(lora.a, lora.b, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)

@@ -1,0 +1,265 @@
+"""The configuration of a fine-tuning run: each option's name, type, default, help and rule in one place.
+
+The command line's options (`cli_options.py`), the keys of the YAML file and `OUT/config.yaml` all derive from
+`FinetuneConfig`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import yaml
+
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.option_names import option_hint
+from wgrad.train.commands.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
+from wgrad.train.files.decode import read_yaml
+from wgrad.train.files.files import write_text
+
+CONFIG_FILE = "config.yaml"
+CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+COMPUTE_TYPES = ("float32", "float16", "bfloat16")
+DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu"
+MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
+NOT_EMPTY = ("must name at least one module", lambda v: len(v) > 0)
+A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
+A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
+SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
+A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(Options):
+    """Everything that decides a run. Raises WgradError, naming the option, where a value breaks its rule."""
+
+    model: str = option(
+        "",
+        "checkpoint in Hugging Face layout: a folder, or a hub id such as org/name",
+        metavar="DIR_OR_HUB_ID",
+        group="files",
+        path=True,
+        required=True,
+    )
+    data: str = option(
+        "",
+        "training data: JSONL with text, prompt + completion or messages; or plain text (.txt)",
+        metavar="FILE",
+        group="files",
+        path=True,
+        required=True,
+    )
+    out: str = option(
+        "",
+        "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints",
+        metavar="DIR",
+        group="files",
+        path=True,
+        required=True,
+    )
+    eval_data: str | None = option(
+        None,
+        "held-out data in a file of its own; --eval-fraction is then not used",
+        metavar="FILE",
+        group="files",
+        path=True,
+    )
+    on_bad_line: str = option(
+        "skip",
+        "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
+        choices=("skip", "stop"),
+        group="files",
+    )
+    adapter: str | None = option(
+        None,
+        "start from this PEFT adapter instead of a new one (rank, alpha, targets are its own)",
+        metavar="DIR",
+        group="files",
+        path=True,
+    )
+    resume: bool = option(
+        False, "go on from the newest checkpoint in --out; options not given are those of the run", group="files"
+    )
+
+    rank: int = option(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R", group="adapter")
+    alpha: float = option(
+        32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A", group="adapter"
+    )
+    dropout: float = option(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P", group="adapter")
+    target_modules: tuple[str, ...] = option(
+        PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME", group="adapter"
+    )
+    rslora: bool = option(False, "scale by alpha / sqrt(r) instead of alpha / r", group="adapter")
+    full: bool = option(False, "train all parameters instead of adapters; saves a whole checkpoint", group="adapter")
+    double_quant: bool = option(
+        True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)", group="adapter"
+    )
+    block_size: int = option(
+        64, "weights in one NF4 block", choices=(32, 64, 128, 256, 512, 1024, 2048, 4096), metavar="N", group="adapter"
+    )
+
+    lr: float = option(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR", group="training")
+    schedule: str = option(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant"), group="training"
+    )
+    warmup: float = option(
+        0.03,
+        "warm-up: a share of all steps where below 1, else a number of steps; the first step has LR / steps of the "
+        "warm-up (transformers: 0)",
+        rule=A_WARMUP,
+        metavar="W",
+        group="training",
+    )
+    weight_decay: float = option(
+        0.0, "decoupled weight decay (AdamW) of matrices", rule=NOT_NEGATIVE, metavar="D", group="training"
+    )
+    max_grad_norm: float = option(
+        1.0, "gradients are scaled down to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G", group="training"
+    )
+    batch_size: int = option(1, "rows in one forward and backward", rule=A_COUNT, metavar="B", group="training")
+    accumulate: int = option(
+        8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", group="training"
+    )
+    seq_len: int = option(
+        1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", group="training"
+    )
+    epochs: int = option(1, "passes over the data", rule=A_COUNT, metavar="N", group="training")
+    max_steps: int | None = option(
+        None,
+        "stop after this many optimiser steps, whatever --epochs says",
+        rule=A_COUNT,
+        metavar="N",
+        group="training",
+    )
+    packing: bool = option(
+        True, "put several short documents in one row; each still sees only itself", group="training"
+    )
+    loss_on: str = option(
+        "completion",
+        "tokens that count: completions and assistant turns, or all",
+        choices=("completion", "all"),
+        group="training",
+    )
+    eval_fraction: float = option(
+        0.05,
+        "share of the data held out to measure the loss before and after",
+        rule=SHARE_BELOW_1,
+        metavar="F",
+        group="training",
+    )
+    eval_tokens: int = option(
+        16384,
+        "measure it on about this many tokens of what is held out, the same before and after; 0: on all",
+        rule=(f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST),
+        metavar="N",
+        group="training",
+    )
+    seed: int = option(
+        0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", group="training"
+    )
+
+    compute: str = option(
+        "float32",
+        "type of activations (bfloat16: on HIP); products accumulate in float32 either way",
+        choices=COMPUTE_TYPES,
+        group="machine",
+    )
+    device: str = option("auto", DEVICE_HELP, metavar="DEVICE", group="machine")
+    checkpointing: bool | None = option(
+        None,
+        "keep only each layer's input and compute it again in the backward (default: where it is needed)",
+        group="machine",
+    )
+    save_every: int = option(
+        100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N", group="machine"
+    )
+    log_every: int = option(
+        10,
+        "steps between printed lines where the output is no terminal (one a second at most); the bar and metrics.jsonl "
+        "follow every step",
+        rule=A_COUNT,
+        metavar="N",
+        group="machine",
+    )
+    profile: bool = option(False, "measure each kernel and print a table at the end", group="machine")
+    sample: bool = option(True, "continue a text before and after, to see what was learnt", group="machine")
+    sample_prompt: str | None = option(
+        None, "the text to continue; else the begin of a held-out one", metavar="TEXT", group="machine"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.full and self.adapter:
+            raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
+        if self.sample_prompt and not self.sample:
+            raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
+        if self.full and self.dropout:
+            raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
+
+    def to_yaml(self) -> str:
+        """The text of config.yaml; `--config` reads it back to an equal configuration."""
+        unused = unused_options(self.to_dict())
+        values = {"format": CONFIG_FORMAT} | {k: v for k, v in self.to_dict().items() if k not in unused}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=10**6)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write config.yaml into `folder`, atomically."""
+        write_text(os.path.join(folder, CONFIG_FILE), self.to_yaml())
+
+    def summary(self) -> str:
+        """For people, on one line: the options that are not the defaults. `to_yaml` has all."""
+        unused = unused_options(self.to_dict())
+        values = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata["required"]}
+        defaults = {f.name: f.default for f in fields(self)}
+        changed = [f"{k} {show(v)}" for k, v in values.items() if v != defaults[k] and k not in unused]
+        others = f"all are in {os.path.join(self.out, CONFIG_FILE)}"
+        return f"options: {', '.join(changed) or 'the defaults'}; {others}"
+
+
+# An option that is set, what it leaves without effect, and why.
+_UNUSED = (
+    ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
+    ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
+    ("full", ("double_quant", "block_size"), "--full quantises nothing"),
+    ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
+)
+
+
+def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
+    """Options without effect beside the others of `values`, each with the reason."""
+    return {name: reason for key, names, reason in _UNUSED if values.get(key) for name in names}
+
+
+def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Field names to values from a YAML mapping; `source` is named in the error for a key that is none."""
+    names = [f.name for f in fields(FinetuneConfig)]
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name not in names:
+            hint = option_hint(str(key), names, "") or ": see wgrad finetune --help"
+            raise WgradError(f"{source}: unknown key {key!r}{hint}")
+        if name in result:
+            raise WgradError(f"{source}: {name!r} is given twice: remove one")
+        result[name] = value
+    return result
+
+
+def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Field names to values from a YAML file. Raises WgradError: not there, not YAML, not a mapping, unknown key."""
+    source = os.fspath(path)
+    values = read_yaml(path, "--config")
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise WgradError(f"--config: {source}: expected lines like 'rank: 16', got a {type(values).__name__}")
+    written = values.pop("format", CONFIG_FORMAT)
+    if written != CONFIG_FORMAT:
+        raise WgradError(
+            f"--config: {source}: format must be {CONFIG_FORMAT}; got {written!r}: it is of another version of wgrad: "
+            "write the options anew"
+        )
+    return config_from_mapping(values, f"--config: {source}")

@@ -1,0 +1,37 @@
+"""What to make smaller where memory runs out. A device knows no options; what helps hangs on what was being made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.train.run.config import FinetuneConfig
+
+SMALLER_MODEL = "use a smaller model"
+
+
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Turn a lack of memory within the block, the device's or the host's, into a WgradError that ends in `advice`."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise WgradError(f"{error}: {advice}") from error
+    except MemoryError as error:  # NumPy's says how much
+        raise WgradError(f"out of main memory{f' ({error})' if str(error) else ''}: {advice}") from error
+
+
+def for_parameters(config: FinetuneConfig) -> str:
+    """Advice where what is trained does not fit: weights in float32, gradients, the optimiser's moments."""
+    if config.full:
+        return "leave --full out to train an adapter, or use a smaller model"
+    if config.adapter:
+        return "use a smaller --adapter, or a smaller model"
+    return f"use a --rank below {config.rank}, or fewer --target-modules"
+
+
+def for_steps(config: FinetuneConfig, checkpointing: bool) -> str:
+    """Advice where activations do not fit. checkpointing: whether they are made again in the backward already."""
+    advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--seq-len"
+    return advice if checkpointing else f"{advice}, or --checkpointing"

@@ -1,0 +1,164 @@
+"""AdamW over one flat buffer: all trainable parameters, their gradients and moments lie in four float32 arrays.
+
+One launch updates everything, and nothing is read back: clipping, the loss scale, and the skip of a step whose gradient
+is not finite are worked out on the device (`Device.clip`).
+Sources: AdamW (arXiv 1711.05101); dynamic loss scaling (arXiv 1710.03740).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.tensor import Tensor, parameter
+from wgrad.device.contract import (
+    HYPER_GROWTH_INTERVAL,
+    HYPER_LR,
+    HYPER_MAX_NORM,
+    HYPER_SIZE,
+    STATE_APPLIED,
+    STATE_SIZE,
+    STATE_SKIPPED,
+    Device,
+)
+
+ALIGN = 64  # elements: a view's offset must be a multiple of it
+START_LOSS_SCALE = 16384.0  # float16; doubles up to 65536, halves where a gradient overflows
+GROWTH_INTERVAL = 500
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """decay: weight decay applies (matrices; not norms and biases)."""
+
+    name: str
+    shape: tuple[int, ...]
+    decay: bool = True
+
+
+class FlatParameters:
+    """Trainable tensors as views into one float32 buffer, decayed ones first, and their gradients likewise.
+
+    Attributes: data, grad (float32 [size]), tensors (name -> Tensor, in the order of `specs`), decay_elements.
+    """
+
+    def __init__(self, specs: Sequence[ParameterSpec], device: Device) -> None:
+        self.device = device
+        offsets, at = {}, 0
+        for spec in [s for s in specs if s.decay] + [s for s in specs if not s.decay]:
+            offsets[spec.name] = at
+            at += -(-math.prod(spec.shape) // ALIGN) * ALIGN
+        self.size = max(at, ALIGN)
+        self.decay_elements = min((offsets[s.name] for s in specs if not s.decay), default=self.size)
+        self.data = device.zeros((self.size,))
+        self.grad = device.zeros((self.size,))
+        self.tensors: dict[str, Tensor] = {}
+        for spec in specs:
+            data, grad = (device.view(a, spec.shape, offsets[spec.name]) for a in (self.data, self.grad))
+            self.tensors[spec.name] = parameter(data, device, grad=grad)
+
+    @property
+    def count(self) -> int:
+        """Trainable numbers, without the padding between tensors."""
+        return sum(math.prod(t.shape) for t in self.tensors.values())
+
+    def set(self, name: str, value: np.ndarray) -> None:
+        self.device.write(self.tensors[name].data, np.ascontiguousarray(value, np.float32))
+
+    def get(self, name: str) -> np.ndarray:
+        return self.device.download(self.tensors[name].data)
+
+
+class AdamW:
+    """Decoupled weight decay, global-norm clipping, dynamic loss scale (float16). State lives on the device.
+
+    loss_scale float32 [1]: the seed gradient must contain it. state float32 [8], hyper float32 [4]: see device.py.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        *,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        scale_loss: bool = False,
+    ) -> None:
+        self.parameters, self.device = parameters, parameters.device
+        self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
+        self._hyper_host = np.zeros(HYPER_SIZE, np.float32)
+        largest = float(np.finfo(np.float32).max)  # a larger norm is not finite, and its step is skipped
+        self._hyper_host[HYPER_MAX_NORM] = min(max_grad_norm, largest)
+        self._hyper_host[HYPER_GROWTH_INTERVAL] = GROWTH_INTERVAL if scale_loss else 0
+        device = self.device
+        self.exp_avg, self.exp_avg_sq = device.zeros((parameters.size,)), device.zeros((parameters.size,))
+        self.hyper = device.upload(self._hyper_host)
+        self.state = device.zeros((STATE_SIZE,))
+        self.loss_scale = device.upload(np.array([START_LOSS_SCALE if scale_loss else 1.0], np.float32))
+
+    def set_lr(self, lr: float) -> None:
+        """Write the step's learning rate to the device (before `step`, outside a capture)."""
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite, and what comes of it is no result
+            self._hyper_host[HYPER_LR] = lr
+        self.device.write(self.hyper, self._hyper_host)
+
+    def step(self) -> None:
+        """Update the parameters from the gradients and set those to zero. Only device work: can be captured."""
+        p, device, (beta1, beta2) = self.parameters, self.device, self.betas
+        norm = F.grad_norm(device, p.grad)
+        F.clip(device, norm, self.hyper, self.state, self.loss_scale, beta1=beta1, beta2=beta2)
+        F.adamw(
+            device,
+            p.data,
+            p.grad,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self.hyper,
+            self.state,
+            beta1=beta1,
+            beta2=beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            decay_elements=p.decay_elements,
+        )
+        device.fill(p.grad, 0.0)
+
+    def applied(self) -> int:
+        """Steps that changed the parameters. Waits for the device."""
+        return int(self.device.download(self.state)[STATE_APPLIED])
+
+    def skipped(self) -> int:
+        """Steps that were skipped because a gradient was not finite. Waits for the device."""
+        return int(self.device.download(self.state)[STATE_SKIPPED])
+
+    def finite(self) -> bool:
+        """Whether all parameters are numbers. Waits for the device."""
+        return bool(np.isfinite(self.device.download(self.parameters.data)).all())
+
+    def _arrays(self) -> dict[str, object]:
+        return {
+            "parameters": self.parameters.data,
+            "exp_avg": self.exp_avg,
+            "exp_avg_sq": self.exp_avg_sq,
+            "state": self.state,
+            "loss_scale": self.loss_scale,
+        }
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Everything that a resumed run needs, parameters included (float32)."""
+        return {name: self.device.download(array) for name, array in self._arrays().items()}
+
+    def load_state_arrays(self, values: dict[str, np.ndarray]) -> None:
+        """The inverse of `state_arrays`. KeyError or ValueError where they are of another run."""
+        arrays = self._arrays()
+        for name, array in arrays.items():
+            if values[name].shape != tuple(array.shape) or values[name].dtype != np.float32:  # type: ignore[attr-defined]
+                raise ValueError(f"{name}: expected float32 {array.shape}, got {values[name].shape}")  # type: ignore[attr-defined]
+        for name, array in arrays.items():
+            self.device.write(array, values[name])
+        self.device.fill(self.parameters.grad, 0.0)

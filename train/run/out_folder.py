@@ -1,0 +1,122 @@
+"""The output folder of a run: made, shown to be writable, and held against other runs before anything is loaded.
+
+The lock is the operating system's, on OUT/.lock, so that it ends with the process, however that ends; on a file system
+without locks the file itself is the lock. OUT/.lock.json says whose it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+
+import filelock
+import msgspec
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import read_json
+from wgrad.train.files.files import make_folder, remove_leftovers, write_json, writing
+
+LOCK_FILE, HOLDER_FILE = ".lock", ".lock.json"
+FORMAT = 1
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # what file systems say that have none
+
+
+class _Holder(msgspec.Struct):
+    """Whose a lock is."""
+
+    pid: int
+    host: str
+    started: str
+    format: int = FORMAT
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.started}"
+
+
+class OutFolder:
+    """A context manager. left_by: a run that ended without giving its lock back, in words; else None.
+
+    Entering raises WgradError where another run has the folder, or nothing can be written into it. On leaving, a folder
+    that was made here and into which nothing came goes again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.left_by: str | None = None
+
+    def __enter__(self) -> OutFolder:
+        with writing(self.path):
+            self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        make_folder(self.path)
+        try:
+            self._lock = self._acquire()
+            try:
+                holder = self._holder()
+                self.left_by = str(holder) if holder else None
+                remove_leftovers(self.path)
+                started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+                write_json(self.path / HOLDER_FILE, msgspec.to_builtins(_Holder(os.getpid(), _host(), started)))
+            except BaseException:
+                self._lock.release()
+                raise
+        except BaseException:
+            self._remove_made()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        (self.path / HOLDER_FILE).unlink(missing_ok=True)
+        self._lock.release()
+        self._remove_made()
+
+    def _acquire(self) -> filelock.BaseFileLock:
+        path = self.path / LOCK_FILE
+        with writing(self.path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # filelock's, where it takes the file itself as the lock
+            for kind in (filelock.FileLock, filelock.SoftFileLock):
+                lock = kind(path, timeout=0)
+                try:
+                    lock.acquire()
+                    return lock
+                except filelock.Timeout:
+                    raise self._in_use() from None
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS or kind is filelock.SoftFileLock:
+                        raise
+        raise AssertionError("the last kind returns or raises")
+
+    def _in_use(self) -> WgradError:
+        holder = self._holder()
+        return WgradError(
+            f"--out: {self.path} is in use by another run ({holder or 'it does not say which'}): wait for its end, or "
+            "choose another folder"
+        )
+
+    def _holder(self) -> _Holder | None:
+        try:
+            return read_json(self.path / HOLDER_FILE, _Holder, "--out")
+        except WgradError:  # not there, or damaged: the lock itself does not hang on it
+            return None
+
+    def _remove_made(self) -> None:
+        """The folders that were not there before, if nothing but the lock's file is in them."""
+        if not self._made:
+            return
+        try:
+            if [p.name for p in self.path.iterdir()] in ([], [LOCK_FILE]):
+                (self.path / LOCK_FILE).unlink(missing_ok=True)
+                for folder in self._made:
+                    folder.rmdir()
+        except OSError:
+            pass
+
+
+def _host() -> str:
+    return socket.gethostname()

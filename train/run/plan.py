@@ -1,0 +1,64 @@
+"""What a run will need of its device, before it begins: which shaders, and how much memory. Found by a dry run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.contract import Device
+from wgrad.train.data.packing import Document, Step, make_batch
+from wgrad.train.model.build import build_optimizer, build_trainable
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.generate import Sampling, generate_ids
+from wgrad.train.run.loop import Trainer
+
+SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what it has learnt
+
+
+@dataclass(frozen=True)
+class Plan:
+    """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
+    its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
+    included)."""
+
+    dry: Any
+    held_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+
+
+def plan_run(
+    config: FinetuneConfig,
+    model_config: ModelConfig,
+    folder: str | os.PathLike[str],
+    device: Device,
+    prompt_tokens: int,
+) -> Plan | None:
+    """Loading, two steps, an evaluation and a sample of a run where nothing runs; None where the device cannot.
+
+    Two steps: the first runs as it is, the second is recorded. A row of one document as long as a row can be is as good
+    as any, because shaders and memory hang on shapes alone. Raises WgradError where the checkpoint does not fit.
+    """
+    dry = device.dry_run()
+    if dry is None:
+        return None
+    positions = prompt_tokens + SAMPLE_TOKENS
+    built = build_trainable(config, model_config, folder, dry, positions=positions, contents=False)
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    held, loading = dry.memory().in_use_bytes, dry.memory().peak_bytes
+    dry.reset_peak()
+    row = [Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool))]
+    batch = make_batch([row] * config.batch_size, config.batch_size, config.seq_len)
+    for index in range(2):
+        trainer.step(Step(index, 0, [batch]), config.lr)
+        trainer.read_history()
+    trainer.evaluate([batch])
+    if config.sample:
+        for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, Sampling()):
+            pass
+    running = dry.memory().peak_bytes
+    return Plan(dry, held, running - held, max(loading, running))

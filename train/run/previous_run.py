@@ -1,0 +1,114 @@
+"""What --out holds from before: nothing, a run to go on with, a finished run, or one that is to be prolonged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.options import flag
+from wgrad.train.files.adapter import WEIGHTS_FILE
+from wgrad.train.files.checkpoint_files import Checkpoints
+from wgrad.train.files.decode import read_json
+from wgrad.train.files.weights import SINGLE_FILE
+from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, read_config_file
+
+RESULTS_FILE = "results.json"
+RESULTS_FORMAT = 1
+# Of a finished run these may differ without a word, as those of the group "machine" may, which say where and how it
+# runs: nothing runs any more.
+_NO_PART_OF_THE_RESULT = ("resume", "out", "max_steps", "epochs")
+_PART_OF_THE_RESULT = ("sample_prompt",)  # though of that group
+
+
+class Length(msgspec.Struct):
+    """How long a run was to be, as results.json has it."""
+
+    format: int
+    steps: Annotated[int, msgspec.Meta(ge=1)]
+    max_steps: int | None
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Previous:
+    """finished: nothing is left to do. ended_at: steps of a run that ended, and is to go on further; else None."""
+
+    finished: bool = False
+    ended_at: int | None = None
+
+
+def previous_run(config: FinetuneConfig) -> Previous:
+    """What `config` finds in its --out. WgradError where an old run would be overwritten, or an option left aside."""
+    out = Path(config.out)
+    if not config.resume:
+        _refuse_old(out)
+        return Previous()
+    if not (out / RESULTS_FILE).exists():
+        return Previous()
+    length = read_json(out / RESULTS_FILE, Length, "--resume", "begin anew in another --out")
+    if length.format != RESULTS_FORMAT:
+        raise WgradError(
+            f"--resume: {out / RESULTS_FILE} has format {length.format}, and this version of wgrad reads format "
+            f"{RESULTS_FORMAT}: begin anew in another --out"
+        )
+    if not _longer(config, length):
+        _refuse_ignored(config, out)
+        return Previous(finished=True)
+    if not Checkpoints(out).steps():
+        raise WgradError(
+            f"--resume: the finished run in {out} has no checkpoint to go on from: train its adapter further with "
+            f"--adapter {out} and another --out"
+        )
+    return Previous(ended_at=length.steps)
+
+
+def _refuse_old(out: Path) -> None:
+    finished = [name for name in (RESULTS_FILE, WEIGHTS_FILE, SINGLE_FILE) if (out / name).exists()]
+    if Checkpoints(out).steps() and RESULTS_FILE not in finished:
+        raise WgradError(f"--out: {out} holds an unfinished run: go on with --resume, or choose another folder")
+    if finished:
+        raise WgradError(f"--out: {out} already holds a finished run ({finished[0]}): choose another folder")
+
+
+def _longer(config: FinetuneConfig, length: Length) -> bool:
+    """Whether more steps are asked for than were done. WgradError where it is fewer."""
+    if config.max_steps is not None:
+        if config.max_steps < length.steps:
+            raise WgradError(
+                f"--max-steps: the run in {config.out} already has {length.steps} steps, more than the "
+                f"{config.max_steps} asked for: give more, or another --out"
+            )
+        if config.epochs != length.epochs and config.max_steps == length.max_steps:
+            raise WgradError(
+                f"--epochs: would be ignored, because --max-steps {config.max_steps} decides the length of the run in "
+                f"{config.out}: give more --max-steps"
+            )
+        return config.max_steps > length.steps
+    if config.epochs < length.epochs:
+        raise WgradError(
+            f"--epochs: the run in {config.out} already has {length.epochs}, more than the {config.epochs} asked for: "
+            "give more, or another --out"
+        )
+    return config.epochs > length.epochs
+
+
+def _refuse_ignored(config: FinetuneConfig, out: Path) -> None:
+    """WgradError for an option that is not the finished run's: it would be ignored."""
+    path = out / CONFIG_FILE
+    if not path.exists():
+        return
+    before = FinetuneConfig(**read_config_file(path))
+    for field in fields(FinetuneConfig):
+        if field.name in _NO_PART_OF_THE_RESULT:
+            continue
+        if field.metadata["group"] == "machine" and field.name not in _PART_OF_THE_RESULT:
+            continue
+        if getattr(config, field.name) != getattr(before, field.name):
+            raise WgradError(
+                f"{flag(field.name)}: would be ignored, because the run in {out} is finished: prolong it with more "
+                "--max-steps or --epochs, or begin another in another --out"
+            )

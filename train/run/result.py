@@ -1,0 +1,58 @@
+"""What a run leaves in its folder: the adapter (or with --full a whole checkpoint), loss.svg and results.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from wgrad.train.files.adapter import save_adapter
+from wgrad.train.files.files import write_json
+from wgrad.train.files.full_checkpoint import save_full
+from wgrad.train.model.build import TrainableModel
+from wgrad.train.run.loss_curve import LOSS_CURVE_FILE, save_loss_curve
+from wgrad.train.run.metrics import MetricsFile
+from wgrad.train.run.plan import Plan
+from wgrad.train.run.previous_run import RESULTS_FILE, RESULTS_FORMAT
+from wgrad.train.run.progress import duration, size
+from wgrad.train.run.session import Session
+
+
+def write_trained(session: Session, built: TrainableModel) -> None:
+    """Write what the run was for."""
+    if session.config.full:
+        save_full(session.out, session.folder, built.parameters, session.device)
+    else:
+        save_session_adapter(session, built, session.out)
+
+
+def save_session_adapter(session: Session, built: TrainableModel, folder: Path) -> None:
+    """The adapter as it is now, in PEFT's format."""
+    assert built.lora is not None
+    arrays = {name: built.parameters.get(name) for name in built.parameters.tensors}
+    save_adapter(folder, built.lora, arrays, session.config.model)
+
+
+def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
+    """Write loss.svg and results.json. results.json comes last: a folder that has it is complete."""
+    config, stream = session.config, session.stream
+    points = [(0, results.get("held_out_loss_before")), (stream.total_steps, results.get("held_out_loss_after"))]
+    curve = [(step, loss) for step, loss in points if loss is not None]
+    title = f"{Path(config.model).name} on {Path(config.data).name}"
+    save_loss_curve(session.out / LOSS_CURVE_FILE, metrics.records, curve, title)
+    length = {"steps": stream.total_steps, "max_steps": config.max_steps, "epochs": config.epochs}
+    measured = {"skipped_steps": skipped, "peak_bytes": session.device.memory().peak_bytes}
+    write_json(session.out / RESULTS_FILE, {"format": RESULTS_FORMAT, **results, **length, **measured})
+
+
+def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan | None) -> None:
+    """The last lines of a run."""
+    config = session.config
+    if skipped:
+        session.say(f"note: {skipped} steps were skipped because a gradient was not finite")
+    what, peak = "checkpoint" if config.full else "adapter", size(session.device.memory().peak_bytes)
+    if plan is not None:
+        peak += f" (expected {size(plan.peak_bytes)})"
+    session.say(f"done in {duration(results['seconds'])}, peak memory {peak}: {what} in {session.out}")
+    table = getattr(session.device, "profile_table", None)
+    if config.profile and table is not None:
+        session.say(table())

@@ -1,0 +1,166 @@
+"""What a run has open: device, model configuration, tokenizer, data; then the model itself."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wgrad.autograd.select_device import select_device
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli_options import FIXED_BY_RESUME
+from wgrad.train.commands.options import flag
+from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.packing import BatchStream
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.files.adapter import adapter_note
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.files.nf4_files import is_nf4
+from wgrad.train.files.weights import Checkpoint, use_own_head, weight_specs
+from wgrad.train.model.build import TrainableModel, build_trainable, estimate_activations
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.generate import check_positions
+from wgrad.train.run.plan import SAMPLE_TOKENS, Plan, plan_run
+from wgrad.train.run.progress import Display, duration, size
+
+_PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
+
+
+@dataclass
+class Session:
+    """What a run has loaded."""
+
+    config: FinetuneConfig
+    device: Device
+    folder: Path  # of the base model
+    model_config: ModelConfig
+    tokenizer: Tokenizer
+    data: Dataset
+    stream: BatchStream
+    prompt: list[int]  # for the sample before and after
+    display: Display
+
+    @property
+    def out(self) -> Path:
+        return Path(self.config.out)
+
+    def say(self, text: str) -> None:
+        self.display.say(text)
+
+
+def open_session(config: FinetuneConfig) -> Session:
+    """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read."""
+    display = Display()
+    device = select_device(config.device)
+    display.say(f"device: {device.description} ({device.reason})")  # type: ignore[attr-defined]
+    folder = resolve_model(config.model)
+    model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
+    tokenizer.check_fits(model_config.vocab_size)
+    # A missing or damaged shard is told before the data is tokenised.
+    checkpoint = Checkpoint(folder)
+    model_config, head_note = use_own_head(model_config, checkpoint)
+    checkpoint.check(model_config)
+    _refuse_quantised_anew(config, checkpoint, model_config)
+    with display.phase("reading and tokenising", unit="%") as phase:
+        data = load_data(config, tokenizer, phase.update)
+    stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
+    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display)
+    session.prompt = _sample_prompt(session)
+    if head_note:
+        session.say(f"note: {head_note}")
+    session.say(f"data: {data.summary()}")
+    for remark in data.remarks:
+        session.say(f"  {remark}")
+    if config.seq_len > model_config.max_position_embeddings:
+        limit = model_config.max_position_embeddings
+        session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
+    return session
+
+
+def _refuse_quantised_anew(config: FinetuneConfig, checkpoint: Checkpoint, model_config: ModelConfig) -> None:
+    """WgradError for options of a quantisation that has been done: they would be ignored."""
+    default = FinetuneConfig()
+    for name in ("double_quant", "block_size"):
+        if getattr(config, name) == getattr(default, name) or config.full:
+            continue
+        if any(is_nf4(checkpoint.entries, spec.name) for spec in weight_specs(model_config)):
+            raise WgradError(f"{flag(name)}: would be ignored: {checkpoint.folder} is quantised already: leave it out")
+
+
+def _sample_prompt(session: Session) -> list[int]:
+    """--sample-prompt, else what comes before the completion in the first held-out text (or its beginning)."""
+    if session.config.sample_prompt:
+        prompt = session.tokenizer.encode(session.config.sample_prompt)
+        check_positions(prompt, SAMPLE_TOKENS, session.model_config, "--sample-prompt")
+        return prompt
+    document = (session.data.held_out or session.data.train)[0]
+    before = next((i for i, counts in enumerate(document.counts) if counts), 0)
+    return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]
+
+
+def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
+    """Work out what the run takes, and compile its shaders. config: the session's, but for where the adapter lies."""
+    with session.display.phase("compiling", unit="shaders") as phase:
+        plan = plan_run(config, session.model_config, session.folder, session.device, len(session.prompt))
+        if plan is None:
+            return None
+        begun = time.monotonic()
+        count = session.device.prepare(plan.dry, phase.update)
+    if count:
+        session.say(f"shaders: {count} compiled in {duration(time.monotonic() - begun)}")
+    return plan
+
+
+def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
+    """The model with its weights on the device. config: the session's, but for where the adapter lies."""
+    begun = time.monotonic()
+    what = "loading weights" if config.full else "loading and quantising weights"
+    with session.display.phase(what, unit="tensors") as phase:
+        built = build_trainable(
+            config,
+            session.model_config,
+            session.folder,
+            session.device,
+            positions=len(session.prompt) + SAMPLE_TOKENS,
+            progress=phase.update,
+        )
+    if note := adapter_note(built.lora):
+        session.say(f"note: {note}")
+    trained = built.parameters.count
+    kind = "float32" if config.full else "NF4, double-quantised" if config.double_quant else "NF4"
+    session.say(
+        f"model: {session.model_config.architecture}, {built.total:,} parameters ({kind}), {trained:,} trained "
+        f"({100 * trained / built.total:.2f} %), loaded in {time.monotonic() - begun:.1f} s"
+    )
+    return built
+
+
+def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> str:
+    """What the run takes on the device, and what is not counted."""
+    optimizer = 8 * built.parameters.size
+    held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
+    parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
+    how = f"checkpointing {'on' if built.model.checkpointing else 'off'}"
+    if plan is None:  # NumPy, where all is main memory
+        activations = estimate_activations(session.config, session.model_config)
+        more = f"roughly {size(activations)} more for activations ({how})"
+        return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
+    return (
+        f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
+        "on the device; not counted: compiled shaders, what the driver keeps for itself, and main memory"
+    )
+
+
+def run_info(session: Session) -> dict[str, Any]:
+    """What a checkpoint must agree with: the options that shape its tensors, the base model, the data."""
+    values, held_out = session.config.to_dict(), session.data.held_out
+    run = {name: values[name] for name in FIXED_BY_RESUME}
+    model = hashlib.blake2b(repr(session.model_config).encode(), digest_size=16)
+    model.update(Checkpoint(session.folder).digest().encode())
+    measured = BatchStream(held_out, session.config).fingerprint() if held_out else ""
+    run |= {"the base model": model.hexdigest(), "the held-out data": measured}
+    return {"run": run, "data": session.stream.fingerprint()}

@@ -1,0 +1,117 @@
+"""Which adapters there are, which one is used, and what is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.device.errors import DeviceError
+from wgrad.wgsl.runtime import matrix_units, native, vulkan_memory
+
+# OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
+_BACKENDS = ("Vulkan", "Metal", "D3D12")
+_TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
+WANTED_FEATURES = ("shader-f16", "timestamp-query")
+MATRIX_FEATURES = ("subgroup", matrix_units.FEATURE)
+WANTED_LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-size-y",
+    "max-compute-workgroup-size-z",
+)
+
+
+def _rank(adapter: Any) -> tuple[int, int]:
+    kind, backend = adapter.info["adapter_type"], adapter.info["backend_type"]
+    return (_TYPES.index(kind) if kind in _TYPES else len(_TYPES), _BACKENDS.index(backend))
+
+
+def _usable() -> list[Any]:
+    try:
+        adapters = native.enumerate_adapters()
+    except Exception as error:
+        raise DeviceError(
+            f"wgpu could not look for adapters: {error}; is a Vulkan, Metal or DX12 driver installed?"
+        ) from error
+    return sorted((a for a in adapters if a.info["backend_type"] in _BACKENDS), key=_rank)
+
+
+def facts(adapter: Any) -> dict[str, Any]:
+    """name, vendor_id (PCI), backend, type, driver, library, memory_bytes (None where it is not known),
+    features, limits."""
+    info = adapter.info
+    software = info["adapter_type"] == "CPU"  # its heap is a number that the driver made up
+    return {
+        "name": info["device"],
+        "vendor_id": info["vendor_id"],
+        "backend": info["backend_type"],
+        "type": info["adapter_type"],
+        "driver": info["description"],
+        "library": native.LIBRARY,
+        "memory_bytes": None if software else vulkan_memory.memory_bytes(info["vendor_id"], info["device_id"]),
+        "features": sorted(adapter.features),
+        "limits": dict(adapter.limits),
+    }
+
+
+def list_adapters() -> list[dict[str, Any]]:
+    """The facts of every usable adapter with its index, best first."""
+    return [{"index": i, **facts(a)} for i, a in enumerate(_usable())]
+
+
+def choose(spec: str | None) -> Any:
+    """The adapter for `spec`: None (the best), an index of `list_adapters`, or a part of the adapter's name."""
+    adapters = _usable()
+    if not adapters:
+        raise DeviceError(
+            "no Vulkan, Metal or DX12 adapter found: install the card's driver, or a software one"
+            " (Debian and Ubuntu: apt-get install mesa-vulkan-drivers)"
+        )
+    if spec is None or spec == "":
+        return adapters[0]
+    if spec.isdigit():
+        if int(spec) < len(adapters):
+            return adapters[int(spec)]
+    else:
+        for adapter in adapters:
+            if spec.lower() in adapter.info["device"].lower():
+                return adapter
+    names = ", ".join(f"{i}: {a.info['device']}" for i, a in enumerate(adapters))
+    raise DeviceError(f"device 'wgpu:{spec}' matches no adapter; there are {names}")
+
+
+def card(adapter: Any) -> str:
+    """What a verdict on an adapter's matrix units hangs on."""
+    return matrix_units.identity(adapter.info["device"], adapter.info["description"])
+
+
+def may_use_matrix_units(adapter: Any) -> bool:
+    return matrix_units.may_ask(card(adapter), native.COPY_LOADED)
+
+
+def matrix_unit_cards() -> list[dict[str, Any]]:
+    """The adapters that list matrix units: index, name, card."""
+    return [
+        {"index": i, "name": a.info["device"], "card": card(a)}
+        for i, a in enumerate(_usable())
+        if matrix_units.FEATURE in a.features and "shader-f16" in a.features
+    ]
+
+
+def open_device(adapter: Any) -> Any:
+    """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
+    features = [f for f in WANTED_FEATURES if f in adapter.features]
+    limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
+    if matrix_units.FEATURE in adapter.features and "shader-f16" in features and may_use_matrix_units(adapter):
+        try:  # a stock library lists the feature and may refuse it
+            wanted = [*features, *(f for f in MATRIX_FEATURES if f in adapter.features)]
+            return adapter.request_device_sync(required_features=wanted, required_limits=limits)
+        except Exception:
+            native.error_log().messages.clear()
+    try:
+        return adapter.request_device_sync(required_features=features, required_limits=limits)
+    except Exception as error:
+        raise DeviceError(f"adapter '{adapter.info['device']}' gave no device: {error}") from error

@@ -1,0 +1,183 @@
+"""WGSL sources and named constants -> compute pipelines, each compiled once.
+
+A shader file is plain WGSL in which types and tile sizes are names that it does not declare. The loader puts their
+declarations on top: an int becomes `const NAME: u32`, a float `const NAME: f32`, a bool `const NAME: bool`, and a
+string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f16 is enabled where a constant names it.
+
+Four kinds of lines are for the loader, for what WGSL has no words for:
+
+    #include "x.wgsl"   is replaced by that file of this folder.
+    #if NAME            keeps the lines up to #else or #endif where the constant is true (non-zero);
+    #if NAME == 3       also `!=`, and `!NAME`. May be nested.
+    #unroll i COUNT     repeats the lines up to #end with $i = 0, 1, ... (COUNT: a number or an int constant). Registers
+                        indexed by literals stay registers, and bounds checks on literals vanish. May be nested.
+
+Bindings are declared in the file as `@group(0) @binding(n) var<uniform>` or `var<storage, read|read_write>`; the layout
+is read from these lines, so that a binding that a variant does not use still has its place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wgrad.device.errors import DeviceError
+from wgrad.wgsl.runtime import native
+
+Constant = int | float | bool | str
+_BINDING = re.compile(
+    r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
+)
+_INCLUDE = re.compile(r'^#include "([a-z0-9_]+\.wgsl)"\n', re.MULTILINE)
+_ROOM = Path(__file__).parents[1]
+
+
+class Variant(NamedTuple):
+    """What a pipeline is made of: a file, its entry point, and the constants put on top of it, in their order."""
+
+    shader: str
+    entry: str
+    constants: tuple[tuple[str, Constant], ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    name: str
+    pipeline: Any
+    layout: Any
+    handle: Any
+    bindings: tuple[int, ...]  # the numbers declared, without 0
+
+
+def _condition(text: str, constants: dict[str, Constant]) -> bool:
+    words = text.split()
+    if len(words) == 3 and words[1] in ("==", "!="):
+        return (str(constants[words[0]]) == words[2]) == (words[1] == "==")
+    name = words[0].lstrip("!")
+    return bool(constants[name]) != words[0].startswith("!")
+
+
+def _block_end(lines: list[str], at: int, opening: tuple[str, ...], closing: str) -> int:
+    depth = 1
+    for i in range(at, len(lines)):
+        word = lines[i].split(maxsplit=1)[0] if lines[i].strip() else ""
+        depth += (word in opening) - (word == closing)
+        if depth == 0:
+            return i
+    raise ValueError(f"no {closing} for line {at}: {lines[at - 1]}")
+
+
+def preprocess(lines: list[str], constants: dict[str, Constant]) -> list[str]:
+    """Carries out #if and #unroll."""
+    out: list[str] = []
+    at = 0
+    while at < len(lines):
+        words = lines[at].split()
+        word = words[0] if words else ""
+        if word == "#if":
+            end = _block_end(lines, at + 1, ("#if",), "#endif")
+            body, depth, other = lines[at + 1 : end], 0, None
+            for i, line in enumerate(body):
+                first = line.split(maxsplit=1)[0] if line.strip() else ""
+                depth += (first == "#if") - (first == "#endif")
+                if first == "#else" and depth == 0:
+                    other = i
+            taken = (
+                body[:other]
+                if _condition(" ".join(words[1:]), constants)
+                else body[other + 1 :]
+                if other is not None
+                else []
+            )
+            out += preprocess(taken, constants)
+            at = end + 1
+        elif word == "#unroll":
+            end = _block_end(lines, at + 1, ("#unroll",), "#end")
+            count = int(words[2]) if words[2].isdigit() else int(constants[words[2]])
+            for n in range(count):
+                out += preprocess([line.replace(f"${words[1]}", str(n)) for line in lines[at + 1 : end]], constants)
+            at = end + 1
+        else:
+            out.append(lines[at])
+            at += 1
+    return out
+
+
+def declare(name: str, value: Constant) -> str:
+    if isinstance(value, bool):
+        return f"const {name}: bool = {'true' if value else 'false'};"
+    if isinstance(value, int):
+        return f"const {name}: u32 = {value}u;"
+    if isinstance(value, float):
+        return f"const {name}: f32 = {value!r}f;"
+    return f"alias {name} = {value};"
+
+
+def assemble(source: str, constants: dict[str, Constant]) -> str:
+    """The complete WGSL text of one variant."""
+    lines = preprocess(source.splitlines(), constants)
+    enables = [line for line in lines if line.startswith("enable ")]
+    if any(isinstance(v, str) and "f16" in v for v in constants.values()):
+        enables.append("enable f16;")
+    body = [line for line in lines if not line.startswith("enable ")]
+    head = [declare(name, value) for name, value in constants.items()]
+    return "\n".join([*dict.fromkeys(enables), *head, *body])
+
+
+def read_source(file: str) -> str:
+    """The text of a shader file of this room, with the files that it includes."""
+    return _INCLUDE.sub(lambda found: read_source(found[1]), (_ROOM / file).read_text(encoding="utf-8"))
+
+
+class Compiler:
+    """Pipelines of one device, by (file, entry point, constants)."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._sources: dict[str, str] = {}
+        self._pipelines: dict[Variant, Pipeline] = {}
+        self.compiled = 0
+
+    def get(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
+        key = Variant(shader, entry, tuple(constants.items()))
+        found = self._pipelines.get(key)
+        if found is None:
+            found = self._pipelines[key] = self._compile(shader, entry, constants)
+        return found
+
+    def has(self, variant: Variant) -> bool:
+        """Whether `get` would find it."""
+        return variant in self._pipelines
+
+    def source(self, shader: str) -> str:
+        if shader not in self._sources:
+            self._sources[shader] = read_source(f"{shader}.wgsl")
+        return self._sources[shader]
+
+    def _compile(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
+        text = assemble(self.source(shader), constants)
+        kinds = {int(n): kind.replace(" ", "") for n, kind in _BINDING.findall(text)}
+        types = {"uniform": "uniform", "storage,read": "read-only-storage", "storage,read_write": "storage"}
+        entries = [
+            {"binding": n, "visibility": "COMPUTE", "buffer": {"type": types[kind]}}
+            for n, kind in sorted(kinds.items())
+        ]
+        try:
+            module = self._device.create_shader_module(label=shader, code=text)
+            layout = self._device.create_bind_group_layout(entries=entries)
+            pipeline = self._device.create_compute_pipeline(
+                label=shader,
+                layout=self._device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": entry},
+            )
+        except Exception as error:
+            native.error_log().messages.clear()
+            variant = ", ".join(f"{k}={v}" for k, v in constants.items())
+            raise DeviceError(
+                f"shader {shader}.wgsl ({entry}; {variant}) does not compile on this device: {error}"
+            ) from error
+        self.compiled += 1
+        name = shader if entry == "main" else f"{shader}:{entry}"
+        return Pipeline(name, pipeline, layout, native.handle(pipeline), tuple(n for n in sorted(kinds) if n))

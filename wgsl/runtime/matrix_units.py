@@ -1,0 +1,204 @@
+"""Matrix units (WGSL's cooperative matrices): the copy of wgpu's library that grants them, and which cards passed.
+
+wgpu-native lists the feature and refuses it at device creation, together with everything else that it calls
+experimental (gfx-rs/wgpu-native#516). `wgrad matrix-units enable` writes a private copy of the installed library with
+that one gate lifted into the user's cache, where the installed file is one of KNOWN; nothing else is ever changed. The
+copy is loaded by wgpu-py's own WGPU_LIB_PATH. This module imports no wgpu: it is asked before wgpu is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import DeviceError
+
+FEATURE = "cooperative-matrix"
+SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a card that has not passed yet (the check itself)
+_LIB_PATH = "WGPU_LIB_PATH"
+_FORMAT = 1
+_VERDICTS, _LICENCE = "cards.json", "LICENSE"
+_SHADERS = "gemm_matrix*.wgsl"
+
+
+@dataclass(frozen=True)
+class KnownLibrary:
+    """A library that was tried: SHA-256 of the file, the bytes of its gate before and after, SHA-256 of the copy."""
+
+    version: str  # of the Python package wgpu
+    platform: str
+    sha256: str
+    offset: int
+    before: bytes
+    after: bytes
+    copy_sha256: str
+
+
+# The gate is wgpu_types' Features::all_experimental_mask(): made to return the empty set.
+KNOWN = (
+    KnownLibrary(
+        "0.32.0",
+        "Linux x86-64",
+        "be0d8270dd9d78e1039eeb413ee21be8a89776a752e56d6b0f57eefbbc2d749c",
+        7097376,
+        bytes.fromhex("48b8000000"),  # movabs rax, the mask
+        bytes.fromhex("31c031d2c3"),  # xor eax, eax; xor edx, edx; ret
+        "601892ff457d023fd5a640bb0df17f3ca5e76847af181cc7154359ee2966a8e8",
+    ),
+)
+
+
+def installed() -> Path | None:
+    """The library that wgpu-py ships, whether or not it is the one in use."""
+    found = importlib.util.find_spec("wgpu")
+    if found is None or found.origin is None:
+        return None
+    return next(iter(sorted((Path(found.origin).parent / "resources").glob("*wgpu_native-release.*"))), None)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known(path: Path) -> KnownLibrary | None:
+    """The entry of KNOWN that this file is, byte for byte."""
+    digest = sha256(path)
+    return next((library for library in KNOWN if library.sha256 == digest), None)
+
+
+def folder() -> Path:
+    """Where the copy, its licence and the verdicts lie."""
+    if os.name == "nt":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "wgrad" / "matrix-units"
+
+
+def copy_path() -> Path:
+    found = installed()
+    return folder() / (found.name if found else "libwgpu_native-release")
+
+
+def write_copy() -> Path:
+    """Write the copy and wgpu's licence. DeviceError where the installed library is not a known one, or it cannot."""
+    source = installed()
+    if source is None:
+        raise DeviceError("matrix-units: wgpu is not installed, or without a library: pip install wgpu")
+    library = known(source)
+    if library is None:
+        tried = ", ".join(f"wgpu {k.version} on {k.platform}" for k in KNOWN)
+        raise DeviceError(
+            f"matrix-units: {source} (SHA-256 {sha256(source)}) is not a library that was tried ({tried}): it is left "
+            "as it is, and products go on without matrix units"
+        )
+    data = bytearray(source.read_bytes())
+    end = library.offset + len(library.before)
+    assert data[library.offset : end] == library.before  # the digest says so
+    data[library.offset : end] = library.after
+    target = copy_path()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f"{target.name}.{os.getpid()}")
+        beside.write_bytes(data)
+        beside.replace(target)
+        (target.parent / _LICENCE).write_text(_licence(), encoding="utf-8")
+    except OSError as error:
+        raise DeviceError(f"matrix-units: cannot write {target}: {error.strerror or error}") from error
+    if sha256(target) != library.copy_sha256:
+        raise DeviceError(f"matrix-units: {target} is not what was written: check the disk, then try again")
+    return target
+
+
+def _licence() -> str:
+    from importlib.metadata import files
+
+    texts = [f.read_text(encoding="utf-8") for f in files("wgpu") or () if f.name.upper().startswith("LICEN")]
+    head = (
+        "wgpu-native (github.com/gfx-rs/wgpu-native): the MIT licence or the Apache licence 2.0, as its user chooses."
+    )
+    return "\n\n".join([head, "wgpu-py, which ships it:", *texts]) + "\n"
+
+
+def remove() -> bool:
+    """Delete everything that `write_copy` and `keep_verdict` wrote; -> whether there was anything."""
+    there = folder().exists()
+    try:
+        if there:
+            shutil.rmtree(folder())
+    except OSError as error:
+        raise DeviceError(f"matrix-units: cannot remove {folder()}: {error.strerror or error}") from error
+    return there
+
+
+def copy_to_load() -> Path | None:
+    """The copy, where it is whole and of the library that is installed now."""
+    if os.environ.get(SWITCH) == "off" or os.environ.get(_LIB_PATH, "").strip():
+        return None
+    target = copy_path()
+    try:
+        source = installed()
+        library = known(source) if source is not None and target.exists() else None
+        return target if library is not None and sha256(target) == library.copy_sha256 else None
+    except OSError:
+        return None
+
+
+def use_copy() -> bool:
+    """Have wgpu-py load the copy, where there is one. To be called before wgpu is imported; -> whether it will."""
+    path = copy_to_load() if "wgpu" not in sys.modules else None
+    if path is not None:
+        os.environ[_LIB_PATH] = str(path)
+    return path is not None
+
+
+# ---- which cards passed ------------------------------------------------------------------------
+def identity(name: str, driver: str) -> str:
+    """What a verdict hangs on: card, driver, and the kernels."""
+    digest = hashlib.sha256()
+    for shader in sorted(Path(__file__).parents[1].glob(_SHADERS)):
+        digest.update(shader.read_bytes())
+    return f"{name}; {driver}; kernels {digest.hexdigest()[:16]}"
+
+
+def verdict(card: str) -> tuple[bool, str] | None:
+    """(passed, reason) of a card by its `identity`; None where it was not tried."""
+    entry = _verdicts().get(card)
+    return (bool(entry.get("passed")), str(entry.get("reason", ""))) if isinstance(entry, dict) else None
+
+
+def keep_verdict(card: str, passed: bool, reason: str) -> None:
+    """DeviceError where it cannot be written."""
+    cards = {**_verdicts(), card: {"passed": passed, "reason": reason}}
+    path = folder() / _VERDICTS
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps({"format": _FORMAT, "cards": cards}, indent=2) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise DeviceError(f"matrix-units: cannot write {path}: {error.strerror or error}") from error
+
+
+def _verdicts() -> dict[str, Any]:
+    try:
+        kept = json.loads((folder() / _VERDICTS).read_text(encoding="utf-8"))
+        cards = kept["cards"] if kept["format"] == _FORMAT else {}
+        return cards if isinstance(cards, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def may_ask(card: str, copy_loaded: bool) -> bool:
+    """Whether a device with the feature is asked for. A library that grants it by itself needs no verdict."""
+    mode = os.environ.get(SWITCH, "")
+    if mode == "off":
+        return False
+    return mode == "trial" or not copy_loaded or (verdict(card) or (False,))[0]

@@ -1,0 +1,189 @@
+"""The one file that touches wgpu-py's private parts.
+
+wgpu-py checks every argument in Python, which costs more than the call itself (43 us a dispatch against about 5 with
+the foreign functions called directly, measured on an H100 host). Recording a dispatch is therefore done here, on the
+raw library. The names used are those of wgpu-py 0.32; pyproject.toml pins the minor version.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.wgsl.runtime import matrix_units
+
+COPY_LOADED = matrix_units.use_copy()  # wgpu finds its library while it is imported
+
+import wgpu  # noqa: E402
+from wgpu.backends import wgpu_native as _native  # noqa: E402
+
+_lib = _native.lib
+_ffi = _native.ffi
+
+LIBRARY = "wgpu-native " + ".".join(map(str, _native.lib_version_info))
+
+# One recorded dispatch: pipeline and bind group handles, workgroup counts.
+Dispatch = tuple[Any, Any, int, int, int]
+
+# Submissions in flight before the host waits for an old one: bounds memory held by finished commands
+# (it only comes back on a poll) without letting the device run dry.
+MAX_IN_FLIGHT = 8
+
+
+def handle(obj: Any) -> Any:
+    """The C handle of a wgpu-py object. Its owner must be kept alive by the caller."""
+    return obj._internal
+
+
+class ErrorLog(logging.Handler):
+    """Collects what wgpu-py can only log: validation errors of raw calls, and a lost device."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+        logger = logging.getLogger("wgpu")
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # wgpu-py shortens a message that it has logged before; every one of ours is to say all.
+        getattr(_native._api.error_handler._per_thread_data, "error_message_counts", {}).clear()
+        message = record.getMessage()
+        # A driver's chatter at instance creation is no error of ours.
+        if "XDG_RUNTIME_DIR" not in message and "EGL" not in message:
+            self.messages.append(message)
+
+    def raise_if_any(self, doing: str) -> None:
+        if self.messages:
+            text = " | ".join(self.messages)
+            self.messages.clear()
+            raise as_device_error(text, doing)
+
+
+def as_device_error(error: Exception | str, doing: str) -> DeviceError:
+    """What wgpu said, as one line of one of our classes. `doing` completes "... while"."""
+    error_log().messages.clear()  # the same is often logged as well
+    text = " ".join(str(error).split())
+    if "lost" in text.lower():
+        return DeviceLost(
+            f"the device was lost while {doing}: {text}. The driver reset it (often its watchdog, or another program on"
+            " the card); start again with --resume to go on from the last checkpoint"
+        )
+    if "out of memory" in text.lower() or "OutOfMemory" in text:
+        return OutOfMemory(f"the device ran out of memory while {doing}: {text}")
+    return DeviceError(f"the device refused work while {doing}: {text}")
+
+
+_error_log: ErrorLog | None = None
+
+
+def error_log() -> ErrorLog:
+    """The process-wide log (wgpu-py has one logger)."""
+    global _error_log
+    if _error_log is None:
+        _error_log = ErrorLog()
+    return _error_log
+
+
+def enumerate_adapters() -> list[Any]:
+    # Mesa writes a line to the terminal for each driver that it tries where this is not set, and never uses it here.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    error_log()  # before the instance exists, so that driver chatter stays off the user's terminal
+    return list(wgpu.gpu.enumerate_adapters_sync())
+
+
+class Readback:
+    """Bytes on their way to the host. wgpu-py's own thread polls until they are there."""
+
+    def __init__(self, staging: Any) -> None:
+        self._staging = staging
+        # "READ_NOSYNC": the copy was submitted just before, wgpu-py need not submit an empty command of its own.
+        self._promise = staging.map_async("READ_NOSYNC")
+
+    def ready(self) -> bool:
+        return self._promise._state != "pending"
+
+    def bytes(self) -> bytes:
+        """Wait for them. Once."""
+        try:
+            self._promise.sync_wait()
+            data = bytes(self._staging.read_mapped())
+        except Exception as error:
+            raise as_device_error(error, "reading from the device") from error
+        self._staging.destroy()
+        error_log().raise_if_any("reading from the device")
+        return data
+
+
+class Queue:
+    """Encodes and submits lists of dispatches."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._c_device = device._internal
+        self._c_queue = device.queue._internal
+        self._in_flight: deque[Any] = deque()
+        self._index_type = "WGPUSubmissionIndex *"
+
+    def submit(self, dispatches: Iterable[Dispatch]) -> None:
+        """Record the dispatches in one compute pass, in order, and submit them."""
+        encoder = _lib.wgpuDeviceCreateCommandEncoder(self._c_device, _ffi.NULL)
+        compute_pass = _lib.wgpuCommandEncoderBeginComputePass(encoder, _ffi.NULL)
+        set_pipeline = _lib.wgpuComputePassEncoderSetPipeline
+        set_bind_group = _lib.wgpuComputePassEncoderSetBindGroup
+        dispatch = _lib.wgpuComputePassEncoderDispatchWorkgroups
+        null, last = _ffi.NULL, None
+        for pipeline, bind_group, x, y, z in dispatches:
+            if pipeline is not last:
+                set_pipeline(compute_pass, pipeline)
+                last = pipeline
+            set_bind_group(compute_pass, 0, bind_group, 0, null)
+            dispatch(compute_pass, x, y, z)
+        _lib.wgpuComputePassEncoderEnd(compute_pass)
+        _lib.wgpuComputePassEncoderRelease(compute_pass)
+        commands = _lib.wgpuCommandEncoderFinish(encoder, _ffi.NULL)
+        _lib.wgpuCommandEncoderRelease(encoder)
+        index = _lib.wgpuQueueSubmitForIndex(self._c_queue, 1, _ffi.new("WGPUCommandBuffer[]", [commands]))
+        _lib.wgpuCommandBufferRelease(commands)
+        error_log().raise_if_any("submitting commands")
+        self._in_flight.append(index)
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._wait_for(self._in_flight.popleft())
+
+    def _wait_for(self, index: Any) -> None:
+        _lib.wgpuDevicePoll(self._c_device, True, _ffi.new(self._index_type, index))
+
+    def wait(self) -> None:
+        """Until everything submitted is done."""
+        self._in_flight.clear()
+        _lib.wgpuDevicePoll(self._c_device, True, _ffi.NULL)
+        error_log().raise_if_any("waiting for the device")
+
+    def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
+        """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
+        try:
+            staging = self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
+            encoder = self._device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
+            self._device.queue.submit([encoder.finish()])
+            return Readback(staging)
+        except Exception as error:
+            raise as_device_error(error, "reading from the device") from error
+
+    def write(self, buffer: Any, offset: int, data: Any) -> None:
+        """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer."""
+        view = _ffi.from_buffer(data)
+        _lib.wgpuQueueWriteBuffer(self._c_queue, buffer._internal, offset, view, len(view))
+        error_log().raise_if_any("writing to the device")
+
+
+def record(compute_pass: Any, pipeline: Any, bind_group: Any, x: int, y: int, z: int) -> None:
+    """One dispatch into a pass made by wgpu-py, from C handles."""
+    _lib.wgpuComputePassEncoderSetPipeline(compute_pass._internal, pipeline)
+    _lib.wgpuComputePassEncoderSetBindGroup(compute_pass._internal, 0, bind_group, 0, _ffi.NULL)
+    _lib.wgpuComputePassEncoderDispatchWorkgroups(compute_pass._internal, x, y, z)

@@ -1,0 +1,383 @@
+"""The wgpu device without its operators: arrays, launches, recording and replay."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
+from wgrad.device.memory import Array, Block, Lease, Pool
+from wgrad.wgsl.runtime import adapters, matrix_units, native
+from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
+from wgrad.wgsl.runtime.profiler import Profiler
+
+MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
+# A submission ends after this many dispatches or this much work: a driver's watchdog allows 2 s for one, and the device
+# starts only when it is submitted. `work` is in FLOP, or in bytes where memory is what counts.
+MAX_DISPATCHES = 128
+MAX_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}
+MAX_WORK_GPU = 2e11
+_STAGING_BYTES = 64 << 20
+_PARAM_SLOT = 256
+_PARAM_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes in the pool; fragmentation = 1 - largest free block / free bytes."""
+
+    in_use_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float
+
+
+class Readback:
+    """An array on its way to the host: what it held when `readback` was called."""
+
+    def __init__(self, readback: native.Readback, array: Array) -> None:
+        self._readback, self._shape, self._dtype, self._nbytes = readback, array.shape, array.dtype, array.nbytes
+
+    def ready(self) -> bool:
+        """True once `result` would not wait."""
+        return self._readback.ready()
+
+    def result(self) -> np.ndarray:
+        """Wait for the array. May be called once."""
+        data = np.frombuffer(self._readback.bytes(), np.uint8)[: self._nbytes]
+        return data.view(self._dtype).reshape(self._shape)
+
+
+class Replay:
+    """A recorded list of dispatches. Running it submits them again on the same buffers."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._chunks: list[list[native.Dispatch]] = []
+        self.names: list[list[str]] = []
+        # Arrays from outside of the recording: without them their memory, and the bind groups on it, could go.
+        self._leases: set[Lease] = set()
+
+    @property
+    def dispatches(self) -> int:
+        return sum(len(chunk) for chunk in self._chunks)
+
+    def run(self) -> None:
+        self._runtime.flush()
+        for chunk, names in zip(self._chunks, self.names):
+            self._runtime._submit(chunk, names)
+
+
+class Runtime:
+    """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
+
+    name = "wgpu"
+
+    def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
+        adapter = adapters.choose(spec)
+        device = adapters.open_device(adapter)
+        self.facts = adapters.facts(adapter)
+        self._start(device, native.Queue(device), adapter.info, max_binding_bytes)
+
+    def _start(self, device: Any, queue: Any, info: Mapping[str, str], max_binding_bytes: int | None) -> None:
+        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: native.Queue likewise."""
+        self._device, self._queue, limits = device, queue, device.limits
+        self.adapter_type: str = info["adapter_type"]
+        self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
+        # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
+        self.software = self.adapter_type == "CPU"
+        self.float16 = "shader-f16" in self._device.features
+        self.matrix_units = matrix_units.FEATURE in self._device.features
+        self.matrix_tile = (
+            ""  # "large" or "medium": this one for every product that can have it (the self-test's switch)
+        )
+        self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
+        self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
+        self.max_buffer_bytes: int = limits["max-buffer-size"]
+        self.workgroup_bytes: int = limits["max-compute-workgroup-storage-size"]
+        self._compiler = Compiler(self._device)
+        self._pool = Pool(self._create_buffer, self._destroy_block)
+        self._bind_groups: dict[Any, tuple[Any, Any]] = {}
+        self._block_keys: dict[int, list[Any]] = {}
+        self._params: dict[bytes, tuple[Any, int]] = {}
+        self._param_buffer: Any = None
+        self._pending: list[native.Dispatch] = []
+        self._pending_names: list[str] = []
+        self._pending_work = 0.0
+        self._max_work = MAX_WORK.get(self.adapter_type, MAX_WORK_GPU)
+        self._replay: Replay | None = None
+        self.profiler: Profiler | None = None
+        self._dummy = self.zeros((64,), np.float32)
+
+    # ---- storage -------------------------------------------------------------------------
+    def _create_buffer(self, nbytes: int) -> Any:
+        if nbytes > self.max_buffer_bytes:
+            raise OutOfMemory(
+                f"an array of {nbytes:,} bytes is larger than one buffer may be on this device"
+                f" ({self.max_buffer_bytes:,})"
+            )
+        try:
+            return self._device.create_buffer(size=nbytes, usage="STORAGE|COPY_SRC|COPY_DST")
+        except Exception as error:
+            refused = native.as_device_error(error, "making an array")
+            if isinstance(refused, DeviceLost):
+                raise refused from error
+            raise OutOfMemory(
+                f"no memory for {nbytes:,} bytes on {self.description}: {self._pool.in_use_bytes:,} bytes in use,"
+                f" {self._pool.reserved_bytes:,} reserved ({error})"
+            ) from error
+
+    def _destroy_block(self, block: Block) -> None:
+        self.flush()
+        for key in self._block_keys.pop(block.serial, ()):
+            self._bind_groups.pop(key, None)
+        block.buffer.destroy()
+
+    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        dtype = np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        return Array(self._pool.allocate((nbytes + 3) & ~3), 0, shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        array = self.empty(shape, dtype)
+        self._fill_words(array, 0)
+        return array
+
+    def fill(self, out: Array, value: float) -> None:
+        if out.dtype == np.float16:
+            half = int(np.float16(value).view(np.uint16))
+            self._fill_words(out, half | half << 16)
+        else:
+            self._fill_words(out, int(np.float32(value).view(np.uint32)))
+
+    def _fill_words(self, out: Array, word: int) -> None:
+        for part in self.flat_windows(out):
+            words, odd = (part.nbytes + 3) // 4, part.nbytes % 4
+            self.launch("fill", [part], [words, word, (1 << 8 * odd) - 1], self.groups(words, 256 * 4))
+
+    def upload(self, host: np.ndarray) -> Array:
+        if host.dtype == np.int64:
+            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
+        array = self.empty(host.shape, host.dtype)
+        self._write(array, host, np.zeros(0, np.uint8))
+        return array
+
+    def write(self, array: Array, host: np.ndarray) -> None:
+        odd = array.nbytes % 4  # bytes of a last word that may be shared with a neighbour: it keeps its own
+        self._write(array, host, self._last_word(array)[odd:] if odd else np.zeros(0, np.uint8))
+
+    def _last_word(self, array: Array) -> np.ndarray:
+        self.flush()
+        word = self._device.queue.read_buffer(array.lease.block.buffer, array.offset + array.nbytes // 4 * 4, 4)
+        return np.frombuffer(word, np.uint8)
+
+    def _write(self, array: Array, host: np.ndarray, tail: np.ndarray) -> None:
+        # A write takes its place in the queue at once, so what was recorded before it goes first.
+        self.flush()
+        data = np.ascontiguousarray(host, dtype=array.dtype).reshape(-1).view(np.uint8)
+        if data.nbytes % 4:
+            data = np.resize(np.append(data, tail), -(-data.nbytes // 4) * 4)
+        for at in range(0, data.nbytes, _STAGING_BYTES):
+            self._queue.write(array.lease.block.buffer, array.offset + at, data[at : at + _STAGING_BYTES])
+            if data.nbytes > _STAGING_BYTES:
+                self._queue.submit(())
+                self._queue.wait()  # staging memory comes back only when the device has caught up
+
+    def download(self, array: Array) -> np.ndarray:
+        self.flush()
+        nbytes = (array.nbytes + 3) & ~3
+        out = np.empty(nbytes, np.uint8)
+        for at in range(0, nbytes, _STAGING_BYTES):
+            size = min(_STAGING_BYTES, nbytes - at)
+            part = self._queue.read_later(array.lease.block.buffer, array.offset + at, size).bytes()
+            out[at : at + size] = np.frombuffer(part, np.uint8)
+        return out[: array.nbytes].view(array.dtype).reshape(array.shape)
+
+    def readback(self, array: Array) -> Readback:
+        """Copy an array to the host without waiting: later work may overwrite it."""
+        self.flush()
+        return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, (array.nbytes + 3) & ~3), array)
+
+    def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
+        return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)
+
+    def flat_windows(self, array: Array) -> Iterator[Array]:
+        """Flat pieces of an array, each no larger than one binding."""
+        step = self.max_binding_bytes // array.dtype.itemsize // 1024 * 1024
+        for at in range(0, max(array.size, 1), max(step, 1024)):
+            yield self.view(array, (min(step, array.size - at),), at)
+
+    def row_windows(self, rows: int, row_bytes: int) -> list[tuple[int, int]]:
+        """(first, last + 1) ranges of rows that fit one binding and start where a binding may start."""
+        align = 256 // math.gcd(row_bytes, 256)  # rows to the next aligned row
+        most = self.max_binding_bytes // row_bytes // align * align
+        if most == 0 and rows * row_bytes > self.max_binding_bytes:
+            raise DeviceError(
+                f"a row of {row_bytes:,} bytes does not fit one binding of {self.max_binding_bytes:,} bytes"
+            )
+        step = most or rows
+        return [(at, min(at + step, rows)) for at in range(0, rows, step)]
+
+    def synchronize(self) -> None:
+        self.flush()
+        self._queue.wait()
+
+    def memory(self) -> MemoryStats:
+        p = self._pool
+        return MemoryStats(p.in_use_bytes, p.peak_bytes, p.reserved_bytes, p.peak_reserved_bytes, p.fragmentation)
+
+    def reset_peak(self) -> None:
+        self._pool.peak_bytes = self._pool.in_use_bytes
+        self._pool.peak_reserved_bytes = self._pool.reserved_bytes
+
+    def trim(self) -> int:
+        """Give free memory back to the driver; returns the bytes."""
+        return self._pool.trim()
+
+    def pipelines_compiled(self) -> int:
+        return self._compiler.compiled
+
+    # ---- launches ------------------------------------------------------------------------
+    @staticmethod
+    def groups(items: int, per_group: int) -> tuple[int, int, int]:
+        """Workgroups for `items`, folded into two dimensions; the shader linearises x + y * num_workgroups.x."""
+        n = max(1, -(-items // per_group))
+        if n <= MAX_GROUPS:
+            return n, 1, 1
+        y = -(-n // MAX_GROUPS)
+        return -(-n // y), y, 1
+
+    def launch(
+        self,
+        shader: str,
+        arrays: Sequence[Array | None],
+        params: Sequence[int | float],
+        groups: tuple[int, int, int],
+        constants: Mapping[str, Constant] | None = None,
+        *,
+        entry: str = "main",
+        work: float = 0.0,
+    ) -> None:
+        """Record one dispatch of `shader`.wgsl.
+
+        arrays: for bindings 1, 2, ... in order (None: a dummy; one that #if left out is skipped).
+        params: 4-byte fields of the uniform struct at binding 0 (int -> u32 or i32, float -> f32).
+        groups: workgroup counts. constants: names put on top of the file. work: FLOP, or bytes if memory-bound.
+        """
+        pipeline = self._compiler.get(shader, entry, dict(constants or {}))
+        if max(groups) > MAX_GROUPS:
+            raise DeviceError(
+                f"{pipeline.name}: a dispatch of {groups} workgroups exceeds {MAX_GROUPS} in one dimension"
+            )
+        bind_group = self._bind(pipeline, arrays, params)
+        if self._replay is not None:
+            self._replay._leases.update(a.lease for a in arrays if a is not None and not self._pool.is_scratch(a.lease))
+        self._pending.append((pipeline.handle, bind_group, *groups))
+        self._pending_names.append(pipeline.name)
+        self._pending_work += work
+        if len(self._pending) >= MAX_DISPATCHES or self._pending_work > self._max_work:
+            self.flush()
+
+    def _bind(self, pipeline: Pipeline, arrays: Sequence[Array | None], params: Sequence[int | float]) -> Any:
+        packed = b"".join(
+            struct.pack("<f", p) if isinstance(p, float) else struct.pack("<I", p & 0xFFFFFFFF) for p in params
+        )
+        arrays = [arrays[n - 1] for n in pipeline.bindings]
+        parts: list[tuple[int, int, int]] = []
+        for a in arrays:
+            a = self._dummy if a is None else a
+            parts.append((a.lease.block.serial, a.offset, max((a.nbytes + 3) & ~3, 4)))
+        key = (pipeline.handle, packed, *parts)
+        found = self._bind_groups.get(key)
+        if found is None:
+            found = self._new_bind_group(key, pipeline, arrays, packed, parts)
+        return found[1]
+
+    def _new_bind_group(
+        self,
+        key: Any,
+        pipeline: Pipeline,
+        arrays: Sequence[Array | None],
+        packed: bytes,
+        parts: list[tuple[int, int, int]],
+    ) -> tuple[Any, Any]:
+        entries = [{"binding": 0, "resource": self._param_slot(packed)}]
+        for n, a, (serial, offset, nbytes) in zip(pipeline.bindings, arrays, parts):
+            if nbytes > self.max_binding_bytes:
+                raise DeviceError(
+                    f"{pipeline.name}: an array of {nbytes:,} bytes does not fit one binding of this device"
+                    f" ({self.max_binding_bytes:,}); use a smaller batch or sequence length"
+                )
+            buffer = (self._dummy if a is None else a).lease.block.buffer
+            entries.append({"binding": n, "resource": {"buffer": buffer, "offset": offset, "size": nbytes}})
+            self._block_keys.setdefault(serial, []).append(key)
+        try:
+            group = self._device.create_bind_group(layout=pipeline.layout, entries=entries)
+        except Exception as error:
+            raise native.as_device_error(error, f"binding {arrays} to {pipeline.name}") from error
+        self._bind_groups[key] = (group, native.handle(group))
+        return self._bind_groups[key]
+
+    def _param_slot(self, packed: bytes) -> dict[str, Any]:
+        """A uniform with this content. Dimensions repeat from step to step, so contents are kept, never overwritten."""
+        packed = packed.ljust(16, b"\0")
+        if packed not in self._params:
+            at = len(self._params) % _PARAM_SLOTS
+            if at == 0:
+                self._param_buffer = self._device.create_buffer(
+                    size=_PARAM_SLOT * _PARAM_SLOTS, usage="UNIFORM|COPY_DST"
+                )
+            self._queue.write(self._param_buffer, at * _PARAM_SLOT, packed)
+            self._params[packed] = (self._param_buffer, at * _PARAM_SLOT)
+        buffer, offset = self._params[packed]
+        return {"buffer": buffer, "offset": offset, "size": -(-len(packed) // 16) * 16}
+
+    def flush(self) -> None:
+        """Submit what is recorded."""
+        if not self._pending:
+            return
+        chunk, names = self._pending, self._pending_names
+        self._pending, self._pending_names, self._pending_work = [], [], 0.0
+        if self._replay is not None:
+            self._replay._chunks.append(chunk)
+            self._replay.names.append(names)
+        self._submit(chunk, names)
+
+    def _submit(self, chunk: list[native.Dispatch], names: list[str]) -> None:
+        if self.profiler is not None:
+            self.profiler.submit(chunk, names)
+        else:
+            self._queue.submit(chunk)
+
+    @contextmanager
+    def capture(self) -> Iterator[Replay]:
+        """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
+        if self._replay is not None:
+            raise DeviceError("capture() inside capture() is not supported")
+        self.flush()
+        self._replay = Replay(self)
+        self._pool.begin_capture()
+        try:
+            yield self._replay
+        finally:
+            self.flush()
+            self._pool.end_capture()
+            self._replay = None
+
+    # ---- profile -------------------------------------------------------------------------
+    def profile(self, on: bool = True) -> None:
+        """Time every dispatch from now on with timestamps (slower: each gets a pass of its own)."""
+        self.flush()
+        self.profiler = Profiler(self._device, self._queue) if on else None
+
+    def profile_table(self) -> str:
+        """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
+        self.flush()
+        return self.profiler.table() if self.profiler is not None else ""
