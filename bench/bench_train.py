@@ -29,7 +29,7 @@ from wgrad.train.files.weights import weight_specs
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.loop import Trainer
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 from wgrad.wgsl.device import WgpuDevice
@@ -107,7 +107,7 @@ def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
 
 def build(shape: Shape, seq_len: int, device: WgpuDevice, compute: str) -> tuple[Trainer, FlatParameters]:
     config = parse_model_config(shape.config())
-    options = FinetuneConfig(batch_size=1, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
+    options = RunOptions(batch_size=1, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
     weights = random_weights(config, device)
     lora = LoraConfig.from_finetune(options)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)

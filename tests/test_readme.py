@@ -17,7 +17,7 @@ import yaml
 from wgrad.train.commands.cli import main
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -60,9 +60,7 @@ def test_the_sample_lines_are_data(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "base_model", tmp_path / "model")
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     (tmp_path / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
-    data = load_data(
-        FinetuneConfig(data=str(tmp_path / "data.jsonl"), eval_fraction=0), load_tokenizer(tmp_path / "model")
-    )
+    data = load_data(RunOptions(data=str(tmp_path / "data.jsonl"), eval_fraction=0), load_tokenizer(tmp_path / "model"))
     assert len(data.train) == 3
 
 

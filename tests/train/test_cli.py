@@ -102,7 +102,7 @@ def test_finetune_passes_the_configuration_on_and_prints_nothing_before_a_mistak
         seen.append(config)
         return 0
 
-    put(monkeypatch, "finetune", run_finetune=take)
+    put(monkeypatch, "run.finetune", run_finetune=take)
     assert run("finetune", *NEEDED, "--rank", "3") == 0
     assert (seen[0].model, seen[0].rank) == ("m", 3)
     assert capsys.readouterr().out == ""
@@ -115,7 +115,7 @@ def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(args)
         return 0
 
-    put(monkeypatch, "generate", run_generate=take)
+    put(monkeypatch, "run.generate", run_generate=take)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A wise\nman"), encoding="ascii"))
     assert run("generate", "--model", "m", "--prompt", "-", "--chat", "--no-quantize", "--temperature", "0") == 0
     args = seen[0]
@@ -145,7 +145,7 @@ def test_an_expected_error_has_no_traceback(
     def fail(config) -> int:
         raise error
 
-    put(monkeypatch, "finetune", run_finetune=fail)
+    put(monkeypatch, "run.finetune", run_finetune=fail)
     assert refused(capsys, "finetune", *NEEDED) == "the disk is full"
 
 
@@ -156,7 +156,7 @@ def test_the_devices_own_errors_are_expected() -> None:
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    put(monkeypatch, "finetune", run_finetune=lambda config: 1 // 0)
+    put(monkeypatch, "run.finetune", run_finetune=lambda config: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         run("finetune", *NEEDED)
 
@@ -165,7 +165,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     def stop(config) -> int:
         raise KeyboardInterrupt(*message)
 
-    put(monkeypatch, "finetune", run_finetune=stop)
+    put(monkeypatch, "run.finetune", run_finetune=stop)
     assert run("finetune", "--model", "m", "--data", "d", "--out", str(out)) == 130
     (line,) = capsys.readouterr().err.splitlines()
     return line

@@ -11,7 +11,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import Document
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 EOS = 1
 
@@ -22,7 +22,7 @@ def tokenizer(make_tokenizer) -> Tokenizer:
 
 
 def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
-    return load_data(FinetuneConfig(data=path, **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+    return load_data(RunOptions(data=path, **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
 
 
 def learnt(document: Document, tokenizer: Tokenizer) -> str:

@@ -17,7 +17,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.text_windows import WINDOW
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 EOS = 1
 LINES = b'{"text": "Hear."}\n{"text": "See."}\n'
@@ -29,7 +29,7 @@ def tokenizer(make_tokenizer) -> Tokenizer:
 
 
 def load(path: Path | str, tokenizer: Tokenizer, **options) -> Dataset:
-    return load_data(FinetuneConfig(data=str(path), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+    return load_data(RunOptions(data=str(path), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
 
 
 # ---- kinds ---------------------------------------------------------------------------------------
@@ -187,12 +187,12 @@ def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines,
 
 MEMORY = """
 import json, resource, sys
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
 folder, path = sys.argv[1:]
 tokenizer = load_tokenizer(folder)
-def load(path): return load_data(FinetuneConfig(data=path, eval_fraction=0, seq_len=256), tokenizer)
+def load(path): return load_data(RunOptions(data=path, eval_fraction=0, seq_len=256), tokenizer)
 load(path + ".small")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 data = load(path)

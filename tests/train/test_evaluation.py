@@ -12,7 +12,7 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.progress import Phase
 
@@ -31,21 +31,21 @@ LENGTHS = [3 + (7 * i) % 19 for i in range(400)]  # 12 tokens on average
 def test_all_is_measured_where_it_is_little_or_asked_for() -> None:
     whole = documents(LENGTHS)
     for limit in (0, sum(LENGTHS), sum(LENGTHS) + 1):
-        assert numbers(eval_subset(whole, FinetuneConfig(eval_tokens=limit))) == list(range(400))
+        assert numbers(eval_subset(whole, RunOptions(eval_tokens=limit))) == list(range(400))
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000, sum(LENGTHS) - 1])
 def test_about_as_many_tokens_as_asked_for(limit: int) -> None:
-    chosen = eval_subset(documents(LENGTHS), FinetuneConfig(eval_tokens=limit))
+    chosen = eval_subset(documents(LENGTHS), RunOptions(eval_tokens=limit))
     assert limit <= sum(map(len, chosen)) < limit + max(LENGTHS)
     assert numbers(chosen) == sorted(set(numbers(chosen)))  # in the file's order, none twice
 
 
 def test_the_part_is_drawn_by_the_seed_alone_and_from_everywhere() -> None:
-    config = FinetuneConfig(eval_tokens=1000, seed=3)
+    config = RunOptions(eval_tokens=1000, seed=3)
     first = numbers(eval_subset(documents(LENGTHS), config))
     assert first == numbers(eval_subset(documents(LENGTHS), config))
-    assert first != numbers(eval_subset(documents(LENGTHS), FinetuneConfig(eval_tokens=1000, seed=4)))
+    assert first != numbers(eval_subset(documents(LENGTHS), RunOptions(eval_tokens=1000, seed=4)))
     assert min(first) < 60 and max(first) > 340 and 60 < len(first) < 110
     # Length has no say: a part that favoured short documents would have another mean.
     assert np.mean([LENGTHS[i] for i in first]) == pytest.approx(np.mean(LENGTHS), rel=0.15)
@@ -119,7 +119,7 @@ def test_the_sample_can_be_left_out(
     assert "sample" not in phases and "sample before" not in capsys.readouterr().out
     assert not [k for k in json.loads((tmp_path / "out" / "results.json").read_text()) if "sample" in k]
     with pytest.raises(WgradError, match="--sample-prompt: --no-sample"):
-        FinetuneConfig(sample=False, sample_prompt="x")
+        RunOptions(sample=False, sample_prompt="x")
 
 
 def test_a_resumed_run_measures_the_same_part(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from wgrad.device.contract import Device
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.model.build import TrainableModel, build_trainable
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.interrupts import Interrupts
 from wgrad.train.run.loop import Run, Trainer
 from wgrad.train.run.metrics import MetricsFile, read_metrics
@@ -37,7 +37,7 @@ def documents(number: int = 16, seed: int = 0) -> list[Document]:
     return result
 
 
-def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, TrainableModel, FinetuneConfig]:
+def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, TrainableModel, RunOptions]:
     settings = {
         "rank": 3,
         "alpha": 6.0,
@@ -47,7 +47,7 @@ def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, 
         "lr": 5e-3,
         "log_every": 50,
     }
-    config = FinetuneConfig(**(settings | options))
+    config = RunOptions(**(settings | options))
     built = build_trainable(config, load_model_config(folder), folder, device, positions=TOKENS)
     optimizer = AdamW(built.parameters, max_grad_norm=config.max_grad_norm, scale_loss=config.compute == "float16")
     return Trainer(built.model, optimizer, config), built, config
@@ -166,7 +166,7 @@ def test_dropout_follows_the_seed_and_is_off_in_evaluation(make_checkpoint: Any,
             built.parameters.set(name, np.full(built.parameters.tensors[name].shape, 0.05, np.float32))
         held_out = trainer.evaluate(eval_batches(documents(4), config))
         object.__setattr__(config, "seed", seed)
-        step = BatchStream(documents(), FinetuneConfig(**(config.to_dict() | {"seed": 0}))).get(0)
+        step = BatchStream(documents(), RunOptions(**(config.to_dict() | {"seed": 0}))).get(0)
         trainer.step(step, 1e-3)
         return trainer.read_history()[:, 0], held_out
 

@@ -11,7 +11,7 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.memory_advice import advising, for_parameters, for_steps
 
 
@@ -78,11 +78,11 @@ def test_steps_that_do_not_fit(
     ],
 )
 def test_advice_names_what_can_be_made_smaller(batch_size: int, checkpointing: bool, advice: str) -> None:
-    assert for_steps(FinetuneConfig(batch_size=batch_size), checkpointing) == advice
+    assert for_steps(RunOptions(batch_size=batch_size), checkpointing) == advice
 
 
 def test_an_adapter_of_ones_own() -> None:
-    assert for_parameters(FinetuneConfig(adapter="a")) == "use a smaller --adapter, or a smaller model"
+    assert for_parameters(RunOptions(adapter="a")) == "use a smaller --adapter, or a smaller model"
 
 
 def test_the_inner_advice_stands_and_other_errors_pass() -> None:

@@ -21,7 +21,7 @@ from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_sha
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
@@ -172,7 +172,7 @@ def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoi
     config = load_model_config(folder)
     assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in Checkpoint(folder).entries.values())
     assert activation_bytes(config, 200, 4) == 2 * activation_bytes(config, 100, 4)
-    assert not wants_checkpointing(FinetuneConfig(seq_len=64), config)
-    assert wants_checkpointing(FinetuneConfig(seq_len=64, checkpointing=True), config)
-    assert wants_checkpointing(FinetuneConfig(seq_len=1 << 20, batch_size=8), config)
-    assert not wants_checkpointing(FinetuneConfig(seq_len=1 << 20, batch_size=8, checkpointing=False), config)
+    assert not wants_checkpointing(RunOptions(seq_len=64), config)
+    assert wants_checkpointing(RunOptions(seq_len=64, checkpointing=True), config)
+    assert wants_checkpointing(RunOptions(seq_len=1 << 20, batch_size=8), config)
+    assert not wants_checkpointing(RunOptions(seq_len=1 << 20, batch_size=8, checkpointing=False), config)

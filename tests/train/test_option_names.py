@@ -11,10 +11,10 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
 from wgrad.train.commands.option_names import _ELSEWHERE, option_hint
 from wgrad.train.commands.options import flag
-from wgrad.train.run.config import FinetuneConfig, config_from_mapping
+from wgrad.train.run.config import RunOptions, config_from_mapping
 from wgrad.train.run.generate_config import GenerateConfig
 
-FIELDS = [f.name for f in dataclasses.fields(FinetuneConfig)]
+FIELDS = [f.name for f in dataclasses.fields(RunOptions)]
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_a_key_of_another_tool(key: str, words: str) -> None:
 
 
 def test_every_name_elsewhere_leads_to_a_value_that_is_taken() -> None:
-    here: dict[str, Any] = {f.name: f for o in (FinetuneConfig, GenerateConfig) for f in dataclasses.fields(o)}
+    here: dict[str, Any] = {f.name: f for o in (RunOptions, GenerateConfig) for f in dataclasses.fields(o)}
     for other, told in _ELSEWHERE.items():
         field, _, value = told.partition("=")
         assert other not in FIELDS, f"{other} is an option of ours"
         assert " " in told or field in here, told
         if value:
-            FinetuneConfig(**dict[str, Any]({field: value}))
+            RunOptions(**dict[str, Any]({field: value}))
 
 
 @pytest.mark.oracle

@@ -21,7 +21,7 @@ from wgrad.train.model.build import build_frozen, build_trainable
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.loop import Trainer
 from wgrad.train.run.optim import AdamW
 from wgrad.train.run.schedule import learning_rate
@@ -257,7 +257,7 @@ def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path
     """The same NF4 weights, the same adapter, the same data, torch's AdamW: each loss within 0.5 %."""
     steps, accumulate = 30, 2
     folder = make_checkpoint("LlamaForCausalLM")
-    config = FinetuneConfig(
+    config = RunOptions(
         rank=4, alpha=8.0, lr=5e-3, seq_len=TOKENS, batch_size=2, accumulate=accumulate, warmup=0.1, max_grad_norm=0.5
     )
     model_config = load_model_config(folder)

@@ -15,7 +15,7 @@ import pytest
 from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 from transformers import AutoTokenizer  # noqa: E402
@@ -160,7 +160,7 @@ def test_the_same_tokens_count_as_with_trl(name: str, make_tokenizer, write_line
     tokenizer, oracle = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
     taken = [m for m in CONVERSATIONS.values() if theirs(own, m) is not None and theirs(variant, m) is not None]
     assert len(taken) >= 5
-    config = FinetuneConfig(data=write_lines(*({"messages": m} for m in taken)), eval_fraction=0, seq_len=4000)
+    config = RunOptions(data=write_lines(*({"messages": m} for m in taken)), eval_fraction=0, seq_len=4000)
     for messages, document in zip(taken, load_data(config, tokenizer).train, strict=True):
         wanted = oracle.apply_chat_template(
             messages, chat_template=variant, return_dict=True, return_assistant_tokens_mask=True

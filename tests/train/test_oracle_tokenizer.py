@@ -8,7 +8,7 @@ import pytest
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import IGNORE_INDEX, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 
@@ -92,7 +92,7 @@ def test_the_same_conversation(make_tokenizer, name: str, turns: list[dict], pro
 def test_the_same_mask_from_generation_blocks(make_tokenizer, write_lines) -> None:
     ours, theirs = both(make_tokenizer, chat_template=TEMPLATES["inst"])
     expected = theirs.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=True)
-    config = FinetuneConfig(data=write_lines({"messages": TURNS}), eval_fraction=0)
+    config = RunOptions(data=write_lines({"messages": TURNS}), eval_fraction=0)
     (document,) = load_data(config, ours).train
     assert document.ids.tolist() == expected["input_ids"]
     assert document.counts.astype(int).tolist() == expected["assistant_masks"]
@@ -119,7 +119,7 @@ def test_the_same_mask_from_prefixes(make_tokenizer, write_lines, name: str) -> 
     ours = load_tokenizer(make_tokenizer("ours", chat_template=TEMPLATES[name]))
     theirs = transformers.AutoTokenizer.from_pretrained(str(make_tokenizer("theirs", chat_template=blocks[name])))
     expected = theirs.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=True)
-    config = FinetuneConfig(data=write_lines({"messages": TURNS}), eval_fraction=0)
+    config = RunOptions(data=write_lines({"messages": TURNS}), eval_fraction=0)
     (document,) = load_data(config, ours).train
     assert document.ids.tolist() == expected["input_ids"]
     assert document.counts.astype(int).tolist() == expected["assistant_masks"]
@@ -128,7 +128,7 @@ def test_the_same_mask_from_prefixes(make_tokenizer, write_lines, name: str) -> 
 def test_the_same_labels(make_tokenizer, write_lines) -> None:
     """transformers takes labels that are not shifted and shifts them inside the loss: ours are shifted already."""
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
-    config = FinetuneConfig(data=write_lines({"prompt": "A wise", "completion": " man"}), eval_fraction=0, seq_len=41)
+    config = RunOptions(data=write_lines({"prompt": "A wise", "completion": " man"}), eval_fraction=0, seq_len=41)
     (document,) = load_data(config, tokenizer).train
     batch = make_batch([[document]], 1, 41, pad_id=2)
     labels = np.full(41, IGNORE_INDEX)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import IGNORE_INDEX, BatchStream, Document, eval_batches, make_batch, pack_documents
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 
 def document(length: int, seed: int = 0, learn: int = 0) -> Document:
@@ -81,7 +81,7 @@ def test_a_batch_to_the_letter() -> None:
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 1), (2, 3), (3, 8)])
 def test_an_epoch_is_every_document_once(packing: bool, batch_size: int, accumulate: int) -> None:
     data = documents(53, 41)
-    config = FinetuneConfig(seq_len=41, batch_size=batch_size, accumulate=accumulate, packing=packing, epochs=2)
+    config = RunOptions(seq_len=41, batch_size=batch_size, accumulate=accumulate, packing=packing, epochs=2)
     stream = BatchStream(data, config)
     steps = list(stream)
     assert len(steps) == len(stream) == stream.total_steps == 2 * stream.steps_per_epoch
@@ -109,21 +109,21 @@ def same(a, b) -> bool:
 
 def test_the_order_depends_on_seed_and_epoch_only() -> None:
     data = documents(53, 41)
-    config = FinetuneConfig(seq_len=41, accumulate=2, epochs=2)
+    config = RunOptions(seq_len=41, accumulate=2, epochs=2)
     steps = list(BatchStream(data, config))
     assert all(map(same, steps, BatchStream(data, config)))
-    other = FinetuneConfig(seq_len=41, accumulate=2, epochs=2, seed=1)
+    other = RunOptions(seq_len=41, accumulate=2, epochs=2, seed=1)
     assert not all(map(same, steps, BatchStream(data, other)))
     half = len(steps) // 2
     assert not all(np.array_equal(a.batches[0].ids, b.batches[0].ids) for a, b in zip(steps[:half], steps[half:]))
-    longer = FinetuneConfig(seq_len=41, accumulate=2, max_steps=len(steps) + 5)
+    longer = RunOptions(seq_len=41, accumulate=2, max_steps=len(steps) + 5)
     assert all(map(same, steps, BatchStream(data, longer)))
 
 
 @pytest.mark.parametrize("step", [0, 1, 4, 7])
 def test_a_restored_stream_goes_on_where_it_was(step: int) -> None:
     data = documents(53, 41)
-    config = FinetuneConfig(seq_len=41, accumulate=3, batch_size=2, epochs=3)
+    config = RunOptions(seq_len=41, accumulate=3, batch_size=2, epochs=3)
     steps = list(BatchStream(data, config))
     assert len(steps) > 7
     first = BatchStream(data, config)
@@ -138,17 +138,17 @@ def test_a_restored_stream_goes_on_where_it_was(step: int) -> None:
 
 
 def test_other_data_is_noticed_on_resume() -> None:
-    config = FinetuneConfig(seq_len=41)
+    config = RunOptions(seq_len=41)
     state = BatchStream(documents(9, 41), config).state()
     changed = documents(9, 41)
     changed[4].ids[1] += 1
-    for data, options in ((changed, config), (documents(9, 41), FinetuneConfig(seq_len=41, seed=1))):
+    for data, options in ((changed, config), (documents(9, 41), RunOptions(seq_len=41, seed=1))):
         with pytest.raises(WgradError, match="--resume: the training data"):
             BatchStream(data, options).restore(**state)
 
 
 def test_a_checkpoint_beyond_the_end() -> None:
-    stream = BatchStream(documents(5, 41), FinetuneConfig(seq_len=41, max_steps=3))
+    stream = BatchStream(documents(5, 41), RunOptions(seq_len=41, max_steps=3))
     stream.restore(3)
     assert list(stream) == []
     with pytest.raises(WgradError, match="--max-steps: the checkpoint already has 4 steps, more than the 3 asked for"):
@@ -156,7 +156,7 @@ def test_a_checkpoint_beyond_the_end() -> None:
 
 
 def test_max_steps_goes_beyond_the_epochs() -> None:
-    stream = BatchStream(documents(5, 41), FinetuneConfig(seq_len=41, accumulate=1, max_steps=23))
+    stream = BatchStream(documents(5, 41), RunOptions(seq_len=41, accumulate=1, max_steps=23))
     steps = list(stream)
     assert [s.index for s in steps] == list(range(23))
     assert steps[-1].epoch == 22 // stream.steps_per_epoch
@@ -164,13 +164,13 @@ def test_max_steps_goes_beyond_the_epochs() -> None:
 
 def test_evaluation_takes_every_document_in_a_fixed_order() -> None:
     data = documents(17, 41)
-    batches = eval_batches(data, FinetuneConfig(seq_len=41, batch_size=3, seed=1))
-    again = eval_batches(data, FinetuneConfig(seq_len=41, batch_size=3, seed=2))
+    batches = eval_batches(data, RunOptions(seq_len=41, batch_size=3, seed=1))
+    again = eval_batches(data, RunOptions(seq_len=41, batch_size=3, seed=2))
     assert sum(b.num_targets for b in batches) == sum(d.num_targets for d in data)
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(batches, again)) and len(batches) == len(again)
-    assert eval_batches([], FinetuneConfig()) == []
+    assert eval_batches([], RunOptions()) == []
 
 
 def test_nothing_to_train_on() -> None:
     with pytest.raises(WgradError, match="--data: no example"):
-        BatchStream([], FinetuneConfig())
+        BatchStream([], RunOptions())

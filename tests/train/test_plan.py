@@ -15,7 +15,7 @@ from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.files.weights import weight_specs
 from wgrad.train.model.build import build_optimizer, build_trainable, estimate_activations
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.generate import Sampling, generate_ids
 from wgrad.train.run.loop import Trainer
 from wgrad.train.run.plan import SAMPLE_TOKENS, plan_run
@@ -31,18 +31,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(**options: Any) -> FinetuneConfig:
-    return FinetuneConfig(**({"seq_len": 21, "accumulate": 2, "rank": 4, "max_steps": 3, "log_every": 1} | options))
+def config_of(**options: Any) -> RunOptions:
+    return RunOptions(**({"seq_len": 21, "accumulate": 2, "rank": 4, "max_steps": 3, "log_every": 1} | options))
 
 
-def documents(config: FinetuneConfig) -> list[Document]:
+def documents(config: RunOptions) -> list[Document]:
     """Of every length up to a row's."""
     generator = np.random.default_rng(0)
     lengths = [2 + (13 * i) % (config.seq_len - 1) for i in range(12)] + [config.seq_len]
     return [Document(generator.integers(0, 40, n).astype(np.int32), np.ones(n, bool)) for n in lengths]
 
 
-def run(config: FinetuneConfig, folder: Path, device: Any) -> None:
+def run(config: RunOptions, folder: Path, device: Any) -> None:
     """What `wgrad finetune` does on the device: load, evaluate, write a sample, train, evaluate."""
     built = build_trainable(config, load_model_config(folder), folder, device, positions=len(PROMPT) + SAMPLE_TOKENS)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)

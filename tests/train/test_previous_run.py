@@ -16,7 +16,7 @@ from wgrad.train.files.files import write_json
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.loop import MANY_SKIPPED
 from wgrad.train.run.metrics import read_metrics
 from wgrad.train.run.schedule import learning_rate, warmup_steps
@@ -73,7 +73,7 @@ def test_the_new_schedule_is_said(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--max-steps", "4") == 0
     assert run(out, "--max-steps", "8", "--resume") == 0
-    rate = learning_rate(FinetuneConfig(lr=5e-3), 4, 8)
+    rate = learning_rate(RunOptions(lr=5e-3), 4, 8)
     assert f"step 5 has learning rate {rate:.2e}" in run.said
     assert read_metrics(out / "metrics.jsonl")[4]["lr"] == rate
 
@@ -302,7 +302,7 @@ def test_the_first_step_s_rate_is_as_help_says(run: Runner, tmp_path: Path) -> N
     assert run(tmp_path / "out", "--max-steps", "8", "--warmup", "4", "--lr", "4e-3") == 0
     rates = [r["lr"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl")]
     assert rates[:4] == [1e-3, 2e-3, 3e-3, 4e-3]
-    assert warmup_steps(FinetuneConfig(warmup=0.03), 100) == 3
+    assert warmup_steps(RunOptions(warmup=0.03), 100) == 3
 
 
 @pytest.mark.oracle
@@ -316,6 +316,6 @@ def test_transformers_is_a_step_behind_in_the_warm_up_and_equal_from_there_on() 
         theirs.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
-    ours = [learning_rate(FinetuneConfig(lr=4e-3, warmup=4), step, 12) for step in range(12)]
+    ours = [learning_rate(RunOptions(lr=4e-3, warmup=4), step, 12) for step in range(12)]
     assert theirs[:4] == pytest.approx([0.0, *ours[:3]])
     assert theirs[4:] == pytest.approx(ours[4:])

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from wgrad.device.contract import STATE_SIZE
 from wgrad.train.data.packing import BatchStream, Document
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.loop import HISTORY_STEPS, Run
 from wgrad.train.run.metrics import MetricsFile, read_metrics
 from wgrad.train.run.progress import Display, TrainingProgress
@@ -38,7 +38,7 @@ class Device:
     The host hears of finished steps only in groups of `together`, as where read-backs arrive on somebody else's poll.
     """
 
-    config: FinetuneConfig
+    config: RunOptions
 
     def __init__(self, clock: Clock, step: float, host: float, depth: int, together: int, first: float = 0.0) -> None:
         self.clock, self.seconds, self.host, self.depth, self.together = clock, step, host, depth, together
@@ -81,7 +81,7 @@ class Shown(TrainingProgress):
 
 def go(device: Device, out: Path, steps: int, log_every: int, save: Any = None, save_every: int = 0) -> Shown:
     documents = [Document(np.arange(TOKENS, dtype=np.int32), np.ones(TOKENS, bool)) for _ in range(8)]
-    device.config = FinetuneConfig(
+    device.config = RunOptions(
         seq_len=TOKENS, batch_size=1, accumulate=1, max_steps=steps, log_every=log_every, save_every=save_every
     )
     device.history_steps = min(log_every, HISTORY_STEPS)

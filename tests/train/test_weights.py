@@ -21,7 +21,7 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.files.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, use_own_head, weight_specs
 from wgrad.train.model.build import build_trainable
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 
 def file_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -154,7 +154,7 @@ def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, 
         (folder / "config.json").write_text(json.dumps(raw))
         config, note = use_own_head(load_model_config(folder), Checkpoint(folder))
         assert bool(note) == own
-        built = build_trainable(FinetuneConfig(full=True), config, folder, device, positions=8)
+        built = build_trainable(RunOptions(full=True), config, folder, device, positions=8)
         save_full(tmp_path, folder, built.parameters, device)
         assert load_model_config(tmp_path).tie_word_embeddings != own
         assert use_own_head(load_model_config(tmp_path), Checkpoint(tmp_path))[1] == ""

@@ -16,7 +16,7 @@ from typing import Any
 
 import wgrad
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
-from wgrad.train.commands.cli_options import Parser, add_options, resolve_config
+from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
 from wgrad.train.commands.option_text import read_stdin
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.run.config import DEVICE_HELP, FinetuneConfig
@@ -57,7 +57,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _warm(args: argparse.Namespace) -> int:
-    config = resolve_config(_given(args), required=False)
+    config = resolve_options(_given(args))
     from wgrad.train.commands.warm import run_warm
 
     return run_warm(config)

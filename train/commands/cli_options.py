@@ -11,7 +11,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.option_names import option_hint
 from wgrad.train.commands.options import Options, field_type, flag, show
 from wgrad.train.files.input_files import exists, expand_path
-from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, read_config_file, unused_options
+from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file, unused_options
 
 # What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
 FIXED_BY_RESUME = (
@@ -72,12 +72,18 @@ def _help(field: dataclasses.Field) -> str:
     return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"
 
 
-def resolve_config(given: dict[str, Any], *, required: bool = True) -> FinetuneConfig:
-    """The options of the command line (fields that were given, and 'config') -> the configuration of the run.
+def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
+    """What `resolve_options` gives, as the configuration of a run. WgradError also without --model, --data or --out."""
+    options = resolve_options(given)
+    options.require("in a --config file")
+    return FinetuneConfig(**options.to_dict())
 
-    Command line beats --config beats, with --resume, OUT/config.yaml, beats defaults. Raises WgradError: a missing
-    --model, --data or --out (where these are `required`); a value that breaks its rule; with --resume, a change that
-    the checkpoint does not allow.
+
+def resolve_options(given: dict[str, Any]) -> RunOptions:
+    """The options of the command line (fields that were given, and 'config') -> those of the run.
+
+    Command line beats --config beats, with --resume, OUT/config.yaml, beats defaults. Raises WgradError: a value that
+    breaks its rule; with --resume, a change that the checkpoint does not allow.
     """
     given = dict(given)
     if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
@@ -85,14 +91,12 @@ def resolve_config(given: dict[str, Any], *, required: bool = True) -> FinetuneC
     path = given.pop("config", None)
     values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
     saved = _saved(values)
-    config = FinetuneConfig(**(saved | values))
+    config = RunOptions(**(saved | values))
     for name, reason in unused_options(config.to_dict()).items():
         if name in values:
             raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
-    if required:
-        config.require("in a --config file")
     if saved:
-        before = FinetuneConfig(**saved)
+        before = RunOptions(**saved)
         for name in (*FIXED_BY_RESUME, "adapter"):
             if getattr(config, name) != getattr(before, name):
                 raise WgradError(

@@ -10,14 +10,14 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.weights import Checkpoint, use_own_head
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.plan import plan_run
 from wgrad.train.run.progress import Display, duration, size
 
 _PROMPT_TOKENS = 24  # of the sample before and after a run, where its data is not known
 
 
-def run_warm(config: FinetuneConfig) -> int:
+def run_warm(config: RunOptions) -> int:
     """Compile what `wgrad finetune` with these options will need, and say where the driver keeps it. -> exit status.
 
     Nothing is trained and no weight is read. WgradError: the model, or the device, is not there.

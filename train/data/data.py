@@ -21,7 +21,7 @@ from wgrad.train.data.samples import BadLine, Sample, parse_line
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 _LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
 _CHARACTERS_AT_ONCE = 1 << 16
@@ -66,7 +66,7 @@ class Dataset:
         return line
 
 
-def load_data(config: FinetuneConfig, tokenizer: Tokenizer, progress: Progress | None = None) -> Dataset:
+def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | None = None) -> Dataset:
     """Read --data (and --eval-data), tokenise, truncate to seq_len, split. Raises WgradError naming file and line.
 
     The split takes max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
@@ -104,7 +104,7 @@ def load_data(config: FinetuneConfig, tokenizer: Tokenizer, progress: Progress |
     )
 
 
-def _split(documents: Sequence[Document], config: FinetuneConfig) -> tuple[Sequence[Document], Sequence[Document]]:
+def _split(documents: Sequence[Document], config: RunOptions) -> tuple[Sequence[Document], Sequence[Document]]:
     if config.eval_fraction == 0:
         return documents, ()
     number = max(1, round(config.eval_fraction * len(documents)))
@@ -124,7 +124,7 @@ def _split(documents: Sequence[Document], config: FinetuneConfig) -> tuple[Seque
 def _load_file(
     path: str,
     option: str,
-    config: FinetuneConfig,
+    config: RunOptions,
     tokenizer: Tokenizer,
     counts: _Counts,
     progress: Progress | None,
@@ -167,7 +167,7 @@ def _empty(file: DataFile) -> WgradError:
 
 
 # ---- JSON lines --------------------------------------------------------------------------------
-def _read_lines(file: DataFile, config: FinetuneConfig, tokenizer: Tokenizer, counts: _Counts) -> Sequence[Document]:
+def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, counts: _Counts) -> Sequence[Document]:
     documents = LineDocuments(file.name)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0

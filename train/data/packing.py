@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 IGNORE_INDEX = -100
 
@@ -126,7 +126,7 @@ def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int
     return Batch(ids, targets, positions, doc_start, int(np.count_nonzero(targets != IGNORE_INDEX)), num_tokens)
 
 
-def eval_batches(documents: Sequence[Document], config: FinetuneConfig, pad_id: int = 0) -> list[Batch]:
+def eval_batches(documents: Sequence[Document], config: RunOptions, pad_id: int = 0) -> list[Batch]:
     """The held-out documents as micro-batches, always in the same order."""
     rows = _rows([len(d) for d in documents], config, range(len(documents)))
     size = config.batch_size
@@ -134,7 +134,7 @@ def eval_batches(documents: Sequence[Document], config: FinetuneConfig, pad_id: 
     return [make_batch(picked[i : i + size], size, config.seq_len, pad_id) for i in range(0, len(picked), size)]
 
 
-def _rows(lengths: Sequence[int], config: FinetuneConfig, order: Sequence[int]) -> list[list[int]]:
+def _rows(lengths: Sequence[int], config: RunOptions, order: Sequence[int]) -> list[list[int]]:
     if config.packing:
         return pack_documents(lengths, config.seq_len, order)
     return [[i] for i in order]
@@ -149,7 +149,7 @@ class BatchStream:
     packing, seed.
     """
 
-    def __init__(self, documents: Sequence[Document], config: FinetuneConfig, pad_id: int = 0) -> None:
+    def __init__(self, documents: Sequence[Document], config: RunOptions, pad_id: int = 0) -> None:
         if not len(documents):
             raise WgradError("--data: no example is left to train on: add data, or lower --eval-fraction")
         self.documents, self.config, self.pad_id = documents, config, pad_id

@@ -18,7 +18,7 @@ from wgrad.train.files.weights import Progress, load_frozen, load_trainable, wei
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
@@ -47,7 +47,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
 
 
-def estimate_activations(config: FinetuneConfig, model: ModelConfig) -> int:
+def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
     tokens, layers = config.batch_size * config.seq_len, model.num_hidden_layers
     kept = activation_bytes(model, tokens, np.dtype(config.compute).itemsize)
@@ -56,7 +56,7 @@ def estimate_activations(config: FinetuneConfig, model: ModelConfig) -> int:
     return kept + min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
 
 
-def wants_checkpointing(config: FinetuneConfig, model: ModelConfig) -> bool:
+def wants_checkpointing(config: RunOptions, model: ModelConfig) -> bool:
     """--checkpointing, or by default whether the activations are estimated above 2 GiB."""
     if config.checkpointing is not None:
         return config.checkpointing
@@ -75,7 +75,7 @@ def check_compute(compute: str, device: Device) -> None:
 
 
 def build_trainable(
-    config: FinetuneConfig,
+    config: RunOptions,
     model_config: ModelConfig,
     folder: str | os.PathLike[str],
     device: Device,
@@ -122,7 +122,7 @@ def build_trainable(
     return TrainableModel(model, parameters, lora, base + parameters.count)
 
 
-def build_optimizer(config: FinetuneConfig, parameters: FlatParameters) -> AdamW:
+def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
     """The optimiser of a run."""
     return AdamW(
         parameters,
@@ -132,7 +132,7 @@ def build_optimizer(config: FinetuneConfig, parameters: FlatParameters) -> AdamW
     )
 
 
-def _start_values(config: FinetuneConfig, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+def _start_values(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
     """--adapter's matrices (dropout is still --dropout), or new ones from the seed."""
     modules = linear_modules(model)
     if not config.adapter:

@@ -17,7 +17,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.patterns import NO_PATTERN, check_patterns
 from wgrad.train.files.weights import projection_shapes
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 ALL_LINEAR = "all-linear"
 _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
@@ -36,7 +36,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_finetune(cls, config: FinetuneConfig) -> LoraConfig:
+    def from_finetune(cls, config: RunOptions) -> LoraConfig:
         targets: tuple[str, ...] | str = config.target_modules
         if targets == (ALL_LINEAR,):
             targets = ALL_LINEAR

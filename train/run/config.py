@@ -1,7 +1,7 @@
 """The configuration of a fine-tuning run: each option's name, type, default, help and rule in one place.
 
 The command line's options (`cli_options.py`), the keys of the YAML file and `OUT/config.yaml` all derive from
-`FinetuneConfig`.
+`RunOptions`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
 
 @dataclass(frozen=True)
-class FinetuneConfig(Options):
-    """Everything that decides a run. Raises WgradError, naming the option, where a value breaks its rule."""
+class RunOptions(Options):
+    """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
+    WgradError, naming the option, where a value breaks its rule."""
 
     model: str = option(
         "",
@@ -219,6 +220,15 @@ class FinetuneConfig(Options):
         return f"options: {', '.join(changed) or 'the defaults'}; {others}"
 
 
+@dataclass(frozen=True)
+class FinetuneConfig(RunOptions):
+    """A run from its files to its files. Raises WgradError as `RunOptions` does, and without model, data or out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require()
+
+
 # An option that is set, what it leaves without effect, and why.
 _UNUSED = (
     ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
@@ -235,7 +245,7 @@ def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
 
 def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Field names to values from a YAML mapping; `source` is named in the error for a key that is none."""
-    names = [f.name for f in fields(FinetuneConfig)]
+    names = [f.name for f in fields(RunOptions)]
     result: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")

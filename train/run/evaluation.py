@@ -10,14 +10,14 @@ import numpy as np
 
 from wgrad.train.data.packing import Batch, Document, eval_batches
 from wgrad.train.model.build import TrainableModel
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.generate import Sampling, generate_ids
 from wgrad.train.run.loop import Trainer
 from wgrad.train.run.plan import SAMPLE_TOKENS
 from wgrad.train.run.session import Session
 
 
-def eval_subset(documents: Sequence[Document], config: FinetuneConfig) -> list[Document]:
+def eval_subset(documents: Sequence[Document], config: RunOptions) -> list[Document]:
     """Documents of about --eval-tokens tokens (one more than fit), drawn by the seed; all where they have no more or it
     is 0. Always the same ones, in the order of `documents`."""
     if not config.eval_tokens or sum(map(len, documents)) <= config.eval_tokens:

@@ -28,7 +28,6 @@ from wgrad.train.run.session import Session, build_session, memory_line, open_se
 
 def run_finetune(config: FinetuneConfig) -> int:
     """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
-    config.require()
     begun = time.monotonic()
     with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
         if folder.left_by:

@@ -21,7 +21,7 @@ from wgrad.device.contract import STATE_GRAD_NORM, STATE_SIZE, Device, Readback,
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import Batch, BatchStream, Step
 from wgrad.train.model.model import Inputs, Model
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.interrupts import Interrupted, Interrupts
 from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.optim import ALIGN, AdamW
@@ -62,7 +62,7 @@ class Recorded:
 class Trainer:
     """Runs optimiser steps and evaluations of a model on persistent inputs of [batch_size, seq_len]."""
 
-    def __init__(self, model: Model, optimizer: AdamW, config: FinetuneConfig) -> None:
+    def __init__(self, model: Model, optimizer: AdamW, config: RunOptions) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         device, rows, tokens = self.device, config.batch_size, config.seq_len
         flat = (rows * tokens,)
@@ -303,7 +303,7 @@ class SkippedInARow:
         return self.count in (MANY_SKIPPED << i for i in range(32))
 
 
-def what_to_try(config: FinetuneConfig) -> str:
+def what_to_try(config: RunOptions) -> str:
     """What may help where gradients are not finite."""
     if config.compute == "float16":
         return "begin anew in another --out with --compute float32 (or bfloat16, on HIP), or a lower --lr"
@@ -311,7 +311,7 @@ def what_to_try(config: FinetuneConfig) -> str:
     return f"--resume with a lower --lr than {config.lr:g}{clipping} goes on from the last checkpoint"
 
 
-def not_finite(step: int, config: FinetuneConfig) -> UnusableResult:
+def not_finite(step: int, config: RunOptions) -> UnusableResult:
     """What is said of parameters with NaN or infinity among them, after `step` steps."""
     return UnusableResult(
         f"after step {step} what is trained is not finite: it is neither saved nor written as a result: "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from wgrad.device.errors import OutOfMemory, WgradError
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 SMALLER_MODEL = "use a smaller model"
 
@@ -22,7 +22,7 @@ def advising(advice: str) -> Iterator[None]:
         raise WgradError(f"out of main memory{f' ({error})' if str(error) else ''}: {advice}") from error
 
 
-def for_parameters(config: FinetuneConfig) -> str:
+def for_parameters(config: RunOptions) -> str:
     """Advice where what is trained does not fit: weights in float32, gradients, the optimiser's moments."""
     if config.full:
         return "leave --full out to train an adapter, or use a smaller model"
@@ -31,7 +31,7 @@ def for_parameters(config: FinetuneConfig) -> str:
     return f"use a --rank below {config.rank}, or fewer --target-modules"
 
 
-def for_steps(config: FinetuneConfig, checkpointing: bool) -> str:
+def for_steps(config: RunOptions, checkpointing: bool) -> str:
     """Advice where activations do not fit. checkpointing: whether they are made again in the backward already."""
     advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--seq-len"
     return advice if checkpointing else f"{advice}, or --checkpointing"

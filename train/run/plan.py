@@ -12,7 +12,7 @@ from wgrad.device.contract import Device
 from wgrad.train.data.packing import Document, Step, make_batch
 from wgrad.train.model.build import build_optimizer, build_trainable
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 from wgrad.train.run.generate import Sampling, generate_ids
 from wgrad.train.run.loop import Trainer
 
@@ -32,7 +32,7 @@ class Plan:
 
 
 def plan_run(
-    config: FinetuneConfig,
+    config: RunOptions,
     model_config: ModelConfig,
     folder: str | os.PathLike[str],
     device: Device,

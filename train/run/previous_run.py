@@ -14,7 +14,7 @@ from wgrad.train.files.adapter import WEIGHTS_FILE
 from wgrad.train.files.checkpoint_files import Checkpoints
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.weights import SINGLE_FILE
-from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, read_config_file
+from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file
 
 RESULTS_FILE = "results.json"
 RESULTS_FORMAT = 1
@@ -101,8 +101,8 @@ def _refuse_ignored(config: FinetuneConfig, out: Path) -> None:
     path = out / CONFIG_FILE
     if not path.exists():
         return
-    before = FinetuneConfig(**read_config_file(path))
-    for field in fields(FinetuneConfig):
+    before = RunOptions(**read_config_file(path))
+    for field in fields(RunOptions):
         if field.name in _NO_PART_OF_THE_RESULT:
             continue
         if field.metadata["group"] == "machine" and field.name not in _PART_OF_THE_RESULT:

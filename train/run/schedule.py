@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import RunOptions
 
 
-def warmup_steps(config: FinetuneConfig, total_steps: int) -> int:
+def warmup_steps(config: RunOptions, total_steps: int) -> int:
     """--warmup as steps: a share of `total_steps`, rounded up, or the number itself."""
     steps = math.ceil(config.warmup * total_steps) if config.warmup < 1 else int(config.warmup)
     return min(steps, total_steps)
 
 
-def learning_rate(config: FinetuneConfig, step: int, total_steps: int) -> float:
+def learning_rate(config: RunOptions, step: int, total_steps: int) -> float:
     """Rate of step 0 ... total_steps - 1.
 
     With w warm-up steps: lr (step + 1) / w before step w, so that already the first step moves; from there, with

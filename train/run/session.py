@@ -22,7 +22,7 @@ from wgrad.train.files.nf4_files import is_nf4
 from wgrad.train.files.weights import Checkpoint, use_own_head, weight_specs
 from wgrad.train.model.build import TrainableModel, build_trainable, estimate_activations
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.run.config import FinetuneConfig
+from wgrad.train.run.config import FinetuneConfig, RunOptions
 from wgrad.train.run.generate import check_positions
 from wgrad.train.run.plan import SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.run.progress import Display, duration, size
@@ -83,7 +83,7 @@ def open_session(config: FinetuneConfig) -> Session:
 
 def _refuse_quantised_anew(config: FinetuneConfig, checkpoint: Checkpoint, model_config: ModelConfig) -> None:
     """WgradError for options of a quantisation that has been done: they would be ignored."""
-    default = FinetuneConfig()
+    default = RunOptions()
     for name in ("double_quant", "block_size"):
         if getattr(config, name) == getattr(default, name) or config.full:
             continue
