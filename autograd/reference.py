@@ -10,7 +10,6 @@ import platform
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from wgrad.autograd.reference_nf4 import ReferenceNF4
 from wgrad.autograd.reference_norm import ReferenceNorm
 from wgrad.autograd.reference_optimizer import ReferenceOptimizer
 from wgrad.autograd.reference_products import ReferenceProducts
+from wgrad.device.memory import MemoryStats
+from wgrad.device.runtime import check_upload
 
 
 class _Pool:
@@ -67,17 +68,6 @@ class ReferenceReplay:
             for old, new in zip(arrays_of(result), arrays_of(call())):
                 if old is not new:  # an operator that was given `out` wrote there itself
                     old[...] = new
-
-
-@dataclass(frozen=True)
-class Traced:
-    """MemoryStats of arrays that NumPy allocates one by one: nothing is reserved beyond what is in use."""
-
-    in_use_bytes: int
-    peak_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    fragmentation: float = 0.0
 
 
 class Copied:
@@ -124,8 +114,7 @@ class ReferenceDevice(
         return np.zeros(tuple(shape), dtype)
 
     def upload(self, host: np.ndarray) -> np.ndarray:
-        if host.dtype == np.int64:
-            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
+        check_upload(host)
         return self._tracked(np.array(host, order="C", copy=True))
 
     def write(self, array: np.ndarray, host: np.ndarray) -> None:
@@ -152,9 +141,9 @@ class ReferenceDevice(
     def synchronize(self) -> None:
         return None
 
-    def memory(self) -> Traced:
+    def memory(self) -> MemoryStats:
         used, peak = self._pool.in_use_bytes, self._pool.peak_bytes
-        return Traced(used, peak, used, peak)
+        return MemoryStats(used, peak, used, peak)  # NumPy allocates one by one: nothing is reserved beyond that
 
     def reset_peak(self) -> None:
         self._pool.peak_bytes = self._pool.in_use_bytes
@@ -170,6 +159,12 @@ class ReferenceDevice(
 
     def pipelines_compiled(self) -> int:
         return 0
+
+    def profile(self, on: bool = True) -> bool:
+        return False
+
+    def profile_table(self) -> str:
+        return ""
 
     @contextmanager
     def capture(self) -> Iterator[ReferenceReplay]:

@@ -25,6 +25,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from wgrad.device.memory import MemoryStats
+
 Array = Any
 DType = Any
 
@@ -40,21 +42,6 @@ STATE_GRAD_NORM = 4  # norm before clipping, loss scale taken out; -1 where a gr
 STATE_BIAS1, STATE_BIAS2 = 5, 6  # 1 - beta^applied
 STATE_SKIPPED = 7  # steps skipped so far
 STATE_SIZE = 8
-
-
-class MemoryStats(Protocol):
-    """Bytes of a device's memory pool. `fragmentation` = 1 - largest free block / free bytes (0 when none is free)."""
-
-    @property
-    def in_use_bytes(self) -> int: ...
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def reserved_bytes(self) -> int: ...
-    @property
-    def peak_reserved_bytes(self) -> int: ...
-    @property
-    def fragmentation(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -113,6 +100,7 @@ class Device(Protocol):
     name: str  # "cpu", "wgpu", "hip"
     description: str  # one line for people: card, driver, backend
     facts: dict[str, Any]  # the same for reports: name; where known also backend, type, driver, memory_bytes, ...
+    reason: str  # why this one was taken, for people
     float16: bool  # float16 arrays are supported
     bfloat16: bool  # bfloat16 activations are; bfloat16 weights are everywhere
 
@@ -169,6 +157,13 @@ class Device(Protocol):
         """Record all device work issued inside the block (it also runs); the block gets a Replay. Arrays made
         inside may be dropped after it: their memory stays reserved for the replay as scratch, and holds nothing
         between replays."""
+
+    def profile(self, on: bool = True) -> bool:
+        """Time every launch from now on, which slows them; False where there are no kernels to time. Raises DeviceError
+        where the device cannot."""
+
+    def profile_table(self) -> str:
+        """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
 
     # ---- products ------------------------------------------------------------------------
     def gemm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,17 @@ from wgrad.device.errors import OutOfMemory
 ALIGN = 256  # bytes; what hipMalloc aligns to, and the default alignment of a storage binding's offset in WebGPU
 _CLASSES_PER_DOUBLING = 8  # at most 12.5 % of a block is padding
 _REUSE_SLACK = 1.25  # a free block this much larger than asked for is taken rather than a new one made
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes of a device's memory pool. `fragmentation` = 1 - largest free block / free bytes (0 when none is free)."""
+
+    in_use_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float = 0.0
 
 
 def size_class(nbytes: int) -> int:
@@ -158,6 +170,14 @@ class Pool:
         for entry in [e for e in self._free if e[2].scratch]:
             self._free.remove(entry)
             insort(self._scratch, entry)
+
+    def statistics(self) -> MemoryStats:
+        return MemoryStats(
+            self.in_use_bytes, self.peak_bytes, self.reserved_bytes, self.peak_reserved_bytes, self.fragmentation
+        )
+
+    def reset_peak(self) -> None:
+        self.peak_bytes, self.peak_reserved_bytes = self.in_use_bytes, self.reserved_bytes
 
     @property
     def free_bytes(self) -> int:

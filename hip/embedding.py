@@ -27,7 +27,7 @@ class EmbeddingOps(Elements):
         dtable, tokens = self.zeros((vocab_size, dy.shape[1])), ids.size
         if dy.size:
             heads, links = self.empty((vocab_size,), np.uint32), self.empty((tokens,), np.uint32)
-            self._fill_bytes(heads, _NONE)
+            self._fill_words(heads, _NONE)
             self.launch("embedding", "embedding_chains", [ids, heads, links, tokens], (1, 1, 1), work=ids.nbytes)
             arguments = [dy, ids, heads, links, dtable, dy.shape[1], type_codes(dy)]
             self.launch("embedding", "embedding_backward", arguments, (tokens, 1, 1), work=2 * dy.nbytes)

@@ -101,7 +101,7 @@ def test_only_wgsl_imports_wgpu() -> None:
 # What a device stores and moves; everything else of the contract is called through autograd/functional.py.
 STORAGE = {
     "empty", "zeros", "upload", "write", "download", "readback", "view", "copy", "fill", "synchronize", "memory",
-    "reset_peak", "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture",
+    "reset_peak", "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "profile", "profile_table",
 }  # fmt: skip
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wgrad.device.errors import DeviceError, OutOfMemory
-from wgrad.device.memory import Array, Block, Lease, Pool
+from wgrad.device.memory import Array, Block, Pool
+from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_supported
 from wgrad.hip.runtime.binding import check
@@ -27,17 +26,6 @@ MAX_GROUPS = 65_535  # work-groups along y and z
 _STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
 _EXTRA_POINTER, _EXTRA_SIZE, _EXTRA_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _RELAXED = 2  # hipStreamCaptureModeRelaxed
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """Bytes in the pool; fragmentation = 1 - largest free block / free bytes."""
-
-    in_use_bytes: int
-    peak_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    fragmentation: float
 
 
 class Long(int):
@@ -60,15 +48,13 @@ class Launch:
         return f"kernel {self.name} on ({text}), {self.grid} work-groups of {self.threads}"
 
 
-class Replay:
+class Replay(Recording):
     """A recorded list of launches as one HIP graph. Running it submits them again on the same memory."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._launches: list[Launch] = []
         self._graph: Any = None
-        # Arrays from outside of the recording: without them their memory could go.
-        self._leases: set[Lease] = set()
 
     @property
     def dispatches(self) -> int:
@@ -86,7 +72,7 @@ class Replay:
             self._runtime._hip.hipGraphExecDestroy(self._graph)
 
 
-class Runtime:
+class Runtime(PooledRuntime):
     """Owns one HIP device and stream. Arrays come from a pool; launches go to the stream at once, in order.
 
     exact_blocks: arrays get memory of just their size (tests of accesses out of range).
@@ -128,8 +114,6 @@ class Runtime:
         self._readbacks = Readbacks(hip, self._stream)
         self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
         self._last: Launch | None = None
-        self._replay: Replay | None = None
-        self.profiler: Profiler | None = None
 
     # ---- storage -------------------------------------------------------------------------
     def _create_buffer(self, nbytes: int) -> int:
@@ -144,20 +128,7 @@ class Runtime:
         self.synchronize()
         check(self._hip.hipFree(block.buffer), "hipFree")
 
-    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
-        dtype = np.dtype(dtype)
-        return Array(self._pool.allocate(math.prod(shape) * dtype.itemsize), 0, shape, dtype)
-
-    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
-        array = self.empty(shape, dtype)
-        self._fill_bytes(array, 0)
-        return array
-
-    def fill(self, out: Array, value: float) -> None:
-        word = np.asarray([value, value], out.dtype).view(np.uint32)[0]
-        self._fill_bytes(out, int(word))
-
-    def _fill_bytes(self, out: Array, word: int) -> None:
+    def _fill_words(self, out: Array, word: int) -> None:
         if out.nbytes:
             groups = self.groups(out.nbytes, 256 * 16)
             self.launch("storage", "fill", [out, word, Long(out.nbytes)], groups, work=out.nbytes)
@@ -168,12 +139,8 @@ class Runtime:
             groups = self.groups(out.nbytes, 256 * 16)
             self.launch("storage", "copy", [src, out, Long(out.nbytes)], groups, work=2 * out.nbytes)
 
-    def upload(self, host: np.ndarray) -> Array:
-        if host.dtype == np.int64:
-            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
-        array = self.empty(host.shape, host.dtype)
+    def _write_new(self, array: Array, host: np.ndarray) -> None:
         self.write(array, host)
-        return array
 
     def write(self, array: Array, host: np.ndarray) -> None:
         self.check_owner(array)
@@ -208,27 +175,12 @@ class Runtime:
         self.synchronize()
         return out
 
-    def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
-        return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)
-
     def synchronize(self) -> None:
         check(
             self._hip.hipStreamSynchronize(self._stream),
             lambda: f"work on {self.description} failed (last launch: {self._last})",
         )
         self._uploads.clear()
-
-    def memory(self) -> MemoryStats:
-        p = self._pool
-        return MemoryStats(p.in_use_bytes, p.peak_bytes, p.reserved_bytes, p.peak_reserved_bytes, p.fragmentation)
-
-    def reset_peak(self) -> None:
-        self._pool.peak_bytes = self._pool.in_use_bytes
-        self._pool.peak_reserved_bytes = self._pool.reserved_bytes
-
-    def trim(self) -> int:
-        """Give free memory back to the driver; returns the bytes."""
-        return self._pool.trim()
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
@@ -312,7 +264,7 @@ class Runtime:
         launch = Launch(kernel, function, grid, threads, packer.pack(*values), shapes)
         if self._replay is not None:
             self._replay._launches.append(launch)
-            self._replay._leases.update(a.lease for a in arrays if not self._pool.is_scratch(a.lease))
+            self._keep(arrays)
         self._issue(launch)
 
     def _issue(self, launch: Launch) -> None:
@@ -329,18 +281,8 @@ class Runtime:
         if self.profiler is not None:
             self.profiler.after()
 
-    @contextmanager
-    def capture(self) -> Iterator[Replay]:
-        """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
-        if self._replay is not None:
-            raise DeviceError("capture() inside capture() is not supported")
-        replay = self._replay = Replay(self)
-        self._pool.begin_capture()
-        try:
-            yield replay
-        finally:
-            self._pool.end_capture()
-            self._replay = None
+    def _new_replay(self) -> Replay:
+        return Replay(self)
 
     def _replay_launches(self, replay: Replay) -> None:
         if self.profiler is not None:  # a graph has no events between its kernels
@@ -366,11 +308,6 @@ class Runtime:
         check(self._hip.hipGraphDestroy(graph), "hipGraphDestroy")
         return made
 
-    # ---- profile -------------------------------------------------------------------------
-    def profile(self, on: bool = True) -> None:
-        """Time every launch from now on with events."""
-        self.profiler = Profiler(self._hip, self._stream) if on else None
-
-    def profile_table(self) -> str:
-        """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
-        return self.profiler.table() if self.profiler is not None else ""
+    def _new_profiler(self) -> Profiler:
+        """Events around every launch."""
+        return Profiler(self._hip, self._stream)

@@ -15,7 +15,7 @@ from wgrad.device.contract import Device
 
 STORAGE = {
     "empty", "zeros", "upload", "write", "download", "view", "copy", "fill", "synchronize", "memory", "reset_peak",
-    "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "readback",
+    "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "readback", "profile", "profile_table",
 }  # fmt: skip
 
 

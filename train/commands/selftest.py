@@ -58,7 +58,7 @@ def package_versions() -> dict[str, str]:
 def make_report(device: Device, results: list[Result], seconds: float) -> dict[str, Any]:
     """What a person with another card needs to know of this one: card, driver, versions, and the error of each case."""
     failed = sum(not r.ok for r in results)
-    about = {"name": device.name, "description": device.description, "reason": getattr(device, "reason", "")}
+    about = {"name": device.name, "description": device.description, "reason": device.reason}
     return {
         "wgrad": wgrad.__version__,
         "device": {**about, "facts": device.facts},
@@ -79,7 +79,7 @@ def _run(device: Device, only: str, *, table: bool) -> list[Result]:
     tell: Callable[[str], None] = display.say if beside else partial(print, flush=True)
     selected, results = selftest_cases(device, only), list[Result]()
     if table:
-        tell(f"device: {device.name}: {device.description} ({getattr(device, 'reason', '')})")
+        tell(f"device: {device.name}: {device.description} ({device.reason})")
         tell(_ROW.format("operator", "direction", "dtype", "shape", "error", "limit", "verdict"))
     if not selected:
         raise WgradError(f"--only: no case has {only!r} in its name: leave the option out to see them all")

@@ -26,7 +26,7 @@ def run_warm(config: RunOptions) -> int:
         raise WgradError("--model is required: give the checkpoint whose run is to begin sooner")
     display = Display()
     device = select_device(config.device)
-    display.say(f"device: {device.description} ({device.reason})")  # type: ignore[attr-defined]
+    display.say(f"device: {device.description} ({device.reason})")
     folder = resolve_model(config.model)
     checkpoint = Checkpoint(folder)
     model_config, _ = use_own_head(load_model_config(folder), checkpoint)

@@ -186,8 +186,5 @@ def _schedule(session: Session) -> dict[str, Any]:
 def _start_profile(session: Session) -> None:
     """--profile: from here on each kernel is timed (which costs some speed)."""
     if session.config.profile:
-        profile = getattr(session.device, "profile", None)
-        if profile is None:
+        if not session.device.profile():
             session.say(f"note: --profile has no effect: {session.device.description} has no kernels to time")
-        else:
-            profile(True)

@@ -160,7 +160,7 @@ def _sampling(args: GenerateConfig) -> Sampling:
 def run_generate(args: GenerateConfig) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
-    say(f"device: {device.description} ({device.reason})", "stderr")  # type: ignore[attr-defined]
+    say(f"device: {device.description} ({device.reason})", "stderr")
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)

@@ -53,6 +53,6 @@ def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan
     if plan is not None:
         peak += f" (expected {size(plan.peak_bytes)})"
     session.say(f"done in {duration(results['seconds'])}, peak memory {peak}: {what} in {session.out}")
-    table = getattr(session.device, "profile_table", None)
-    if config.profile and table is not None:
-        session.say(table())
+    table = session.device.profile_table()
+    if table:
+        session.say(table)

@@ -56,7 +56,7 @@ def open_session(config: FinetuneConfig) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read."""
     display = Display()
     device = select_device(config.device)
-    display.say(f"device: {device.description} ({device.reason})")  # type: ignore[attr-defined]
+    display.say(f"device: {device.description} ({device.reason})")
     folder = resolve_model(config.model)
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)

@@ -1,46 +1,16 @@
-"""A device on which nothing runs: it notes which shaders a piece of work launches, and how much memory it takes.
-
-Which variants a run needs hangs on shapes and dtypes alone, never on values, so that the same Python code on this
-device, without a byte of weights, gives all of them before the run begins; and its pool, with the same blocks leased
-and returned in the same order, peaks where the real one will.
-"""
+"""The dry run (device/dry_run.py): which shaders a piece of work launches, and compiling them ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from wgrad.device.dry_run import DryRuntime
 from wgrad.device.errors import DeviceError, DeviceLost
-from wgrad.device.memory import Array, Pool
+from wgrad.device.memory import Array
 from wgrad.wgsl.runtime import native
 from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant
 from wgrad.wgsl.runtime.runtime import Runtime
-
-
-class Zeros:
-    """The `Readback` of an array without contents."""
-
-    def __init__(self, array: Array) -> None:
-        self._value = np.zeros(array.shape, array.dtype)
-
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> np.ndarray:
-        return self._value
-
-
-class Nothing:
-    """The replay of work that did not run."""
-
-    dispatches = 0
-
-    def run(self) -> None:
-        pass
-
 
 _PLACEHOLDER_BYTES = 256  # no less than any uniform struct
 
@@ -82,44 +52,20 @@ def _bind(device: Runtime, pipeline: Pipeline, buffers: dict[int, Any]) -> list[
     return [{"binding": n, "resource": {"buffer": buffers[n], **whole}} for n in numbers]
 
 
-class DryRun(Runtime):
+class DryRun(DryRuntime, Runtime):
     """A `Runtime` that does what `device` would do, but for the work itself. Its arrays belong to it alone.
 
     variants: what was launched, each once, in the order of first use. Downloads give zeros.
     """
 
     def __init__(self, device: Runtime) -> None:
+        super().__init__()
         self.adapter_type, self.description, self.software = device.adapter_type, device.description, device.software
         self.float16, self.bfloat16 = device.float16, device.bfloat16
         self.matrix_units, self.matrix_tile = device.matrix_units, device.matrix_tile
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes = device.workgroup_bytes
-        self.profiler = None
         self.variants: dict[Variant, None] = {}
-        self._pool = Pool(lambda nbytes: None, lambda block: None)
-
-    def upload(self, host: np.ndarray) -> Array:
-        if host.dtype == np.int64:
-            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
-        return self.empty(host.shape, host.dtype)
-
-    def write(self, array: Array, host: np.ndarray) -> None:
-        pass
-
-    def download(self, array: Array) -> np.ndarray:
-        return np.zeros(array.shape, array.dtype)
-
-    def readback(self, array: Array) -> Zeros:  # type: ignore[override]
-        return Zeros(array)
-
-    def synchronize(self) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def pipelines_compiled(self) -> int:
-        return 0
 
     def launch(
         self,
@@ -133,12 +79,3 @@ class DryRun(Runtime):
         work: float = 0.0,
     ) -> None:
         self.variants[Variant(shader, entry, tuple((constants or {}).items()))] = None
-
-    @contextmanager
-    def capture(self) -> Iterator[Any]:
-        """The pool keeps what is used inside for replays, as the real one does."""
-        self._pool.begin_capture()
-        try:
-            yield Nothing()
-        finally:
-            self._pool.end_capture()

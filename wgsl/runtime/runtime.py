@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
-from wgrad.device.memory import Array, Block, Lease, Pool
+from wgrad.device.memory import Array, Block, Pool
+from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.wgsl.runtime import adapters, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.profiler import Profiler
@@ -26,17 +25,6 @@ MAX_WORK_GPU = 2e11
 _STAGING_BYTES = 64 << 20
 _PARAM_SLOT = 256
 _PARAM_SLOTS = 1024
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """Bytes in the pool; fragmentation = 1 - largest free block / free bytes."""
-
-    in_use_bytes: int
-    peak_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    fragmentation: float
 
 
 class Readback:
@@ -55,15 +43,13 @@ class Readback:
         return data.view(self._dtype).reshape(self._shape)
 
 
-class Replay:
+class Replay(Recording):
     """A recorded list of dispatches. Running it submits them again on the same buffers."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._chunks: list[list[native.Dispatch]] = []
         self.names: list[list[str]] = []
-        # Arrays from outside of the recording: without them their memory, and the bind groups on it, could go.
-        self._leases: set[Lease] = set()
 
     @property
     def dispatches(self) -> int:
@@ -75,7 +61,7 @@ class Replay:
             self._runtime._submit(chunk, names)
 
 
-class Runtime:
+class Runtime(PooledRuntime):
     """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
 
     name = "wgpu"
@@ -112,8 +98,6 @@ class Runtime:
         self._pending_names: list[str] = []
         self._pending_work = 0.0
         self._max_work = MAX_WORK.get(self.adapter_type, MAX_WORK_GPU)
-        self._replay: Replay | None = None
-        self.profiler: Profiler | None = None
         self._dummy = self.zeros((64,), np.float32)
 
     # ---- storage -------------------------------------------------------------------------
@@ -140,34 +124,13 @@ class Runtime:
             self._bind_groups.pop(key, None)
         block.buffer.destroy()
 
-    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
-        dtype = np.dtype(dtype)
-        nbytes = math.prod(shape) * dtype.itemsize
-        return Array(self._pool.allocate((nbytes + 3) & ~3), 0, shape, dtype)
-
-    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
-        array = self.empty(shape, dtype)
-        self._fill_words(array, 0)
-        return array
-
-    def fill(self, out: Array, value: float) -> None:
-        if out.dtype == np.float16:
-            half = int(np.float16(value).view(np.uint16))
-            self._fill_words(out, half | half << 16)
-        else:
-            self._fill_words(out, int(np.float32(value).view(np.uint32)))
-
     def _fill_words(self, out: Array, word: int) -> None:
         for part in self.flat_windows(out):
             words, odd = (part.nbytes + 3) // 4, part.nbytes % 4
             self.launch("fill", [part], [words, word, (1 << 8 * odd) - 1], self.groups(words, 256 * 4))
 
-    def upload(self, host: np.ndarray) -> Array:
-        if host.dtype == np.int64:
-            raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
-        array = self.empty(host.shape, host.dtype)
+    def _write_new(self, array: Array, host: np.ndarray) -> None:
         self._write(array, host, np.zeros(0, np.uint8))
-        return array
 
     def write(self, array: Array, host: np.ndarray) -> None:
         odd = array.nbytes % 4  # bytes of a last word that may be shared with a neighbour: it keeps its own
@@ -205,9 +168,6 @@ class Runtime:
         self.flush()
         return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, (array.nbytes + 3) & ~3), array)
 
-    def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
-        return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)
-
     def flat_windows(self, array: Array) -> Iterator[Array]:
         """Flat pieces of an array, each no larger than one binding."""
         step = self.max_binding_bytes // array.dtype.itemsize // 1024 * 1024
@@ -228,18 +188,6 @@ class Runtime:
     def synchronize(self) -> None:
         self.flush()
         self._queue.wait()
-
-    def memory(self) -> MemoryStats:
-        p = self._pool
-        return MemoryStats(p.in_use_bytes, p.peak_bytes, p.reserved_bytes, p.peak_reserved_bytes, p.fragmentation)
-
-    def reset_peak(self) -> None:
-        self._pool.peak_bytes = self._pool.in_use_bytes
-        self._pool.peak_reserved_bytes = self._pool.reserved_bytes
-
-    def trim(self) -> int:
-        """Give free memory back to the driver; returns the bytes."""
-        return self._pool.trim()
 
     def pipelines_compiled(self) -> int:
         return self._compiler.compiled
@@ -278,7 +226,7 @@ class Runtime:
             )
         bind_group = self._bind(pipeline, arrays, params)
         if self._replay is not None:
-            self._replay._leases.update(a.lease for a in arrays if a is not None and not self._pool.is_scratch(a.lease))
+            self._keep(arrays)
         self._pending.append((pipeline.handle, bind_group, *groups))
         self._pending_names.append(pipeline.name)
         self._pending_work += work
@@ -356,28 +304,9 @@ class Runtime:
         else:
             self._queue.submit(chunk)
 
-    @contextmanager
-    def capture(self) -> Iterator[Replay]:
-        """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
-        if self._replay is not None:
-            raise DeviceError("capture() inside capture() is not supported")
-        self.flush()
-        self._replay = Replay(self)
-        self._pool.begin_capture()
-        try:
-            yield self._replay
-        finally:
-            self.flush()
-            self._pool.end_capture()
-            self._replay = None
+    def _new_replay(self) -> Replay:
+        return Replay(self)
 
-    # ---- profile -------------------------------------------------------------------------
-    def profile(self, on: bool = True) -> None:
-        """Time every dispatch from now on with timestamps (slower: each gets a pass of its own)."""
-        self.flush()
-        self.profiler = Profiler(self._device, self._queue) if on else None
-
-    def profile_table(self) -> str:
-        """Per kernel: calls, total and mean time, share. Empty without `profile()`."""
-        self.flush()
-        return self.profiler.table() if self.profiler is not None else ""
+    def _new_profiler(self) -> Profiler:
+        """Timestamps around every dispatch (slower: each gets a pass of its own)."""
+        return Profiler(self._device, self._queue)

@@ -1,0 +1,68 @@
+"""A device on which nothing runs: launches note what they would launch, and the pool says what memory it would take.
+
+Which kernels a run needs hangs on shapes and dtypes alone, never on values, so that the same Python code on such a
+device, without a byte of weights, gives all of them before the run begins; and its pool, with the same blocks leased
+and returned in the same order, peaks where the real one will.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.memory import Array, Pool
+from wgrad.device.runtime import PooledRuntime
+
+
+class Zeros:
+    """The `Readback` of an array without contents."""
+
+    def __init__(self, array: Array) -> None:
+        self._value = np.zeros(array.shape, array.dtype)
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> np.ndarray:
+        return self._value
+
+
+class Nothing:
+    """The replay of work that did not run."""
+
+    dispatches = 0
+
+    def run(self) -> None:
+        pass
+
+
+class DryRuntime(PooledRuntime):
+    """In front of a room's runtime: everything but `launch`. Its arrays belong to it alone; downloads give zeros."""
+
+    def __init__(self, *, exact_blocks: bool = False) -> None:
+        self._pool = Pool(lambda nbytes: 0, lambda block: None, exact=exact_blocks)
+
+    def _write_new(self, array: Array, host: np.ndarray) -> None:
+        pass
+
+    def write(self, array: Array, host: np.ndarray) -> None:
+        pass
+
+    def download(self, array: Array) -> np.ndarray:
+        return np.zeros(array.shape, array.dtype)
+
+    def readback(self, array: Array) -> Any:
+        return Zeros(array)
+
+    def synchronize(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def pipelines_compiled(self) -> int:
+        return 0
+
+    def _new_replay(self) -> Any:
+        return Nothing()

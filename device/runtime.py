@@ -1,0 +1,118 @@
+"""What the runtimes of all devices with a memory pool share: arrays, recording, profiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import DeviceError
+from wgrad.device.kernel_times import Profiler
+from wgrad.device.memory import Array, Lease, MemoryStats, Pool
+
+
+def check_upload(host: np.ndarray) -> None:
+    """Raises ValueError where no device holds arrays of this dtype."""
+    if host.dtype == np.int64:
+        raise ValueError(f"upload: int64 is not a device dtype (array of shape {host.shape}); convert it to int32")
+
+
+class Recording:
+    """A recorded list of launches: what a room's `Replay` of the contract holds beside the launches."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        # Arrays from outside of the recording: without them their memory, and what is bound to it, could go.
+        self._leases: set[Lease] = set()
+
+
+class PooledRuntime:
+    """A device's storage, recording and profile as the contract has them (contract.py). A room adds `_pool`, launches,
+    `_fill_words`, `_write_new`, `_new_replay` and `_new_profiler`, and what copies to and from the host."""
+
+    reason = "made directly"
+    _pool: Pool
+    _replay: Any = None  # being recorded
+    profiler: Any = None
+
+    # ---- storage -------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        dtype = np.dtype(dtype)
+        return Array(self._pool.allocate(math.prod(shape) * dtype.itemsize), 0, shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        array = self.empty(shape, dtype)
+        self._fill_words(array, 0)
+        return array
+
+    def fill(self, out: Array, value: float) -> None:
+        self._fill_words(out, int(np.asarray([value, value], out.dtype).view(np.uint32)[0]))
+
+    def _fill_words(self, out: Array, word: int) -> None:
+        """Every four bytes of `out` = word."""
+        raise NotImplementedError
+
+    def upload(self, host: np.ndarray) -> Array:
+        check_upload(host)
+        array = self.empty(host.shape, host.dtype)
+        self._write_new(array, host)
+        return array
+
+    def _write_new(self, array: Array, host: np.ndarray) -> None:
+        """`write` to an array that shares its memory with no other."""
+        raise NotImplementedError
+
+    def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
+        return Array(array.lease, array.offset + offset * array.dtype.itemsize, shape, array.dtype)
+
+    def memory(self) -> MemoryStats:
+        return self._pool.statistics()
+
+    def reset_peak(self) -> None:
+        self._pool.reset_peak()
+
+    def trim(self) -> int:
+        """Give free memory back to the driver; returns the bytes."""
+        return self._pool.trim()
+
+    # ---- recording -----------------------------------------------------------------------
+    def flush(self) -> None:
+        """Submit what waits to be submitted: nothing, where launches go to the device at once."""
+
+    def _new_replay(self) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def capture(self) -> Iterator[Any]:
+        """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
+        if self._replay is not None:
+            raise DeviceError("capture() inside capture() is not supported")
+        self.flush()
+        replay = self._replay = self._new_replay()
+        self._pool.begin_capture()
+        try:
+            yield replay
+        finally:
+            self.flush()
+            self._pool.end_capture()
+            self._replay = None
+
+    def _keep(self, arrays: Iterable[Array | None]) -> None:
+        """The recording under way launches on these: those from outside of it live as long as it does."""
+        self._replay._leases.update(a.lease for a in arrays if a is not None and not self._pool.is_scratch(a.lease))
+
+    # ---- profile -------------------------------------------------------------------------
+    def _new_profiler(self) -> Profiler:
+        raise NotImplementedError
+
+    def profile(self, on: bool = True) -> bool:
+        self.flush()
+        self.profiler = self._new_profiler() if on else None
+        return True
+
+    def profile_table(self) -> str:
+        self.flush()
+        return self.profiler.table() if self.profiler is not None else ""
