@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from wgrad.device.files import make_folder, write_json
 from wgrad.train.commands.cli import main as wgrad
-from wgrad.train.files.files import make_folder, write_json
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.files.weights import Checkpoint, weight_specs
 from wgrad.train.model.model_config import parse_model_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from wgrad.device.cache import cache_folder
 from wgrad.hip.activation import ActivationOps
 from wgrad.hip.attention import AttentionOps
 from wgrad.hip.decoding import DecodingOps
@@ -16,7 +17,6 @@ from wgrad.hip.norm import NormOps
 from wgrad.hip.optimizer import OptimizerOps
 from wgrad.hip.rope import RopeOps
 from wgrad.hip.runtime.dry_run import DryRun
-from wgrad.hip.runtime.rtc import cache_folder
 from wgrad.hip.softmax import SoftmaxOps
 
 __all__ = ["HipDevice"]
@@ -46,7 +46,7 @@ class HipDevice(
 
     def kernel_caches(self) -> list[Path]:
         """Where kernels are kept that hiprtc compiled; the others ship."""
-        return [cache_folder()]
+        return [cache_folder("hip")]
 
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""

@@ -88,6 +88,12 @@ def test_imports_go_one_way(room: str) -> None:
     assert wrong == [], f"{room} may import {sorted(MAY_IMPORT[room])} only"
 
 
+def test_the_ground_floor_needs_little() -> None:
+    """What every room stands on: NumPy, and the name of a folder."""
+    found = {module.split(".")[0] for path in python_files("device") for module, _ in imported_modules(path)}
+    assert found - sys.stdlib_module_names <= {"wgrad", "numpy", "ml_dtypes", "platformdirs"}
+
+
 def test_only_wgsl_imports_wgpu() -> None:
     wrong = [
         f"{relative(path)}:{line}"

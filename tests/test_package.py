@@ -103,7 +103,7 @@ def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:
     needs = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", archive.read(about).decode(), re.MULTILINE)
     at_run_time = {name.lower().replace("_", "-") for name, rest in needs if "extra ==" not in rest}
     wanted = {"wgpu", "numpy", "ml-dtypes", "safetensors", "tokenizers", "jinja2", "msgspec", "pyyaml", "rich"}
-    wanted |= {"filelock"}
+    wanted |= {"filelock", "platformdirs"}
     assert at_run_time == wanted
 
 

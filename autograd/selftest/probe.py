@@ -20,6 +20,7 @@ from typing import Any
 import wgrad
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.autograd.selftest.run import run_selftest
+from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 
 # Products, NF4, attention with a mask and grouped heads, norms; forward and backward.
@@ -66,25 +67,19 @@ def verdict(device: Any) -> Verdict:
             return Verdict(bool(known["passed"]), str(known["reason"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # not there, or damaged: checked now, as one of another format is
-    found, keep = check_in_a_process("self_check")
-    if keep:
+    found, lasting = check_in_a_process("self_check")
+    if lasting:
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            beside = kept.with_suffix(f".{os.getpid()}")
-            beside.write_text(
-                json.dumps({"format": FORMAT, "device": device.identity, **asdict(found)}) + "\n", encoding="utf-8"
-            )
-            beside.replace(kept)
+            text = json.dumps({"format": FORMAT, "device": device.identity, **asdict(found)}) + "\n"
+            keep(kept, text.encode())
         except OSError:
             pass  # checked again next time
     return found
 
 
 def _place(identity: tuple[str, ...]) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "wgrad" / "hip"
     digest = hashlib.sha256("\0".join((*identity, wgrad.__version__, *CASES)).encode()).hexdigest()
-    return folder / f"self-check-{digest[:16]}.json"
+    return cache_folder("hip") / f"self-check-{digest[:16]}.json"
 
 
 def check_in_a_process(module: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[Verdict, bool]:
@@ -122,8 +117,8 @@ def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
         first = wrong[0]
         what = first.message or f"{first.output} is off by {first.error:.2g}, allowed {first.limit:.2g}"
         reason = f"{len(wrong)} of {len(results)} cases failed, first {first.name}: {what[:200]}"
-    keep = not any("OutOfMemory" in r.message for r in wrong)
-    print(json.dumps({"passed": not wrong, "reason": reason, "keep": keep}))
+    lasting = not any("OutOfMemory" in r.message for r in wrong)
+    print(json.dumps({"passed": not wrong, "reason": reason, "keep": lasting}))
     return 0
 
 

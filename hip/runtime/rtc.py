@@ -1,26 +1,20 @@
 """hiprtc, ROCm's run-time compiler: code objects for cards that the package has none for, kept from then on.
 
-Results lie under $XDG_CACHE_HOME/wgrad/hip (~/.cache) as <file>-<architecture>-<digest>.co.xz; the digest is that of
+Results lie in the cache folder `hip` (device/cache.py) as <file>-<architecture>-<digest>.co.xz; the digest is that of
 the format, the source, its headers and the options, so that another version of wgrad never takes them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from pathlib import Path
 from typing import Any
 
+from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.objects import KERNELS, OPTIONS, compress, headers_of, read_object
 
 FORMAT = "co.xz 1"  # of the files in the cache
-
-
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "wgrad" / "hip"
 
 
 def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
@@ -34,7 +28,7 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     headers = {p.name: p.read_text(encoding="utf-8") for p in headers_of(path)}
     parts = [FORMAT, text, architecture, *OPTIONS, *headers, *headers.values()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    kept = cache_folder() / f"{source}-{architecture}-{digest[:16]}.co.xz"
+    kept = cache_folder("hip") / f"{source}-{architecture}-{digest[:16]}.co.xz"
     if kept.is_file():
         try:
             image = read_object(kept)
@@ -44,10 +38,7 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
             return image, str(kept)
     image = _compile(source, text, headers, [f"--offload-arch={architecture}", *OPTIONS])
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        beside = kept.with_suffix(f".{os.getpid()}")
-        beside.write_bytes(compress(image))
-        beside.replace(kept)
+        keep(kept, compress(image))
     except OSError:  # a folder that cannot be written to: compiled again next time
         return image, f"{source}.hip as compiled by hiprtc"
     return image, str(kept)

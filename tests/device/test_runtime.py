@@ -84,6 +84,8 @@ def test_one_class_of_statistics(kind: type[Any]) -> None:
     assert isinstance(held, MemoryStats) and held.in_use_bytes == held.peak_bytes >= 16_000
     del y
     assert device.memory().in_use_bytes < held.in_use_bytes == device.memory().peak_bytes
+    if isinstance(device, PooledRuntime):
+        assert device.trim() > 0 and device.memory().reserved_bytes < device.memory().peak_reserved_bytes
     device.reset_peak()
     after = device.memory()
     assert after.in_use_bytes == after.peak_bytes >= 4000 and x is not None

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import write_json
 from wgrad.train.files.checkpoint_files import FORMAT, INFO_FILE, STATE_FILE, Checkpoints, _sha256, _signed
-from wgrad.train.files.files import write_json
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:

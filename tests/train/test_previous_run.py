@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
 from wgrad.train.files.adapter import WEIGHTS_FILE
-from wgrad.train.files.files import write_json
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.weights import load_frozen
 from wgrad.train.model.model_config import load_model_config

@@ -18,7 +18,7 @@ from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, selftest_cases
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.train.files.files import check_writable, write_text
+from wgrad.device.files import check_writable, write_text
 from wgrad.train.run.output import make_console
 from wgrad.train.run.progress import Display
 

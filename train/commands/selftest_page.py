@@ -11,8 +11,8 @@ from pathlib import Path
 from wgrad.autograd.selftest.bundle import CARDS, Bundle, make_bundle, runner_source, with_coarse_inputs
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.device.errors import WgradError
+from wgrad.device.files import check_writable, write_text
 from wgrad.train.commands.bundle_cases import training_cases
-from wgrad.train.files.files import check_writable, write_text
 
 _TEMPLATE = Path(__file__).with_name("selftest_page.html")
 

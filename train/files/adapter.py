@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import make_folder, write_json
 from wgrad.train.files.decode import FETCH, convert, read_json, show
-from wgrad.train.files.files import make_folder, write_json
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.safetensors_files import read_entries, save_arrays
 from wgrad.train.model.lora import LoraConfig, check_all_patterns, match_targets

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
 from wgrad.train.files.decode import parse_json
-from wgrad.train.files.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
 from wgrad.train.files.input_files import open_input, read_input, reading
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 

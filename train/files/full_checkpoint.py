@@ -10,8 +10,8 @@ import numpy as np
 
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
+from wgrad.device.files import write_bytes, write_json
 from wgrad.train.files.decode import read_json
-from wgrad.train.files.files import write_bytes, write_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.files.weights import HEAD
 from wgrad.train.run.optim import FlatParameters

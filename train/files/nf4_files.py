@@ -20,8 +20,8 @@ from msgspec import Meta, Struct
 from wgrad.autograd.schema import VALUE_DTYPES
 from wgrad.device.contract import Device, NF4Array
 from wgrad.device.errors import WgradError
+from wgrad.device.files import make_folder, write_json
 from wgrad.train.files.decode import decode_json, show
-from wgrad.train.files.files import make_folder, write_json
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource, from_arrays, write_safetensors
 
 STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"

@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import atomic_file, write_bytes
 from wgrad.train.files.decode import FETCH
-from wgrad.train.files.files import atomic_file, write_bytes
 from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
 
 _NAMES = {

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import write_text
 from wgrad.train.commands.option_names import option_hint
 from wgrad.train.commands.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 from wgrad.train.files.decode import read_yaml
-from wgrad.train.files.files import write_text
 
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it

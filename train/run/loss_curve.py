@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from wgrad.train.files.files import write_text
+from wgrad.device.files import write_text
 
 LOSS_CURVE_FILE = "loss.svg"
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.files import write_bytes, writing
+from wgrad.device.files import write_bytes, writing
 from wgrad.train.files.input_files import exists, open_input, reading
 
 METRICS_FILE = "metrics.jsonl"

@@ -18,8 +18,8 @@ import filelock
 import msgspec
 
 from wgrad.device.errors import WgradError
+from wgrad.device.files import make_folder, remove_leftovers, write_json, writing
 from wgrad.train.files.decode import read_json
-from wgrad.train.files.files import make_folder, remove_leftovers, write_json, writing
 
 LOCK_FILE, HOLDER_FILE = ".lock", ".lock.json"
 FORMAT = 1

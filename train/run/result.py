@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from wgrad.device.files import write_json
 from wgrad.train.files.adapter import save_adapter
-from wgrad.train.files.files import write_json
 from wgrad.train.files.full_checkpoint import save_full
 from wgrad.train.model.build import TrainableModel
 from wgrad.train.run.loss_curve import LOSS_CURVE_FILE, save_loss_curve

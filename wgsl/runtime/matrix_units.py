@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 
 FEATURE = "cooperative-matrix"
@@ -76,11 +77,7 @@ def known(path: Path) -> KnownLibrary | None:
 
 def folder() -> Path:
     """Where the copy, its licence and the verdicts lie."""
-    if os.name == "nt":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "wgrad" / "matrix-units"
+    return cache_folder("matrix-units")
 
 
 def copy_path() -> Path:
@@ -106,10 +103,7 @@ def write_copy() -> Path:
     data[library.offset : end] = library.after
     target = copy_path()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f"{target.name}.{os.getpid()}")
-        beside.write_bytes(data)
-        beside.replace(target)
+        keep(target, bytes(data))
         (target.parent / _LICENCE).write_text(_licence(), encoding="utf-8")
     except OSError as error:
         raise DeviceError(f"matrix-units: cannot write {target}: {error.strerror or error}") from error
@@ -179,10 +173,8 @@ def keep_verdict(card: str, passed: bool, reason: str) -> None:
     """DeviceError where it cannot be written."""
     cards = {**_verdicts(), card: {"passed": passed, "reason": reason}}
     path = folder() / _VERDICTS
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps({"format": _FORMAT, "cards": cards}, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
+        keep(path, (json.dumps({"format": _FORMAT, "cards": cards}, indent=2) + "\n").encode())
     except OSError as error:
         raise DeviceError(f"matrix-units: cannot write {path}: {error.strerror or error}") from error
 

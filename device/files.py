@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors import SafetensorError
-
 from wgrad.device.errors import WgradError
 
 TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so may be deleted at any time
@@ -44,9 +42,6 @@ def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[Non
     except OSError as error:
         known = _ADVICE.get(error.errno or 0)
         advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
-        raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
-    except SafetensorError as error:  # its writer wraps the operating system's error in its own
-        advice = f"{error}: free some space or choose another folder with {option}"
         raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
 
 
@@ -112,25 +107,32 @@ def _beside(target: Path) -> Path:
 
 
 @contextmanager
-def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "--out") -> Iterator[IO[Any]]:
-    """Open a file beside `path` for writing; when the block ends well it takes the place of `path`, else it goes.
+def replacing(target: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Open a file beside `target` for writing; when the block ends well it takes the place of `target`, else it goes.
 
-    Raises WgradError when the disk is full, the folder is read-only, and so on; `path` is then as it was.
+    Raises OSError; `target` is then as it was.
     """
-    target = Path(path)
     beside = _beside(target)
+    try:
+        text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+        with open(beside, mode, **text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _replace(beside, target)
+        _sync_folder(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str], mode: str = "wb", option: str = "--out") -> Iterator[IO[Any]]:
+    """`replacing`, with an error for people: WgradError when the disk is full, the folder is read-only, and so on."""
+    target = Path(path)
     with writing(target, option):
         _refuse_special(target, option)
-        try:
-            text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-            with open(beside, mode, **text) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            _replace(beside, target)
-            _sync_folder(target.parent)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(target, mode) as file:
+            yield file
 
 
 @contextmanager

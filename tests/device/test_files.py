@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.files import (
+from wgrad.device.files import (
     atomic_file,
     atomic_folder,
     check_writable,
@@ -53,7 +53,7 @@ def test_text_mode_keeps_newlines(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a", b"old")
     code = (
-        "import os, sys\nfrom wgrad.train.files.files import atomic_file\n"
+        "import os, sys\nfrom wgrad.device.files import atomic_file\n"
         "with atomic_file(sys.argv[1]) as f:\n    f.write(b'half'); f.flush(); os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")])
@@ -115,15 +115,6 @@ def test_what_is_no_regular_file_keeps_its_place(tmp_path: Path) -> None:
         with pytest.raises(WgradError, match="pipe: it is no regular file: give another name with --report"):
             write(tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 1
-
-
-def test_safetensors_on_a_full_disk() -> None:
-    """safetensors wraps the system's error in its own class, which must come out the same way."""
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    with pytest.raises(WgradError, match="cannot write a: "), writing("a"):
-        save_file({"x": np.zeros(3, np.float32)}, "/nonexistent-folder/x.safetensors")
 
 
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
