@@ -154,6 +154,18 @@ def test_tensors_that_belong_to_nothing_are_refused(saved: Path) -> None:
             load_adapter(saved, MODULES)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused(value: float, saved: Path) -> None:
+    entries = {name: np.array(entry.array()) for name, entry in read_entries(saved / WEIGHTS_FILE, "--adapter").items()}
+    name = next(iter(entries))
+    entries[name][1, 2] = value
+    write_safetensors(saved / WEIGHTS_FILE, from_arrays(entries))
+    with pytest.raises(
+        WgradError, match=f"^--adapter: {name} in {saved / WEIGHTS_FILE} has values that are not finite"
+    ):
+        load_adapter(saved, MODULES)
+
+
 def test_missing_files(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="has no adapter_config.json: give the folder of a PEFT adapter"):
         load_adapter(tmp_path / "nowhere", MODULES)

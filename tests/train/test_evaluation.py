@@ -12,6 +12,7 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.run.config import RunOptions
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.progress import Phase
@@ -120,6 +121,21 @@ def test_the_sample_can_be_left_out(
     assert not [k for k in json.loads((tmp_path / "out" / "results.json").read_text()) if "sample" in k]
     with pytest.raises(WgradError, match="--sample-prompt: --no-sample"):
         RunOptions(sample=False, sample_prompt="x")
+
+
+def test_a_model_that_computes_no_numbers_has_no_sample_and_no_result(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint()
+    path = model / "model.safetensors"
+    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
+    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(1e38)
+    write_safetensors(path, from_arrays(arrays))
+    with np.errstate(all="ignore"):
+        assert finetune(tmp_path / "out", model, text_data) == 1
+    said = capsys.readouterr()
+    assert "note: no sample before: the model's logits are not finite" in said.out
+    assert "all 2 steps were skipped" in said.err and not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
 def test_a_resumed_run_measures_the_same_part(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:

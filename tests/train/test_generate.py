@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.adapter import save_adapter
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.files.weights import FINAL_NORM
 from wgrad.train.model.build import build_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
@@ -102,15 +104,57 @@ def test_a_token_costs_three_small_writes_and_the_read_of_its_id(
         count(name)
     tokens = generate_ids(model, PROMPT, 8, Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=5))
     next(tokens)
-    for _ in range(7):
+    for number in range(2, 9):
         moved.clear()
         next(tokens)
-        assert moved == [("write", 4)] * 3 + [("download", 4)]
+        looks = [("download", 8)] if number == 8 else []  # at the last one: whether all logits were finite
+        assert moved == [("write", 4)] * 3 + [("download", 4)] + looks
 
 
 def test_an_empty_prompt_is_refused(make_checkpoint: Any, cpu: Device) -> None:
     with pytest.raises(WgradError, match="--prompt: has no token"):
         list(generate_ids(model_for(make_checkpoint(), cpu), [], 3, Sampling()))
+
+
+# ---- logits that are not finite ----------------------------------------------------------------
+def scale_last_norm(folder: Path, factor: float) -> None:
+    """Finite weights, and activations that are not."""
+    path = folder / "model.safetensors"
+    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
+    arrays[FINAL_NORM] = arrays[FINAL_NORM] * np.float32(factor)
+    write_safetensors(path, from_arrays(arrays))
+
+
+@pytest.mark.parametrize(
+    "compute, factor, cause", [("float32", 1e38, "failed: fetch them"), ("float16", 1e6, "use --compute float32")]
+)
+def test_a_model_that_computes_no_numbers_gives_no_text(
+    compute: str, factor: float, cause: str, make_checkpoint: Any, device: Device
+) -> None:
+    if compute == "float16" and not device.float16:
+        pytest.skip(f"{device.description} has no float16")
+    folder = make_checkpoint()
+    scale_last_norm(folder, factor)
+    words = rf"not finite \(NaN or infinity\) within the first 1 token, .*{cause}"
+    with np.errstate(all="ignore"), pytest.raises(UnusableResult, match=words):
+        next(generate_ids(model_for(folder, device, compute=compute), PROMPT, 8, Sampling()))
+
+
+@pytest.mark.parametrize("tokens, stops, found", [(6, False, 6), (40, True, 6), (40, False, 9)])
+def test_logits_that_turn_infinite_on_the_way(
+    tokens: int, stops: bool, found: int, make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found at the end, at a stop id, and at each LOOK_EVERY-th token."""
+    monkeypatch.setattr("wgrad.train.run.generate.LOOK_EVERY", 8)
+    model, seen, stop = model_for(make_checkpoint(), device), 0, set[int]()
+    norm = model.weights[FINAL_NORM]
+    with np.errstate(all="ignore"), pytest.raises(UnusableResult, match=f"within the first {found} tokens"):
+        for _ in generate_ids(model, PROMPT, tokens, Sampling(), stop):
+            seen += 1
+            if seen == 5:
+                device.write(norm, np.full(norm.shape, np.inf, np.float32))
+                stop.update(range(model.config.vocab_size) if stops else ())
+    assert seen == found - 1
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -126,6 +170,13 @@ def test_the_command_writes_the_text_and_nothing_else_to_stdout(make_checkpoint:
     assert status == 0 and out.startswith("the quick") and len(out) > len("the quick\n")
     assert err.startswith("device: ")
     assert run(capsys, "--model", folder, "--prompt", "the quick", "--temperature", 0)[1] == out
+
+
+def test_the_command_ends_with_an_error_where_there_is_no_text(make_checkpoint: Any, capsys: Any) -> None:
+    folder = make_checkpoint()
+    scale_last_norm(folder, 1e38)
+    status, out, err = run(capsys, "--model", folder, "--prompt", "the quick")
+    assert (status, out) == (1, "") and "error: the model's logits are not finite" in err and "Traceback" not in err
 
 
 def test_the_command_takes_an_adapter(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:

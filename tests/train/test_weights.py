@@ -15,6 +15,7 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device, NF4Array
 from wgrad.device.errors import WgradError
+from wgrad.train.files import safetensors_files
 from wgrad.train.files.full_checkpoint import save_full
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
@@ -287,6 +288,51 @@ def test_a_quantised_weight_of_another_size_is_told_before_it_is_read(make_check
         Checkpoint(tmp_path / "nf4").check(config)
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_weight_that_is_not_finite(value: float, dtype: str, full: bool, make_checkpoint: Any) -> None:
+    folder, device = make_checkpoint(dtype=dtype), ReferenceDevice()
+    config = load_model_config(folder)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight"):
+        good = file_arrays(folder)[name]
+        bad = good.copy()
+        bad.flat[-1] = value
+        rewrite(folder, **{name: bad})
+        with pytest.raises(
+            WgradError, match=rf"^--model: {name} in {folder}/model.safetensors has values that are not f"
+        ):
+            build_trainable(RunOptions(full=full), config, folder, device, positions=8)
+        rewrite(folder, **{name: good})
+    build_trainable(RunOptions(full=full), config, folder, device, positions=8)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_every_finite_number_is_taken_and_no_other(dtype: Any, tmp_path: Path) -> None:
+    """All bit patterns of 16 bits (as the upper half of float32's, too), and a bad one at every edge of a piece."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = bits.view(dtype) if np.dtype(dtype).itemsize == 2 else (bits.astype(np.uint32) << 16).view(np.float32)
+    finite = np.isfinite(numbers.astype(np.float32))
+    large = np.zeros((3, 1 << 17), dtype)
+    path = tmp_path / "a.safetensors"
+
+    def taken(array: np.ndarray) -> bool:
+        write_safetensors(path, from_arrays({"a": array}))
+        try:
+            np.testing.assert_array_equal(read_entries(path, "--model")["a"].finite_array(), array)
+        except WgradError as error:
+            assert "--model: a in " in str(error)
+            return False
+        return True
+
+    assert taken(numbers[finite]) and taken(np.zeros((0, 3), dtype)) and taken(large)
+    assert not any(safetensors_files._is_finite(number[None]) for number in numbers[~finite])
+    for place in (0, (1 << 17) - 1, 1 << 17, large.size - 1):
+        bad = large.copy()
+        bad.flat[place] = -np.inf
+        assert not taken(bad)
+
+
 def test_a_missing_tensor_is_named(make_checkpoint: Any) -> None:
     folder = make_checkpoint()
     rewrite(folder, model__layers__1__mlp__up_proj__weight=None)
@@ -331,4 +377,19 @@ def test_a_damaged_quantised_weight(part: str, value: Any, message: str, make_ch
     arrays[name] = value
     write_safetensors(tmp_path / "nf4" / SINGLE_FILE, from_arrays({n: a for n, a in arrays.items() if a is not None}))
     with pytest.raises(WgradError, match=message):
+        load(tmp_path / "nf4")
+
+
+@pytest.mark.parametrize("part", [".absmax", ".nested_absmax", ".nested_quant_map"])
+def test_a_quantised_weight_that_is_not_finite(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    device, folder = ReferenceDevice(), make_checkpoint()
+    weights = load_frozen(folder, load_model_config(folder), device, double_quant=part != ".absmax")
+    save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
+    name = "model.layers.0.mlp.up_proj.weight" + part
+    bad = file_arrays(tmp_path / "nf4")[name]
+    bad[-1] = np.nan
+    rewrite(tmp_path / "nf4", **{name: bad})
+    with pytest.raises(
+        WgradError, match=f"^--model: {name} in .*/nf4/model.safetensors has values that are not finite"
+    ):
         load(tmp_path / "nf4")

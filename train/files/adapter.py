@@ -97,7 +97,8 @@ def load_adapter(
     """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them.
 
     -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order. WgradError: not there, not
-    LoRA, a variant that is not supported, a matrix that is missing, of another shape, or belongs to no projection.
+    LoRA, a variant that is not supported, a matrix that is missing, of another shape, not finite, or belongs to no
+    projection.
     """
     folder = Path(folder)
     lora = _load_config(folder)
@@ -127,7 +128,7 @@ def load_adapter(
                 )
             if entry.dtype not in ("F32", "F16", "BF16"):
                 raise WgradError(f"--adapter: {module}.{side} in {path} is {entry.dtype}: expected F32, F16 or BF16")
-            arrays[f"{module}.{side}"] = np.array(entry.array(), np.float32)
+            arrays[f"{module}.{side}"] = np.array(entry.finite_array(), np.float32)
     if entries:
         name = one_line(next(iter(entries)).removeprefix(_PREFIX))
         raise WgradError(

@@ -74,7 +74,7 @@ def check_packed(entries: Mapping[str, TensorEntry], name: str, shape: tuple[int
 def read_nf4(
     entries: Mapping[str, TensorEntry], name: str, shape: tuple[int, ...], device: Device, contents: bool = True
 ) -> NF4Array:
-    """Upload one quantised weight. WgradError: a part is missing, or does not fit the others.
+    """Upload one quantised weight. WgradError: a part is missing, not finite, or does not fit the others.
 
     contents False, for a dry run: the packed values, by far the most of it, are not read.
     """
@@ -85,7 +85,7 @@ def read_nf4(
             raise WgradError(f"--model: the quantised weight {name} lacks {name + suffix}: {_AGAIN}")
         if entry.dtype not in dtypes:
             raise fail(f"has {suffix} in {entry.dtype}, not in {' or '.join(dtypes)}")
-        return entry.array().reshape(-1)
+        return (entry.finite_array() if entry.dtype == "F32" else entry.array()).reshape(-1)
 
     def fail(what: str) -> WgradError:
         return WgradError(f"--model: the quantised weight {name} in {entries[name].path} {what}: {_AGAIN}")

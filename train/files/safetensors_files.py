@@ -44,6 +44,7 @@ _NAMES = {
     }.items()
 }
 _ITEMSIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
+_PIECE = 1 << 17  # numbers that are looked at together
 _METADATA = {"format": "pt"}  # transformers refuses files that do not say so
 
 
@@ -72,6 +73,17 @@ class TensorEntry:
         with _explained(self.path, self.source):
             return self._file.get_tensor(self.name)
 
+    def finite_array(self) -> np.ndarray:
+        """`array` of a float dtype. WgradError where a number of it is infinite or none."""
+        array = self.array()
+        if not _is_finite(array):
+            name = one_line(self.name)
+            raise WgradError(
+                f"{self.source}: {name} in {self.path} has values that are not finite (NaN or infinity), with which "
+                "nothing can be computed: fetch the file again, or take another version of it"
+            )
+        return array
+
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
         """The tensor [n, ...] in pieces of `rows` rows, so that only one of them stands in memory. WgradError."""
         with _explained(self.path, self.source), safe_open(self.path, "numpy") as file:  # mapped: see `sample`
@@ -92,6 +104,19 @@ class TensorEntry:
                 return [file.get_tensor(self.name).tobytes()]
             window, part = _windows(self.shape, size // _ITEMSIZES[self.dtype]), file.get_slice(self.name)
             return [part[window(number / (count - 1))].tobytes() for number in range(count)]
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether no number of a float16, bfloat16 or float32 array is NaN or infinite.
+
+    By their bits, from infinity's on, with either sign: the largest integer of a piece that stays in the cache takes a
+    tenth of the time of np.isfinite, and of reading the file.
+    """
+    unsigned, signed = (np.uint16, np.int16) if array.itemsize == 2 else (np.uint32, np.int32)
+    bits = np.array([np.inf, -np.inf], array.dtype).view(unsigned)
+    flat = array.reshape(-1).view(unsigned)
+    pieces = (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
+    return all(piece.view(signed).max() < bits[0] and piece.max() < bits[1] for piece in pieces)
 
 
 def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[slice, ...]]:

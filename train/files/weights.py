@@ -145,8 +145,8 @@ class Checkpoint:
                 self._float_entry(spec)
 
     def read(self, spec: WeightSpec) -> np.ndarray:
-        """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype."""
-        return self._float_entry(spec).array()
+        """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
+        return self._float_entry(spec).finite_array()
 
     def dtype(self, spec: WeightSpec) -> np.dtype:
         """The file's dtype of a tensor. WgradError as in `read`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import Batch, Document, eval_batches
 from wgrad.train.model.build import TrainableModel
 from wgrad.train.run.config import RunOptions
@@ -65,8 +66,12 @@ class Evaluation:
         text = ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase:
             ids = generate_ids(self.built.model, session.prompt, SAMPLE_TOKENS, Sampling(), stop)
-            for number, token in enumerate(ids, start=1):
-                text += decode(token)
-                phase.update(number)
+            try:
+                for number, token in enumerate(ids, start=1):
+                    text += decode(token)
+                    phase.update(number)
+            except UnusableResult as error:  # what is trained is judged elsewhere
+                session.say(f"note: no sample {when}: {error}")
+                return {f"sample_{when}": None}
         session.say(f"sample {when}: {session.tokenizer.decode(session.prompt)!r} -> {text!r}")
         return {f"sample_{when}": text}

@@ -16,7 +16,7 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.files.adapter import adapter_note
 from wgrad.train.files.hub import resolve_model
@@ -28,6 +28,8 @@ from wgrad.train.run.generate_config import GenerateConfig
 from wgrad.train.run.loop import Recorded
 from wgrad.train.run.output import make_console, say
 from wgrad.train.run.progress import Display
+
+LOOK_EVERY = 64  # tokens between two looks at whether logits are finite: each is a wait for the device
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def generate_ids(
     """Yield the ids that follow `prompt`, up to one of `stop_ids` (which is not yielded).
 
     The rotary tables of `model` must hold len(prompt) + max_new_tokens positions. The decoding step is recorded and
-    replayed: each token costs the host three small writes and one read.
+    replayed: each token costs the host three small writes and one read. UnusableResult where logits are not finite.
     """
     if not prompt:
         raise WgradError("--prompt: has no token: give some text to go on from")
@@ -65,19 +67,26 @@ def generate_ids(
     def draw() -> None:
         device.write(uniform, generator.random(1, np.float32))
 
+    def choose(logits: object) -> None:
+        F.add_to(device, odd, F.grad_norm(device, logits))  # the operator that counts what is not finite
+        device.copy(F.sample(device, logits, uniform, **options), ids)
+
     draw()
-    ids = device.upload(np.zeros(1, np.int32))
-    device.copy(F.sample(device, _prefill(model, prompt, cache), uniform, **options), ids)
+    ids, odd = device.upload(np.zeros(1, np.int32)), device.zeros((2,))
+    choose(_prefill(model, prompt, cache))
     inputs = _inputs(model, ids, np.zeros(1, np.int32), None)
 
     def decode() -> None:
         with no_grad():
             logits = model.logits(model.hidden(inputs, cache).data)
-        device.copy(F.sample(device, device.view(logits, (model.config.vocab_size,)), uniform, **options), ids)
+        choose(device.view(logits, (model.config.vocab_size,)))
 
     step = Recorded(device)
     for position in range(len(prompt), length):
         token = int(device.download(ids)[0])
+        count = position - len(prompt) + 1
+        if (count % LOOK_EVERY == 1 or token in stop_ids or position + 1 == length) and device.download(odd)[1]:
+            raise _not_finite(model, count)
         if token in stop_ids:
             return
         yield token
@@ -86,6 +95,20 @@ def generate_ids(
             device.write(inputs.positions, np.array([position], np.int32))
             device.write(inputs.cache_len, np.array([position], np.int32))
             step(decode)
+
+
+def _not_finite(model: Model, tokens: int) -> UnusableResult:
+    """tokens: of the continuation, up to the one at which it was found."""
+    wide = "the weights, or the adapter, are damaged or come of a training that failed: fetch them again"
+    return UnusableResult(
+        f"the model's logits are not finite (NaN or infinity) within the first {tokens} token{'s' * (tokens > 1)}, so "
+        "that no text can be chosen by them: "
+        + (
+            wide
+            if model.dtype == np.float32
+            else f"--compute {model.dtype} is too narrow for it: use --compute float32"
+        )
+    )
 
 
 def _inputs(model: Model, ids: object, positions: np.ndarray, start: int | None) -> Inputs:
