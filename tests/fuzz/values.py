@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from random import Random
 from typing import Any
 
@@ -122,12 +123,23 @@ def _change(rng: Random, root: Any, at: Any, key: Any) -> None:
 
 
 def _write(value: Any) -> str:
+    """JSON text. Nested values may have been put into nested values: deeper than what Python's own limit lets pass,
+    which stays as it is for the command that will read the text."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20 * limit)
+    try:
+        return _text(value)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _text(value: Any) -> str:
     if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(k))}: {_write(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(str(k))}: {_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_write, value)) + "]"
+        return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, bytes):
         return json.dumps(value.decode("latin-1"))
     return json.dumps(value)
