@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.device.memory import MemoryStats
 
 Array = Any
@@ -42,39 +42,6 @@ STATE_GRAD_NORM = 4  # norm before clipping, loss scale taken out; -1 where a gr
 STATE_BIAS1, STATE_BIAS2 = 5, 6  # 1 - beta^applied
 STATE_SKIPPED = 7  # steps skipped so far
 STATE_SIZE = 8
-
-
-@dataclass(frozen=True)
-class NF4Array:
-    """A frozen [out, in] weight in bitsandbytes' NF4 layout, on a device.
-
-    packed: uint8 [ceil(n / 2)], element 2j in the high nibble of byte j, n = out * in row-major.
-    Without double quantisation: absmax float32 [ceil(n / block_size)].
-    With it: absmax uint8 of that shape, nested_absmax float32 [ceil(blocks / nested_block_size)],
-    nested_code float32 [256], nested_offset float32 [1]:
-    absmax[i] = nested_code[absmax[i]] * nested_absmax[i // nested_block_size] + nested_offset.
-    value_dtype: float32, float16 or bfloat16: what level * absmax, a float32 product, is rounded to. It is the type of
-    the weight that bitsandbytes quantised, and what it restores (`dtype` of its quant_state).
-    """
-
-    packed: Array
-    absmax: Array
-    shape: tuple[int, int]
-    block_size: int = 64
-    nested_absmax: Array | None = None
-    nested_code: Array | None = None
-    nested_offset: Array | None = None
-    nested_block_size: int = 256
-    value_dtype: str = "float32"
-
-    @property
-    def nested(self) -> bool:
-        return self.nested_absmax is not None
-
-    @property
-    def nbytes(self) -> int:
-        parts = (self.packed, self.absmax, self.nested_absmax, self.nested_code, self.nested_offset)
-        return sum(p.nbytes for p in parts if p is not None)
 
 
 class Readback(Protocol):

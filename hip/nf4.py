@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE, NF4Array, dynamic_map, thresholds
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, Elements, type_code
-from wgrad.hip.nf4_tables import NESTED_BLOCK_SIZE, NF4Blocks, dynamic_map, thresholds
 from wgrad.hip.runtime.runtime import Long
 
 _RUN = 16  # elements of a work-item
@@ -17,7 +17,7 @@ _RUN = 16  # elements of a work-item
 class NF4Ops(Elements):
     _nf4_tables: tuple[Array, Array] | None = None
 
-    def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Blocks:
+    def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Array:
         """w [out, in] float32, float16 or bfloat16 -> packed codes and absmax (8-bit absmax when double)."""
         n = w.size
         packed, absmax = self.empty((-(-n // 2),), np.uint8), self.empty((-(-n // block_size),))
@@ -27,9 +27,9 @@ class NF4Ops(Elements):
             "nf4", "nf4_quantize", arguments, self.groups(n, _RUN * runs * GROUP), work=w.nbytes + packed.nbytes
         )
         shape = (int(w.shape[0]), int(w.shape[1]))
-        return self._nest(packed, absmax, shape, block_size) if double else NF4Blocks(packed, absmax, shape, block_size)
+        return self._nest(packed, absmax, shape, block_size) if double else NF4Array(packed, absmax, shape, block_size)
 
-    def _nest(self, packed: Array, absmax: Array, shape: tuple[int, int], block_size: int) -> NF4Blocks:
+    def _nest(self, packed: Array, absmax: Array, shape: tuple[int, int], block_size: int) -> NF4Array:
         blocks = absmax.size
         codes, offset = self.empty((blocks,), np.uint8), self.empty((1,))
         nested_absmax = self.empty((-(-blocks // NESTED_BLOCK_SIZE),))
@@ -39,10 +39,10 @@ class NF4Ops(Elements):
         self.launch("nf4", "nf4_mean", [absmax, offset, blocks], (1, 1, 1), work=absmax.nbytes)
         arguments = [absmax, offset, limits, codes, nested_absmax, blocks]
         self.launch("nf4", "nf4_nest", arguments, self.groups(blocks, NESTED_BLOCK_SIZE), work=absmax.nbytes)
-        return NF4Blocks(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
+        return NF4Array(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
 
-    def nf4_dequantize(self, w: Any, dtype: Any = np.float32) -> Array:
-        """-> [out, in] float32, float16 or bfloat16. w: an NF4Blocks, or anything with its fields."""
+    def nf4_dequantize(self, w: NF4Array, dtype: Any = np.float32) -> Array:
+        """-> [out, in] float32, float16 or bfloat16."""
         if w.value_dtype not in ("float32", np.dtype(dtype).name):  # storing rounds to the type of y
             return self.cast(self.nf4_dequantize(w, np.dtype(w.value_dtype)), dtype)  # type: ignore[attr-defined]
         y = self.empty(w.shape, dtype)

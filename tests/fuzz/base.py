@@ -15,6 +15,7 @@ import safetensors.numpy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.fuzz.case import Files
+from wgrad.device.formats.nf4 import LEVELS
 
 SPECIAL = ["<s>", "</s>", "<pad>", "<|user|>", "<|assistant|>"]
 CHAT = (
@@ -56,12 +57,6 @@ ROPES: list[dict[str, Any]] = [
     },
     {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}},
 ]
-NF4_LEVELS = np.array(
-    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
-    + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
-    + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
-    np.float32,
-)
 
 
 def model_config(architecture: str = "LlamaForCausalLM", rope: int = 0) -> dict[str, Any]:
@@ -130,7 +125,7 @@ def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str,
         blocks = -(-value.size // 64)
         state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(value.shape)}
         result[name] = generator.integers(0, 256, (value.size // 2, 1)).astype(np.uint8)
-        result[name + ".quant_map"] = NF4_LEVELS
+        result[name + ".quant_map"] = LEVELS
         if nested:
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}
             result[name + ".absmax"] = np.full(blocks, 128, np.uint8)

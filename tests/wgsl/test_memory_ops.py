@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 import wgrad.wgsl.device
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.autograd.selftest.run import check_case
-from wgrad.device.contract import Device, NF4Array
+from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.nf4 import NF4Blocks
 
 ELSEWHERE = ("attention", "attention_backward", "gemm", "linear_nf4", "linear_nf4_backward", "linear_cross_entropy")
 CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
@@ -57,11 +55,6 @@ def test_every_shader_opens_with_its_formula_and_dispatch() -> None:
         count = next(i for i, line in enumerate(lines) if not line.startswith("//"))
         head = "\n".join(lines[:count])
         assert "workgroup" in head, f"{file.name} does not open with how many workgroups it takes"
-
-
-def test_nf4_fields_are_those_of_the_contract() -> None:
-    mine = [(f.name, f.default) for f in dataclasses.fields(NF4Blocks)]
-    assert mine == [(f.name, f.default) for f in dataclasses.fields(NF4Array)]
 
 
 def test_a_new_shape_compiles_nothing(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:

@@ -17,20 +17,14 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
-from wgrad.autograd.schema import VALUE_DTYPES
 from wgrad.device.contract import Device, NF4Array
 from wgrad.device.errors import WgradError
 from wgrad.device.files import make_folder, write_json
+from wgrad.device.formats.nf4 import LEVELS, VALUE_DTYPES
 from wgrad.train.files.decode import decode_json, show
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource, from_arrays, write_safetensors
 
 STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"
-NF4_LEVELS = np.array(
-    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334]
-    + [-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
-    + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
-    np.float32,
-)
 BlockSize = Annotated[int, Meta(ge=32, le=4096)]
 _AGAIN = "fetch the checkpoint again, or use the unquantised one"
 
@@ -98,7 +92,7 @@ def read_nf4(
     if state.shape != tuple(shape):
         raise fail(f"has shape {list(state.shape)}, not {list(shape)} as config.json asks")
     code = part(".quant_map", "F32")
-    if code.shape != NF4_LEVELS.shape or not np.allclose(code, NF4_LEVELS, rtol=0, atol=1e-6):
+    if code.shape != LEVELS.shape or not np.allclose(code, LEVELS, rtol=0, atol=1e-6):
         raise fail("has a code book that is not NF4")
     count = shape[0] * shape[1]
     blocks = -(-count // state.blocksize)
@@ -134,7 +128,7 @@ def nf4_arrays(name: str, weight: NF4Array, device: Device) -> dict[str, np.ndar
     result = {
         name: down(weight.packed).reshape(-1, 1),
         name + ".absmax": down(weight.absmax),
-        name + ".quant_map": NF4_LEVELS,
+        name + ".quant_map": LEVELS,
     }
     if weight.nested:
         state |= {"nested_blocksize": weight.nested_block_size, "nested_dtype": "float32"}

@@ -15,6 +15,7 @@ import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
+from wgrad.device.formats.nf4 import BLOCK_SIZES
 from wgrad.train.commands.option_names import option_hint
 from wgrad.train.commands.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 from wgrad.train.files.decode import read_yaml
@@ -98,9 +99,7 @@ class RunOptions(Options):
     double_quant: bool = option(
         True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)", group="adapter"
     )
-    block_size: int = option(
-        64, "weights in one NF4 block", choices=(32, 64, 128, 256, 512, 1024, 2048, 4096), metavar="N", group="adapter"
-    )
+    block_size: int = option(64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N", group="adapter")
 
     lr: float = option(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR", group="training")
     schedule: str = option(

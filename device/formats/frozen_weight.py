@@ -1,0 +1,82 @@
+"""Frozen weights in blocks of few bits: what linear layers and the device rooms know of a format.
+
+A format is a frozen dataclass derived from FrozenWeight, in a file of this folder, <format>.py. It gives what a weight
+consists of (format, unit, arrays, rules, layout, constants, parameters) and, in NumPy, its values (rows), which every
+device must give; and, where a device brings weights of full precision into it, quantize_rules and quantize.
+Its decode stands once in each room: wgsl/<format>.wgsl and hip/kernels/<format>.hpp. Launchers bind the arrays in their
+order and hand over the parameters; the constants are known when a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+Array = Any  # whatever the device uses
+AGAIN = "quantise the weight again or check the file that it came from"
+
+
+class FrozenWeight(ABC):
+    """A frozen [out, in] weight of some format on a device: arrays and plain numbers."""
+
+    format: ClassVar[str]
+    unit: ClassVar[int]  # elements that are decoded at once; a row of another length is decoded before a product
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Array | None]:
+        """The arrays by field, in the order in which kernels take them. None: this weight has no such part."""
+
+    @abstractmethod
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """(holds, "<field> must ..., got ...") of every rule but those of `layout`."""
+
+    @abstractmethod
+    def layout(self) -> Iterator[tuple[str, int, str]]:
+        """(field, size, dtype as rules write it) of the arrays that are checked for both."""
+
+    @abstractmethod
+    def constants(self) -> dict[str, bool | int | float]:
+        """What a kernel that decodes this weight is compiled for."""
+
+    @abstractmethod
+    def parameters(self) -> tuple[int, ...]:
+        """Integers that a kernel takes beside the arrays."""
+
+    @abstractmethod
+    def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
+        """Rows first..last, of NumPy arrays: [last - first, in] in the dtype `compute`."""
+
+    @classmethod
+    def quantize_rules(cls, block_size: int, double: bool) -> Iterator[tuple[bool, str]]:
+        """As `rules`, of what `quantize` is asked for."""
+        yield False, f"format must be one that weights can be brought into, got {cls.format}"
+
+    @classmethod
+    def quantize(cls, w: np.ndarray, block_size: int, double: bool) -> Self:
+        """w [out, in] float32 or float64, in NumPy."""
+        raise NotImplementedError
+
+    def map_arrays(self, change: Callable[[Array], Array]) -> Self:
+        """The same weight with `change` applied to each of its arrays."""
+        parts = {name: change(array) for name, array in self.arrays().items() if array is not None}
+        return dataclasses.replace(self, **parts)  # type: ignore[type-var]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays().values() if array is not None)
+
+
+@cache
+def formats() -> dict[str, type[FrozenWeight]]:
+    """Every format by its name: the files of this folder."""
+    for path in Path(__file__).parent.glob("*.py"):
+        import_module(f"wgrad.device.formats.{path.stem}")
+    return {kind.format: kind for kind in FrozenWeight.__subclasses__()}

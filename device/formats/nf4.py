@@ -1,0 +1,168 @@
+"""NF4: 4-bit codes of 16 levels, one scale for a block of elements; value for value as bitsandbytes has it.
+
+Source: Dettmers et al., QLoRA (2023), section 3 and appendix E; levels and rounding as in bitsandbytes 0.50. The 8-bit
+map of double quantisation is the dynamic data type of Dettmers et al., 8-bit Optimizers (2022), section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import Array, FrozenWeight
+
+# fmt: off
+LEVELS = np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+], np.float32)
+# fmt: on
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+NESTED_BLOCK_SIZE = 256
+VALUE_DTYPES = ("float32", "float16", "bfloat16")  # a kernel knows them by their place here
+
+_BYTE_LEVELS = np.stack([LEVELS[np.arange(256) >> 4], LEVELS[np.arange(256) & 15]], axis=1)  # high nibble first
+
+
+def thresholds(levels: np.ndarray) -> np.ndarray:
+    """The middles between rising levels: a value on one takes the lower code."""
+    return (levels[:-1] + levels[1:]) / levels.dtype.type(2)
+
+
+@cache
+def dynamic_map() -> np.ndarray:
+    """The signed 8-bit dynamic data type: float32 [256], rising, zero at index 127, one at 255.
+
+    After the sign, e leading zeros give the decade 10^-e and the remaining 6 - e bits a linear fraction: the
+    middles of 2^(6 - e) equal parts of [0.1, 1]. Zero and one are added by hand.
+    """
+    values = [0.0, 1.0]
+    for decade in range(7):
+        edges = _linspace_float32(0.1, 1.0, 2**decade + 1)
+        middles = (edges[:-1] + edges[1:]) / np.float32(2)
+        scaled = middles * np.float32(10 ** (decade - 6))
+        values += [*scaled.tolist(), *(-scaled).tolist()]
+    result = np.sort(np.array(values, np.float32))
+    result.flags.writeable = False
+    return result
+
+
+def _linspace_float32(start: float, stop: float, count: int) -> np.ndarray:
+    """Equal steps counted from both ends in float32, as torch.linspace does: the map must match to the bit."""
+    first, last = np.float32(start), np.float32(stop)
+    step = (last - first) / np.float32(count - 1)
+    index = np.arange(count)
+    up_half = (first.astype(np.float64) + step.astype(np.float64) * index).astype(np.float32)
+    down_half = (last.astype(np.float64) - step.astype(np.float64) * (count - 1 - index)).astype(np.float32)
+    return np.where(index < count // 2, up_half, down_half).astype(np.float32)
+
+
+def _quantize_blocks(flat: np.ndarray, size: int, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes uint8 [n] and absmax [ceil(n / size)]; the last block is filled with zeros."""
+    blocks = np.pad(flat, (0, -flat.size % size)).reshape(-1, size)
+    absmax = np.abs(blocks).max(axis=1)
+    scaled = blocks * (flat.dtype.type(1) / np.maximum(absmax, flat.dtype.type(1e-38)))[:, None]
+    codes = np.searchsorted(limits.astype(flat.dtype), scaled.reshape(-1)[: flat.size], side="left")
+    return codes.astype(np.uint8), absmax
+
+
+@dataclass(frozen=True)
+class NF4Array(FrozenWeight):
+    """A frozen [out, in] weight in bitsandbytes' NF4 layout, on a device.
+
+    packed: uint8 [ceil(n / 2)], element 2j in the high nibble of byte j, n = out * in row-major.
+    Without double quantisation: absmax float32 [ceil(n / block_size)].
+    With it: absmax uint8 of that shape, nested_absmax float32 [ceil(blocks / nested_block_size)],
+    nested_code float32 [256], nested_offset float32 [1]:
+    absmax[i] = nested_code[absmax[i]] * nested_absmax[i // nested_block_size] + nested_offset.
+    value_dtype: float32, float16 or bfloat16: what level * absmax, a float32 product, is rounded to. It is the type of
+    the weight that bitsandbytes quantised, and what it restores (`dtype` of its quant_state).
+    """
+
+    format: ClassVar[str] = "nf4"
+    unit: ClassVar[int] = 8  # codes of a 32-bit word
+
+    packed: Array
+    absmax: Array
+    shape: tuple[int, int]
+    block_size: int = 64
+    nested_absmax: Array | None = None
+    nested_code: Array | None = None
+    nested_offset: Array | None = None
+    nested_block_size: int = NESTED_BLOCK_SIZE
+    value_dtype: str = "float32"
+
+    @property
+    def nested(self) -> bool:
+        return self.nested_absmax is not None
+
+    def arrays(self) -> dict[str, Array | None]:
+        names = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
+        return {name: getattr(self, name) for name in names}
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        yield self.block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}, got {self.block_size}"
+        yield self.value_dtype in VALUE_DTYPES, f"value_dtype must be one of {VALUE_DTYPES}, got {self.value_dtype!r}"
+        wanted, size = -(-int(self.shape[0]) * int(self.shape[1]) // 2), int(self.packed.size)
+        yield size == wanted, f"packed must hold {wanted} bytes for shape {list(self.shape)}, got {size}"
+
+    def layout(self) -> Iterator[tuple[str, int, str]]:
+        blocks = -(-int(self.shape[0]) * int(self.shape[1]) // self.block_size)
+        yield "absmax", blocks, "u8" if self.nested else "f32"
+        if self.nested:
+            yield "nested_absmax", -(-blocks // self.nested_block_size), "f32"
+            yield "nested_code", 256, "f32"
+            yield "nested_offset", 1, "f32"
+
+    def constants(self) -> dict[str, bool | int | float]:
+        """ROUND: place of value_dtype in VALUE_DTYPES. LEVEL_0 ... LEVEL_15: the values of the codes."""
+        levels = {f"LEVEL_{i}": float(level) for i, level in enumerate(LEVELS)}
+        return {"NESTED": self.nested, "ROUND": VALUE_DTYPES.index(self.value_dtype), **levels}
+
+    def parameters(self) -> tuple[int, ...]:
+        """log2 of elements to a block, and of blocks to a nested one."""
+        return self.block_size.bit_length() - 1, self.nested_block_size.bit_length() - 1
+
+    def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
+        columns = self.shape[1]
+        start, stop = first * columns, last * columns
+        codes = self.packed.reshape(-1)[start // 2 : -(-stop // 2)]
+        levels = _BYTE_LEVELS.astype(compute, copy=False)[codes].reshape(-1)[start % 2 :][: stop - start]
+        blocks = np.arange(start // self.block_size, -(-stop // self.block_size))
+        scales = np.repeat(self._scales(blocks, compute), self.block_size)[start % self.block_size :][: stop - start]
+        values = levels * scales
+        if self.value_dtype != "float32":
+            values = values.astype(np.float32).astype(self.value_dtype).astype(compute)
+        return values.reshape(-1, columns)
+
+    def _scales(self, blocks: np.ndarray, compute: np.dtype) -> np.ndarray:
+        """Absolute maximum of each of these blocks, with double quantisation undone."""
+        absmax = self.absmax[blocks]
+        if self.nested_absmax is None or self.nested_code is None or self.nested_offset is None:
+            return absmax.astype(compute, copy=False)
+        outer = self.nested_absmax.astype(compute, copy=False)[blocks // self.nested_block_size]
+        return self.nested_code.astype(compute, copy=False)[absmax] * outer + self.nested_offset.astype(compute)[0]
+
+    @classmethod
+    def quantize_rules(cls, block_size: int, double: bool) -> Iterator[tuple[bool, str]]:
+        yield block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}, got {block_size}; 64 is usual"
+
+    @classmethod
+    def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> NF4Array:
+        shape = (int(w.shape[0]), int(w.shape[1]))
+        codes, absmax = _quantize_blocks(w.reshape(-1), block_size, thresholds(LEVELS))
+        if codes.size % 2:
+            codes = np.append(codes, np.uint8(7))  # of zero
+        packed = (codes[0::2] << 4) | codes[1::2]
+        if not double:
+            return cls(packed, absmax, shape, block_size)
+        code = dynamic_map().astype(w.dtype)
+        offset = absmax.mean(dtype=np.float64).astype(w.dtype).reshape(1)
+        inner, outer = _quantize_blocks(absmax - offset, NESTED_BLOCK_SIZE, thresholds(code))
+        return cls(packed, inner, shape, block_size, outer, code, offset)
