@@ -25,13 +25,13 @@ from common import Report, has_cuda, median_spread
 
 from wgrad.device.contract import NF4Array
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.files.weights import weight_specs
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
-from wgrad.train.run.config import RunOptions
-from wgrad.train.run.loop import Trainer
+from wgrad.train.model.weights import weight_specs
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 GIB = 1 << 30

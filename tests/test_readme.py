@@ -17,7 +17,7 @@ import yaml
 from wgrad.train.commands.cli import main
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

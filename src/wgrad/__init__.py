@@ -18,7 +18,7 @@ if _TYPE_CHECKING:
     from wgrad.autograd.tensor import Tensor as Tensor
     from wgrad.autograd.tensor import no_grad as no_grad
     from wgrad.device.errors import WgradError as WgradError
-    from wgrad.train.run.config import FinetuneConfig as FinetuneConfig
+    from wgrad.train.options.finetune_config import FinetuneConfig as FinetuneConfig
     from wgrad.train.run.finetune import run_finetune as run_finetune
 
 __version__ = "0.1.0"
@@ -30,7 +30,7 @@ if not _os.path.isdir(_os.path.join(__path__[0], "autograd")) and _os.path.isdir
     __path__.append(_root)
 
 _PUBLIC = {
-    "FinetuneConfig": "wgrad.train.run.config",
+    "FinetuneConfig": "wgrad.train.options.finetune_config",
     "Tensor": "wgrad.autograd.tensor",
     "WgradError": "wgrad.device.errors",
     "functional": "wgrad.autograd",

@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.files.weights import weight_specs
 from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.weights import weight_specs
 
 VOCAB = 300
 SENTENCES = [

@@ -11,10 +11,11 @@ import pytest
 
 from wgrad.device.contract import Device
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.files.weights import Checkpoint
-from wgrad.train.model.build import build_frozen, count_parameters
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.generate import Sampling, generate_ids
+from wgrad.train.model.weights import Checkpoint
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.build import build_frozen, count_parameters
+from wgrad.train.run.generation import generate_ids
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "make_base_model.py"
 
@@ -39,4 +40,4 @@ def test_it_trains_a_checkpoint_in_bfloat16(
     prompt = tokenizer.encode("the quick")
     assert prompt and tokenizer.decode(prompt) == "the quick"
     model = build_frozen(config, out, cpu, positions=32)
-    assert len(list(generate_ids(model, prompt, 5, Sampling()))) == 5
+    assert len(list(generate_ids(model, prompt, 5, GREEDY))) == 5

@@ -22,7 +22,7 @@ from wgrad.train.commands import cli, devices
 from wgrad.train.commands.devices import describe, readable_bytes
 from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files.hub import resolve_model
-from wgrad.train.run.generate_config import GenerateConfig
+from wgrad.train.options.generate_config import GenerateConfig
 
 
 def run(*words: str) -> int:
@@ -115,7 +115,7 @@ def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(args)
         return 0
 
-    put(monkeypatch, "run.generate", run_generate=take)
+    put(monkeypatch, "commands.generate", run_generate=take)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A wise\nman"), encoding="ascii"))
     assert run("generate", "--model", "m", "--prompt", "-", "--chat", "--no-quantize", "--temperature", "0") == 0
     args = seen[0]

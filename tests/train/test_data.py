@@ -11,7 +11,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import Document
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 EOS = 1
 
@@ -27,7 +27,7 @@ def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
 
 def learnt(document: Document, tokenizer: Tokenizer) -> str:
     """The text of the tokens that count (bos, the first, never does)."""
-    return tokenizer.decode(document.ids[1:][document.counts[1:]], skip_special_tokens=False)
+    return tokenizer.decode(document.ids[1:][document.loss_mask[1:]], skip_special_tokens=False)
 
 
 # ---- what is learnt ----------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_messages(tokenizer: Tokenizer, write_lines, line: dict, expected: str) 
 
 def test_all_of_a_conversation(tokenizer: Tokenizer, write_lines) -> None:
     (document,) = load(write_lines({"messages": TURNS}), tokenizer, loss_on="all").train
-    assert document.counts.all()
+    assert document.loss_mask.all()
 
 
 def test_kinds_may_be_mixed_and_the_end_may_be_blank(tokenizer: Tokenizer, write_lines) -> None:
@@ -95,7 +95,7 @@ def test_kinds_may_be_mixed_and_the_end_may_be_blank(tokenizer: Tokenizer, write
 
 def test_eos_is_not_doubled(tokenizer: Tokenizer, write_lines) -> None:
     (document,) = load(write_lines({"text": "Hear.</s>"}), tokenizer).train
-    assert document.ids.tolist().count(EOS) == 1 and document.counts[-1]
+    assert document.ids.tolist().count(EOS) == 1 and document.loss_mask[-1]
 
 
 # ---- plain text --------------------------------------------------------------------------------

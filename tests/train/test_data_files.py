@@ -17,7 +17,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.text_windows import WINDOW
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 EOS = 1
 LINES = b'{"text": "Hear."}\n{"text": "See."}\n'
@@ -182,12 +182,11 @@ def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines,
     assert [d.ids.tolist() for d in data.train] == [ids[:seq_len] for ids in wanted]
     if seq_len > 50:
         header = _in_one_go(tokenizer, template.render(turns[:1], add_generation_prompt=True), False)
-        assert not data.train[3].counts[: len(header)].any() and data.train[3].counts[len(header) :].all()
+        assert not data.train[3].loss_mask[: len(header)].any() and data.train[3].loss_mask[len(header) :].all()
 
 
 MEMORY = """
 import json, resource, sys
-from wgrad.train.run.config import RunOptions
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
 folder, path = sys.argv[1:]

@@ -13,7 +13,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files import input_files
 from wgrad.train.files.decode import JSON_LIMIT, YAML_LIMIT, convert, decode_json, parse_json, read_json, read_yaml
 from wgrad.train.files.input_files import exists, open_input, read_input
-from wgrad.train.run.config import FinetuneConfig, read_config_file
+from wgrad.train.options.finetune_config import FinetuneConfig, read_config_file
 
 
 class Inner(Struct):
@@ -247,7 +247,7 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
 
 def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wgrad.train.commands.cli_options import resolve_config
-    from wgrad.train.run.generate_config import GenerateConfig
+    from wgrad.train.options.generate_config import GenerateConfig
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

@@ -17,7 +17,7 @@ import pytest
 
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.files.weights import Checkpoint
+from wgrad.train.model.weights import Checkpoint
 from wgrad.train.run import finetune, session
 
 Case = Callable[[Path, Path], list[str]]  # model folder, data file -> further options

@@ -13,9 +13,9 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Document
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.evaluation import eval_subset
-from wgrad.train.run.progress import Phase
+from wgrad.train.terminal.progress import Phase
 
 
 def documents(lengths: list[int]) -> list[Document]:

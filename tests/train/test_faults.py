@@ -22,7 +22,7 @@ import pytest
 
 import wgrad.train.run.finetune  # noqa: F401  (children need not import it again)
 from wgrad.train.commands.cli import main
-from wgrad.train.files.checkpoint_files import Checkpoints
+from wgrad.train.run.checkpoints import Checkpoints
 from wgrad.train.run.metrics import read_metrics
 
 KILLED = 9  # status of a child that the shim ended

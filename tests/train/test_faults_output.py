@@ -122,7 +122,7 @@ def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch:
 def test_what_is_saved_is_saved_before_it_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody reads holds a print for as long as that lasts: at each line the disk is ahead of it."""
     out, seen = tiny / "out", []
-    monkeypatch.setattr("wgrad.train.run.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("wgrad.train.terminal.progress.LINE_SECONDS", 0.0)
 
     class Watching(io.StringIO):
         def write(self, text: str) -> int:
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_the_line(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsy
         yield 40
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wgrad.train.run.generate.generate_ids", stop)
+    monkeypatch.setattr("wgrad.train.commands.generate.generate_ids", stop)
     assert generate(tiny) == 130
     captured = capsys.readouterr()
     assert captured.out.endswith("\n") and captured.err.endswith("wgrad: interrupted\n")

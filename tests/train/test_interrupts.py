@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from wgrad.train.commands.cli import main
-from wgrad.train.run.interrupts import Interrupted, Interrupts
+from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of another process")
 
@@ -225,7 +225,7 @@ def resumes_to_the_same_bits(tiny: Path, out: Path) -> None:
 def test_a_run_saves_and_says_by_which_signal_it_ended(
     name: str, status: int, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from wgrad.train.run.loop import Trainer
+    from wgrad.train.run.trainer import Trainer
 
     step = Trainer.step
 
@@ -266,7 +266,7 @@ def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: py
 def test_pressed_in_the_last_step_the_result_is_written(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from wgrad.train.run.loop import Trainer
+    from wgrad.train.run.trainer import Trainer
 
     step = Trainer.step
 

@@ -11,7 +11,7 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.memory_advice import advising, for_parameters, for_steps
 
 
@@ -62,7 +62,7 @@ def test_steps_that_do_not_fit(
     def step(*args: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("wgrad.train.run.loop.Trainer.step", step)
+    monkeypatch.setattr("wgrad.train.run.trainer.Trainer.step", step)
     options = ("--device", "cpu", "--batch-size", "2", "--eval-fraction", "0")
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     line = capsys.readouterr().err.splitlines()[-1]

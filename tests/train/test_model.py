@@ -15,13 +15,13 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
-from wgrad.train.files.weights import Checkpoint, load_frozen, weight_specs
-from wgrad.train.model.build import activation_bytes, count_parameters, wants_checkpointing
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
-from wgrad.train.run.config import RunOptions
+from wgrad.train.model.weights import Checkpoint, load_frozen, weight_specs
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import activation_bytes, count_parameters, wants_checkpointing
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
@@ -89,16 +89,14 @@ def test_the_cache_costs_no_launch_of_its_own(architecture: str, make_checkpoint
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "SmolLM3ForCausalLM"])  # the latter: a layer without rope
-def test_a_full_cache_is_refused_before_anything_is_written(
-    architecture: str, make_checkpoint: Any, device: Device
-) -> None:
+def test_a_full_cache_is_refused_before_anything_is_written(architecture: str, make_checkpoint: Any) -> None:
+    device = ReferenceDevice()  # whose cache_len can be looked at
     model = frozen(make_checkpoint(architecture, **CASES[architecture]), device)
     config = model.config
     if architecture == "SmolLM3ForCausalLM":  # its first layer
         config = model.config = replace(config, use_rope=(False, *config.use_rope[1:]))
     cache = KVCache.empty(config, 1, 9, np.float32, device)
     inputs = inputs_for(device, np.arange(4, dtype=np.int32), 6)
-    inputs.start = 6
     with pytest.raises(ShapeError, match="cache_len must leave room for 4 more tokens in the cache of 9, got 6"):
         model.hidden(inputs, cache)
     assert not any(device.download(a).any() for a in (*cache.keys, *cache.values))

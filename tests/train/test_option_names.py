@@ -9,10 +9,10 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
-from wgrad.train.commands.option_names import _ELSEWHERE, option_hint
-from wgrad.train.commands.options import flag
-from wgrad.train.run.config import RunOptions, config_from_mapping
-from wgrad.train.run.generate_config import GenerateConfig
+from wgrad.train.options.finetune_config import RunOptions, config_from_mapping
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.option_names import _ELSEWHERE, option_hint
+from wgrad.train.options.options import flag
 
 FIELDS = [f.name for f in dataclasses.fields(RunOptions)]
 

@@ -13,18 +13,18 @@ import pytest
 from wgrad.autograd import functional as F
 from wgrad.device.contract import Device, NF4Array
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.files.adapter import load_adapter, save_adapter
 from wgrad.train.files.nf4_files import nf4_arrays, save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.files.weights import load_frozen
-from wgrad.train.model.build import build_frozen, build_trainable
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import RunOptions
-from wgrad.train.run.loop import Trainer
+from wgrad.train.model.weights import load_frozen
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import build_frozen, build_trainable
 from wgrad.train.run.optim import AdamW
 from wgrad.train.run.schedule import learning_rate
+from wgrad.train.run.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -15,7 +15,7 @@ import pytest
 from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 from transformers import AutoTokenizer  # noqa: E402
@@ -166,7 +166,7 @@ def test_the_same_tokens_count_as_with_trl(name: str, make_tokenizer, write_line
             messages, chat_template=variant, return_dict=True, return_assistant_tokens_mask=True
         )
         assert document.ids.tolist() == wanted["input_ids"]
-        assert document.counts.astype(int).tolist() == wanted["assistant_masks"]
+        assert document.loss_mask.astype(int).tolist() == wanted["assistant_masks"]
 
 
 def test_what_was_refused_is_taken() -> None:

@@ -14,14 +14,14 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device, NF4Array
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.files.adapter import adapter_note, load_adapter, save_adapter
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.files.weights import EMBEDDING, HEAD, Checkpoint, load_frozen, use_own_head
-from wgrad.train.model.build import build_frozen
+from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
 from wgrad.train.model.rope_scaling import inverse_frequencies
+from wgrad.train.model.weights import EMBEDDING, HEAD, Checkpoint, load_frozen, use_own_head
+from wgrad.train.run.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -16,9 +16,9 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
-from wgrad.train.files.weights import load_trainable, weight_specs
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.weights import load_trainable, weight_specs
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")

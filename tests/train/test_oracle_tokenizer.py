@@ -8,7 +8,7 @@ import pytest
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import IGNORE_INDEX, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
 
@@ -95,7 +95,7 @@ def test_the_same_mask_from_generation_blocks(make_tokenizer, write_lines) -> No
     config = RunOptions(data=write_lines({"messages": TURNS}), eval_fraction=0)
     (document,) = load_data(config, ours).train
     assert document.ids.tolist() == expected["input_ids"]
-    assert document.counts.astype(int).tolist() == expected["assistant_masks"]
+    assert document.loss_mask.astype(int).tolist() == expected["assistant_masks"]
     assert 0 < document.num_targets < len(document)
 
 
@@ -122,7 +122,7 @@ def test_the_same_mask_from_prefixes(make_tokenizer, write_lines, name: str) -> 
     config = RunOptions(data=write_lines({"messages": TURNS}), eval_fraction=0)
     (document,) = load_data(config, ours).train
     assert document.ids.tolist() == expected["input_ids"]
-    assert document.counts.astype(int).tolist() == expected["assistant_masks"]
+    assert document.loss_mask.astype(int).tolist() == expected["assistant_masks"]
 
 
 def test_the_same_labels(make_tokenizer, write_lines) -> None:
@@ -132,5 +132,5 @@ def test_the_same_labels(make_tokenizer, write_lines) -> None:
     (document,) = load_data(config, tokenizer).train
     batch = make_batch([[document]], 1, 41, pad_id=2)
     labels = np.full(41, IGNORE_INDEX)
-    labels[: len(document)] = np.where(document.counts, document.ids, IGNORE_INDEX)
+    labels[: len(document)] = np.where(document.loss_mask, document.ids, IGNORE_INDEX)
     assert batch.targets[0].tolist() == [*labels[1:].tolist(), IGNORE_INDEX]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from wgrad.train.run.output import Output, OutputLost, command_output, make_console, say, settle
-from wgrad.train.run.progress import TrainingProgress
+from wgrad.train.terminal.output import Output, OutputLost, command_output, make_console, say, settle
+from wgrad.train.terminal.progress import TrainingProgress
 
 
 class Broken(io.StringIO):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import IGNORE_INDEX, BatchStream, Document, eval_batches, make_batch, pack_documents
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 
 
 def document(length: int, seed: int = 0, learn: int = 0) -> Document:
@@ -129,22 +129,21 @@ def test_a_restored_stream_goes_on_where_it_was(step: int) -> None:
     first = BatchStream(data, config)
     for _ in zip(range(step), first):
         pass
-    state = first.state()
-    assert state["step"] == step
+    assert first.step == step
     second = BatchStream(data, config)
-    second.restore(**state)
+    second.restore(first.step, first.fingerprint())
     rest = list(second)
     assert len(rest) == len(steps) - step and all(map(same, rest, steps[step:]))
 
 
 def test_other_data_is_noticed_on_resume() -> None:
-    config = RunOptions(seq_len=41)
-    state = BatchStream(documents(9, 41), config).state()
+    config = FinetuneConfig(seq_len=41)
+    fingerprint = BatchStream(documents(9, 41), config).fingerprint()
     changed = documents(9, 41)
     changed[4].ids[1] += 1
     for data, options in ((changed, config), (documents(9, 41), RunOptions(seq_len=41, seed=1))):
         with pytest.raises(WgradError, match="--resume: the training data"):
-            BatchStream(data, options).restore(**state)
+            BatchStream(data, options).restore(0, fingerprint)
 
 
 def test_a_checkpoint_beyond_the_end() -> None:

@@ -12,13 +12,14 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
-from wgrad.train.files.weights import weight_specs
-from wgrad.train.model.build import build_optimizer, build_trainable, estimate_activations
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import RunOptions
-from wgrad.train.run.generate import Sampling, generate_ids
-from wgrad.train.run.loop import Trainer
+from wgrad.train.model.weights import weight_specs
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.build import build_optimizer, build_trainable, estimate_activations
+from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.plan import SAMPLE_TOKENS, plan_run
+from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.runtime.dry_run import DryRun
 
 PROMPT = [5, 6, 7]
@@ -48,7 +49,7 @@ def run(config: RunOptions, folder: Path, device: Any) -> None:
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     batches = eval_batches(documents(config)[:5], config)
     trainer.evaluate(batches, lambda done: None)
-    list(generate_ids(built.model, PROMPT, SAMPLE_TOKENS, Sampling()))
+    list(generate_ids(built.model, PROMPT, SAMPLE_TOKENS, GREEDY))
     for step in BatchStream(documents(config), config):
         trainer.step(step, 1e-4)
         trainer.read_history()

@@ -12,11 +12,11 @@ import pytest
 
 from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
-from wgrad.train.files.adapter import WEIGHTS_FILE
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
-from wgrad.train.files.weights import load_frozen
+from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import RunOptions
+from wgrad.train.model.weights import load_frozen
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.loop import MANY_SKIPPED
 from wgrad.train.run.metrics import read_metrics
 from wgrad.train.run.schedule import learning_rate, warmup_steps
@@ -92,7 +92,7 @@ def test_more_epochs_prolong_as_well(run: Runner, tmp_path: Path) -> None:
 def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wgrad.train.run.loop import Trainer
+    from wgrad.train.run.trainer import Trainer
 
     out, step = tmp_path / "out", Trainer.step
     assert run(out, "--max-steps", "4") == 0
@@ -255,7 +255,7 @@ def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, r
     import ml_dtypes  # noqa: F401
 
     from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-    from wgrad.train.files.weights import Checkpoint
+    from wgrad.train.model.weights import Checkpoint
 
     weights = {n: np.array(e.array()) for n, e in Checkpoint(run.model).entries.items()}
     weights["model.norm.weight"] *= np.float32(1e5 if compute == "float16" else np.nan)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from wgrad.train.run.output import Output
-from wgrad.train.run.progress import QUIET_SECONDS, Display, TrainingProgress, duration, frame, size
+from wgrad.train.terminal.output import Output
+from wgrad.train.terminal.progress import QUIET_SECONDS, Display, TrainingProgress, duration, frame, size
 
 
 class Clock:
@@ -114,7 +114,7 @@ def test_a_phase_inside_another_is_shown_and_then_the_other_again() -> None:
 
 
 def test_silence_is_broken_by_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wgrad.train.run.progress.TICK_SECONDS", 0.001)
+    monkeypatch.setattr("wgrad.train.terminal.progress.TICK_SECONDS", 0.001)
     out, time = io.StringIO(), Clock()
     display = Display(Console(file=out), time)
     with display.phase("loading weights", 3) as phase:

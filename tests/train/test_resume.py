@@ -19,8 +19,8 @@ import pytest
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.files.adapter import WEIGHTS_FILE
-from wgrad.train.files.checkpoint_files import INFO_FILE, KEEP, STATE_FILE, Checkpoints
+from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.run.checkpoints import INFO_FILE, KEEP, STATE_FILE, Checkpoints
 from wgrad.train.run.metrics import read_metrics
 
 STEPS = 24

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.schedule import learning_rate, warmup_steps
 
 

@@ -16,13 +16,13 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device, NF4Array
 from wgrad.device.errors import WgradError
 from wgrad.train.files import safetensors_files
-from wgrad.train.files.full_checkpoint import save_full
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.files.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, use_own_head, weight_specs
-from wgrad.train.model.build import build_trainable
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import RunOptions
+from wgrad.train.model.save_model import save_full
+from wgrad.train.model.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, use_own_head, weight_specs
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import build_trainable
 
 
 def file_arrays(folder: Path) -> dict[str, np.ndarray]:

@@ -12,11 +12,12 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.recorded_cases import RecordingDevice, recorded
 from wgrad.device.contract import Device
-from wgrad.train.files.weights import WeightSpec, weight_specs
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
-from wgrad.train.run.generate import Sampling, generate_ids
+from wgrad.train.model.weights import WeightSpec, weight_specs
+from wgrad.train.options.generate_config import Sampling
+from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
 _ROWS, _TOKENS = 2, 24
@@ -108,7 +109,7 @@ def _decoding(device: RecordingDevice, raw: dict[str, Any], dtype: Any) -> None:
     config, rng = parse_model_config(raw), np.random.default_rng(13)
     model = Model(config, _frozen(config, device, rng, True), device, positions=16, dtype=dtype)
     prompt = rng.integers(0, config.vocab_size, 9).tolist()
-    list(generate_ids(model, prompt, 3, Sampling(temperature=0.8, top_p=0.95)))
+    list(generate_ids(model, prompt, 3, Sampling()))
 
 
 def training_cases(float16: bool = True) -> list[Case]:

@@ -17,12 +17,12 @@ from typing import Any
 import wgrad
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
-from wgrad.train.commands.option_text import read_stdin
 from wgrad.train.files.input_files import expand_path
-from wgrad.train.run.config import DEVICE_HELP, FinetuneConfig
-from wgrad.train.run.generate_config import GenerateConfig
+from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.option_text import read_stdin
 from wgrad.train.run.memory_advice import advising
-from wgrad.train.run.output import Output, OutputLost, command_output, say, settle
+from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
 
 LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
 EXPECTED: tuple[type[BaseException], ...] = (WgradError, DeviceError)  # errors that are not ours to fix
@@ -50,7 +50,7 @@ def _generate(args: argparse.Namespace) -> int:
         given["prompt"] = read_stdin("--prompt")
     config = GenerateConfig(**given)
     config.require()
-    from wgrad.train.run.generate import run_generate
+    from wgrad.train.commands.generate import run_generate
 
     with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
         return run_generate(config)

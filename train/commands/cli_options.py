@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.option_names import option_hint
-from wgrad.train.commands.options import Options, field_type, flag, show
 from wgrad.train.files.input_files import exists, expand_path
-from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file, unused_options
-
-# What a checkpoint's tensors or its place in the data depend on: a resumed run cannot change these.
-FIXED_BY_RESUME = (
-    "rank", "alpha", "dropout", "target_modules", "rslora", "full", "double_quant", "block_size", "batch_size",
-    "accumulate", "seq_len", "packing", "loss_on", "eval_fraction", "eval_tokens", "seed", "compute",
-)  # fmt: skip
+from wgrad.train.options.finetune_config import (
+    CONFIG_FILE,
+    FinetuneConfig,
+    RunOptions,
+    read_config_file,
+    unused_options,
+)
+from wgrad.train.options.option_names import option_hint
+from wgrad.train.options.options import Options, field_type, fixed_options, flag, show
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,7 +97,7 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
             raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
     if saved:
         before = RunOptions(**saved)
-        for name in (*FIXED_BY_RESUME, "adapter"):
+        for name in (field.name for field in fixed_options(RunOptions)):
             if getattr(config, name) != getattr(before, name):
                 raise WgradError(
                     f"{flag(name)}: the run in {config.out} was begun with {getattr(before, name)!r}, which --resume "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.autograd import matrix_units
-from wgrad.train.run.output import say
+from wgrad.train.terminal.output import say
 
 _WHAT = (
     "wgpu's library lists matrix units and refuses them as experimental (github.com/gfx-rs/wgpu-native/issues/516). "

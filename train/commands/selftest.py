@@ -19,8 +19,8 @@ from wgrad.autograd.selftest.run import Result, prepare_selftest, run_selftest, 
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
-from wgrad.train.run.output import make_console
-from wgrad.train.run.progress import Display
+from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.progress import Display
 
 _ROW = "{:<46} {:<9} {:<17} {:<20} {:>8} {:>8}  {}"
 

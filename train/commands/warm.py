@@ -8,11 +8,11 @@ from pathlib import Path
 from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
 from wgrad.train.files.hub import resolve_model
-from wgrad.train.files.weights import Checkpoint, use_own_head
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.config import RunOptions
+from wgrad.train.model.weights import Checkpoint, use_own_head
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.plan import plan_run
-from wgrad.train.run.progress import Display, duration, size
+from wgrad.train.terminal.progress import Display, duration, size
 
 _PROMPT_TOKENS = 24  # of the sample before and after a run, where its data is not known
 

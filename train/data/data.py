@@ -21,7 +21,7 @@ from wgrad.train.data.samples import BadLine, Sample, parse_line
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 _LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
 _CHARACTERS_AT_ONCE = 1 << 16
@@ -29,7 +29,7 @@ _LISTED = 5  # bad lines
 
 
 @dataclass
-class _Counts:
+class _Tally:
     """What reading a file came upon."""
 
     truncated: int = 0  # examples that were longer than seq_len
@@ -76,31 +76,31 @@ def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | Non
     """
     if config.data == config.eval_data == STDIN:
         raise WgradError("--eval-data: standard input is --data already: give a file")
-    counts = _Counts()
+    tally = _Tally()
     try:
-        documents = _load_file(config.data, "--data", config, tokenizer, counts, progress)
+        documents = _load_file(config.data, "--data", config, tokenizer, tally, progress)
         train: Sequence[Document]
         held_out: Sequence[Document]
         if config.eval_data:
             train = documents
-            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, counts, progress)
+            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, tally, progress)
         else:
             train, held_out = _split(documents, config)
     finally:
         shared_process().close()  # no more templates to render
     tokens = sum(map(len, train)) + sum(map(len, held_out))
-    more = counts.bad_lines - len(counts.bad)
-    listed = [f"skipped {line}" for line in counts.bad] + ([f"skipped {more} more"] if more else [])
+    more = tally.bad_lines - len(tally.bad)
+    listed = [f"skipped {line}" for line in tally.bad] + ([f"skipped {more} more"] if more else [])
     return Dataset(
         train,
         held_out,
         examples=len(train) + len(held_out),
         tokens=tokens,
-        truncated=counts.truncated,
-        cut_tokens=counts.cut_tokens,
-        left_out=counts.left_out,
-        bad_lines=counts.bad_lines,
-        remarks=(*counts.notes, *listed),
+        truncated=tally.truncated,
+        cut_tokens=tally.cut_tokens,
+        left_out=tally.left_out,
+        bad_lines=tally.bad_lines,
+        remarks=(*tally.notes, *listed),
     )
 
 
@@ -126,14 +126,14 @@ def _load_file(
     option: str,
     config: RunOptions,
     tokenizer: Tokenizer,
-    counts: _Counts,
+    tally: _Tally,
     progress: Progress | None,
 ) -> Sequence[Document]:
     with open_data(path, option, progress) as file:
-        counts.notes += file.notes
+        tally.notes += file.notes
         if file.is_text:
             return _cut_stream(file, config.seq_len, tokenizer)
-        return _read_lines(file, config, tokenizer, counts)
+        return _read_lines(file, config, tokenizer, tally)
 
 
 # ---- plain text --------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _empty(file: DataFile) -> WgradError:
 
 
 # ---- JSON lines --------------------------------------------------------------------------------
-def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, counts: _Counts) -> Sequence[Document]:
+def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Sequence[Document]:
     documents = LineDocuments(file.name)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
@@ -177,8 +177,8 @@ def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, counts
         if config.on_bad_line == "stop":
             raise error
         first, bad = first or error, bad + 1
-        if len(counts.bad) < _LISTED:
-            counts.bad.append(str(error))
+        if len(tally.bad) < _LISTED:
+            tally.bad.append(str(error))
 
     def samples() -> Iterator[Sample]:
         nonlocal read
@@ -196,11 +196,11 @@ def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, counts
     for group in _groups(samples()):
         for sample, encoded in zip(group, _encode(group, tokenizer)):
             try:
-                beyond = _add(documents, sample, encoded, file.name, config.seq_len, tokenizer, counts)
+                beyond = _add(documents, sample, encoded, file.name, config.seq_len, tokenizer, tally)
                 first = first or beyond
             except BadLine as error:
                 pass_over(error)
-    counts.bad_lines += bad
+    tally.bad_lines += bad
     if not read:
         raise _empty(file)
     if first and (not documents or 2 * bad > read):
@@ -249,50 +249,50 @@ def _add(
     name: str,
     seq_len: int,
     tokenizer: Tokenizer,
-    counts: _Counts,
+    tally: _Tally,
 ) -> WgradError | None:
     """Add the sample's document, truncated -> why it was left out, None where it was not. BadLine: nothing to learn."""
-    ids, marks, length = _tokens(sample, parts, seq_len, tokenizer)
+    ids, loss_mask, length = _tokens(sample, parts, seq_len, tokenizer)
     lost = length - len(ids)
-    if not marks[1:].any():
+    if not loss_mask[1:].any():
         where = f"{name}:{sample.line}: no token to learn"
         if not lost:
             raise BadLine(f"{where} (a single token has nothing to be predicted from): remove the line")
-        counts.left_out += 1
+        tally.left_out += 1
         return WgradError(
             f"{where} is left after truncation to {seq_len} tokens: raise --seq-len, or shorten what comes before the "
             "completion"
         )
-    documents.add(ids, marks, sample.line)
-    counts.truncated += bool(lost)
-    counts.cut_tokens += lost
+    documents.add(ids, loss_mask, sample.line)
+    tally.truncated += bool(lost)
+    tally.cut_tokens += lost
     return None
 
 
 def _tokens(
     sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """-> ids int32 and marks bool of the first seq_len tokens, and how many there are in all.
+    """-> ids int32 and loss_mask bool [n] of the first seq_len tokens, and how many there are in all.
 
     A token counts where it shares a character with a span; eos is added after a text and counts.
     """
-    counts_all = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
-    ids, marks = np.zeros(0, np.int32), np.zeros(0, bool)
+    all_learnt = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
+    ids, loss_mask = np.zeros(0, np.int32), np.zeros(0, bool)
     length, last = 0, None
     for part in parts:
         if len(ids) < seq_len:
             offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
-            marked = np.full(len(part.ids), counts_all)
+            learnt = np.full(len(part.ids), all_learnt)
             for start, end in sample.spans:
-                marked |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+                learnt |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
             ids = np.concatenate([ids, np.asarray(part.ids, np.int32)])
-            marks = np.concatenate([marks, marked])
+            loss_mask = np.concatenate([loss_mask, learnt])
         length += len(part.ids)
         last = part.ids[-1] if part.ids else last
     if sample.whole and tokenizer.eos_id is not None:
         if last != tokenizer.eos_id:
-            ids, marks = np.append(ids, np.int32(tokenizer.eos_id)), np.append(marks, True)
+            ids, loss_mask = np.append(ids, np.int32(tokenizer.eos_id)), np.append(loss_mask, True)
             length += 1
         elif len(ids) == length:
-            marks[-1] = True
-    return ids[:seq_len], marks[:seq_len], length
+            loss_mask[-1] = True
+    return ids[:seq_len], loss_mask[:seq_len], length

@@ -35,13 +35,13 @@ class LineDocuments(Documents):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ids, self._counts = array("i"), bytearray()
+        self._ids, self._loss_mask = array("i"), bytearray()
         self._ends, self._lines = array("q", [0]), array("q")
 
-    def add(self, ids: np.ndarray, counts: np.ndarray, line: int) -> None:
-        """ids int32 [n], counts bool [n], line: number of the line that they are of."""
+    def add(self, ids: np.ndarray, loss_mask: np.ndarray, line: int) -> None:
+        """ids int32 [n], loss_mask bool [n], line: number of the line that they are of."""
         self._ids.frombytes(np.ascontiguousarray(ids, np.int32).tobytes())
-        self._counts += np.ascontiguousarray(counts, np.bool_).tobytes()
+        self._loss_mask += np.ascontiguousarray(loss_mask, np.bool_).tobytes()
         self._ends.append(len(self._ids))
         self._lines.append(line)
 
@@ -51,8 +51,8 @@ class LineDocuments(Documents):
     def _get(self, index: int) -> Document:
         start, end = self._ends[index], self._ends[index + 1]
         ids = np.frombuffer(self._ids, np.int32)[start:end] if end > start else np.zeros(0, np.int32)
-        counts = np.frombuffer(self._counts, np.bool_)[start:end] if end > start else np.zeros(0, np.bool_)
-        return Document(ids, counts, f"{self._name}:{self._lines[index]}")
+        loss_mask = np.frombuffer(self._loss_mask, np.bool_)[start:end] if end > start else np.zeros(0, np.bool_)
+        return Document(ids, loss_mask, f"{self._name}:{self._lines[index]}")
 
 
 class StreamDocuments(Documents):

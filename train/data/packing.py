@@ -18,25 +18,24 @@ import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
 class Document:
-    """One training example. ids int32 [n]; counts bool [n]: this token is to be learnt; source: 'file:line' for errors.
+    """One training example. ids int32 [n]; loss_mask bool [n]: which of them are to be learnt; source: 'file:line'.
 
-    The first token is never a target (nothing stands before it to predict it from), whatever `counts[0]` says.
+    The first token is never a target (nothing stands before it to predict it from), whatever `loss_mask[0]` says.
     """
 
     ids: np.ndarray
-    counts: np.ndarray
+    loss_mask: np.ndarray
     source: str = ""
 
     def __len__(self) -> int:
@@ -44,7 +43,7 @@ class Document:
 
     @property
     def num_targets(self) -> int:
-        return int(np.count_nonzero(self.counts[1:]))
+        return int(np.count_nonzero(self.loss_mask[1:]))
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int
         for document in documents:
             end = at + len(document)
             ids[row, at:end] = document.ids
-            targets[row, at : end - 1] = np.where(document.counts[1:], document.ids[1:], IGNORE_INDEX)
+            targets[row, at : end - 1] = np.where(document.loss_mask[1:], document.ids[1:], IGNORE_INDEX)
             positions[row, at:end] = np.arange(len(document))
             doc_start[row, at:end] = at
             at = end
@@ -168,7 +167,7 @@ class BatchStream:
     def __iter__(self) -> Iterator[Step]:
         while self.step < self.total_steps:
             step = self.get(self.step)
-            self.step += 1  # before the yield: state() after a step names the next one
+            self.step += 1  # before the yield: after a step it is the next one's
             yield step
 
     def get(self, index: int) -> Step:
@@ -191,10 +190,6 @@ class BatchStream:
             rows = _rows(self._lengths, self.config, order)
             self._epoch = (epoch, [rows[i] for i in generator.permutation(len(rows))])
         return self._epoch[1]
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the next step, and the fingerprint of what the order depends on."""
-        return {"step": self.step, "fingerprint": self.fingerprint()}
 
     def restore(self, step: int, fingerprint: str | None = None) -> None:
         """Go on at `step`. WgradError: `fingerprint` is not that of this data, or `step` is beyond the end."""
@@ -221,6 +216,6 @@ class BatchStream:
         for document in self.documents:
             digest.update(np.int64(len(document)).tobytes())
             digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())
-            digest.update(np.ascontiguousarray(document.counts, np.uint8).tobytes())
+            digest.update(np.ascontiguousarray(document.loss_mask, np.uint8).tobytes())
         self._fingerprint = digest.hexdigest()
         return self._fingerprint

@@ -14,10 +14,10 @@ import numpy as np
 
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.errors import WgradError
-from wgrad.train.files.patterns import NO_PATTERN, check_patterns
-from wgrad.train.files.weights import projection_shapes
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.run.config import RunOptions
+from wgrad.train.model.patterns import NO_PATTERN, check_patterns
+from wgrad.train.model.weights import projection_shapes
+from wgrad.train.options.finetune_config import RunOptions
 
 ALL_LINEAR = "all-linear"
 _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched

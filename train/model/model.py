@@ -19,17 +19,16 @@ from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device, NF4Array
-from wgrad.train.files.weights import EMBEDDING, FINAL_NORM, HEAD
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
+from wgrad.train.model.weights import EMBEDDING, FINAL_NORM, HEAD
 
 
 @dataclass
 class Inputs:
     """What a forward reads, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
-    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. start is cache_len where the host knows
-    it (not in a recorded step, which moves on by itself): then a full cache is refused."""
+    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on."""
 
     ids: Array
     positions: Array
@@ -37,7 +36,6 @@ class Inputs:
     cache_len: Array
     targets: Array | None = None
     seed: Array | None = None
-    start: int | None = None
 
     @property
     def batch(self) -> int:
@@ -150,11 +148,11 @@ class Model:
         device, keys, values = self.device, cache.keys[index], cache.values[index]
         if self.config.use_rope[index]:
             tables = (self.cos, self.sin, inputs.positions)
-            F.rope_append(device, k.data, v.data, *tables, keys, values, inputs.cache_len, start=inputs.start)
+            F.rope_append(device, k.data, v.data, *tables, keys, values, inputs.cache_len)
         else:
             for part, new in ((keys, k), (values, v)):
                 rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
-                F.kv_append(device, part, rows.data, inputs.cache_len, start=inputs.start)
+                F.kv_append(device, part, rows.data, inputs.cache_len)
         return Tensor(keys, device), Tensor(values, device)
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:

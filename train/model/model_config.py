@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.config_file import (
+from wgrad.train.files.decode import FETCH, convert, read_json, show
+from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.model.config_file import (
     ConfigFile,
     LlamaFile,
     MistralFile,
@@ -23,8 +25,6 @@ from wgrad.train.files.config_file import (
     Qwen3File,
     SmolLM3File,
 )
-from wgrad.train.files.decode import FETCH, convert, read_json, show
-from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.rope_scaling import RopeConfig, parse_rope
 
 # Architecture -> model_type. SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.

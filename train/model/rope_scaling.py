@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.config_file import ConfigFile, RopeFile
 from wgrad.train.files.decode import FETCH, show
+from wgrad.train.model.config_file import ConfigFile, RopeFile
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 

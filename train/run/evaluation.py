@@ -10,12 +10,13 @@ import numpy as np
 
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import Batch, Document, eval_batches
-from wgrad.train.model.build import TrainableModel
-from wgrad.train.run.config import RunOptions
-from wgrad.train.run.generate import Sampling, generate_ids
-from wgrad.train.run.loop import Trainer
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.build import TrainableModel
+from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.plan import SAMPLE_TOKENS
 from wgrad.train.run.session import Session
+from wgrad.train.run.trainer import Trainer
 
 
 def eval_subset(documents: Sequence[Document], config: RunOptions) -> list[Document]:
@@ -65,7 +66,7 @@ class Evaluation:
         stop, decode = session.tokenizer.stop_ids, session.tokenizer.decode_stream(session.prompt)
         text = ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase:
-            ids = generate_ids(self.built.model, session.prompt, SAMPLE_TOKENS, Sampling(), stop)
+            ids = generate_ids(self.built.model, session.prompt, SAMPLE_TOKENS, GREEDY, stop)
             try:
                 for number, token in enumerate(ids, start=1):
                     text += decode(token)

@@ -9,21 +9,22 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import UnusableResult, WgradError
-from wgrad.train.files.checkpoint_files import Checkpoints, TrainingState, check_info
-from wgrad.train.model.build import build_optimizer, wants_checkpointing
-from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
+from wgrad.train.run.build import build_optimizer, wants_checkpointing
+from wgrad.train.run.checkpoints import Checkpoints, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation
-from wgrad.train.run.interrupts import Interrupted, Interrupts
-from wgrad.train.run.loop import Run, Trainer, not_finite, what_to_try
+from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.out_folder import OutFolder
-from wgrad.train.run.output import say
 from wgrad.train.run.previous_run import Previous, previous_run
-from wgrad.train.run.progress import TrainingProgress
 from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
+from wgrad.train.run.trainer import Trainer
+from wgrad.train.terminal.interrupts import Interrupted, Interrupts
+from wgrad.train.terminal.output import say
+from wgrad.train.terminal.progress import TrainingProgress
 
 
 def run_finetune(config: FinetuneConfig) -> int:
@@ -146,7 +147,6 @@ class _Finetuning:
         self._count_seconds()
         extra = {
             "results": self.results,
-            "stream": session.stream.state(),
             "schedule": _schedule(session),
             **self.info,
         }

@@ -1,9 +1,4 @@
-"""The training loop: micro-batches weighed by the step's target tokens, one optimiser step, nothing read back inside.
-
-What changes from step to step is written into arrays that stay (ids, targets, learning rate, ...), so that after a
-first run forward, backward and update are recorded once and replayed. Loss and optimiser state of each step are copied
-into a history on the device, which is downloaded a few times a second, and whenever it is full.
-"""
+"""The training loop: steps, reports of what the device has finished, checkpoints, and what is said of skipped steps."""
 
 from __future__ import annotations
 
@@ -15,157 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd import functional as F
-from wgrad.autograd.tensor import Tensor, no_grad
-from wgrad.device.contract import STATE_GRAD_NORM, STATE_SIZE, Device, Readback, Replay
+from wgrad.device.contract import STATE_GRAD_NORM
 from wgrad.device.errors import UnusableResult
-from wgrad.train.data.packing import Batch, BatchStream, Step
-from wgrad.train.model.model import Inputs, Model
-from wgrad.train.run.config import RunOptions
-from wgrad.train.run.interrupts import Interrupted, Interrupts
+from wgrad.train.data.packing import BatchStream
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.metrics import MetricsFile
-from wgrad.train.run.optim import ALIGN, AdamW
-from wgrad.train.run.progress import TrainingProgress
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.throughput import Throughput
+from wgrad.train.run.trainer import HistoryReadback, Trainer
+from wgrad.train.terminal.interrupts import Interrupted, Interrupts
+from wgrad.train.terminal.progress import TrainingProgress
 
-HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
 REPORT_SECONDS = 0.25  # between requests for what the device has done, whatever --log-every is
 MANY_SKIPPED = 20  # steps in a row without an update, from which on it is said what to try
-
-
-class Recorded:
-    """Device work of unchanged shapes: run as it is the first time, recorded the second, replayed from then on.
-
-    The first run compiles the pipelines and grows the memory pool, so that the recording holds neither. The work is
-    given at each call and not kept: a kept method of the owner would be a cycle, and hold the owner's device memory.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._runs = 0
-        self._replay: Replay | None = None
-
-    def __call__(self, work: Callable[[], None]) -> None:
-        if self._replay is not None:
-            self._replay.run()
-            return
-        if self._runs:
-            with self._device.capture() as replay:
-                work()
-            self._replay = replay
-        else:
-            work()
-        self._runs += 1
-
-
-class Trainer:
-    """Runs optimiser steps and evaluations of a model on persistent inputs of [batch_size, seq_len]."""
-
-    def __init__(self, model: Model, optimizer: AdamW, config: RunOptions) -> None:
-        self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
-        device, rows, tokens = self.device, config.batch_size, config.seq_len
-        flat = (rows * tokens,)
-        self.inputs = Inputs(
-            ids=device.upload(np.zeros(flat, np.int32)),
-            positions=device.upload(np.zeros(flat, np.int32)),
-            doc_start=device.upload(np.zeros((rows, tokens), np.int32)),
-            cache_len=device.upload(np.zeros(1, np.int32)),
-            targets=device.upload(np.zeros(flat, np.int32)),
-            seed=device.upload(np.zeros(2, np.uint32)) if self._dropout else None,
-        )
-        self.eval_inputs = Inputs(**{**vars(self.inputs), "seed": None})
-        self._inv_tokens = device.zeros((1,))
-        self._loss = device.zeros((1,))  # of the step so far: sum over targets / targets of the step
-        self._eval_loss = device.zeros((1,))
-        # A row of 2 * ALIGN floats a step: loss at 0, optimiser state at ALIGN (views must be aligned).
-        self.history_steps = min(config.log_every, HISTORY_STEPS)
-        self._history = device.zeros((self.history_steps, 2 * ALIGN))
-        self._recorded = 0
-        self._micro_step, self._update = Recorded(device), Recorded(device)
-
-    @property
-    def _dropout(self) -> bool:
-        return self.model.adapter is not None and self.model.adapter.config.dropout > 0
-
-    def _write(self, batch: Batch) -> None:
-        write, inputs = self.device.write, self.inputs
-        write(inputs.ids, batch.ids.reshape(-1))
-        write(inputs.targets, batch.targets.reshape(-1))
-        write(inputs.positions, batch.positions.reshape(-1))
-        write(inputs.doc_start, batch.doc_start)
-
-    def _forward_backward(self) -> None:
-        """One micro-batch: gradients and loss are added to what the step has so far."""
-        device = self.device
-        loss = self.model.loss(self.inputs)
-        inv_tokens = Tensor(self._inv_tokens, device)
-        share = F.mul(Tensor(loss.data, device), self._inv_tokens)
-        loss.backward(F.mul(inv_tokens, self.optimizer.loss_scale).data)
-        F.add_to(device, self._loss, share.data)
-
-    def step(self, step: Step, lr: float) -> None:
-        """One optimiser step. At most `history_steps` may run between two calls of `read_history`."""
-        device = self.device
-        self.optimizer.set_lr(lr)
-        device.write(self._inv_tokens, np.array([1.0 / step.num_targets], np.float32))
-        for number, batch in enumerate(step.batches):
-            self._write(batch)
-            if self.inputs.seed is not None:
-                micro = step.index * self.config.accumulate + number
-                device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
-            self._micro_step(self._forward_backward)
-        self._update(self.optimizer.step)
-        at = self._recorded * 2 * ALIGN
-        device.copy(self._loss, device.view(self._history, (1,), at))
-        device.copy(self.optimizer.state, device.view(self._history, (STATE_SIZE,), at + ALIGN))
-        device.fill(self._loss, 0.0)
-        self._recorded += 1
-
-    def read_history(self) -> np.ndarray:
-        """Wait for the device -> float32 [steps since the last call, 1 + STATE_SIZE]: loss, optimiser state."""
-        return self.history_readback().result()
-
-    def history_readback(self) -> HistoryReadback:
-        """What `read_history` gives, without waiting: further steps may be recorded meanwhile."""
-        count, self._recorded = self._recorded, 0
-        return HistoryReadback(self.device.readback(self._history), count)
-
-    def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
-        """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none.
-
-        progress: called with the number of batches that are known to be finished; the device has one more to do.
-        """
-        targets = sum(b.num_targets for b in batches)
-        if not targets:
-            return float("nan")
-        self.device.fill(self._eval_loss, 0.0)
-        before: Readback | None = None
-        for number, batch in enumerate(batches):
-            self._write(batch)
-            with no_grad():
-                loss = self.model.loss(self.eval_inputs)
-            F.add_to(self.device, self._eval_loss, loss.data)
-            if progress is not None:
-                if before is not None:
-                    before.result()
-                    progress(number)
-                before = self.device.readback(self._eval_loss)
-        return float(self.device.download(self._eval_loss)[0]) / targets
-
-
-class HistoryReadback:
-    """The history of `count` steps on its way to the host."""
-
-    def __init__(self, rows: Readback, count: int) -> None:
-        self._rows, self._count = rows, count
-
-    def ready(self) -> bool:
-        return self._rows.ready()
-
-    def result(self) -> np.ndarray:
-        rows = self._rows.result()[: self._count]
-        return np.concatenate([rows[:, :1], rows[:, ALIGN : ALIGN + STATE_SIZE]], axis=1)
 
 
 @dataclass

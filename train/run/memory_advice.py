@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from wgrad.device.errors import OutOfMemory, WgradError
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 SMALLER_MODEL = "use a smaller model"
 

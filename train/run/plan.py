@@ -10,11 +10,12 @@ import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.train.data.packing import Document, Step, make_batch
-from wgrad.train.model.build import build_optimizer, build_trainable
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.run.config import RunOptions
-from wgrad.train.run.generate import Sampling, generate_ids
-from wgrad.train.run.loop import Trainer
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.build import build_optimizer, build_trainable
+from wgrad.train.run.generation import generate_ids
+from wgrad.train.run.trainer import Trainer
 
 SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what it has learnt
 
@@ -58,7 +59,7 @@ def plan_run(
         trainer.read_history()
     trainer.evaluate([batch])
     if config.sample:
-        for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, Sampling()):
+        for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
             pass
     running = dry.memory().peak_bytes
     return Plan(dry, held, running - held, max(loading, running))

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.options import flag
-from wgrad.train.files.adapter import WEIGHTS_FILE
-from wgrad.train.files.checkpoint_files import Checkpoints
 from wgrad.train.files.decode import read_json
-from wgrad.train.files.weights import SINGLE_FILE
-from wgrad.train.run.config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file
+from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.model.weights import SINGLE_FILE
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file
+from wgrad.train.options.options import flag
+from wgrad.train.run.checkpoints import Checkpoints
 
 RESULTS_FILE = "results.json"
 RESULTS_FORMAT = 1

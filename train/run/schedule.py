@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wgrad.train.run.config import RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 
 def warmup_steps(config: RunOptions, total_steps: int) -> int:

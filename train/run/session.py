@@ -11,21 +11,20 @@ from typing import Any
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.cli_options import FIXED_BY_RESUME
-from wgrad.train.commands.options import flag
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.files.adapter import adapter_note
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.nf4_files import is_nf4
-from wgrad.train.files.weights import Checkpoint, use_own_head, weight_specs
-from wgrad.train.model.build import TrainableModel, build_trainable, estimate_activations
+from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.run.config import FinetuneConfig, RunOptions
-from wgrad.train.run.generate import check_positions
+from wgrad.train.model.weights import Checkpoint, use_own_head, weight_specs
+from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
+from wgrad.train.options.options import fixed_options, flag
+from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations
+from wgrad.train.run.generation import check_positions
 from wgrad.train.run.plan import SAMPLE_TOKENS, Plan, plan_run
-from wgrad.train.run.progress import Display, duration, size
+from wgrad.train.terminal.progress import Display, duration, size
 
 _PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
 
@@ -98,7 +97,7 @@ def _sample_prompt(session: Session) -> list[int]:
         check_positions(prompt, SAMPLE_TOKENS, session.model_config, "--sample-prompt")
         return prompt
     document = (session.data.held_out or session.data.train)[0]
-    before = next((i for i, counts in enumerate(document.counts) if counts), 0)
+    before = next((i for i, learnt in enumerate(document.loss_mask) if learnt), 0)
     return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]
 
 
@@ -158,7 +157,8 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
 def run_info(session: Session) -> dict[str, Any]:
     """What a checkpoint must agree with: the options that shape its tensors, the base model, the data."""
     values, held_out = session.config.to_dict(), session.data.held_out
-    run = {name: values[name] for name in FIXED_BY_RESUME}
+    # A path is left out: its folder may have moved, and what was in it is in the checkpoint.
+    run = {f.name: values[f.name] for f in fixed_options(RunOptions) if not f.metadata["path"]}
     model = hashlib.blake2b(repr(session.model_config).encode(), digest_size=16)
     model.update(Checkpoint(session.folder).digest().encode())
     measured = BatchStream(held_out, session.config).fingerprint() if held_out else ""

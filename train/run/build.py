@@ -13,12 +13,12 @@ from wgrad.autograd.reference_loss import LOGIT_ELEMENTS
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.train.files.adapter import load_adapter
-from wgrad.train.files.weights import Progress, load_frozen, load_trainable, weight_specs
+from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.run.config import RunOptions
+from wgrad.train.model.weights import Progress, load_frozen, load_trainable, weight_specs
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files import patterns
-from wgrad.train.files.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.model import patterns
+from wgrad.train.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
-from wgrad.train.run.config import PROJECTIONS, RunOptions
+from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
 
 MODULES = {f"model.layers.{i}.{m}": (24, 20) for i in range(3) for m in ("self_attn.q_proj", "mlp.up_proj")}
 MODULES |= {f"model.layers.{i}.mlp.down_proj": (20, 36) for i in range(3)}

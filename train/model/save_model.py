@@ -13,7 +13,7 @@ from wgrad.device.contract import Device
 from wgrad.device.files import write_bytes, write_json
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
-from wgrad.train.files.weights import HEAD
+from wgrad.train.model.weights import HEAD
 from wgrad.train.run.optim import FlatParameters
 
 # What a checkpoint needs beside its weights, copied as it is.

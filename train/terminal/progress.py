@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from wgrad.train.run.output import STDOUT, make_console
+from wgrad.train.terminal.output import STDOUT, make_console
 
 QUIET_SECONDS = 10.0  # where the output is no terminal: a line at latest after this long,
 LINE_SECONDS = 1.0  # and in training at most one in this time

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.option_names import did_you_mean
-from wgrad.train.commands.option_text import check_text
 from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.option_names import did_you_mean
+from wgrad.train.options.option_text import check_text
 
 Rule = tuple[str, Callable[[Any], bool]]
 AT_LEAST_1: Rule = ("must be at least 1", lambda v: v >= 1)
@@ -41,10 +41,12 @@ def option(
     group: str = "",
     path: bool = False,
     required: bool = False,
+    fixed: bool = False,
 ) -> Any:
     """A field with what the command line and the error messages need to know about it.
 
-    rule: words and a test of the value (None passes). path: a leading ~ is expanded.
+    rule: words and a test of the value (None passes). path: a leading ~ is expanded. fixed: a resumed run cannot
+    change it, because a checkpoint's tensors or its place in the data depend on it.
     """
     metadata = {k: v for k, v in locals().items() if k not in ("default", "text")} | {"help": text}
     return dataclasses.field(default=default, metadata=metadata)
@@ -80,6 +82,11 @@ class Options:
     def to_dict(self) -> dict[str, Any]:
         """Field names to plain values (a tuple becomes a list), in the order of declaration."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def fixed_options(kind: type[Options]) -> list[dataclasses.Field]:
+    """The fields that a resumed run cannot change."""
+    return [field for field in dataclasses.fields(kind) if field.metadata["fixed"]]
 
 
 def field_type(kind: type[Options], name: str) -> type:

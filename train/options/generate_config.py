@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wgrad.train.commands.options import AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option
-from wgrad.train.run.config import COMPUTE_TYPES, DEVICE_HELP
+from wgrad.train.options.finetune_config import COMPUTE_TYPES, DEVICE_HELP
+from wgrad.train.options.options import AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option
 
 
 @dataclass(frozen=True)
-class GenerateConfig(Options):
+class Sampling(Options):
+    """How the next token is chosen."""
+
+    temperature: float = option(0.8, "0 takes the likeliest token", rule=NOT_NEGATIVE, metavar="T", group="sampling")
+    top_k: int = option(0, "choose among the K likeliest; 0: off", rule=NOT_NEGATIVE, metavar="K", group="sampling")
+    top_p: float = option(
+        0.95,
+        "choose among the likeliest of total P; 1: off",
+        rule=("must be above 0 and at most 1 (1: off)", lambda v: 0 < v <= 1),
+        metavar="P",
+        group="sampling",
+    )
+    seed: int = option(0, "the same seed gives the same text", rule=SEED, metavar="N", group="sampling")
+
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0)  # always the likeliest token
+
+
+@dataclass(frozen=True)
+class GenerateConfig(Sampling):
     """What to continue, with what, and how the next token is chosen. WgradError where a value breaks its rule."""
 
     model: str = option(
@@ -19,15 +38,6 @@ class GenerateConfig(Options):
     prompt: str = option("", "text to go on from; - reads it from standard input", metavar="TEXT", required=True)
     chat: bool = option(False, "the prompt is a user's message: apply the model's chat template")
     max_new_tokens: int = option(128, "stop after this many tokens", rule=AT_LEAST_1, metavar="N")
-    temperature: float = option(0.8, "0 takes the likeliest token", rule=NOT_NEGATIVE, metavar="T")
-    top_k: int = option(0, "choose among the K likeliest; 0: off", rule=NOT_NEGATIVE, metavar="K")
-    top_p: float = option(
-        0.95,
-        "choose among the likeliest of total P; 1: off",
-        rule=("must be above 0 and at most 1 (1: off)", lambda v: 0 < v <= 1),
-        metavar="P",
-    )
-    seed: int = option(0, "the same seed gives the same text", rule=SEED, metavar="N")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
     compute: str = option("float32", "type of activations (bfloat16: on HIP)", choices=COMPUTE_TYPES)
     quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning")

@@ -11,14 +11,15 @@ import pytest
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.files.adapter import save_adapter
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.files.weights import FINAL_NORM
-from wgrad.train.model.build import build_frozen
+from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.generate import Sampling, generate_ids
+from wgrad.train.model.weights import FINAL_NORM
+from wgrad.train.options.generate_config import GREEDY, Sampling
+from wgrad.train.run.build import build_frozen
+from wgrad.train.run.generation import generate_ids
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97]
 
@@ -52,15 +53,15 @@ def test_greedy_is_the_likeliest_token_of_the_whole_sequence(
     model = model_for(make_checkpoint(architecture, **options), device)
     wanted = greedy_by_hand(model, PROMPT, 12)
     assert len(set(wanted)) > 3
-    assert list(generate_ids(model, PROMPT, 12, Sampling())) == wanted
-    assert list(generate_ids(model, PROMPT[:1], 3, Sampling())) == greedy_by_hand(model, PROMPT[:1], 3)
+    assert list(generate_ids(model, PROMPT, 12, GREEDY)) == wanted
+    assert list(generate_ids(model, PROMPT[:1], 3, GREEDY)) == greedy_by_hand(model, PROMPT[:1], 3)
 
 
 def test_a_stop_id_ends_the_text(make_checkpoint: Any, device: Device) -> None:
     model = model_for(make_checkpoint(), device)
-    ids = list(generate_ids(model, PROMPT, 12, Sampling()))
+    ids = list(generate_ids(model, PROMPT, 12, GREEDY))
     stop = ids[4]
-    assert list(generate_ids(model, PROMPT, 12, Sampling(), {stop})) == ids[: ids.index(stop)]
+    assert list(generate_ids(model, PROMPT, 12, GREEDY, {stop})) == ids[: ids.index(stop)]
 
 
 def test_sampling_follows_its_seed_and_limits(make_checkpoint: Any, device: Device) -> None:
@@ -69,7 +70,7 @@ def test_sampling_follows_its_seed_and_limits(make_checkpoint: Any, device: Devi
     def draw(**options: Any) -> list[int]:
         return list(generate_ids(model, PROMPT, 16, Sampling(**options)))
 
-    greedy = draw()
+    greedy = draw(temperature=0)
     assert draw(temperature=1.0, seed=1) == draw(temperature=1.0, seed=1)
     assert draw(temperature=1.0, seed=1) != draw(temperature=1.0, seed=2)
     assert draw(temperature=1.0, top_k=1, seed=3) == greedy
@@ -113,7 +114,7 @@ def test_a_token_costs_three_small_writes_and_the_read_of_its_id(
 
 def test_an_empty_prompt_is_refused(make_checkpoint: Any, cpu: Device) -> None:
     with pytest.raises(WgradError, match="--prompt: has no token"):
-        list(generate_ids(model_for(make_checkpoint(), cpu), [], 3, Sampling()))
+        list(generate_ids(model_for(make_checkpoint(), cpu), [], 3, GREEDY))
 
 
 # ---- logits that are not finite ----------------------------------------------------------------
@@ -137,7 +138,7 @@ def test_a_model_that_computes_no_numbers_gives_no_text(
     scale_last_norm(folder, factor)
     words = rf"not finite \(NaN or infinity\) within the first 1 token, .*{cause}"
     with np.errstate(all="ignore"), pytest.raises(UnusableResult, match=words):
-        next(generate_ids(model_for(folder, device, compute=compute), PROMPT, 8, Sampling()))
+        next(generate_ids(model_for(folder, device, compute=compute), PROMPT, 8, GREEDY))
 
 
 @pytest.mark.parametrize("tokens, stops, found", [(6, False, 6), (40, True, 6), (40, False, 9)])
@@ -145,11 +146,11 @@ def test_logits_that_turn_infinite_on_the_way(
     tokens: int, stops: bool, found: int, make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found at the end, at a stop id, and at each LOOK_EVERY-th token."""
-    monkeypatch.setattr("wgrad.train.run.generate.LOOK_EVERY", 8)
+    monkeypatch.setattr("wgrad.train.run.generation.LOOK_EVERY", 8)
     model, seen, stop = model_for(make_checkpoint(), device), 0, set[int]()
     norm = model.weights[FINAL_NORM]
     with np.errstate(all="ignore"), pytest.raises(UnusableResult, match=f"within the first {found} tokens"):
-        for _ in generate_ids(model, PROMPT, tokens, Sampling(), stop):
+        for _ in generate_ids(model, PROMPT, tokens, GREEDY, stop):
             seen += 1
             if seen == 5:
                 device.write(norm, np.full(norm.shape, np.inf, np.float32))

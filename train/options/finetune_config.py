@@ -16,9 +16,9 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.device.formats.nf4 import BLOCK_SIZES
-from wgrad.train.commands.option_names import option_hint
-from wgrad.train.commands.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 from wgrad.train.files.decode import read_yaml
+from wgrad.train.options.option_names import option_hint
+from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
@@ -81,25 +81,35 @@ class RunOptions(Options):
         metavar="DIR",
         group="files",
         path=True,
+        fixed=True,
     )
     resume: bool = option(
         False, "go on from the newest checkpoint in --out; options not given are those of the run", group="files"
     )
 
-    rank: int = option(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R", group="adapter")
+    rank: int = option(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R", group="adapter", fixed=True)
     alpha: float = option(
-        32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A", group="adapter"
+        32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A", group="adapter", fixed=True
     )
-    dropout: float = option(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P", group="adapter")
+    dropout: float = option(
+        0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P", group="adapter", fixed=True
+    )
     target_modules: tuple[str, ...] = option(
-        PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME", group="adapter"
+        PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME", group="adapter", fixed=True
     )
-    rslora: bool = option(False, "scale by alpha / sqrt(r) instead of alpha / r", group="adapter")
-    full: bool = option(False, "train all parameters instead of adapters; saves a whole checkpoint", group="adapter")
+    rslora: bool = option(False, "scale by alpha / sqrt(r) instead of alpha / r", group="adapter", fixed=True)
+    full: bool = option(
+        False, "train all parameters instead of adapters; saves a whole checkpoint", group="adapter", fixed=True
+    )
     double_quant: bool = option(
-        True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)", group="adapter"
+        True,
+        "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)",
+        group="adapter",
+        fixed=True,
     )
-    block_size: int = option(64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N", group="adapter")
+    block_size: int = option(
+        64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N", group="adapter", fixed=True
+    )
 
     lr: float = option(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR", group="training")
     schedule: str = option(
@@ -119,12 +129,14 @@ class RunOptions(Options):
     max_grad_norm: float = option(
         1.0, "gradients are scaled down to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G", group="training"
     )
-    batch_size: int = option(1, "rows in one forward and backward", rule=A_COUNT, metavar="B", group="training")
+    batch_size: int = option(
+        1, "rows in one forward and backward", rule=A_COUNT, metavar="B", group="training", fixed=True
+    )
     accumulate: int = option(
-        8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", group="training"
+        8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", group="training", fixed=True
     )
     seq_len: int = option(
-        1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", group="training"
+        1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", group="training", fixed=True
     )
     epochs: int = option(1, "passes over the data", rule=A_COUNT, metavar="N", group="training")
     max_steps: int | None = option(
@@ -135,13 +147,14 @@ class RunOptions(Options):
         group="training",
     )
     packing: bool = option(
-        True, "put several short documents in one row; each still sees only itself", group="training"
+        True, "put several short documents in one row; each still sees only itself", group="training", fixed=True
     )
     loss_on: str = option(
         "completion",
         "tokens that count: completions and assistant turns, or all",
         choices=("completion", "all"),
         group="training",
+        fixed=True,
     )
     eval_fraction: float = option(
         0.05,
@@ -149,6 +162,7 @@ class RunOptions(Options):
         rule=SHARE_BELOW_1,
         metavar="F",
         group="training",
+        fixed=True,
     )
     eval_tokens: int = option(
         16384,
@@ -156,9 +170,10 @@ class RunOptions(Options):
         rule=(f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST),
         metavar="N",
         group="training",
+        fixed=True,
     )
     seed: int = option(
-        0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", group="training"
+        0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", group="training", fixed=True
     )
 
     compute: str = option(
@@ -166,6 +181,7 @@ class RunOptions(Options):
         "type of activations (bfloat16: on HIP); products accumulate in float32 either way",
         choices=COMPUTE_TYPES,
         group="machine",
+        fixed=True,
     )
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE", group="machine")
     checkpointing: bool | None = option(
@@ -178,8 +194,8 @@ class RunOptions(Options):
     )
     log_every: int = option(
         10,
-        "steps between printed lines where the output is no terminal (one a second at most); the bar and metrics.jsonl "
-        "follow every step",
+        "steps between printed lines where the output is no terminal: at most one a second, at least one in ten; "
+        "metrics.jsonl has every step",
         rule=A_COUNT,
         metavar="N",
         group="machine",

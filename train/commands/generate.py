@@ -1,0 +1,81 @@
+"""`wgrad generate`: a text continued by a model, and an adapter if there is one."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+from wgrad.autograd.select_device import select_device
+from wgrad.device.contract import Device
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.model.adapter_files import adapter_note
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.weights import Checkpoint, use_own_head
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.run.build import build_frozen
+from wgrad.train.run.generation import check_positions, generate_ids
+from wgrad.train.terminal.output import make_console, say
+from wgrad.train.terminal.progress import Display
+
+
+def _build(
+    args: GenerateConfig, config: ModelConfig, folder: Path, device: Device, prompt: list[int], display: Display
+) -> Model:
+    """The model on the device, its shaders compiled, with a bar for each of the two."""
+    build = partial(
+        build_frozen,
+        config,
+        folder,
+        positions=len(prompt) + args.max_new_tokens,
+        adapter=args.adapter,
+        quantize=args.quantize,
+        compute=args.compute,
+    )
+    with display.phase("compiling", unit="shaders") as phase:
+        dry = device.dry_run()
+        if dry is not None:  # three tokens: the first step of one runs as it is, the second is recorded
+            for _ in generate_ids(build(dry, contents=False), prompt, min(args.max_new_tokens, 3), args):
+                pass
+            device.prepare(dry, phase.update)
+    with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
+        return build(device, progress=phase.update)
+
+
+def run_generate(args: GenerateConfig) -> int:
+    """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
+    device = select_device(args.device)
+    say(f"device: {device.description} ({device.reason})", "stderr")
+    folder = resolve_model(args.model)
+    config, tokenizer = load_model_config(folder), load_tokenizer(folder)
+    tokenizer.check_fits(config.vocab_size)
+    checkpoint = Checkpoint(folder)
+    config, head_note = use_own_head(config, checkpoint)
+    checkpoint.check(config)
+    if head_note:
+        say(f"note: {head_note}", "stderr")
+    if args.chat:
+        prompt = tokenizer.encode_chat([{"role": "user", "content": args.prompt}])
+    else:
+        prompt = tokenizer.encode(args.prompt)
+    check_positions(prompt, args.max_new_tokens, config, "--max-new-tokens")
+    display = Display(make_console("stderr"))
+    model = _build(args, config, folder, device, prompt, display)
+    if note := adapter_note(model.adapter.config if model.adapter else None):
+        say(f"note: {note}", "stderr")
+    decode = tokenizer.decode_stream(prompt)
+    ids = generate_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids)
+    with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
+        first = list(islice(ids, 1))
+    if not args.chat:
+        sys.stdout.write(args.prompt)
+    try:
+        for token in chain(first, ids):
+            sys.stdout.write(decode(token))
+            sys.stdout.flush()
+    finally:  # Ctrl-C ends the line as well
+        sys.stdout.write("\n")
+    return 0
