@@ -1,0 +1,55 @@
+"""--profile: what a run asks of its device, and what it says at the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.run.finetune import _start_profile
+from wgrad.train.run.result import say_done
+
+
+class Timed:
+    """A device with kernels to time."""
+
+    description = "a card"
+
+    def __init__(self) -> None:
+        self.timed = False
+
+    def profile(self, on: bool = True) -> bool:
+        self.timed = on
+        return True
+
+    def profile_table(self) -> str:
+        return "the table" if self.timed else ""
+
+    def memory(self) -> Any:
+        return SimpleNamespace(peak_bytes=0)
+
+
+def session(device: Any, profile: bool) -> tuple[Any, list[str]]:
+    said: list[str] = []
+    config = SimpleNamespace(profile=profile, full=False)
+    return SimpleNamespace(device=device, config=config, say=said.append, out="out"), said
+
+
+@pytest.mark.parametrize("profile", [True, False])
+def test_the_table_is_the_last_line_where_it_was_asked_for(profile: bool) -> None:
+    run, said = session(Timed(), profile)
+    _start_profile(run)
+    say_done(run, {"seconds": 1.0}, 0, None)
+    assert run.device.timed == profile and said[0].startswith("done in")
+    assert said[1:] == (["the table"] if profile else [])
+
+
+def test_a_device_without_kernels_says_so() -> None:
+    run, said = session(ReferenceDevice(), True)
+    _start_profile(run)
+    say_done(run, {"seconds": 1.0}, 0, None)
+    assert (
+        said[0] == f"note: --profile has no effect: {run.device.description} has no kernels to time" and len(said) == 2
+    )
