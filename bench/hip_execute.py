@@ -37,7 +37,7 @@ from wgrad.autograd.selftest.run import expected_outputs, largest_difference, to
 OUT = Path(__file__).parent / "results" / "hip_executed.jsonl"
 ORDERS = ("fwd", "rev")
 # Not all of these kernels serve the self-test's small cases: hip_isa.py and hip_attention.py run every one of them.
-ELSEWHERE = ("gemm", "gemv", "attention_forward", "attention_backward_d")
+ELSEWHERE = ("gemm", "gemv", "linear", "attention_forward", "attention_backward_d")
 SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/window/2x70", "large vocabulary")
 
 

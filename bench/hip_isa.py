@@ -20,7 +20,7 @@ import hip_table
 import numpy as np
 
 OUT = Path(__file__).parent / "results" / "hip_isa.jsonl"
-SOURCES = ("gemm", "gemm_nf4", "gemm_f32", "gemm_split", "gemm_skinny", "gemv")
+SOURCES = ("gemm", "linear", "gemm_f32", "gemm_split", "gemm_skinny", "gemv")
 CODE = np.array(
     "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 -0.18477343022823334"
     " -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171229224"

@@ -27,7 +27,7 @@ from wgrad.hip.runtime.compile import KERNELS, SHIPPED
 
 OUT = Path(__file__).parent / "results" / "hip_isa_memory.jsonl"
 TYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-_NOT_MEMORY = ("gemm", "gemv", "attention_plain", "attention_forward", "attention_backward_d")
+_NOT_MEMORY = ("gemm", "gemv", "linear", "attention_plain", "attention_forward", "attention_backward_d")
 
 
 def memory_sources() -> list[str]:

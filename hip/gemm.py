@@ -10,10 +10,10 @@ from wgrad.device.memory import Array
 from wgrad.hip import gemm_plan
 from wgrad.hip.elements import type_code
 from wgrad.hip.gemm_plan import Card, Plan
-from wgrad.hip.nf4 import NF4Ops
+from wgrad.hip.quantize import QuantizeOps
 from wgrad.hip.runtime.runtime import Long
 
-_HAS_ACCUMULATE, _V_ALONG_RANK, _LOOSE, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
+_HAS_ACCUMULATE, _V_ALONG_RANK, _UNALIGNED, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
 LowRank = tuple[Array, Array]
 
 
@@ -28,7 +28,7 @@ class _Finish:
     accumulate: bool = False
 
 
-class GemmOps(NF4Ops):
+class GemmOps(QuantizeOps):
     """gemm, linear_nf4, linear_nf4_backward (device/contract.py).
 
     Raises:
@@ -106,8 +106,8 @@ class GemmOps(NF4Ops):
             return self.empty((m, n), dtype)
         kind, nested = type_code(x.dtype), w.nested_absmax is not None
         plan = gemm_plan.nf4(self._card, kind, type_code(dtype), nested, "nt" if trans_b else "nn", mnk)
-        # gemm_nf4.hip rounds decoded values to x's type; the others would use them as they are.
-        rounds = w.value_dtype != "float32" and (plan.source != "gemm_nf4" or w.value_dtype != x.dtype.name)
+        # linear.hip rounds decoded values to x's type; the others would use them as they are.
+        rounds = w.value_dtype != "float32" and (plan.source != "linear" or w.value_dtype != x.dtype.name)
         if w.shape[1] % 8 or k % 8 or not _multiple(16, x) or n * k >= 1 << 32 or rounds:
             # A row would start inside of a group of codes, or one of x inside of a vector.
             decoded = self.nf4_dequantize(w)
@@ -131,9 +131,9 @@ class GemmOps(NF4Ops):
     @property
     def _card(self) -> Card:
         if self._gemm_card is None:
-            has = self.modules.has
+            has, flushes = self.modules.has, self.architecture == "gfx90a"
             self._gemm_card = Card(
-                self.wave, self.compute_units, has("gemm"), has("gemm_split"), flushes=self.architecture == "gfx90a"
+                self.wave, self.compute_units, has("gemm"), has("gemm_split"), flushes_denormals=flushes
             )
         return self._gemm_card
 
@@ -195,8 +195,8 @@ class GemmOps(NF4Ops):
         m, n, k = mnk
         u, v = finish.lowrank or (None, None)
         kinds = [0 if x is None else type_code(x.dtype) for x in (out, finish.residual, u, v)]
-        loose = not _multiple(16, out, finish.bias, finish.residual)
-        flags = _HAS_ACCUMULATE * finish.accumulate | _LOOSE * loose
+        unaligned = not _multiple(16, out, finish.bias, finish.residual)
+        flags = _HAS_ACCUMULATE * finish.accumulate | _UNALIGNED * unaligned
         target, bias, residual, now, kind = out, finish.bias, finish.residual, flags, kinds[0]
         if plan.splits > 1:
             target, bias, residual, now, kind = self.empty((plan.splits, m, n)), None, None, 0, 0

@@ -29,13 +29,13 @@ _GEMV = Tile(1, 4, 256)
 @dataclass(frozen=True)
 class Card:
     """wave: lanes of a wave, 64 (CDNA) or 32 (RDNA). matrix16, split: there is gemm.hip, gemm_split.hip for it.
-    flushes: its matrix unit takes float16 subnormals for zeros (CDNA2)."""
+    flushes_denormals: its matrix unit takes float16 subnormals for zeros (CDNA2)."""
 
     wave: int
     compute_units: int
     matrix16: bool
     split: bool
-    flushes: bool = False
+    flushes_denormals: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def dense(
     if layout == "tt":
         return _wide(card, "gemm_any_tt", mnk, batch, True)
     # A float32 result shows float16 subnormals that were taken for zeros.
-    flushed = card.flushes and kinds == (1, 1) and out == 0
+    flushed = card.flushes_denormals and kinds == (1, 1) and out == 0
     if kinds[0] == kinds[1] and kinds[0] and card.matrix16 and not flushed:
         shape, tile = _shape(card, m, n, batch)
         if not by8:
@@ -97,7 +97,7 @@ def nf4(card: Card, kind: int, out: int, nested: bool, layout: str, mnk: tuple[i
     if kind and out and card.matrix16:
         shape, tile = _shape(card, m, n, 1)
         full = f"gemm_{name}_{SHORT[kind]}_{layout}_{shape}"
-        return Plan("gemm_nf4", full, tile, *_splits(card, mnk, 1, tile))
+        return Plan("linear", full, tile, *_splits(card, mnk, 1, tile))
     if card.split and (kind == 1) != (out != 0) and kind != 2:
         return _split(card, f"gemm_split_{name}_{SHORT[kind]}_{layout}", mnk, 1)
     return _wide(card, f"gemm_{name}_f32_{layout}", mnk, 1, True)

@@ -1,4 +1,4 @@
-"""RMSNorm, forward and backward. Kernel: rms_norm.hip."""
+"""RMSNorm, forward and backward. Kernel: norm.hip."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NormOps(ReduceOps):
         if rows:
             arguments = [x, weight, y, rstd, rows, columns, float(eps), type_codes(x, y)]
             kernel, groups = self._by_rows("rms_norm", rows, columns)
-            self.launch("rms_norm", kernel, arguments, groups, work=x.nbytes + y.nbytes)
+            self.launch("norm", kernel, arguments, groups, work=x.nbytes + y.nbytes)
         return y, rstd
 
     def rms_norm_backward(
@@ -49,7 +49,7 @@ class NormOps(ReduceOps):
             arguments = [*arrays, rows, columns, type_codes(dy, x, residual_grad, dx)]
             kernel, groups = self._by_rows("rms_norm_backward", rows, columns)
             work = sum(a.nbytes for a in arrays if a is not None)
-            self.launch("rms_norm", kernel, arguments, groups, work=work)
+            self.launch("norm", kernel, arguments, groups, work=work)
         return dx, self._dweight(dy, x, rstd) if need_dweight else None
 
     def _dweight(self, dy: Array, x: Array, rstd: Array) -> Array:
@@ -58,5 +58,5 @@ class NormOps(ReduceOps):
         part = self.empty((parts, columns))
         arguments = [dy, x, rstd, part, rows, columns, ROWS_PER_PART, type_codes(dy, x)]
         grid = (-(-columns // GROUP), parts, 1)
-        self.launch("rms_norm", "rms_norm_dweight", arguments, grid, work=dy.nbytes + x.nbytes)
+        self.launch("norm", "rms_norm_dweight", arguments, grid, work=dy.nbytes + x.nbytes)
         return self.view(part, (columns,)) if parts == 1 else self._sum_parts(part, self.empty((columns,)))

@@ -90,7 +90,7 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
 }  // namespace attention
 
 #define BACKWARD_DKV(suffix, T, D)                                                                                     \
-  extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void attention_backward_dkv_##suffix##_##D(             \
+  extern "C" GPU_KERNEL(attention::THREADS) GPU_WAVES_PER_SIMD(2) void attention_backward_dkv_##suffix##_##D(             \
       const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,             \
       const float* grad_lengths, const float* v_lengths, const int* doc_start, void* dk, void* dv, int length, int heads, \
       int kv_heads, int splits, int window, float scale) {                                                             \

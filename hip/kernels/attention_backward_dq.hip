@@ -3,8 +3,8 @@
 //     p[t, j] = exp(scale q[t] k[j] - lse[t])      ds[t, j] = p[t, j] (do[t] v[j] - delta[t])
 //     dq[t] = scale sum_j ds[t, j] k[j]            over the keys j that query t sees (attention_mask.hpp, cache_len 0)
 //
-// do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T]; doc_start
-// int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
+// do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T];
+// doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
 // Launch: (H, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline and float16's range are in attention_gradient.hpp.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes it deterministic.
@@ -67,7 +67,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
 }  // namespace attention
 
 #define BACKWARD_DQ(suffix, T, D)                                                                                      \
-  extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void attention_backward_dq_##suffix##_##D(              \
+  extern "C" GPU_KERNEL(attention::THREADS) GPU_WAVES_PER_SIMD(2) void attention_backward_dq_##suffix##_##D(              \
       const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,             \
       const float* grad_lengths, const float* v_lengths, const int* doc_start, void* dq, int length, int heads,           \
       int kv_heads, int window, float scale) {                                                                         \

@@ -3,8 +3,8 @@
 //     s[t, j] = scale sum_d q[t, h, d] k[j, g, d],   h = query head, g = h / (H / G)
 //     o[t] = sum_j exp(s[t, j] - lse[t]) v[j],       lse[t] = log sum_j exp(s[t, j])
 //
-// q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64 or 128; doc_start int32 [B, T]; cache_len int32 [1]; lse
-// float32 [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS.
+// q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64 or 128; doc_start int32 [B, T]; cache_len int32 [1];
+// lse float32 [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS.
 // With splits > 1 each takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T]
 // for attention_combine.
 //
@@ -17,7 +17,7 @@
 //     K tile t + 1: memory -> registers beside the first K Q^T of tile t -> LDS buffer (t + 1) % 2 beside the V P after
 //                   it, by all waves together, 128 bits at a time; two barriers later the first wave reads it
 //     K tile t:     LDS buffer t % 2 -> operand A of S^T = K Q^T; Q is operand B, in registers from start to end
-//     V:            memory (L1: all waves read the same) -> registers beside K Q^T, turned over there: operand A of
+//     V:            memory (L1: all waves read the same) -> registers beside K Q^T, transposed there: operand A of
 //                   O^T = V^T P^T. On CDNA all of a step before its softmax; on RDNA, with fewer registers, as it goes
 //     P:            S^T leaves the matrix unit as operand B of the second product: registers only
 //     (attention_matrix.hpp)
@@ -48,7 +48,7 @@ struct Problem {
 
 template <class T, int D>
 struct Forward {
-  using V = Turned<D>;
+  using V = Transposed<D>;
   using K = Staged<KEYS, D, THREADS>;
   static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16, CHUNKS = PARTS_K * DEPTHS;
   static constexpr int READS = GPU_CDNA ? 2 : 1;  // chunks of K that are on their way from LDS
@@ -57,7 +57,7 @@ struct Forward {
   static constexpr int STRETCHES = STEPS_V * V::WIDE;  // of products with one operand of V
 
   K k;  // the next tile of K on its way to LDS
-  int own = again(K::own_slot());
+  int own = optimization_barrier(K::own_slot());
   Chunk q[TILES][DEPTHS];
   Chunk a[READS + 1];  // of K: the first READS were read in the step before
   Acc o[PIECES][TILES];
@@ -99,8 +99,7 @@ struct Forward {
   // S^T = K Q^T of a step, without the scale; `beside(c)` is done beside the c-th of CHUNKS stretches of products.
   template <class F>
   GPU_FN void scores(Acc (&s)[PARTS_K][TILES], const Walk& w, int step, F beside) {
-    Acc zero(0.f);
-    settle(zero);  // one for all: the compiler would make each its own
+    const Acc zero = optimization_barrier(Acc(0.f));  // one for all: the compiler would make each its own
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
       const int i = c / DEPTHS, d = c % DEPTHS, next = c + READS;
@@ -119,7 +118,7 @@ struct Forward {
   GPU_FN static void hide(Acc (&s)[PARTS_K][TILES], const Walk& w, int key0) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int query = w.mask.clamp(w.query0 + 16 * n + again(column()));
+      const int query = w.mask.clamp(w.query0 + 16 * n + optimization_barrier(column()));
       const int first = w.mask.first(query), last = w.mask.last(query);
 #pragma unroll
       for (int i = 0; i < PARTS_K; i++) {
@@ -128,7 +127,7 @@ struct Forward {
           const int j = key0 + 16 * i + row(e);
           s[i][n][e] = j >= first && j <= last ? s[i][n][e] : -__builtin_inff();
         }
-        settle(s[i][n]);
+        s[i][n] = optimization_barrier(s[i][n]);
       }
     }
   }
@@ -203,7 +202,7 @@ struct Forward {
   template <int AT>  // 0 or 1: which step of the tile
   GPU_FN void step(const Walk& w) {
     const int key0 = w.key0 + STEP * AT, after = AT == 0 ? w.now : w.next();
-    const u32 stride = each_time(w.stride);
+    const u32 stride = uniform_barrier(w.stride);
     if (w.mine.touches(key0, STEP)) {
       V v[AHEAD];
       Acc s[PARTS_K][TILES];
@@ -298,7 +297,7 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
 }  // namespace attention
 
 #define FORWARD(name, T, D)                                                                                            \
-  extern "C" GPU_KERNEL(attention::THREADS) ATTENTION_WAVES(2) void name(                                              \
+  extern "C" GPU_KERNEL(attention::THREADS) GPU_WAVES_PER_SIMD(2) void name(                                              \
       const void* q, const void* k, const void* v, const int* doc_start, const int* cache_len, void* o, float* lse,         \
       int batch, int queries, int keys, int heads, int kv_heads, int splits, int window, float scale) {                \
     GPU_SHARED(gpu::u32x4, lds, (2 * attention::KEYS * (D) / 8));                                                      \

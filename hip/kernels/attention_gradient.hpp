@@ -8,7 +8,7 @@
 //     g = y2 x2^T        ds = p (g - delta)           result2^T += y2^T p     (dv^T = do^T p; not for dq)
 //
 //     y1, y2 tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2, by all waves together, 128 bits at a time
-//     y1, y2 tile t:     LDS buffer t % 2 -> operand A twice: along the head width, and turned over in registers
+//     y1, y2 tile t:     LDS buffer t % 2 -> operand A twice: along the head width, and transposed in registers
 //     x1, x2:            operand B, from start to end: in registers (CDNA), in LDS (RDNA)
 //     p, ds:             leave the matrix unit as operand B of the next product (attention_matrix.hpp)
 //
@@ -40,8 +40,8 @@ constexpr int P_SHIFT = 15;  // probabilities of float16 go into products times 
 
 // x is the same in all lanes: into a scalar register.
 GPU_FN float uniform(float x) { return gpu::bits_to_float(gpu::uniform(gpu::float_to_bits(x))); }
-// The lane's number, found again wherever this stands (see again()).
-GPU_FN u32 lane_again() { return u32(again(int(gpu::lane()))); }
+// The lane's number, found again wherever this stands.
+GPU_FN u32 fresh_lane() { return optimization_barrier(gpu::lane()); }
 // 2^n for -126 <= n <= 127.
 GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }
 // n with bound 2^n between 2^14 and 2^15, within what float32 has room for.
@@ -109,7 +109,7 @@ struct Gradient {
   static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, STEPS_Y = ROWS / 16, DEPTHS = D / DEPTH, PIECES = D / 16;
   static constexpr bool NARROW = Narrow<T>::YES;
   using Y = Tile<ROWS, D, THREADS>;
-  using V = TurnedTile<D>;
+  using V = TransposedTile<D>;
   // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
   static constexpr int BUFFER = 2 * Y::SLOTS, STATS = KEYS ? ROWS / 2 : 0;
   static constexpr int SLOTS = 2 * BUFFER + 2 * STATS + 2 * Held<D>::SLOTS;
@@ -147,15 +147,15 @@ struct Gradient {
     int length;
   };
   GPU_FN void fetch1(const Source& from, const Walk& w) {
-    y1.load(from.y1.of_head(gpu::min(w.head, w.last_head), D * 2), w.row, each_time(from.y1.stride));
+    y1.load(from.y1.of_head(gpu::min(w.head, w.last_head), D * 2), w.row, uniform_barrier(from.y1.stride));
   }
   // The first wave brings lse and delta of y2's rows.
   GPU_FN void fetch2(const Source& from, const Walk& w) {
     const int head = gpu::min(w.head, w.last_head);
-    y2.load(from.y2.of_head(head, D * 2), w.row, each_time(from.y2.stride));
+    y2.load(from.y2.of_head(head, D * 2), w.row, uniform_barrier(from.y2.stride));
     if (KEYS && wave == 0) {
       const long at = (long)head * from.length;
-      const u32 row = u32(gpu::min(w.row + int(lane_again() % ROWS), from.length - 1));
+      const u32 row = u32(gpu::min(w.row + int(fresh_lane() % ROWS), from.length - 1));
       row_lse = (from.lse + at)[row], row_delta = (from.delta + at)[row];
     }
   }
@@ -163,7 +163,7 @@ struct Gradient {
   GPU_FN void put2(const Source& from, const Walk& w) {
     y2.store(lds + w.now * BUFFER + Y::SLOTS);
     if (KEYS && wave == 0) {
-      const u32 row = lane_again() % ROWS, in_tile = row % 16;
+      const u32 row = fresh_lane() % ROWS, in_tile = row % 16;
       // In the order in which lanes hold rows of a result: a lane's lie together.
       const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
       const bool there = w.row + int(row) < from.length;
@@ -173,7 +173,7 @@ struct Gradient {
   }
   // Stats of the rows that a lane has of a result.
   GPU_FN static Acc stats_of(const float* rows) {
-    const float* mine = rows + lane_again() / 16 * ELEMENTS;
+    const float* mine = rows + fresh_lane() / 16 * ELEMENTS;
     Acc x;
 #pragma unroll
     for (int e = 0; e < ELEMENTS; e += 4) {
@@ -189,7 +189,7 @@ struct Gradient {
   GPU_FN void product(Acc (&s)[TILES], u32 at, const Held<D>& x) const {
 #pragma unroll
     for (int n = 0; n < TILES; n++) s[n] = Acc(0.f);
-    const u32 along = u32(again(int(lanes.along)));
+    const u32 along = optimization_barrier(lanes.along);
 #pragma unroll
     for (int d = 0; d < DEPTHS; d++) {
       const Chunk a = read_along(lds, along + at, d);
@@ -198,12 +198,14 @@ struct Gradient {
       if (!GPU_CDNA && d % 2) gpu::sched_fence();
     }
   }
-  GPU_FN void turn(V& v, u32 at, int part = 0) const { v.load(lds, u32(again(int(lanes.across))) + at, part); }
-  // `v`: part 0 of y, turned over.
+  GPU_FN void transpose(V& v, u32 at, int part = 0) const {
+    v.load(lds, optimization_barrier(lanes.across) + at, part);
+  }
+  // `v`: part 0 of y, transposed.
   GPU_FN void accumulate(Acc (&to)[PIECES][TILES], V& v, u32 at, const Piece (&b)[TILES]) const {
 #pragma unroll
     for (int part = 0; part < V::PARTS; part++) {
-      if (part > 0) turn(v, at, part);
+      if (part > 0) transpose(v, at, part);
 #pragma unroll
       for (int j = 0; j < V::WIDE; j++) {
         const Piece a = v.piece(j);
@@ -214,7 +216,7 @@ struct Gradient {
     }
   }
   GPU_FN void hide(Acc (&s)[TILES], int row0) const {
-    const int lane = int(lane_again()), mine = int(u32(lane) / 16);
+    const int lane = int(fresh_lane()), mine = int(u32(lane) / 16);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       // A key is first seen by the query that stands at it.
@@ -244,7 +246,7 @@ struct Gradient {
 #pragma unroll
     for (int n = 0; n < TILES; n++) to[n] = piece_of<T>(x[n]);
   }
-  // CDNA has registers to read stats and what is turned over ahead of where they are used; the fences keep them there.
+  // CDNA has registers to read stats and what is transposed ahead of where they are used; the fences keep them there.
   GPU_FN void step(int buffer, int i, int row0, bool partly) {
     const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * (32 * D), at2 = at1 + Y::SLOTS * 16;
     const float* rows = stats(buffer) + i * 16;
@@ -255,14 +257,14 @@ struct Gradient {
     if (KEYS && GPU_CDNA) of_row = stats_of(rows);
     product(s, at1, x1);
     if constexpr (KEYS) {
-      if (GPU_CDNA) turn(v, at2);
+      if (GPU_CDNA) transpose(v, at2);
       gpu::sched_fence();
       if (partly) hide(s, row0 + 16 * i);
       if (!GPU_CDNA) of_row = stats_of(rows);
       probabilities(s, of_row);
       round(rounded, s);
       gpu::sched_fence();
-      if (!GPU_CDNA) turn(v, at2);
+      if (!GPU_CDNA) transpose(v, at2);
       accumulate(result2, v, at2, rounded);
       if (!GPU_CDNA) gpu::sched_fence();
     }
@@ -270,7 +272,7 @@ struct Gradient {
     product(g, at2, x2);
     gpu::sched_fence();
     if (GPU_CDNA) {
-      turn(v, at1);
+      transpose(v, at1);
       gpu::sched_fence();
     }
     if (!KEYS && partly) hide(s, row0 + 16 * i);
@@ -279,7 +281,7 @@ struct Gradient {
     score_gradients(g, s, of_row);
     round(rounded, g);
     gpu::sched_fence();
-    if (!GPU_CDNA) turn(v, at1);
+    if (!GPU_CDNA) transpose(v, at1);
     accumulate(result1, v, at1, rounded);
     gpu::sched_fence();
   }

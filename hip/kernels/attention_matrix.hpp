@@ -15,15 +15,12 @@
 #pragma once
 #include "gpu.hpp"
 
-// Registers for this many waves on a SIMD.
-#if defined(GPU_HOST)
-#define ATTENTION_WAVES(count)
-#else
-#define ATTENTION_WAVES(count) __attribute__((amdgpu_waves_per_eu(count)))
-#endif
-
 namespace attention {
 
+using gpu::high_halves;
+using gpu::low_halves;
+using gpu::optimization_barrier;
+using gpu::uniform_barrier;
 using gpu::u32;
 using gpu::u32x2;
 using gpu::u32x4;
@@ -55,31 +52,10 @@ constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
 // ---- element types: how two float32 become 32 bits of operand -------------------------------------------------------
 #if defined(GPU_HOST)
-GPU_FN u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
-GPU_FN u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
 GPU_FN float exp2_fast(float x) { return gpu::exp2(x); }
 GPU_FN bool any(bool yes) { return gpu::wave_max(yes ? 1.f : 0.f) > 0.f; }
-GPU_FN u32 each_time(u32 x) { return x; }
-GPU_FN int again(int x) { return x; }
-GPU_FN void settle(Acc&) {}
 #else
-GPU_FN u32 low_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
-GPU_FN u32 high_halves(u32 a, u32 b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
 GPU_FN float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }  // denormal results are 0
-// A number that the compiler takes for a new one wherever this stands: what follows from it is worked out there again,
-// in scalar registers, instead of being kept in vector registers through a loop.
-GPU_FN u32 each_time(u32 x) {
-  x = __builtin_amdgcn_readfirstlane(x);
-  asm volatile("" : "+s"(x));
-  return x;
-}
-// The same for what differs from lane to lane.
-GPU_FN int again(int x) {
-  asm volatile("" : "+v"(x));
-  return x;
-}
-// x is complete here: keeps the compiler from moving its making to where it is used.
-GPU_FN void settle(Acc& x) { asm volatile("" : "+v"(x)); }
 GPU_FN bool any(bool yes) {
 #if GPU_WAVE == 64
   return __builtin_amdgcn_ballot_w64(yes) != 0;
@@ -226,11 +202,11 @@ GPU_FN Piece piece_of(Acc d) {
   return p;
 }
 
-// A of the second product from rows stored along the head width: a lane reads WIDE elements of INNER rows and turns the
-// block over; its row l % 16 of piece j is element WIDE (l % 16) + j of the part, so that a lane's results lie
-// together.
+// A of the second product from rows stored along the head width: a lane reads WIDE elements of INNER rows and
+// transposes the block; its row l % 16 of piece j is element WIDE (l % 16) + j of the part, so that a lane's results
+// lie together.
 template <int D>
-struct Turned {
+struct Transposed {
 #if GPU_CDNA || GPU_RDNA4
   static constexpr int WIDE = D / 16;
 #else
@@ -271,7 +247,7 @@ struct Turned {
 };
 
 // ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
-// ROWS rows of D elements in 128-bit slots, turned by the row number so that 8 rows in a row fall on different banks.
+// ROWS rows of D elements in 128-bit slots, swizzled by the row number so that 8 rows in a row fall on different banks.
 template <int ROWS, int D, int THREADS>
 struct Staged {
   static constexpr int CHUNKS = D / 8, SLOTS = ROWS * CHUNKS, LOADS = SLOTS / THREADS;
@@ -280,7 +256,7 @@ struct Staged {
 
   GPU_FN static int slot(int row, int chunk) { return row * CHUNKS + (chunk ^ (row & 7)); }
   GPU_FN void load(const Rows& rows, u32 first_row, u32 stride) {
-    const u32 thread = again(gpu::thread());
+    const u32 thread = optimization_barrier(gpu::thread());
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       const u32 id = thread + i * THREADS;
@@ -288,14 +264,14 @@ struct Staged {
     }
   }
   GPU_FN void store(u32x4* lds) const {
-    const u32 thread = again(gpu::thread());
+    const u32 thread = optimization_barrier(gpu::thread());
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       const u32 id = thread + i * THREADS;
       lds[slot(int(id / CHUNKS), int(id % CHUNKS))] = at[i];
     }
   }
-  // Rows 16 tile .. of the tile in LDS as an operand. All its addresses follow from own_slot() by turning low bits and
+  // Rows 16 tile .. of the tile in LDS as an operand. All its addresses follow from own_slot() by flipping low bits and
   // by constants.
   GPU_FN static int own_slot() { return slot(column(), GPU_RDNA3 ? 0 : group()); }
   GPU_FN static Chunk read(const u32x4* lds, int own, int tile, int step) {
@@ -325,7 +301,7 @@ struct Pairs {
 // Sum and maximum over the lanes that share a column.
 template <class Combine>
 GPU_FN float over_column(float x, Combine combine) {
-  const u32 lane = again(gpu::lane());
+  const u32 lane = optimization_barrier(gpu::lane());
   x = combine(x, gpu::shuffle(x, lane ^ 16u));
   if (GPU_WAVE == 64) x = combine(x, gpu::shuffle(x, lane ^ 32u));
   return x;

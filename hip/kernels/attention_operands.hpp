@@ -1,5 +1,5 @@
 // Operands of the attention's gradient: the rows that a work-group owns, and tiles of the walked rows in LDS, read
-// along the head width or turned over. The pipeline is in attention_gradient.hpp.
+// along the head width or transposed. The pipeline is in attention_gradient.hpp.
 #pragma once
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
@@ -14,20 +14,20 @@ constexpr int WAVES = 4, TILES = 1;
 constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
 
 // ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
-// Chunk c (128 bits) of row r lies in slot c ^ turn_of(r) of the row. CDNA serves 128-bit reads eight lanes at a time,
+// Chunk c (128 bits) of row r lies in slot c ^ swizzle(r) of the row. CDNA serves 128-bit reads eight lanes at a time,
 // 0-3 with 20-23, 4-7 with 16-19 and so on: along, rows 0-3 of chunk c with rows 4-7 of chunk c ^ 1; across, chunks
-// 0-3 of row r with chunks 4-7 of row r + 4. Both meet all banks once. turn_of(a ^ b) = turn_of(a) ^ turn_of(b).
-GPU_FN u32 turn_of(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8; }
+// 0-3 of row r with chunks 4-7 of row r + 4. Both meet all banks once. swizzle(a ^ b) = swizzle(a) ^ swizzle(b).
+GPU_FN u32 swizzle(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8; }
 
 template <int ROWS, int D, int THREADS>
 struct Tile : Staged<ROWS, D, THREADS> {
   using Base = Staged<ROWS, D, THREADS>;
   GPU_FN void store(u32x4* lds) const {
-    const u32 thread = u32(again(int(gpu::thread())));
+    const u32 thread = optimization_barrier(gpu::thread());
 #pragma unroll
     for (int i = 0; i < Base::LOADS; i++) {
       const u32 id = thread + i * THREADS, row = id / Base::CHUNKS, c = id % Base::CHUNKS;
-      lds[row * Base::CHUNKS + (c ^ turn_of(row))] = this->at[i];
+      lds[row * Base::CHUNKS + (c ^ swizzle(row))] = this->at[i];
     }
   }
 };
@@ -40,9 +40,9 @@ struct Lanes {
   u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
   GPU_FN void start() {
     const u32 row = u32(column());
-    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ turn_of(row)) * 16;
-    const u32 first = u32(inner(0)), byte = row * Turned<D>::WIDE * 2;
-    across = first * (D * 2) + ((byte / 16 ^ turn_of(first)) * 16 + byte % 16);
+    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ swizzle(row)) * 16;
+    const u32 first = u32(inner(0)), byte = row * Transposed<D>::WIDE * 2;
+    across = first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
   }
 };
 GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
@@ -60,15 +60,15 @@ GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
 #endif
   return x;
 }
-// A of the second products, as Turned from memory.
+// A of the second products, as Transposed from memory.
 template <int D>
-struct TurnedTile : Turned<D> {
-  using Turned<D>::WIDE;
+struct TransposedTile : Transposed<D> {
+  using Transposed<D>::WIDE;
   GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
 #pragma unroll
     for (int r = 0; r < INNER; r++) {
       const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
-      const char* from = (const char*)lds + ((lane_at ^ turn_of(down) * 16) + (down * (D * 2) + u32(part) * 128));
+      const char* from = (const char*)lds + ((lane_at ^ swizzle(down) * 16) + (down * (D * 2) + u32(part) * 128));
       if constexpr (WIDE == 8) {
         const u32x4 v = *(const u32x4*)from;
 #pragma unroll

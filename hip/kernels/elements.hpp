@@ -35,10 +35,7 @@ GPU_FN void store(void* p, u32 type, u64 i, float x) {
   }
 }
 
-// Eight neighbours; those at `end` and after count as 0 and are not touched.
-struct Eight {
-  float at[8];
-};
+// Of eight neighbours those at `end` and after count as 0 and are not touched.
 GPU_FN Eight eight_zeros() { return {{0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f}}; }
 template <class T>
 GPU_FN Eight widen(const T* p) {

@@ -14,7 +14,7 @@
 #include "gemm_product.hpp"
 
 #define DENSE(name, T, SHAPE, LAYOUT, ALIGNED)                                                                        \
-  extern "C" GPU_KERNEL(gemm::SHAPE::THREADS) OCCUPANCY void name(const unsigned short* a, const unsigned short* b,    \
+  extern "C" GPU_KERNEL(gemm::SHAPE::THREADS) GPU_WAVES_PER_SIMD(2) void name(const unsigned short* a, const unsigned short* b,    \
                                                                   EPILOGUE_ARGUMENTS, long stride_a, long stride_b) { \
     GPU_SHARED(gpu::u32x4, lds, gemm::SHAPE::LDS);                                                              \
     using Source = gemm::Dense<ALIGNED>;                                                                              \

@@ -11,9 +11,9 @@
 namespace gemm {
 
 constexpr int WAVE_N = 64, STAGE_FLOATS = 16 * WAVE_N;
-// Flags. V_ALONG_RANK: v is [N, r], otherwise [r, N]. LOOSE: c, bias or residual start at no multiple of 16 bytes.
+// Flags. V_ALONG_RANK: v is [N, r], otherwise [r, N]. UNALIGNED: c, bias or residual start at no multiple of 16 bytes.
 // SWAPPED: the tile is one of the transposed result (gemm_skinny.hip).
-enum { HAS_ACCUMULATE = 1, V_ALONG_RANK = 2, LOOSE = 4, SWAPPED = 8 };
+enum { HAS_ACCUMULATE = 1, V_ALONG_RANK = 2, UNALIGNED = 4, SWAPPED = 8 };
 
 struct Epilogue {
   void* c;
@@ -113,7 +113,7 @@ GPU_FN void finish_one(const Epilogue& e, float x, int m, int n, long batch_offs
 GPU_FN void finish(const Epilogue& e, gpu::f32x4 x, int m, int n, long batch_offset) {
   if (m >= e.m || n >= e.n) return;
   const long at = (long)m * e.n + n;
-  if (e.n % 4 == 0 && !(e.flags & LOOSE)) {
+  if (e.n % 4 == 0 && !(e.flags & UNALIGNED)) {
     if (e.bias) x += *(const gpu::f32x4*)(e.bias + n);
     if (e.residual) x += read4(e.residual, e.residual_kind, at);
     if (e.flags & HAS_ACCUMULATE) x += read4(e.c, e.c_kind, batch_offset + at);

@@ -3,8 +3,8 @@
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
 // Shapes, layouts (nn, nt, tn, here also tt), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x
-// 128, 256 threads. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_nf4_f32_*,
-// gemm_nf4_nested_f32_*: b NF4, a of any kind; gemm_any_*: every kind, every alignment, one element a load.
+// 128, 256 threads. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_FORMAT_f32_*:
+// b a frozen weight (weight_formats.hpp), a of any kind; gemm_any_*: every kind, every alignment, one element a load.
 //
 // CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, 8 x 8 results a lane in four blocks:
 //
@@ -180,20 +180,17 @@ KINDS(gemm_any_nt, AnyF32, NT)
 KINDS(gemm_any_tn, AnyF32, TN)
 KINDS(gemm_any_tt, AnyF32, TT)
 
-#define WEIGHT(name, LAYOUT, NESTED)                                                                                   \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(                                                         \
-      const void* a, const unsigned char* packed, const void* absmax, const float* nested_absmax,                     \
-      const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, int a_kind,             \
-      EPILOGUE_ARGUMENTS) {                                                                                           \
+#define WEIGHT(name, LAYOUT, TAG)                                                                                     \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, TAG##_PARAMETERS, int a_kind,             \
+                                                             EPILOGUE_ARGUMENTS) {                                    \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
-    const gemm::NF4F32<NESTED> w{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,           \
-                                 gemm::nf4_value(gpu::lane()), block_shift, nested_shift};                            \
-    gemm::product<gemm::LAYOUT>(gemm::DenseF32<true>{a, a_kind}, w, EPILOGUE, k, k_per_split, 0, 0, lds); \
+    const gemm::WeightF32<decltype(TAG##_WEIGHT)> w{TAG##_WEIGHT};                                                    \
+    gemm::product<gemm::LAYOUT>(gemm::DenseF32<true>{a, a_kind}, w, EPILOGUE, k, k_per_split, 0, 0, lds);             \
   }
-WEIGHT(gemm_nf4_f32_nn, NN, false)
-WEIGHT(gemm_nf4_f32_nt, NT, false)
-WEIGHT(gemm_nf4_nested_f32_nn, NN, true)
-WEIGHT(gemm_nf4_nested_f32_nt, NT, true)
+#define WEIGHT_LAYOUTS(format, TAG)                                                                                   \
+  WEIGHT(gemm_##format##_f32_nn, NN, TAG)                                                                             \
+  WEIGHT(gemm_##format##_f32_nt, NT, TAG)
+WEIGHT_FORMATS(WEIGHT_LAYOUTS)
 
 // out = alpha-scaled parts summed in order + bias + residual (+ out). parts: float32 [splits, m, n].
 // Launch: ceil(m * ceil(n / 4) / 256) groups of 256, 4 results of a row a work-item.

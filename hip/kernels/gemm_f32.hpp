@@ -3,7 +3,8 @@
 // LDS holds [k][row] without padding: element (k, r) at k * ROWS + (r ^ 8 (k / 4) ^ 16 (k % 2)). A wave that stores 4
 // chunks of 8 rows (operand with K contiguous) meets 32 different banks; a 128-bit read of 4 successive rows stays one;
 // and the 16 lanes of a matrix instruction that read row k lie 16 banks from those that read row k + 1.
-// Operands are read 4 elements at a time: 128 bits of float32, 64 of a 16-bit type, 16 bits of NF4 codes and one scale.
+// Operands are read 4 elements at a time: 128 bits of float32, 64 of a 16-bit type, or what a weight's format
+// takes for them.
 #pragma once
 #include "gemm_epilogue.hpp"
 
@@ -60,31 +61,15 @@ struct AnyF32 {  // any kind, any alignment: one element at a time
   GPU_FN gpu::f32x4 decode(Raw raw) const { return raw; }
 };
 
-template <bool NESTED> struct NF4F32 {  // see NF4 in gemm_tile.hpp
-  struct Raw {
-    unsigned short codes;
-    unsigned char index;
-    float scale;
-  };
-  const unsigned char* data;
-  const void* absmax;
-  const float* nested_absmax;
-  const float* nested_code;
-  float nested_offset, value;
-  int block_shift, nested_shift;
-  GPU_FN Raw fetch(long origin, unsigned offset, int) const {
-    Raw raw{};
-    raw.codes = *(const unsigned short*)(data + origin / 2 + (unsigned long)(offset / 2));
-    const long block = (origin + (long)offset) >> block_shift;
-    if (NESTED) raw.index = ((const unsigned char*)absmax)[block], raw.scale = nested_absmax[block >> nested_shift];
-    else raw.scale = ((const float*)absmax)[block];
-    return raw;
-  }
+// A frozen weight of some format.
+template <class Format> struct WeightF32 : Format {
+  using Raw = typename Format::Raw4;
+  GPU_FN Raw fetch(long origin, unsigned offset, int) const { return this->fetch4(origin, offset); }
   GPU_FN gpu::f32x4 decode(Raw raw) const {
-    const float scale = NESTED ? nested_code[raw.index] * raw.scale + nested_offset : raw.scale;
+    const float s = this->scale(raw);
     gpu::f32x4 x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = scale * lookup16(value, raw.codes, 4 * (i ^ 1));
+    for (int i = 0; i < 4; ++i) x[i] = s * this->value(raw, i);
     return x;
   }
 };

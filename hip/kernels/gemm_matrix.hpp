@@ -31,7 +31,7 @@ struct BF16 {
   // Of decoded weights, which are no NaN: half the instructions.
   GPU_FN static unsigned rounded(unsigned u) { return u + 0x7fffu + (u >> 16 & 1u); }
   GPU_FN static unsigned pack_finite(float lo, float hi) {
-    return upper_halves(rounded(gpu::float_to_bits(lo)), rounded(gpu::float_to_bits(hi)));
+    return gpu::high_halves(rounded(gpu::float_to_bits(lo)), rounded(gpu::float_to_bits(hi)));
   }
 };
 

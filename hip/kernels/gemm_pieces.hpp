@@ -12,21 +12,17 @@
 
 namespace gemm {
 
-struct Values {
-  float at[8];
-};
-
-GPU_FN gpu::u32x4 take(BF16, Values& v, bool rounded) {
+GPU_FN gpu::u32x4 take(BF16, gpu::Eight& v, bool rounded) {
   const unsigned half = rounded ? 0x8000u : 0u;
   gpu::u32x4 x;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    x[i] = upper_halves(gpu::float_to_bits(v.at[2 * i]) + half, gpu::float_to_bits(v.at[2 * i + 1]) + half);
+    x[i] = gpu::high_halves(gpu::float_to_bits(v.at[2 * i]) + half, gpu::float_to_bits(v.at[2 * i + 1]) + half);
 #pragma unroll
   for (int i = 0; i < 8; ++i) v.at[i] -= gpu::bits_to_float(gpu::float_to_bits(v.at[i]) & 0xffff0000u);
   return x;
 }
-GPU_FN gpu::u32x4 take(F16, Values& v, bool) {
+GPU_FN gpu::u32x4 take(F16, gpu::Eight& v, bool) {
   gpu::u32x4 x;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -46,13 +42,13 @@ struct OnePiece : Dense<true> {
 
 // float16 in bfloat16 pieces.
 struct HalfPieces : Dense<true> {
-  GPU_FN static Values values(gpu::u32x4 raw) {
-    Values v;
+  GPU_FN static gpu::Eight values(gpu::u32x4 raw) {
+    gpu::Eight v;
 #pragma unroll
     for (int i = 0; i < 8; ++i) v.at[i] = widen((unsigned short)(raw[i / 2] >> (16 * (i & 1))), F16::KIND);
     return v;
   }
-  template <int> GPU_FN static gpu::u32x4 next(Values& v, int) { return take(BF16{}, v, false); }
+  template <int> GPU_FN static gpu::u32x4 next(gpu::Eight& v, int) { return take(BF16{}, v, false); }
 };
 
 // float32 in bfloat16 pieces. Rows are multiples of 8 elements, the address of 16 bytes.
@@ -67,29 +63,29 @@ struct FloatPieces {
     const char* p = (const char*)(data + origin) + (unsigned long)(4u * offset);
     return Raw{gpu::load16(p), gpu::load16(p + 16)};
   }
-  GPU_FN static Values values(const Raw& raw) {
-    Values v;
+  GPU_FN static gpu::Eight values(const Raw& raw) {
+    gpu::Eight v;
 #pragma unroll
     for (int i = 0; i < 8; ++i) v.at[i] = gpu::bits_to_float(i < 4 ? raw.lo[i] : raw.hi[i - 4]);
     return v;
   }
-  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) {
+  template <int PIECES> GPU_FN static gpu::u32x4 next(gpu::Eight& v, int p) {
     return take(BF16{}, v, PIECES == 2 && p == 1);
   }
 };
 
-// A decoded NF4 weight times SCALE in pieces of T.
-template <class T, bool NESTED> struct WeightPieces : NF4<T, NESTED> {
+// A weight of some format, times SCALE, in pieces of T.
+template <class T, class Format> struct WeightPieces : Format {
   // float16: the second piece of a usual weight (0.001 to 0.1) would be a subnormal without, and 1,023 still fits.
   static constexpr float SCALE = T::KIND == F16::KIND ? 64.0f : 1.0f;
-  GPU_FN Values values(const typename NF4<T, NESTED>::Raw& raw) const {
+  GPU_FN gpu::Eight values(const typename Format::Raw& raw) const {
     const float s = SCALE * this->scale(raw);
-    Values v;
+    gpu::Eight v;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v.at[i] = s * lookup16(this->value, raw.codes, 4 * (i ^ 1));
+    for (int i = 0; i < 8; ++i) v.at[i] = s * this->value(raw, i);
     return v;
   }
-  template <int PIECES> GPU_FN static gpu::u32x4 next(Values& v, int p) { return take(T{}, v, p == PIECES - 1); }
+  template <int PIECES> GPU_FN static gpu::u32x4 next(gpu::Eight& v, int p) { return take(T{}, v, p == PIECES - 1); }
 };
 
 }  // namespace gemm

@@ -1,4 +1,4 @@
-// The product of two operands of 16 bits on the matrix unit, for gemm.hip and gemm_nf4.hip.
+// The product of two operands of 16 bits on the matrix unit, for gemm.hip and linear.hip.
 //
 // Pipeline of a group (both waves of a SIMD overlap; one barrier a tile):
 //
@@ -139,6 +139,4 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
 }
 
 }  // namespace gemm
-
-#define OCCUPANCY GPU_WAVES_PER_SIMD(2)
 

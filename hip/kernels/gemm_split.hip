@@ -9,16 +9,16 @@
 // products of it:
 //   gemm_split_f32_bf16_*  a float32 (3 pieces), b bfloat16: head and its gradient; all 24 bits count
 //   gemm_split_f16_bf16_*  a float16 (2 pieces of bfloat16), b bfloat16: the same of float16 activations; exact
-//   gemm_split_nf4_f16_*, gemm_split_nf4_nested_f16_*  a float16, b NF4 in 2 pieces of float16 (22 bits):
+//   gemm_split_FORMAT_f16_*  a float16, b a frozen weight (weight_formats.hpp) in 2 pieces of float16 (22 bits):
 //                          float32 results
-//   gemm_split_nf4_f32_*, gemm_split_nf4_nested_f32_*  a float32 and b NF4 in 2 pieces of bfloat16 each (16 bits), 3
-//                          products: float16 results, the gradient through a layer that feeds the float32 stream
+//   gemm_split_FORMAT_f32_*  a float32 and b a frozen weight in 2 pieces of bfloat16 each (16 bits), 3 products:
+//                          float16 results, the gradient through a layer that feeds the float32 stream
 // Layouts nn, nt; shapes, epilogue, launch and splits of K are those of gemm.hip. Rows are multiples of 8 elements.
 //
 // The tile is 128 x 128 by 32 of K, 4 waves of 64 x 64. The next tile is on its way in registers while one LDS buffer
 // (24 or 32 KiB) is used, two barriers a tile; two groups share a compute unit, and one multiplies while the other
 // stores.
-// Sources: Henry, Tang and Heinecke 2019; Markidis et al. 2018; Dettmers et al. 2023 (NF4).
+// Sources: Henry, Tang and Heinecke 2019; Markidis et al. 2018.
 #include "gemm_pieces.hpp"
 
 namespace gemm {
@@ -112,21 +112,23 @@ DENSE(gemm_split_f32_bf16_nt, FloatPieces, const float*, 3, NT)
 DENSE(gemm_split_f16_bf16_nn, HalfPieces, const unsigned short*, 2, NN)
 DENSE(gemm_split_f16_bf16_nt, HalfPieces, const unsigned short*, 2, NT)
 
-#define WEIGHT(name, T, A, POINTER, PA, LAYOUT, NESTED)                                                                \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(                                                         \
-      POINTER a, const unsigned char* packed, const void* absmax, const float* nested_absmax,                         \
-      const float* nested_code, const float* nested_offset, int block_shift, int nested_shift, EPILOGUE_ARGUMENTS) {   \
+#define WEIGHT(name, T, A, POINTER, PA, LAYOUT, TAG)                                                                  \
+  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(POINTER a, TAG##_PARAMETERS, EPILOGUE_ARGUMENTS) {       \
     GPU_SHARED(gpu::u32x4, lds, gemm::slots(PA, 2));                                                                  \
-    using Weight = gemm::WeightPieces<gemm::T, NESTED>;                                                               \
-    const Weight w{{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f,                        \
-                    gemm::nf4_value(gpu::lane()), block_shift, nested_shift}};                                        \
+    using Weight = gemm::WeightPieces<gemm::T, decltype(TAG##_WEIGHT)>;                                               \
+    const Weight w{TAG##_WEIGHT};                                                                                     \
     alpha /= Weight::SCALE;                                                                                           \
-    gemm::split_product<gemm::T, PA, 2, gemm::LAYOUT>(gemm::A{a}, w, EPILOGUE, k, k_per_split, 0, 0, lds);             \
+    gemm::split_product<gemm::T, PA, 2, gemm::LAYOUT>(gemm::A{a}, w, EPILOGUE, k, k_per_split, 0, 0, lds);            \
   }
-#define WEIGHT_LAYOUTS(LAYOUT, layout)                                                                                 \
-  WEIGHT(gemm_split_nf4_f16_##layout, F16, OnePiece, const unsigned short*, 1, LAYOUT, false)                          \
-  WEIGHT(gemm_split_nf4_nested_f16_##layout, F16, OnePiece, const unsigned short*, 1, LAYOUT, true)                    \
-  WEIGHT(gemm_split_nf4_f32_##layout, BF16, FloatPieces, const float*, 2, LAYOUT, false)                               \
-  WEIGHT(gemm_split_nf4_nested_f32_##layout, BF16, FloatPieces, const float*, 2, LAYOUT, true)
-WEIGHT_LAYOUTS(NN, nn)
-WEIGHT_LAYOUTS(NT, nt)
+#define HALF(LAYOUT, layout, format, TAG)                                                                             \
+  WEIGHT(gemm_split_##format##_f16_##layout, F16, OnePiece, const unsigned short*, 1, LAYOUT, TAG)
+#define FLOAT(LAYOUT, layout, format, TAG)                                                                            \
+  WEIGHT(gemm_split_##format##_f32_##layout, BF16, FloatPieces, const float*, 2, LAYOUT, TAG)
+#define HALF_NN(format, TAG) HALF(NN, nn, format, TAG)
+#define HALF_NT(format, TAG) HALF(NT, nt, format, TAG)
+#define FLOAT_NN(format, TAG) FLOAT(NN, nn, format, TAG)
+#define FLOAT_NT(format, TAG) FLOAT(NT, nt, format, TAG)
+WEIGHT_FORMATS(HALF_NN)
+WEIGHT_FORMATS(FLOAT_NN)
+WEIGHT_FORMATS(HALF_NT)
+WEIGHT_FORMATS(FLOAT_NT)

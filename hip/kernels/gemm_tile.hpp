@@ -7,29 +7,11 @@
 //
 //     row r, K chunk c (8 elements)   ->   slot 4 * (r ^ (r >> 3 & 1)) + (c ^ (r >> 1 & 3))
 //
-// Operands are read in chunks of 8 elements: one 128-bit load, or for NF4 32 bits of codes and one scale. A chunk
+// Operands are read in chunks of 8 elements: one 128-bit load, or what a weight's format takes for them. A chunk
 // outside of the matrix is read at a clamped place and replaced by zeros only where it lies beyond K: rows beyond M or
 // N make results that nobody stores.
 #pragma once
-#include "gpu.hpp"
-
-// How many waves a SIMD must be able to hold: bounds the registers that the compiler may take.
-#if defined(GPU_HOST)
-#define GPU_WAVES_PER_SIMD(count)
-#define GPU_PIN(x) ((void)0)
-GPU_FN float lookup16(float table, unsigned codes, int at) { return gpu::shuffle(table, codes >> at & 15u); }
-GPU_FN unsigned upper_halves(unsigned lo, unsigned hi) { return lo >> 16 | (hi & 0xffff0000u); }
-#else
-#define GPU_WAVES_PER_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
-// What is computed from x is computed after this place: keeps the wait for a load where its value is used.
-#define GPU_PIN(x) asm volatile("" : "+v"(x))
-// Entry (codes >> at) % 16 of a table of which lane l holds entry l % 16.
-GPU_FN float lookup16(float table, unsigned codes, int at) {
-  const unsigned address = (at < 2 ? codes << (2 - at) : codes >> (at - 2)) & 60u;  // in bytes
-  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((int)address, __builtin_bit_cast(int, table)));
-}
-GPU_FN unsigned upper_halves(unsigned lo, unsigned hi) { return __builtin_amdgcn_perm(hi, lo, 0x07060302u); }
-#endif
+#include "weight_formats.hpp"
 
 namespace gemm {
 
@@ -44,7 +26,8 @@ GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
 }
 
 // ---- sources: `fetch` starts the loads of 8 elements, `decode` makes 16-bit operands of what arrived ----
-// `look` starts, a tile earlier, the loads that those of `fetch` wait for.
+// `look` starts, a tile earlier, the loads that those of `fetch` wait for; `arrive` keeps the wait for those where it
+// stands.
 struct Nothing {};
 
 // Elements of 16 bits, row-major with `cols` a row. ALIGNED: cols is a multiple of 8 and the address of 16, so that a
@@ -68,77 +51,19 @@ template <bool ALIGNED> struct Dense {
     }
     return x;
   }
-  GPU_FN static void pin(Raw& raw) { GPU_PIN(raw); }
+  GPU_FN static void arrive(Raw& raw) { raw = gpu::optimization_barrier(raw); }
   GPU_FN gpu::u32x4 decode(Raw raw) const { return raw; }
 };
 
-// The 16 NF4 values (Dettmers et al. 2023, appendix E), one a lane: a lookup is a shuffle, and takes no LDS space.
-GPU_FN float nf4_value(int lane) {
-  constexpr float values[16] = {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-                                -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-                                0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-                                0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
-  float x = values[0];
-#pragma unroll
-  for (int i = 1; i < 16; ++i) x = (lane & 15) == i ? values[i] : x;
-  return x;
-}
-
-// An offset of 32 bits: one register beside a base that all lanes share. Tables are smaller than 4 GiB.
-GPU_FN float float_at(const float* p, unsigned i) { return *(const float*)((const char*)p + (unsigned long)(4u * i)); }
-
-// NF4 weights (bitsandbytes' layout): element 2j in the high nibble of byte j, one scale for 2^block_shift elements;
-// NESTED: the scale is nested_code[absmax] * nested_absmax + offset. Rows are a multiple of 8 elements, blocks too.
-template <class T, bool NESTED> struct NF4 {
+// A frozen weight of some format (weight_formats.hpp), decoded to T.
+template <class T, class Format> struct Weight : Format {
   static constexpr bool DECODES = true;
-  struct Ahead {  // of a nested scale: where in nested_code, and its own scale
-    unsigned index;
-    float nested;
-  };
-  struct Raw {
-    unsigned codes;
-    float absmax, nested;  // NESTED: the entry of nested_code, and its scale
-  };
-  const unsigned char* data;
-  const void* absmax;
-  const float* nested_absmax;
-  const float* nested_code;
-  float nested_offset, value;  // value: nf4_value(lane)
-  int block_shift, nested_shift;
-
-  // 32 bits: a weight has fewer than 2^32 elements.
-  GPU_FN unsigned block(long origin, unsigned offset) const { return ((unsigned)origin + offset) >> block_shift; }
-  GPU_FN Ahead look(long origin, unsigned offset) const {
-    Ahead ahead{};
-    if (NESTED) {
-      const unsigned i = block(origin, offset);
-      ahead.index = ((const unsigned char*)absmax)[(unsigned long)i];
-      ahead.nested = float_at(nested_absmax, i >> nested_shift);
-    }
-    return ahead;
-  }
-  GPU_FN Raw fetch(long origin, unsigned offset, int, Ahead ahead) const {
-    Raw raw{};
-    if (NESTED) GPU_PIN(ahead.index);  // or the compiler waits for it a tile early, to scale it
-    if (NESTED) GPU_PIN(ahead.nested);
-    raw.codes = *(const unsigned*)(data + origin / 2 + (unsigned long)(offset / 2));
-    raw.absmax = NESTED ? float_at(nested_code, ahead.index) : float_at((const float*)absmax, block(origin, offset));
-    raw.nested = ahead.nested;
-    return raw;
-  }
-  GPU_FN static void pin(Raw& raw) {
-    GPU_PIN(raw.codes);
-    GPU_PIN(raw.absmax);
-  }
-  GPU_FN float scale(const Raw& raw) const {
-    return NESTED ? gpu::multiply_then_add(raw.absmax, raw.nested, nested_offset) : raw.absmax;
-  }
-  GPU_FN gpu::u32x4 decode(const Raw& raw) const {
-    const float s = scale(raw);
+  GPU_FN gpu::u32x4 decode(const typename Format::Raw& raw) const {
+    const float s = this->scale(raw);
     gpu::u32x4 x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float even = lookup16(value, raw.codes, 8 * i + 4), odd = lookup16(value, raw.codes, 8 * i);
+      const float even = this->value(raw, 2 * i), odd = this->value(raw, 2 * i + 1);
       x[i] = T::pack_finite(even * s, odd * s);
     }
     return x;
@@ -179,7 +104,7 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
   }
   // Load i of LOADS: decoded, and into LDS.
   GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
-    Source::pin(raw[i]);
+    Source::arrive(raw[i]);
     put(lds, thread, i, zero_unless(first < k_total - k0, source.decode(raw[i])));
   }
   GPU_FN static void put(gpu::u32x4* lds, int thread, int i, gpu::u32x4 x) {
@@ -238,8 +163,8 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
   }
   GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
     const int pair = thread % PAIRS, left = k_total - k0;
-    Source::pin(raw[i][0]);
-    Source::pin(raw[i][1]);
+    Source::arrive(raw[i][0]);
+    Source::arrive(raw[i][1]);
     put(lds, thread, i, zero_unless(2 * pair < left, source.decode(raw[i][0])),
         zero_unless(2 * pair + 1 < left, source.decode(raw[i][1])));
   }

@@ -1,30 +1,26 @@
-// One row times a weight (decoding): every dense kind, and NF4. Bound by reading the weight once.
+// One row times a weight (decoding): every dense kind, and every format of weight_formats.hpp. Bound by reading the
+// weight once.
 //
 //     C[n] = alpha * sum_k x[k] B[n, k] + sum_r u[r] v[r, n] + bias[n] + residual[n] (+ C[n])
 //
-// x: [K], b: [N, K] row-major, kinds at run time (0 float32, 1 float16, 2 bfloat16), or an NF4 weight, plain or
-// double-quantised. Rows and addresses of x and b are multiples of 8 elements and 16 bytes, save in gemv_unaligned.
+// x: [K], b: [N, K] row-major, kinds at run time (0 float32, 1 float16, 2 bfloat16), or a frozen weight. Rows
+// and addresses of x and b are multiples of 8 elements and 16 bytes, save in gemv_unaligned.
 // c, bias, residual, u, v as in gemm_epilogue.hpp; m is 1.
 //
 // Launch: (ceil(N / 4), 1, 1) groups of 256. A group makes 4 results: its work-items share K out in chunks of 8, each
 // reads its chunk of x once for the 4 rows; sums over the wave by shuffles, over the waves in LDS, in a fixed order.
-// Sources: Dettmers et al. 2023 (NF4).
 #include "gemm_epilogue.hpp"
 
 namespace gemm {
 
 constexpr int ROWS = 4, GROUP = 256;
 
-struct Eight {
-  float at[8];
-};
-
 // 8 elements of a kind named at run time, at a multiple of 16 bytes.
 struct AlignedRow {
   const void* data;
   int kind;
-  GPU_FN Eight fetch(long i, int) const {
-    Eight x;
+  GPU_FN gpu::Eight fetch(long i, int) const {
+    gpu::Eight x;
     if (kind == 0) {
       const gpu::f32x4 lo = gpu::load16<gpu::f32x4>((const float*)data + i);
       const gpu::f32x4 hi = gpu::load16<gpu::f32x4>((const float*)data + i + 4);
@@ -42,8 +38,8 @@ struct AlignedRow {
 struct AnyRow {
   const void* data;
   int kind;
-  GPU_FN Eight fetch(long i, int count) const {
-    Eight x;
+  GPU_FN gpu::Eight fetch(long i, int count) const {
+    gpu::Eight x;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const float y = read(data, kind, i + (e < count ? e : 0));
@@ -53,14 +49,14 @@ struct AnyRow {
   }
 };
 
-template <bool NESTED> struct WeightRow {
-  NF4<F16, NESTED> weight;  // decoded to float32 here
-  GPU_FN Eight fetch(long i, int) const {
+template <class Format> struct WeightRow {
+  Format weight;
+  GPU_FN gpu::Eight fetch(long i, int) const {
     const auto raw = weight.fetch(i, 0, 8, weight.look(i, 0));
-    const float scale = weight.scale(raw);
-    Eight x;
+    const float s = weight.scale(raw);
+    gpu::Eight x;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x.at[e] = scale * lookup16(weight.value, raw.codes, 4 * (e ^ 1));
+    for (int e = 0; e < 8; ++e) x.at[e] = s * weight.value(raw, e);
     return x;
   }
 };
@@ -70,9 +66,9 @@ template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilo
   float sum[ROWS] = {};
 #pragma unroll 1
   for (int base = 0; base < k; base += 8 * GROUP) {
-    const int at = base + 8 * thread, inside = at < k ? at : 0;  // every lane takes part: NF4 decodes by shuffles
+    const int at = base + 8 * thread, inside = at < k ? at : 0;  // every lane takes part: formats decode by shuffles
     const int count = k - inside < 8 ? k - inside : 8;
-    Eight left = x.fetch(inside, count), right[ROWS];
+    gpu::Eight left = x.fetch(inside, count), right[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) right[r] = b.fetch((long)(n0 + r < e.n ? n0 + r : e.n - 1) * k + inside, count);
 #pragma unroll
@@ -97,7 +93,8 @@ template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilo
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < GROUP / GPU_WAVE; ++w) total += lds[w * ROWS + thread % ROWS];
-  GPU_PIN(total);  // summed by all, stored by ROWS: no address of LDS is then made by part of a wave
+  // Summed by all, stored by ROWS: no address of LDS is then made by part of a wave.
+  total = gpu::optimization_barrier(total);
   if (thread < ROWS) finish_one(e, total, 0, n0 + thread, 0);
 }
 
@@ -112,16 +109,11 @@ template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilo
 DENSE(gemv, AlignedRow)
 DENSE(gemv_unaligned, AnyRow)
 
-#define WEIGHT(name, NESTED)                                                                                          \
-  extern "C" GPU_KERNEL(256) void name(const void* x, const unsigned char* packed, const void* absmax,                \
-                                       const float* nested_absmax, const float* nested_code,                          \
-                                       const float* nested_offset, int block_shift, int nested_shift, int x_kind,     \
-                                       EPILOGUE_ARGUMENTS) {                                                          \
+#define WEIGHT(format, TAG)                                                                                           \
+  extern "C" GPU_KERNEL(256) void gemv_##format(const void* x, TAG##_PARAMETERS, int x_kind, EPILOGUE_ARGUMENTS) {    \
     GPU_SHARED(float, lds, 256 / GPU_WAVE * gemm::ROWS);                                                              \
     (void)k_per_split;                                                                                                \
-    const gemm::WeightRow<NESTED> w{{packed, absmax, nested_absmax, nested_code, NESTED ? *nested_offset : 0.0f, \
-                                     gemm::nf4_value(gpu::lane()), block_shift, nested_shift}};                       \
-    gemm::gemv(gemm::AlignedRow{x, x_kind}, w, EPILOGUE, k, lds);                                                      \
+    const auto w = TAG##_WEIGHT;                                                                                      \
+    gemm::gemv(gemm::AlignedRow{x, x_kind}, gemm::WeightRow<decltype(TAG##_WEIGHT)>{w}, EPILOGUE, k, lds);            \
   }
-WEIGHT(gemv_nf4, false)
-WEIGHT(gemv_nf4_nested, true)
+WEIGHT_FORMATS(WEIGHT)

@@ -5,6 +5,7 @@
 //   extern "C" GPU_KERNEL(threads) void name(args...)   a kernel; arguments: pointers and 32- or 64-bit numbers
 //   GPU_FN                                              a device function (always inlined)
 //   GPU_SHARED(type, name, count)                       `count` elements of LDS, the same for the whole work-group
+//   GPU_WAVES_PER_SIMD(count)                           bounds a kernel's registers: a SIMD holds this many waves
 //   GPU_WAVE                                            lanes of a wave: 64 on gfx9 (CDNA), 32 on gfx11 and later
 //   GPU_CDNA, GPU_RDNA3, GPU_RDNA4                      1 or 0: which matrix instructions there are
 // Work-groups are one-dimensional.
@@ -109,6 +110,10 @@ GPU_FN void store16(T* p, V value) {
 template <int N, class T>
 struct alignas(sizeof(T) * N) Pack {
   T at[N];
+};
+// Eight neighbours, in float32.
+struct Eight {
+  float at[8];
 };
 
 // ---- the wave --------------------------------------------------------------------------------------------------

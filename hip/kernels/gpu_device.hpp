@@ -19,6 +19,8 @@
 #define GPU_FN __attribute__((device, always_inline)) inline
 #define GPU_KERNEL(threads) __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
 #define GPU_SHARED(type, name, count) static __attribute__((shared, aligned(16))) type name[count]
+// How many waves a SIMD must be able to hold: bounds the registers that the compiler may take.
+#define GPU_WAVES_PER_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
 #define GPU_CHECK_ALIGNED(p, bytes)
 #define GPU_WHOLE
 
@@ -63,6 +65,11 @@ GPU_FN unsigned grid_x() { return grid_size(0); }
 GPU_FN unsigned grid_y() { return grid_size(1); }
 GPU_FN unsigned grid_z() { return grid_size(2); }
 
+// ---- halves of registers -----------------------------------------------------------------------------------------
+// Of a in the low half of the result, of b in the high one.
+GPU_FN unsigned low_halves(unsigned a, unsigned b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
+GPU_FN unsigned high_halves(unsigned a, unsigned b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
+
 // ---- order -------------------------------------------------------------------------------------------------------
 GPU_FN void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -79,6 +86,20 @@ GPU_FN void lds_barrier() {
 }
 // Instructions are not moved across this one.
 GPU_FN void sched_fence() { __builtin_amdgcn_sched_barrier(0); }
+// An optimisation barrier: to the compiler the result is a new value wherever this stands. So x is complete here (the
+// wait for a load stays where its value is used), and what follows from it is worked out again instead of being kept in
+// registers through a loop. x fits registers: a number or a vector.
+template <class T>
+GPU_FN T optimization_barrier(T x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+// The same for what all lanes share, in a scalar register.
+GPU_FN unsigned uniform_barrier(unsigned x) {
+  x = __builtin_amdgcn_readfirstlane(x);
+  asm volatile("" : "+s"(x));
+  return x;
+}
 
 // ---- the wave ----------------------------------------------------------------------------------------------------
 // The value that x has in lane `from`. T: 4 or 8 bytes.
@@ -91,6 +112,11 @@ GPU_FN T shuffle(T x, unsigned from) {
 #pragma unroll
   for (unsigned i = 0; i < sizeof(T) / 4; i++) words.at[i] = __builtin_amdgcn_ds_bpermute(int(from) * 4, words.at[i]);
   return __builtin_bit_cast(T, words);
+}
+// Entry (codes >> at) % 16 of a table of which lane l holds entry l % 16.
+GPU_FN float lookup16(float table, unsigned codes, int at) {
+  const unsigned address = (at < 2 ? codes << (2 - at) : codes >> (at - 2)) & 60u;  // in bytes
+  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((int)address, __builtin_bit_cast(int, table)));
 }
 // The value of lane ^ 1 (STEP 1), lane ^ 2 (2), lane ^ 7 (4) or lane ^ 15 (8), by DPP: no access to LDS. The last two
 // are lane ^ 4 and lane ^ 8 once the lanes of each 4 (8) agree, as they do in a reduction.

@@ -39,6 +39,7 @@
 #define GPU_SHARED(type, name, count) \
   static const char gpu_key_##name = 0; \
   type* const name = static_cast<type*>(gpu_host_machine->shared(&gpu_key_##name, sizeof(type) * (count)))
+#define GPU_WAVES_PER_SIMD(count)
 #define GPU_CHECK_ALIGNED(p, bytes) \
   (reinterpret_cast<unsigned long>(p) % (bytes) ? gpu_host_machine->fail("an access is not aligned to its size") \
                                                 : void())
@@ -115,8 +116,15 @@ GPU_FN unsigned grid_y() { return gpu_host_machine->grid[1]; }
 GPU_FN unsigned grid_z() { return gpu_host_machine->grid[2]; }
 
 GPU_FN void barrier() { gpu_host_machine->barrier(); }
+GPU_FN unsigned low_halves(unsigned a, unsigned b) { return (a & 0xffffu) | b << 16; }
+GPU_FN unsigned high_halves(unsigned a, unsigned b) { return a >> 16 | (b & 0xffff0000u); }
 GPU_FN void lds_barrier() { gpu_host_machine->barrier(); }
 GPU_FN void sched_fence() {}
+template <class T>
+GPU_FN T optimization_barrier(T x) {
+  return x;
+}
+GPU_FN unsigned uniform_barrier(unsigned x) { return x; }
 
 namespace host {
 template <class T>
@@ -169,6 +177,7 @@ template <class T>
 GPU_FN T lane_value(T x, unsigned from) {
   return shuffle(x, from);
 }
+GPU_FN float lookup16(float table, unsigned codes, int at) { return shuffle(table, codes >> at & 15u); }
 GPU_FN unsigned uniform(unsigned x) { return shuffle(x, 0); }
 
 #if GPU_CDNA

@@ -29,8 +29,8 @@ from wgrad.hip.runtime.objects import (
     read_manifest,
     read_object,
     serves,
-    source_digest,
     sources,
+    text_digest,
 )
 
 # The same bytes from any folder: without a CUID, which is a hash of the paths.
@@ -40,19 +40,24 @@ FLAGS = (
 CLANG = os.environ.get("WGRAD_CLANG", "clang-19")
 
 
-def compile_source(source: Path, architecture: str, output: Path, *, clang: str = CLANG) -> None:
-    """One .hip file -> an ELF code object.
+def compile_source(source: Path, architecture: str, output: Path, *, clang: str = CLANG) -> list[str]:
+    """One .hip file -> an ELF code object, and the names of the headers that the compiler found included.
 
     Raises:
         FileNotFoundError: there is no such compiler. RuntimeError: it refused; the message is its own.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     target = f"--offload-arch={architecture}"
-    command = [clang, *FLAGS, target, "-Wall", "-Werror", source.name, "-o", str(output.resolve())]
+    rule = output.with_name(f"{output.name}.d").resolve()
+    command = [clang, *FLAGS, target, "-Wall", "-Werror", "-MMD", "-MT", "object", "-MF", str(rule)]
     # The source's folder is left out of the command: no path of this machine gets into the file.
+    command += [source.name, "-o", str(output.resolve())]
     done = subprocess.run(command, cwd=source.resolve().parent, capture_output=True, encoding="utf-8")
     if done.returncode:
         raise RuntimeError(f"{source.name} for {architecture}:\n{done.stderr[:8000]}")
+    words = rule.read_text(encoding="utf-8").replace("\\\n", " ").split()  # object: x.hip a.hpp b.hpp
+    rule.unlink()
+    return [Path(word).name for word in words[2:]]
 
 
 def compiler_version(clang: str = CLANG) -> str:
@@ -61,16 +66,18 @@ def compiler_version(clang: str = CLANG) -> str:
     return said.splitlines()[0].strip()
 
 
-def compile_all(pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0) -> dict[str, bytes]:
-    """{"gfx942/gemm.co": code object} of every (source, architecture)."""
+def compile_all(
+    pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0
+) -> dict[str, tuple[bytes, list[str]]]:
+    """{"gfx942/gemm.co": (code object, names of headers)} of every (source, architecture)."""
 
-    def one(pair: tuple[Path, str]) -> tuple[str, bytes]:
+    def one(pair: tuple[Path, str]) -> tuple[str, tuple[bytes, list[str]]]:
         source, architecture = pair
         name = f"{architecture}/{source.stem}.co"
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / source.stem
-            compile_source(source, architecture, path, clang=clang)
-            return name, path.read_bytes()
+            included = compile_source(source, architecture, path, clang=clang)
+            return name, (path.read_bytes(), included)
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         return dict(pool.map(one, pairs))
@@ -95,13 +102,14 @@ def outdated(folder: Path, *, room: Path = KERNELS, architectures: tuple[str, ..
     expected = {f"{a}/{s.stem}.co": s for s, a in _pairs(list(architectures), "", room)}
     files = [p for architecture in architectures for p in (folder / architecture).glob("*.co.xz")]
     there = {p.relative_to(folder).as_posix().removesuffix(".xz"): p for p in files}
-    digests = {s: source_digest(s) for s in set(expected.values())}
+    made_from = {s: note["sources"].get(s.stem, {"digest": "", "headers": []}) for s in set(expected.values())}
+    changed = {s for s, m in made_from.items() if m["digest"] != text_digest([s, *(room / h for h in m["headers"])])}
     for name in sorted(expected.keys() | there.keys()):
         if name not in expected:
             wrong[name] = "has no source"
         elif name not in there:
             wrong[name] = "is missing"
-        elif note["sources"].get(expected[name].stem) != digests[expected[name]]:
+        elif expected[name] in changed:
             wrong[name] = f"was made from another {expected[name].name}, or other headers"
         elif note["objects"].get(name) != _sha(read_object(there[name])):
             wrong[name] = "is not the file that was made"
@@ -134,26 +142,32 @@ def build(
     for path in gone:  # what is left of sources that are no more
         path.unlink()
     written = []
-    for name, image in made.items():
+    for name, (image, _) in made.items():
         path = folder / f"{name}.xz"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(compress(image))
         written.append(path)
     if written or gone or everything:
-        _write_manifest(folder, version, made, {s for s, _ in pairs})
+        _write_manifest(folder, version, made, room)
     return written
 
 
-def _write_manifest(folder: Path, version: str, made: dict[str, bytes], compiled: set[Path]) -> None:
+def _write_manifest(folder: Path, version: str, made: dict[str, tuple[bytes, list[str]]], room: Path) -> None:
     old: dict[str, Any] = read_manifest(folder)
-    objects = {**old["objects"], **{name: _sha(image) for name, image in made.items()}}
+    objects = {**old["objects"], **{name: _sha(image) for name, (image, _) in made.items()}}
     kept = {name: sha for name, sha in sorted(objects.items()) if (folder / f"{name}.xz").is_file()}
     stems = {name.partition("/")[2].removesuffix(".co") for name in kept}
-    digests = {**old["sources"], **{s.stem: source_digest(s) for s in compiled}}
+    included: dict[str, set[str]] = {}  # of a source, by any architecture
+    for name, (_, found) in made.items():
+        included.setdefault(name.partition("/")[2].removesuffix(".co"), set()).update(found)
+    made_from = dict(old["sources"])
+    for stem, names in included.items():
+        digest = text_digest([room / f"{stem}.hip", *(room / name for name in sorted(names))])
+        made_from[stem] = {"digest": digest, "headers": sorted(names)}
     note = {
         "compiler": version,
         "options": list(FLAGS),
-        "sources": {stem: digests[stem] for stem in sorted(stems)},
+        "sources": {stem: made_from[stem] for stem in sorted(stems)},
         "objects": kept,
     }
     (folder / MANIFEST).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
@@ -162,7 +176,7 @@ def _write_manifest(folder: Path, version: str, made: dict[str, bytes], compiled
 def differing(folder: Path, pairs: list[tuple[Path, str]], *, clang: str = CLANG, jobs: int = 0) -> list[str]:
     """Names of the code objects that are not byte for byte what the sources give with this compiler."""
     fresh = compile_all(pairs, clang=clang, jobs=jobs)
-    return [name for name, image in fresh.items() if read_object(folder / f"{name}.xz") != image]
+    return [name for name, (image, _) in fresh.items() if read_object(folder / f"{name}.xz") != image]
 
 
 def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -> int:

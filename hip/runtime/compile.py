@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -12,12 +11,13 @@ from wgrad.hip.runtime.architectures import SHIPPED, check_image
 from wgrad.hip.runtime.objects import (
     KERNELS,
     find_object,
+    headers,
     objects_digest,
     objects_folder,
     read_object,
     serves,
-    source_digest,
     sources,
+    text_digest,
 )
 from wgrad.hip.runtime.rtc import compile_with_hiprtc
 
@@ -40,7 +40,7 @@ class Modules:
         """Of the code objects, or of the sources where hiprtc compiles them."""
         if self.origin == "shipped":
             return objects_digest(objects_folder(), self.architecture)
-        return hashlib.sha256("".join(source_digest(path) for path in sources()).encode()).hexdigest()
+        return text_digest((*sources(), *headers()))
 
     def has(self, source: str) -> bool:
         """Is there a file of this name for this architecture (without loading it)?"""

@@ -2,7 +2,8 @@
 
 hip/objects/<architecture>/<file>.co.xz, and hip/objects/manifest.json, which `hip/runtime/build.py` writes:
     {"compiler": first line of clang's --version, "options": [flags of clang],
-     "sources": {"gemm": digest of its text and headers}, "objects": {"gfx942/gemm.co": SHA-256 before compression}}
+     "sources": {"gemm": {"digest": of its text and its headers', "headers": [what it includes, as clang says]}},
+     "objects": {"gfx942/gemm.co": SHA-256 before compression}}
 $WGRAD_HIP_OBJECTS names another folder of the same shape, where a file may also be uncompressed (<file>.co).
 """
 
@@ -12,7 +13,7 @@ import hashlib
 import json
 import lzma
 import os
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,6 @@ KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 MANIFEST = "manifest.json"
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-mcode-object-version=5")
 _HOST_HEADER = "gpu_host.hpp"  # the CPU half of gpu.hpp: no card reads it
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-# A comment, or a literal, which may hold what looks like one.
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL)
 # Results are a few hundred KB: a larger dictionary would only cost memory on reading.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
 
@@ -44,31 +42,16 @@ def serves(source: Path, architecture: str) -> bool:
     return True
 
 
-def headers_of(source: Path) -> list[Path]:
-    """The headers that a source includes, directly and through each other; in order of name.
-
-    Raises:
-        FileNotFoundError: one of them is not beside it.
-    """
-    found: dict[str, Path] = {}
-    waiting = [source]
-    while waiting:
-        for name in _INCLUDE.findall(waiting.pop().read_text(encoding="utf-8")):
-            if name not in found and name != _HOST_HEADER:
-                found[name] = source.parent / name
-                waiting.append(found[name])
-    return [found[name] for name in sorted(found)]
+def headers(room: Path = KERNELS) -> list[Path]:
+    """Every header that a card's kernels may include."""
+    return sorted(path for path in room.glob("*.hpp") if path.name != _HOST_HEADER)
 
 
-def source_digest(source: Path) -> str:
-    """SHA-256 of what decides about the code: the text of a source and its headers without comments and blank space at
-    line ends, the options, and the architectures it serves."""
-    named = re.search(r"^// architectures:.*$", source.read_text(encoding="utf-8"), re.MULTILINE)
-    parts = [" ".join(OPTIONS), named.group(0) if named else ""]
-    for path in (source, *headers_of(source)):
-        bare = _COMMENT.sub(lambda m: m.group(1) or " ", path.read_text(encoding="utf-8"))
-        lines = [line.rstrip() for line in bare.splitlines()]
-        parts += [path.name, "\n".join(line for line in lines if line)]
+def text_digest(paths: Iterable[Path]) -> str:
+    """SHA-256 of the compiler's options and of the texts of files; one that is not there counts as empty."""
+    parts = [" ".join(OPTIONS)]
+    for path in paths:
+        parts += [path.name, path.read_text(encoding="utf-8") if path.is_file() else ""]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """hiprtc, ROCm's run-time compiler: code objects for cards that the package has none for, kept from then on.
 
 Results lie in the cache folder `hip` (device/cache.py) as <file>-<architecture>-<digest>.co.xz; the digest is that of
-the format, the source, its headers and the options, so that another version of wgrad never takes them.
+the format, the source, the headers and the options, so that another version of wgrad never takes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
-from wgrad.hip.runtime.objects import KERNELS, OPTIONS, compress, headers_of, read_object
+from wgrad.hip.runtime.objects import KERNELS, OPTIONS, compress, headers, read_object, text_digest
 
 FORMAT = "co.xz 1"  # of the files in the cache
 
@@ -25,9 +25,8 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     """
     path = KERNELS / f"{source}.hip"
     text = path.read_text(encoding="utf-8")
-    headers = {p.name: p.read_text(encoding="utf-8") for p in headers_of(path)}
-    parts = [FORMAT, text, architecture, *OPTIONS, *headers, *headers.values()]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    included = headers(KERNELS)
+    digest = hashlib.sha256(f"{FORMAT} {architecture} {text_digest((path, *included))}".encode()).hexdigest()
     kept = cache_folder("hip") / f"{source}-{architecture}-{digest[:16]}.co.xz"
     if kept.is_file():
         try:
@@ -36,7 +35,8 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
             image = b""
         if image[:4] == b"\x7fELF":
             return image, str(kept)
-    image = _compile(source, text, headers, [f"--offload-arch={architecture}", *OPTIONS])
+    texts = {p.name: p.read_text(encoding="utf-8") for p in included}
+    image = _compile(source, text, texts, [f"--offload-arch={architecture}", *OPTIONS])
     try:
         keep(kept, compress(image))
     except OSError:  # a folder that cannot be written to: compiled again next time

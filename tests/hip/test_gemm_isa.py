@@ -83,8 +83,8 @@ def test_multiply_adds_are_paired() -> None:
     ["gemm_bf16_tn_small", "gemm_nf4_nested_f16_nt_small", "gemm_f32_nn", "gemm_skinny_tn_16", "gemv_nf4_nested"],
 )
 def test_executes(bench: Callable[[str], Any], tmp_path: Path, arch: str, kernel: str) -> None:
-    found = [s for s in ("gemv", "gemm_skinny", "gemm_nf4", "gemm_f32", "gemm") if kernel.startswith(s)]
-    source = found[0]
+    sources = {"gemm_nf4": "linear"} | {name: name for name in ("gemv", "gemm_skinny", "gemm_f32", "gemm")}
+    source = next(s for start, s in sources.items() if kernel.startswith(start))
     path = tmp_path / f"{source}.co"
     compile_source(KERNELS / f"{source}.hip", arch, path)
     errors = bench("hip_isa").execute(bench("hip_executor").tool(), path, kernel, arch.startswith("gfx9"))

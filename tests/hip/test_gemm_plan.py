@@ -7,7 +7,7 @@ import pytest
 from wgrad.hip.gemm_plan import Card, dense, nf4
 
 MI300X, RX7900 = Card(64, 304, True, True), Card(32, 96, True, False)
-MI250 = Card(64, 104, True, False, flushes=True)
+MI250 = Card(64, 104, True, False, flushes_denormals=True)
 F32, F16, BF16 = 0, 1, 2
 TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
 
@@ -97,7 +97,7 @@ def test_addresses_choose_the_kernel() -> None:
     assert dense(RX7900, (F32, F32), "nt", (128, 16, 64), 1, False).name == "gemm_any_nt"
 
 
-def test_precise_float16_products_stay_off_a_matrix_unit_that_flushes() -> None:
+def test_precise_float16_products_stay_off_a_matrix_unit_that_flushes_denormals() -> None:
     sizes = (HIDDEN, VOCABULARY, TOKENS)
     assert dense(MI250, (F16, F16), "tn", sizes, 1, True, F32).name == "gemm_mix_tn"
     assert dense(MI250, (F16, F16), "nt", sizes, 1, True, F16).source == "gemm"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.hip.runtime.objects import KERNELS, OPTIONS, headers_of, sources
+from wgrad.hip.runtime.objects import KERNELS, OPTIONS, headers, sources
 
 RTC = Path(__file__).parent / "emulator" / "rtc"
 USE = """
@@ -85,7 +85,7 @@ def test_compiles_at_first_use_and_keeps_the_result(card: Card) -> None:
     assert card.given() == ["elementwise.hip"]
     program = card.programs / "0"
     assert (program / "options").read_text().split() == ["--offload-arch=gfx1151", *OPTIONS]
-    assert {p.name for p in program.glob("*.hpp")} == {p.name for p in headers_of(KERNELS / "elementwise.hip")}
+    assert {p.name for p in program.glob("*.hpp")} == {p.name for p in headers()}
     assert not (program / "gpu_host.hpp").exists()
     (kept,) = card.cache.glob("wgrad/hip/*")
     assert kept.name.startswith("elementwise-gfx1151-") and lzma.decompress(kept.read_bytes())[:4] == b"\x7fELF"
@@ -151,7 +151,7 @@ def test_every_source_keeps_hiprtcs_rules(source: Path, tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     rules = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rules)
-    for path in (source, *headers_of(source)):
+    for path in (source, *headers()):
         shutil.copy(path, tmp_path)
     for architecture in ("gfx1151", "gfx942"):
         said = rules.check_by_the_rules(tmp_path, source.name, [f"--offload-arch={architecture}", *OPTIONS])

@@ -96,7 +96,7 @@ def test_large_arrays_go_by_128_bits() -> None:
 )
 @pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is not installed")
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1201"])
-@pytest.mark.parametrize("source", ["rms_norm", "nf4", "optimizer"])
+@pytest.mark.parametrize("source", ["norm", "quantize", "optimizer"])
 def test_table_is_what_the_sources_give(bench: Callable[[str], Any], tmp_path: Path, arch: str, source: str) -> None:
     compile_source(KERNELS / f"{source}.hip", arch, tmp_path / f"{source}.co")
     report = bench("hip_table").inspector()

@@ -8,39 +8,19 @@
 // 256.
 // Sources: Dettmers et al., QLoRA (2023), section 3; Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 #include "elements.hpp"
+#include "nf4.hpp"
 
 using namespace gpu;
 
-#define NF4_LEVELS                                                                                                    \
-  {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,                   \
-   -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,                    \
-   0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f}
 constexpr float SMALLEST = 1e-38f;  // a block of zeros gets code 7
-
-GPU_FN u32 nf4_code(float v) {
-  constexpr float level[16] = NF4_LEVELS;
-  u32 code = 0;
-#pragma unroll
-  for (u32 i = 0; i < 15; i++) code += v > (level[i] + level[i + 1]) / 2.f ? 1u : 0u;
-  return code;
-}
-
-// By selection: a table in the code object would have to be found and read first.
-GPU_FN float nf4_level(u32 code) {
-  constexpr float level[16] = NF4_LEVELS;
-  float found = level[0];
-#pragma unroll
-  for (u32 i = 1; i < 16; i++) found = code == i ? level[i] : found;
-  return found;
-}
 
 // Sixteen codes, element 2j in the high nibble of byte j.
 GPU_FN u32x2 nf4_codes(const Eight& low, const Eight& high, float scale) {
   u32x2 words = {0, 0};
 #pragma unroll
   for (u32 e = 0; e < 8; e++) {
-    words[0] |= nf4_code(low.at[e] * scale) << (4 * (e ^ 1));
-    words[1] |= nf4_code(high.at[e] * scale) << (4 * (e ^ 1));
+    words[0] |= nf4::code(low.at[e] * scale) << (4 * (e ^ 1));
+    words[1] |= nf4::code(high.at[e] * scale) << (4 * (e ^ 1));
   }
   return words;
 }
@@ -117,7 +97,7 @@ extern "C" GPU_KERNEL(256) void nf4_dequantize(const u8* packed, const void* abs
                                                const float* nested_code, const float* offset, void* y, u64 n,
                                                u32 block, u32 nested_block, u32 type) {
   GPU_SHARED(float, level, 16);
-  if (thread() < 16) level[thread()] = nf4_level(thread());
+  if (thread() < 16) level[thread()] = nf4::level(thread());
   barrier();
   u64 i = (u64(block_x()) * 256 + thread()) * 16;
   if (i >= n) return;

@@ -1,4 +1,4 @@
-"""NF4 with and without double quantisation, quantised and dequantised on the device. Kernel: nf4.hip."""
+"""NF4 with and without double quantisation, quantised and dequantised on the device. Kernel: quantize.hip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wgrad.hip.runtime.runtime import Long
 _RUN = 16  # elements of a work-item
 
 
-class NF4Ops(Elements):
+class QuantizeOps(Elements):
     _nf4_tables: tuple[Array, Array] | None = None
 
     def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Array:
@@ -24,7 +24,7 @@ class NF4Ops(Elements):
         runs = max(1, block_size // (_RUN * GROUP))
         arguments = [w, packed, absmax, Long(n), block_size, type_code(w.dtype)]
         self.launch(
-            "nf4", "nf4_quantize", arguments, self.groups(n, _RUN * runs * GROUP), work=w.nbytes + packed.nbytes
+            "quantize", "nf4_quantize", arguments, self.groups(n, _RUN * runs * GROUP), work=w.nbytes + packed.nbytes
         )
         shape = (int(w.shape[0]), int(w.shape[1]))
         return self._nest(packed, absmax, shape, block_size) if double else NF4Array(packed, absmax, shape, block_size)
@@ -36,9 +36,9 @@ class NF4Ops(Elements):
         if self._nf4_tables is None:  # shared by all weights of this device
             self._nf4_tables = (self.upload(dynamic_map()), self.upload(thresholds(dynamic_map())))
         nested_code, limits = self._nf4_tables
-        self.launch("nf4", "nf4_mean", [absmax, offset, blocks], (1, 1, 1), work=absmax.nbytes)
+        self.launch("quantize", "nf4_mean", [absmax, offset, blocks], (1, 1, 1), work=absmax.nbytes)
         arguments = [absmax, offset, limits, codes, nested_absmax, blocks]
-        self.launch("nf4", "nf4_nest", arguments, self.groups(blocks, NESTED_BLOCK_SIZE), work=absmax.nbytes)
+        self.launch("quantize", "nf4_nest", arguments, self.groups(blocks, NESTED_BLOCK_SIZE), work=absmax.nbytes)
         return NF4Array(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
 
     def nf4_dequantize(self, w: NF4Array, dtype: Any = np.float32) -> Array:
@@ -49,5 +49,5 @@ class NF4Ops(Elements):
         parts = [w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
         groups = self.groups(y.size, _RUN * GROUP)
         arguments = [*parts, y, Long(y.size), w.block_size, w.nested_block_size, type_code(dtype)]
-        self.launch("nf4", "nf4_dequantize", arguments, groups, work=y.nbytes + w.packed.nbytes)
+        self.launch("quantize", "nf4_dequantize", arguments, groups, work=y.nbytes + w.packed.nbytes)
         return y

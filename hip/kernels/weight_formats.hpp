@@ -1,0 +1,19 @@
+// The formats of frozen weights [out, in]. A product takes "a weight of some format"; each kernel of linear.hip,
+// gemm_f32.hip, gemm_split.hip and gemv.hip is made for every format of WEIGHT_FORMATS, a line for each:
+//
+//     FORMAT(name, TAG)    name: in the kernels' names. The format's header defines TAG_PARAMETERS, the format's part
+//                          of a kernel's parameters, and TAG_WEIGHT, an expression that makes the weight of them.
+//
+// The parameters come in the order in which hip/linear.py packs them. The type of the weight, from the format's header:
+//     Ahead look(origin, offset)                  starts the loads that those of `fetch` wait for, a tile earlier
+//     Raw fetch(origin, offset, count, ahead)     starts the loads of 8 elements, of which `count` lie in the matrix
+//     static arrive(raw)                          an optimisation barrier for what was loaded: the wait stays here
+//     Raw4 fetch4(origin, offset)                 the same of 4 elements, at once, for products in float32
+//     float scale(raw), float value(raw, i)       element i of either is their product; every lane takes part
+// Elements are numbered row by row, from `origin` (the same for all lanes) + `offset`, a multiple of 8 (of 4).
+#pragma once
+#include "nf4.hpp"
+
+#define WEIGHT_FORMATS(FORMAT) \
+  FORMAT(nf4, NF4)             \
+  FORMAT(nf4_nested, NF4_NESTED)
