@@ -29,6 +29,12 @@ class FrozenWeight(ABC):
     format: ClassVar[str]
     unit: ClassVar[int]  # elements that are decoded at once; a row of another length is decoded before a product
     shape: tuple[int, int]
+    value_dtype: str  # what decoded values are rounded to; "float32": they are used as they are
+
+    @property
+    def variant(self) -> str:
+        """Names the kernels that decode this weight: the format, where its kernels are all of one kind."""
+        return self.format
 
     @abstractmethod
     def arrays(self) -> dict[str, Array | None]:

@@ -102,6 +102,10 @@ class NF4Array(FrozenWeight):
     def nested(self) -> bool:
         return self.nested_absmax is not None
 
+    @property
+    def variant(self) -> str:
+        return "nf4_nested" if self.nested else "nf4"
+
     def arrays(self) -> dict[str, Array | None]:
         names = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
         return {name: getattr(self, name) for name in names}

@@ -91,6 +91,7 @@ def test_what_launchers_ask_for(double: bool, rng: np.random.Generator) -> None:
     assert list(q.arrays()) == ["packed", "absmax", "nested_absmax", "nested_code", "nested_offset"]
     there = [a for a in q.arrays().values() if a is not None]
     assert len(there) == (5 if double else 2) and q.nbytes == sum(a.nbytes for a in there)
+    assert q.variant == ("nf4_nested" if double else "nf4") and q.value_dtype == "float32"
     assert q.parameters() == (7, 8) and q.constants()["NESTED"] is double and q.constants()["ROUND"] == 0
     assert [q.constants()[f"LEVEL_{i}"] for i in range(16)] == LEVELS.tolist()
     moved = q.map_arrays(lambda array: array.copy())
