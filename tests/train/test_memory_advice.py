@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
+from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import estimate_activations
 from wgrad.train.run.memory_advice import advising, for_parameters, for_steps
+
+RE_ROWS = re.compile(r"note: rows have (\d+) tokens, in which all the data fits, not --seq-len 1000000000\n")
 
 
 class Small(ReferenceDevice):
@@ -67,6 +72,44 @@ def test_steps_that_do_not_fit(
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.endswith("out of main memory: use a smaller --batch-size or --seq-len, or --checkpointing")
+
+
+def test_rows_that_cannot_fit_are_refused_before_anything_is_loaded(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    needed = estimate_activations(RunOptions(seq_len=32), load_model_config(make_checkpoint()))
+    for there, status in ((needed, 0), (needed - 1, 2), (needed // 4, 2)):
+        monkeypatch.setattr("wgrad.train.run.session.main_memory", lambda there=there: there)
+        out = tmp_path / str(there)
+        assert finetune(make_checkpoint, text_data, out, "--device", "cpu", "--accumulate", "1") == status
+        said = capsys.readouterr()
+        assert ("model: " in said.out) == (status == 0) == (out / "adapter_model.safetensors").exists()
+        fit = 32 * there // needed
+        words = (
+            f"--seq-len: activations of 1 x 32 tokens .* which about {fit} tokens a row fit in: use a smaller --seq-len"
+        )
+        assert status == 0 or re.search(words, said.err)
+
+
+@pytest.mark.parametrize("packing", ["--packing", "--no-packing"])
+def test_rows_are_no_longer_than_all_the_data(
+    packing: str, make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of a billion tokens is not made for a few hundred; and the numbers are those of the rows that are made."""
+    lines = text_data.read_text().splitlines(keepends=True)
+    text_data.write_text("".join(lines[:6]))
+    adapters = []
+    for seq_len in (10**9, None):
+        row = RE_ROWS.search(capsys.readouterr().out)
+        length = str(seq_len or (row and row[1]))
+        out = tmp_path / length
+        options = ["--device", "cpu", "--eval-fraction", "0.2", "--seq-len", length, packing]
+        assert finetune(make_checkpoint, text_data, out, *options) == 0
+        adapters.append((out / "adapter_model.safetensors").read_bytes())
+        assert f"seq_len: {length}\n" in (out / "config.yaml").read_text()
+    assert int(length) % 64 == 0 and 64 <= int(length) <= (512 if packing == "--packing" else 64)
+    assert adapters[0] == adapters[1] and not RE_ROWS.search(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

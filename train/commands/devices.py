@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.errors import DeviceError, WgradError
+from wgrad.train.run.memory_advice import main_memory
 
 _FEATURES = {
     "shader-f16": "--compute float16",
@@ -30,22 +28,6 @@ def readable_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("unreachable")
-
-
-def main_memory() -> int | None:
-    """Bytes of main memory that this process may use; None where the system does not tell."""
-    if os.name == "nt":
-        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its length and the load in the first word, then the total
-        known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined]
-        return int(status[1]) if known else None
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-    try:  # a container may have less than the machine
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return total
 
 
 def memory_in_words(device: Mapping[str, Any]) -> str:

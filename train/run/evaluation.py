@@ -42,7 +42,7 @@ class Evaluation:
         self.session, self.trainer, self.built = session, trainer, built
         documents, config = session.data.held_out, session.config
         chosen = eval_subset(documents, config)
-        self.batches: list[Batch] = eval_batches(chosen, config, session.tokenizer.pad_id or 0)
+        self.batches: list[Batch] = eval_batches(chosen, trainer.config, session.tokenizer.pad_id or 0)
         self._note = ""
         if len(chosen) < len(documents):
             self._note = f"; on {len(chosen)} of {len(documents)} held-out examples: --eval-tokens {config.eval_tokens}"

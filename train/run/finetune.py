@@ -63,12 +63,14 @@ class _Finetuning:
     counted: float  # time.monotonic() up to which results["seconds"] goes
 
     def run(self) -> None:
-        session, config, stream = self.session, self.session.config, self.session.stream
+        session, stream = self.session, self.session.stream
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
-        adapter = str(self.state.path) if self.state is not None and config.adapter else config.adapter
-        plan = prepare_session(session, replace(config, adapter=adapter))
+        begun = session.config
+        adapter = str(self.state.path) if self.state is not None and begun.adapter else begun.adapter
+        config = replace(begun, adapter=adapter, seq_len=session.row_tokens)
+        plan = prepare_session(session, config)
         with advising(SMALLER_MODEL):
-            self.built = build_session(session, replace(config, adapter=adapter))
+            self.built = build_session(session, config)
         session.say(memory_line(session, plan, self.built))
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
@@ -76,7 +78,7 @@ class _Finetuning:
         self.info = run_info(session)
         if self.state is not None:
             self._restore(self.state)
-        config.save(config.out)
+        begun.save(begun.out)
         evaluation = Evaluation(session, self.trainer, self.built)
         self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
         if self.state is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.weights import Checkpoint, use_own_head, weight_specs
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
-from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations
+from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_checkpointing
 from wgrad.train.run.generation import check_positions
+from wgrad.train.run.memory_advice import for_steps, main_memory
 from wgrad.train.run.plan import SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
 
+ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
 _PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
 
 
@@ -42,6 +44,7 @@ class Session:
     stream: BatchStream
     prompt: list[int]  # for the sample before and after
     display: Display
+    row_tokens: int  # of each row of a batch: --seq-len, or what all the data fits in
 
     @property
     def out(self) -> Path:
@@ -66,18 +69,28 @@ def open_session(config: FinetuneConfig) -> Session:
     _refuse_quantised_anew(config, checkpoint, model_config)
     with display.phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
-    stream = BatchStream(data.train, config, tokenizer.pad_id or 0)
-    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display)
+    row_tokens = _row_tokens(config, data)
+    stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0)
+    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display, row_tokens)
     session.prompt = _sample_prompt(session)
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
     for remark in data.remarks:
         session.say(f"  {remark}")
+    if row_tokens < config.seq_len:
+        session.say(f"note: rows have {row_tokens} tokens, in which all the data fits, not --seq-len {config.seq_len}")
     if config.seq_len > model_config.max_position_embeddings:
         limit = model_config.max_position_embeddings
         session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
     return session
+
+
+def _row_tokens(config: FinetuneConfig, data: Dataset) -> int:
+    """--seq-len, or fewer where a row that long is never filled: the rest of it would only cost memory and time."""
+    kinds = [[len(document) for document in documents] for documents in (data.train, data.held_out) if documents]
+    longest = max((sum(lengths) if config.packing else max(lengths) for lengths in kinds), default=config.seq_len)
+    return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def _refuse_quantised_anew(config: FinetuneConfig, checkpoint: Checkpoint, model_config: ModelConfig) -> None:
@@ -102,10 +115,14 @@ def _sample_prompt(session: Session) -> list[int]:
 
 
 def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
-    """Work out what the run takes, and compile its shaders. config: the session's, but for where the adapter lies."""
+    """Work out what the run takes, and compile its shaders. WgradError: it cannot fit.
+
+    config: the session's, but for where the adapter lies and for the rows' length (`Session.row_tokens`).
+    """
     with session.display.phase("compiling", unit="shaders") as phase:
         plan = plan_run(config, session.model_config, session.folder, session.device, len(session.prompt))
         if plan is None:
+            _refuse_beyond_memory(config, session.model_config)
             return None
         begun = time.monotonic()
         count = session.device.prepare(plan.dry, phase.update)
@@ -114,8 +131,20 @@ def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
     return plan
 
 
+def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> None:
+    """WgradError where what a step keeps in NumPy is more than all main memory: it would end in swapping."""
+    needed, there = estimate_activations(config, model_config), main_memory()
+    if there is not None and needed > there:
+        advice = for_steps(config, wants_checkpointing(config, model_config))
+        raise WgradError(
+            f"--seq-len: activations of {config.batch_size} x {config.seq_len} tokens take roughly {size(needed)}, and "
+            f"there are {size(there)} of main memory, which about {config.seq_len * there // needed} tokens a row fit "
+            f"in: {advice}"
+        )
+
+
 def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
-    """The model with its weights on the device. config: the session's, but for where the adapter lies."""
+    """The model with its weights on the device. config: as for `prepare_session`."""
     begun = time.monotonic()
     what = "loading weights" if config.full else "loading and quantising weights"
     with session.display.phase(what, unit="tensors") as phase:
@@ -145,7 +174,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
     how = f"checkpointing {'on' if built.model.checkpointing else 'off'}"
     if plan is None:  # NumPy, where all is main memory
-        activations = estimate_activations(session.config, session.model_config)
+        activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
         return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
     return (
@@ -161,6 +190,6 @@ def run_info(session: Session) -> dict[str, Any]:
     run = {f.name: values[f.name] for f in fixed_options(RunOptions) if not f.metadata["path"]}
     model = hashlib.blake2b(repr(session.model_config).encode(), digest_size=16)
     model.update(Checkpoint(session.folder).digest().encode())
-    measured = BatchStream(held_out, session.config).fingerprint() if held_out else ""
+    measured = BatchStream(held_out, session.stream.config).fingerprint() if held_out else ""
     run |= {"the base model": model.hexdigest(), "the held-out data": measured}
     return {"run": run, "data": session.stream.fingerprint()}
