@@ -145,7 +145,7 @@ class AttentionOps(Runtime):
         self.launch(
             "attention_decode",
             [q, k, v, doc_start, cache_len, part, part_lse],
-            [batch, queries, keys, heads, kv_heads, splits, int(window), scale],
+            [batch, queries, keys, heads, kv_heads, 1, splits, int(window), scale],
             self.groups(splits * groups, 1),
             {**constants, **types},
             work=float(k.nbytes + v.nbytes),

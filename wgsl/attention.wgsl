@@ -13,71 +13,15 @@
 // alike.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1; the exponent in base 2.
-struct Params {
-  batch: u32, queries: u32, keys: u32, heads: u32,
-  kv_heads: u32, query_tiles: u32, splits: u32, window: u32,
-  scale: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> q: array<Q_T>;
-@group(0) @binding(2) var<storage, read> k: array<K_T>;
-@group(0) @binding(3) var<storage, read> v: array<V_T>;
-@group(0) @binding(4) var<storage, read> doc_start: array<i32>;
-@group(0) @binding(5) var<storage, read> cache_len: array<i32>;
-@group(0) @binding(6) var<storage, read_write> o: array<O_T>;
-@group(0) @binding(7) var<storage, read_write> lse: array<f32>;
+#include "attention_forward.wgsl"
+#include "attention_tiles.wgsl"
+#include "attention_fetch_rows.wgsl" x=v tokens=keys heads=kv_heads
 
-const THREADS: u32 = TX * TY;
-const MASKED: f32 = -1e30;
-const FLOOR: f32 = -1e20;  // least row maximum: exp2(MASKED - FLOOR) is 0, also in a row that sees no key of a tile
-const LOG2E: f32 = 1.4426950408889634;
-const LN2: f32 = 0.6931471805599453;
-
-// One vec4 of padding a row puts neighbouring rows in different banks.
 struct QueryRow { at: array<array<vec4<f32>, DC4>, Q_CHUNKS>, pad: vec4<f32> }
-struct ScoreRow { at: array<array<vec4<f32>, VN4>, NV>, pad: vec4<f32> }
 var<workgroup> q_tile: array<array<QueryRow, TY>, RM>;
 var<workgroup> k_tile: array<array<array<vec4<f32>, DC4_PADDED>, TX>, RN>;  // key 4 (tx + TX g) + e at [4 g + e][tx]
-var<workgroup> v_tile: array<array<array<vec4<f32>, TX>, RD>, VN>;
-var<workgroup> p_tile: array<array<ScoreRow, TY>, RM>;
 var<workgroup> reduce_tile: array<array<array<vec4<f32>, TY>, TX>, RM4>;
 var<workgroup> low_tile: array<u32, BM>;
-
-// Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
-#if VEC
-fn load_q(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_k(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_v(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn store_o(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { o[row * W4 + c] = O_T(y); } }
-#else
-fn load_q(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_k(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_v(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn store_o(row: u32, c: u32, y: vec4<f32>) {
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { o[row * WIDTH + 4u * c + e] = O_T(y[e]); }
-}
-#endif
 
 // Chunk `chunk` (4 DC4 columns) of the query tile that starts at query t0 of (b, h), into place `place`.
 fn fetch_q(chunk: u32, b: u32, h: u32, t0: u32, lid: u32) -> array<vec4<f32>, LOADS_ROWS> {
@@ -105,7 +49,7 @@ fn put_q(x: array<vec4<f32>, LOADS_ROWS>, place: u32, lid: u32) {
 #end
 }
 
-// Keys from `end` on are not read: beyond a cache's last token there may be anything, and 0 times NaN is not 0.
+// Keys from `end` on are not read (attention_fetch_rows.wgsl).
 fn fetch_k(chunk: u32, b: u32, kv_head: u32, j0: u32, end: u32, lid: u32) -> array<vec4<f32>, LOADS_COLUMNS> {
   var x: array<vec4<f32>, LOADS_COLUMNS>;
 #unroll n LOADS_COLUMNS
@@ -131,64 +75,23 @@ fn put_k(x: array<vec4<f32>, LOADS_COLUMNS>, lid: u32) {
 #end
 }
 
-fn fetch_v(b: u32, kv_head: u32, j0: u32, end: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
-  var x: array<vec4<f32>, LOADS_FLAT>;
-#unroll n LOADS_FLAT
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / (RD * TX);
-    let c = at % (RD * TX);
-    x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && j0 + row < end) {
-      x[$n] = load_v((b * p.keys + j0 + row) * p.kv_heads + kv_head, c);
-    }
-  }
-#end
-  return x;
-}
-
-fn put_v(x: array<vec4<f32>, LOADS_FLAT>, lid: u32) {
-#unroll n LOADS_FLAT
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / (RD * TX);
-    let c = at % (RD * TX);
-    if (at < VN * RD * TX) { v_tile[row][c / TX][c % TX] = x[$n]; }
-  }
-#end
-}
-
 @compute @workgroup_size(TX * TY)
 fn main(
   @builtin(workgroup_id) wg: vec3<u32>,
   @builtin(num_workgroups) nwg: vec3<u32>,
   @builtin(local_invocation_index) lid: u32,
 ) {
-  var id = wg.x + wg.y * nwg.x;
-  if (id >= p.splits * p.heads * p.batch * p.query_tiles) { return; }
-  let split = id % p.splits;
-  id /= p.splits;
-  let h = id % p.heads;
-  id /= p.heads;
-  let b = id % p.batch;
-  let t0 = (p.query_tiles - 1u - id / p.batch) * BM;
-  let kv_head = h / (p.heads / p.kv_heads);
-  let tx = lid % TX;
-  let ty = lid / TX;
+#include "attention_query_tile.wgsl"
 
   // First key of each query, and the range of keys that the tile sees. Both bounds rise with t.
   let first_position = u32(cache_len[0]) + t0;
   for (var row = lid; row < BM; row += THREADS) {
     let t = min(t0 + row, p.queries - 1u);
-    let position = u32(cache_len[0]) + t;
-    var low = u32(doc_start[b * p.queries + t]);
-    if (p.window > 0u && position + 1u > p.window) { low = max(low, position + 1u - p.window); }
-    low_tile[row] = low;
+    low_tile[row] = first_seen(doc_start[b * p.queries + t], u32(cache_len[0]) + t);
   }
   let last_position = u32(cache_len[0]) + min(t0 + BM, p.queries) - 1u;
   let end_key = min(last_position + 1u, p.keys);
-  var first_key = u32(doc_start[b * p.queries + t0]);
-  if (p.window > 0u && first_position + 1u > p.window) { first_key = max(first_key, first_position + 1u - p.window); }
+  let first_key = first_seen(doc_start[b * p.queries + t0], first_position);
 #if Q_RESIDENT
 #unroll c ND
   put_q(fetch_q($cu, b, h, t0, lid), $cu, lid);
@@ -232,7 +135,7 @@ fn main(
       if (chunk + 1u < ND) {
         next_k = fetch_k(chunk + 1u, b, kv_head, j0, end_key, lid);
       } else {
-        next_v = fetch_v(b, kv_head, j0, end_key, lid);
+        next_v = fetch_v_rows(b, kv_head, j0, end_key, lid);
       }
 #if !Q_RESIDENT
       next_q = fetch_q((chunk + 1u) % ND, b, h, t0, lid);
@@ -251,23 +154,7 @@ fn main(
 #endif
 #unroll c DC4
 #unroll g RN4
-      {
-        let k0 = k_tile[4u * $gu][tx][$c];
-        let k1 = k_tile[4u * $gu + 1u][tx][$c];
-        let k2 = k_tile[4u * $gu + 2u][tx][$c];
-        let k3 = k_tile[4u * $gu + 3u][tx][$c];
-        let kx = vec4<f32>(k0.x, k1.x, k2.x, k3.x);
-        let ky = vec4<f32>(k0.y, k1.y, k2.y, k3.y);
-        let kz = vec4<f32>(k0.z, k1.z, k2.z, k3.z);
-        let kw = vec4<f32>(k0.w, k1.w, k2.w, k3.w);
-#unroll i RM
-        {
-          let x = q_tile[$i][ty].at[place][$c];
-          s[$iu * RN4 + $gu] = fma(vec4<f32>(x.w), kw, fma(vec4<f32>(x.z), kz,
-            fma(vec4<f32>(x.y), ky, fma(vec4<f32>(x.x), kx, s[$iu * RN4 + $gu]))));
-        }
-#end
-      }
+#include "attention_dot.wgsl" sum=s left=q_tile[$i][ty].at[place] right=k_tile
 #end
 #end
     }
@@ -332,34 +219,18 @@ fn main(
     for (var part = 0u; part < NV; part++) {
       if (part > 0u) { workgroupBarrier(); }
 #if PREFETCH
-      put_v(next_v, lid);
+      put_rows(next_v, lid);
       workgroupBarrier();
       if (part + 1u < NV) {
-        next_v = fetch_v(b, kv_head, j0 + (part + 1u) * VN, end_key, lid);
+        next_v = fetch_v_rows(b, kv_head, j0 + (part + 1u) * VN, end_key, lid);
       } else {
         next_k = fetch_k(0u, b, kv_head, j0 + p.splits * BN, end_key, lid);
       }
 #else
-      put_v(fetch_v(b, kv_head, j0 + part * VN, end_key, lid), lid);
+      put_rows(fetch_v_rows(b, kv_head, j0 + part * VN, end_key, lid), lid);
       workgroupBarrier();
 #endif
-#unroll n VN4
-#unroll r RD
-      {
-        let v0 = v_tile[4u * $nu][$r][tx];
-        let v1 = v_tile[4u * $nu + 1u][$r][tx];
-        let v2 = v_tile[4u * $nu + 2u][$r][tx];
-        let v3 = v_tile[4u * $nu + 3u][$r][tx];
-#unroll i RM
-        {
-          let x = p_tile[$i][ty].at[part][$n];
-          acc[$iu * RD + $ru] = fma(vec4<f32>(x.w), v3, fma(vec4<f32>(x.z), v2,
-            fma(vec4<f32>(x.y), v1, fma(vec4<f32>(x.x), v0, acc[$iu * RD + $ru]))));
-        }
-#end
-      }
-#end
-#end
+#include "attention_accumulate.wgsl" sum=acc
     }
   }
 

@@ -18,187 +18,28 @@ struct Params {
   scale: f32,
 }
 @group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> dy: array<DO_T>;
-@group(0) @binding(2) var<storage, read> q: array<Q_T>;
-@group(0) @binding(3) var<storage, read> k: array<K_T>;
-@group(0) @binding(4) var<storage, read> v: array<V_T>;
-@group(0) @binding(5) var<storage, read> stats: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read> doc_start: array<i32>;
 @group(0) @binding(7) var<storage, read_write> dk: array<DK_T>;
 @group(0) @binding(8) var<storage, read_write> dv: array<DV_T>;
 
-const THREADS: u32 = TX * TY;
-const LOG2E: f32 = 1.4426950408889634;
 const NEVER: u32 = 0xffffffffu;
 
-struct ScoreRow { at: array<array<vec4<f32>, VN4>, NV>, pad: vec4<f32> }
+#include "attention_backward.wgsl"
+#include "attention_store.wgsl" y=dk type=DK_T
+#include "attention_store.wgsl" y=dv type=DV_T
+
 var<workgroup> k_tile: array<array<array<vec4<f32>, DC4_PADDED>, TY>, RM>;
 var<workgroup> v_tile: array<array<array<vec4<f32>, DC4_PADDED>, TY>, RM>;
 var<workgroup> q_tile: array<array<array<vec4<f32>, DC4_PADDED>, TX>, RN>;  // query 4 (tx + TX g) + e at [4 g + e][tx]
 var<workgroup> dy_tile: array<array<array<vec4<f32>, DC4_PADDED>, TX>, RN>;
-var<workgroup> flat_tile: array<array<array<vec4<f32>, TX>, RD>, VN>;
-var<workgroup> p_tile: array<array<ScoreRow, TY>, RM>;
 // Of the queries 4c .. 4c + 3 of a tile: first key seen, lse log2(e), delta.
 var<workgroup> low_tile: array<vec4<u32>, BN4>;
 var<workgroup> lse_tile: array<vec4<f32>, BN4>;
 var<workgroup> delta_tile: array<vec4<f32>, BN4>;
 
-// Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
-#if VEC
-fn load_q(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_dy(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(dy[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_k(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_v(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn store_dk(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { dk[row * W4 + c] = DK_T(y); } }
-fn store_dv(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { dv[row * W4 + c] = DV_T(y); } }
-#else
-fn load_q(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_dy(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(dy[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_k(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_v(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn store_dk(row: u32, c: u32, y: vec4<f32>) {
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { dk[row * WIDTH + 4u * c + e] = DK_T(y[e]); }
-}
-fn store_dv(row: u32, c: u32, y: vec4<f32>) {
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { dv[row * WIDTH + 4u * c + e] = DV_T(y[e]); }
-}
-#endif
-
-// Chunk `chunk` (4 DC4 columns) of the rows from `first` on, of one head: this invocation's share on its way to the
-// tiles.
-struct Keys { k: array<vec4<f32>, LOADS_ROWS>, v: array<vec4<f32>, LOADS_ROWS> }
-struct Queries { q: array<vec4<f32>, LOADS_COLUMNS>, dy: array<vec4<f32>, LOADS_COLUMNS> }
-
-fn fetch_keys(chunk: u32, b: u32, head: u32, first: u32, lid: u32) -> Keys {
-  var x: Keys;
-#unroll n LOADS_ROWS
-  {
-    let at = lid + $nu * THREADS;
-    let t = first + at / DC4;
-    let row = (b * p.queries + t) * p.kv_heads + head;
-    x.k[$n] = vec4<f32>(0.0);
-    x.v[$n] = vec4<f32>(0.0);
-    if (at < BM * DC4 && t < p.queries) {
-      x.k[$n] = load_k(row, chunk * DC4 + at % DC4);
-      x.v[$n] = load_v(row, chunk * DC4 + at % DC4);
-    }
-  }
-#end
-  return x;
-}
-
-fn fetch_queries(chunk: u32, b: u32, head: u32, first: u32, lid: u32) -> Queries {
-  var x: Queries;
-#unroll n LOADS_COLUMNS
-  {
-    let at = lid + $nu * THREADS;
-    let t = first + at / DC4;
-    let row = (b * p.queries + t) * p.heads + head;
-    x.q[$n] = vec4<f32>(0.0);
-    x.dy[$n] = vec4<f32>(0.0);
-    if (at < BN * DC4 && t < p.queries) {
-      x.q[$n] = load_q(row, chunk * DC4 + at % DC4);
-      x.dy[$n] = load_dy(row, chunk * DC4 + at % DC4);
-    }
-  }
-#end
-  return x;
-}
-
-fn put_chunk(keys: Keys, queries: Queries, lid: u32) {
-#unroll n LOADS_ROWS
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / DC4;
-    if (at < BM * DC4) {
-      k_tile[row / TY][row % TY][at % DC4] = keys.k[$n];
-      v_tile[row / TY][row % TY][at % DC4] = keys.v[$n];
-    }
-  }
-#end
-#unroll n LOADS_COLUMNS
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / DC4;
-    if (at < BN * DC4) {
-      q_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = queries.q[$n];
-      dy_tile[row / (4u * TX) * 4u + row % 4u][row / 4u % TX][at % DC4] = queries.dy[$n];
-    }
-  }
-#end
-}
-
-// VN whole rows.
-fn fetch_dy_rows(b: u32, head: u32, first: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
-  var x: array<vec4<f32>, LOADS_FLAT>;
-#unroll n LOADS_FLAT
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / (RD * TX);
-    let c = at % (RD * TX);
-    x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && first + row < p.queries) {
-      x[$n] = load_dy((b * p.queries + first + row) * p.heads + head, c);
-    }
-  }
-#end
-  return x;
-}
-
-fn put_rows(x: array<vec4<f32>, LOADS_FLAT>, lid: u32) {
-#unroll n LOADS_FLAT
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / (RD * TX);
-    let c = at % (RD * TX);
-    if (at < VN * RD * TX) { flat_tile[row][c / TX][c % TX] = x[$n]; }
-  }
-#end
-}
-
-fn fetch_q_rows(b: u32, head: u32, first: u32, lid: u32) -> array<vec4<f32>, LOADS_FLAT> {
-  var x: array<vec4<f32>, LOADS_FLAT>;
-#unroll n LOADS_FLAT
-  {
-    let at = lid + $nu * THREADS;
-    let row = at / (RD * TX);
-    let c = at % (RD * TX);
-    x[$n] = vec4<f32>(0.0);
-    if (at < VN * RD * TX && first + row < p.queries) {
-      x[$n] = load_q((b * p.queries + first + row) * p.heads + head, c);
-    }
-  }
-#end
-  return x;
-}
+#include "attention_pair.wgsl" Pair=Keys pair=keys x=k y=v heads=kv_heads loads=LOADS_ROWS count=BM place=[row/TY][row%TY]
+#include "attention_pair.wgsl" Pair=Queries pair=queries x=q y=dy heads=heads loads=LOADS_COLUMNS count=BN place=[row/(4u*TX)*4u+row%4u][row/4u%TX]
+#include "attention_fetch_rows.wgsl" x=dy tokens=queries heads=heads
+#include "attention_fetch_rows.wgsl" x=q tokens=queries heads=heads
 
 fn fill_stats(b: u32, h: u32, t0: u32, lid: u32) {
   for (var c = lid; c < BN4; c += THREADS) {
@@ -208,8 +49,7 @@ fn fill_stats(b: u32, h: u32, t0: u32, lid: u32) {
     for (var e = 0u; e < 4u; e++) {
       let t = t0 + 4u * c + e;
       if (t < p.queries) {
-        low[e] = u32(doc_start[b * p.queries + t]);
-        if (p.window > 0u) { low[e] = max(low[e], t + 1u - min(p.window, t + 1u)); }
+        low[e] = first_seen(doc_start[b * p.queries + t], t);
         let stat = stats[(b * p.heads + h) * p.queries + t];
         lse[e] = stat.x;
         delta[e] = stat.y;
@@ -272,54 +112,26 @@ fn main(
         workgroupBarrier();
         if (chunk == 0u) { fill_stats(b, h, t0, lid); }
 #if PREFETCH
-        put_chunk(next_keys, next_queries, lid);
+        put_keys(next_keys, lid);
+        put_queries(next_queries, lid);
         workgroupBarrier();
         if (chunk + 1u < ND) {
           next_keys = fetch_keys(chunk + 1u, b, kv_head, j0, lid);
           next_queries = fetch_queries(chunk + 1u, b, h, t0, lid);
         } else {
-          next_rows = fetch_dy_rows(b, h, t0, lid);
+          next_rows = fetch_dy_rows(b, h, t0, p.queries, lid);
         }
 #else
-        put_chunk(fetch_keys(chunk, b, kv_head, j0, lid), fetch_queries(chunk, b, h, t0, lid), lid);
+        let keys = fetch_keys(chunk, b, kv_head, j0, lid);
+        let queries = fetch_queries(chunk, b, h, t0, lid);
+        put_keys(keys, lid);
+        put_queries(queries, lid);
         workgroupBarrier();
 #endif
 #unroll c DC4
 #unroll g RN4
-      {
-        let b0 = q_tile[4u * $gu][tx][$c];
-        let b1 = q_tile[4u * $gu + 1u][tx][$c];
-        let b2 = q_tile[4u * $gu + 2u][tx][$c];
-        let b3 = q_tile[4u * $gu + 3u][tx][$c];
-        let bx = vec4<f32>(b0.x, b1.x, b2.x, b3.x);
-        let by = vec4<f32>(b0.y, b1.y, b2.y, b3.y);
-        let bz = vec4<f32>(b0.z, b1.z, b2.z, b3.z);
-        let bw = vec4<f32>(b0.w, b1.w, b2.w, b3.w);
-#unroll i RM
-        {
-          let a = k_tile[$i][ty][$c];
-          s[$iu * RN4 + $gu] = fma(vec4<f32>(a.w), bw, fma(vec4<f32>(a.z), bz,
-            fma(vec4<f32>(a.y), by, fma(vec4<f32>(a.x), bx, s[$iu * RN4 + $gu]))));
-        }
-#end
-      }
-      {
-        let b0 = dy_tile[4u * $gu][tx][$c];
-        let b1 = dy_tile[4u * $gu + 1u][tx][$c];
-        let b2 = dy_tile[4u * $gu + 2u][tx][$c];
-        let b3 = dy_tile[4u * $gu + 3u][tx][$c];
-        let bx = vec4<f32>(b0.x, b1.x, b2.x, b3.x);
-        let by = vec4<f32>(b0.y, b1.y, b2.y, b3.y);
-        let bz = vec4<f32>(b0.z, b1.z, b2.z, b3.z);
-        let bw = vec4<f32>(b0.w, b1.w, b2.w, b3.w);
-#unroll i RM
-        {
-          let a = v_tile[$i][ty][$c];
-          dp[$iu * RN4 + $gu] = fma(vec4<f32>(a.w), bw, fma(vec4<f32>(a.z), bz,
-            fma(vec4<f32>(a.y), by, fma(vec4<f32>(a.x), bx, dp[$iu * RN4 + $gu]))));
-        }
-#end
-      }
+#include "attention_dot.wgsl" sum=s left=k_tile[$i][ty] right=q_tile
+#include "attention_dot.wgsl" sum=dp left=v_tile[$i][ty] right=dy_tile
 #end
 #end
       }
@@ -352,31 +164,15 @@ fn main(
         put_rows(next_rows, lid);
         workgroupBarrier();
         if (part + 1u < NV) {
-          next_rows = fetch_dy_rows(b, h, t0 + (part + 1u) * VN, lid);
+          next_rows = fetch_dy_rows(b, h, t0 + (part + 1u) * VN, p.queries, lid);
         } else {
-          next_rows = fetch_q_rows(b, h, t0, lid);
+          next_rows = fetch_q_rows(b, h, t0, p.queries, lid);
         }
 #else
-        put_rows(fetch_dy_rows(b, h, t0 + part * VN, lid), lid);
+        put_rows(fetch_dy_rows(b, h, t0 + part * VN, p.queries, lid), lid);
         workgroupBarrier();
 #endif
-#unroll n VN4
-#unroll r RD
-      {
-        let b0 = flat_tile[4u * $nu][$r][tx];
-        let b1 = flat_tile[4u * $nu + 1u][$r][tx];
-        let b2 = flat_tile[4u * $nu + 2u][$r][tx];
-        let b3 = flat_tile[4u * $nu + 3u][$r][tx];
-#unroll i RM
-        {
-          let a = p_tile[$i][ty].at[part][$n];
-          acc_v[$iu * RD + $ru] = fma(vec4<f32>(a.w), b3, fma(vec4<f32>(a.z), b2,
-            fma(vec4<f32>(a.y), b1, fma(vec4<f32>(a.x), b0, acc_v[$iu * RD + $ru]))));
-        }
-#end
-      }
-#end
-#end
+#include "attention_accumulate.wgsl" sum=acc_v
       }
       workgroupBarrier();
 #unroll i RM
@@ -389,28 +185,12 @@ fn main(
 #if PREFETCH
         put_rows(next_rows, lid);
         workgroupBarrier();
-        if (part + 1u < NV) { next_rows = fetch_q_rows(b, h, t0 + (part + 1u) * VN, lid); }
+        if (part + 1u < NV) { next_rows = fetch_q_rows(b, h, t0 + (part + 1u) * VN, p.queries, lid); }
 #else
-        put_rows(fetch_q_rows(b, h, t0 + part * VN, lid), lid);
+        put_rows(fetch_q_rows(b, h, t0 + part * VN, p.queries, lid), lid);
         workgroupBarrier();
 #endif
-#unroll n VN4
-#unroll r RD
-      {
-        let b0 = flat_tile[4u * $nu][$r][tx];
-        let b1 = flat_tile[4u * $nu + 1u][$r][tx];
-        let b2 = flat_tile[4u * $nu + 2u][$r][tx];
-        let b3 = flat_tile[4u * $nu + 3u][$r][tx];
-#unroll i RM
-        {
-          let a = p_tile[$i][ty].at[part][$n];
-          acc_k[$iu * RD + $ru] = fma(vec4<f32>(a.w), b3, fma(vec4<f32>(a.z), b2,
-            fma(vec4<f32>(a.y), b1, fma(vec4<f32>(a.x), b0, acc_k[$iu * RD + $ru]))));
-        }
-#end
-      }
-#end
-#end
+#include "attention_accumulate.wgsl" sum=acc_k
       }
     }
   }

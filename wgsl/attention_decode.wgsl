@@ -10,25 +10,10 @@
 // COLUMNS keys at a time. Memory-bound: 16 bytes a load.
 //
 // Dao et al., Flash-Decoding (2023).
-struct Params {
-  batch: u32, queries: u32, keys: u32, heads: u32,
-  kv_heads: u32, splits: u32, window: u32, scale: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> q: array<Q_T>;
-@group(0) @binding(2) var<storage, read> k: array<K_T>;
-@group(0) @binding(3) var<storage, read> v: array<V_T>;
-@group(0) @binding(4) var<storage, read> doc_start: array<i32>;
-@group(0) @binding(5) var<storage, read> cache_len: array<i32>;
-@group(0) @binding(6) var<storage, read_write> o: array<O_T>;
-@group(0) @binding(7) var<storage, read_write> lse: array<f32>;
+#include "attention_forward.wgsl"
 
 const KEYS: u32 = 64u;
 const AT_ONCE: u32 = 128u / COLUMNS;
-const MASKED: f32 = -1e30;
-const FLOOR: f32 = -1e20;
-const LOG2E: f32 = 1.4426950408889634;
-const LN2: f32 = 0.6931471805599453;
 
 var<workgroup> q_tile: array<array<vec4<f32>, W4_PADDED>, ROWS>;
 var<workgroup> part_tile: array<array<array<f32, 5>, KEYS>, ROWS>;  // quarters of a score; 5: no bank twice
@@ -36,42 +21,6 @@ var<workgroup> p_tile: array<array<f32, KEYS>, ROWS>;
 var<workgroup> reduce_tile: array<array<f32, 16>, 8>;
 var<workgroup> shrink_tile: array<f32, 8>;
 var<workgroup> out_tile: array<array<vec4<f32>, COLUMNS>, AT_ONCE>;
-
-// Columns 4c .. 4c + 3 of a row of D elements, zero beyond D.
-#if VEC
-fn load_q(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(q[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_k(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(k[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn load_v(row: u32, c: u32) -> vec4<f32> {
-  if (c < W4) { return vec4<f32>(v[row * W4 + c]); }
-  return vec4<f32>(0.0);
-}
-fn store_o(row: u32, c: u32, y: vec4<f32>) { if (c < W4) { o[row * W4 + c] = O_T(y); } }
-#else
-fn load_q(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(q[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_k(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(k[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn load_v(row: u32, c: u32) -> vec4<f32> {
-  var x = vec4<f32>(0.0);
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { x[e] = f32(v[row * WIDTH + 4u * c + e]); }
-  return x;
-}
-fn store_o(row: u32, c: u32, y: vec4<f32>) {
-  for (var e = 0u; e < min(4u, WIDTH - min(4u * c, WIDTH)); e++) { o[row * WIDTH + 4u * c + e] = O_T(y[e]); }
-}
-#endif
 
 @compute @workgroup_size(128)
 fn main(
@@ -88,8 +37,7 @@ fn main(
   let group = p.heads / p.kv_heads;
   let first_position = u32(cache_len[0]);
   let end_key = min(first_position + p.queries, p.keys);
-  var first_key = u32(doc_start[b * p.queries]);
-  if (p.window > 0u) { first_key = max(first_key, first_position + 1u - min(p.window, first_position + 1u)); }
+  let first_key = first_seen(doc_start[b * p.queries], first_position);
 
   // Row r is query r / group of head kv_head * group + r % group.
   for (var at = lid; at < ROWS * W4_PADDED; at += 128u) {
@@ -102,10 +50,7 @@ fn main(
   let r_mine = lid / 16u;
   let t_mine = min(r_mine, ROWS - 1u) / group;
   let high = min(first_position + t_mine, p.keys - 1u);
-  var low = u32(doc_start[b * p.queries + t_mine]);
-  if (p.window > 0u) {
-    low = max(low, first_position + t_mine + 1u - min(p.window, first_position + t_mine + 1u));
-  }
+  let low = first_seen(doc_start[b * p.queries + t_mine], first_position + t_mine);
   var row_max = FLOOR;
   var row_sum = 0.0;
 

@@ -1,4 +1,4 @@
-"""Decoding: append to the key/value cache, and pick the next token. Shaders: kv_append.wgsl, sample.wgsl."""
+"""Decoding: append to the key/value cache, and pick the next token. Shaders: decoding_kv_append.wgsl, decoding_sample.wgsl."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class DecodingOps(Elements):
         n = new.size // vec
         params = [n, row // vec, keys, tokens]
         work = 2.0 * new.nbytes
-        self.launch("kv_append", [cache, new, cache_len], params, self.groups(n, GROUP), constants, work=work)
+        self.launch("decoding_kv_append", [cache, new, cache_len], params, self.groups(n, GROUP), constants, work=work)
 
     def sample(self, logits: Array, uniform: Array, *, temperature: float, top_k: int, top_p: float) -> Array:
         """logits float32 [V], uniform float32 [1] in [0, 1) -> id int32 [1]."""
         out = self.empty((1,), np.int32)
         params = [logits.size, int(top_k), float(temperature), float(top_p)]
-        self.launch("sample", [logits, uniform, out], params, (1, 1, 1), {"GREEDY": temperature == 0})
+        self.launch("decoding_sample", [logits, uniform, out], params, (1, 1, 1), {"GREEDY": temperature == 0})
         return out

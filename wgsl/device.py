@@ -11,6 +11,7 @@ from wgrad.wgsl.decoding import DecodingOps
 from wgrad.wgsl.dropout import DropoutOps
 from wgrad.wgsl.elementwise import ElementwiseOps
 from wgrad.wgsl.embedding import EmbeddingOps
+from wgrad.wgsl.linear import LinearOps
 from wgrad.wgsl.loss import LossOps
 from wgrad.wgsl.nf4 import NF4Ops
 from wgrad.wgsl.norm import NormOps
@@ -35,6 +36,7 @@ class WgpuDevice(
     DropoutOps,
     EmbeddingOps,
     NF4Ops,
+    LinearOps,
     OptimizerOps,
     DecodingOps,
 ):

@@ -1,4 +1,4 @@
-"""Element-wise operators: copy, add, mul, scale, cast, bias, mask. Shaders: elementwise.wgsl, copy.wgsl, widen.wgsl."""
+"""Element-wise operators: copy, add, mul, scale, cast, bias, mask. Shaders: elementwise.wgsl, elementwise_copy.wgsl, elementwise_widen.wgsl."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import Elements, compute_type, same_block, same_place, vector_width, wgsl_type
+from wgrad.wgsl.formats import KINDS
 from wgrad.wgsl.runtime.compile import Constant
 
 _PER_GROUP = 1024  # elements of a workgroup: 256 invocations, 4 each
@@ -25,7 +26,7 @@ class ElementwiseOps(Elements):
             vec = vector_width(words) if tail == 0 else 1
             params = [words // vec, (1 << 8 * tail) - 1]
             constants: dict[str, Constant] = {"W_T": "vec4<u32>" if vec == 4 else "u32"}
-            self.launch("copy", [a, b], params, self.groups(words // vec, _PER_GROUP), constants, work=2.0 * a.nbytes)
+            self.launch("elementwise_copy", [a, b], params, self.groups(words // vec, _PER_GROUP), constants, work=2.0 * a.nbytes)
 
     def _elementwise(
         self, entry: str, a: Array | None, b: Array | None, y: Array, alpha: float = 0.0, *, whole_b: bool = False
@@ -88,13 +89,13 @@ class ElementwiseOps(Elements):
     def _widen(self, x: Array, y: Array) -> Array:
         vec = vector_width(x.size)
         constants: dict[str, Constant] = {
-            "VEC": vec,
-            "X_T": "vec2<u32>" if vec == 4 else "u32",
+            "VEC4": vec == 4,
+            "KIND": KINDS[x.dtype.name],
             "Y_T": wgsl_type(y.dtype, vec),
         }
         for _, (a, b) in self.flat_parts([x, y]):
             n = a.size // vec
-            self.launch("widen", [a, b], [n], self.groups(n, _PER_GROUP), constants, work=float(a.nbytes + b.nbytes))
+            self.launch("elementwise_widen", [a, b], [n], self.groups(n, _PER_GROUP), constants, work=float(a.nbytes + b.nbytes))
         return y
 
     def bias(self, x: Array, b: Array) -> Array:

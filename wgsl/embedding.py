@@ -8,16 +8,8 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.formats import KINDS
 from wgrad.wgsl.runtime.compile import Constant
-
-_KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
-
-
-def table_type(kind: int, vec: int) -> str:
-    """How a shader reads a table: 2-byte floats come as words of two."""
-    if kind == 0:
-        return compute_type(vec)
-    return "vec2<u32>" if vec == 4 else "u32"
 
 
 class EmbeddingOps(Elements):
@@ -26,11 +18,10 @@ class EmbeddingOps(Elements):
         windows of rows, each of which fills in its own ids."""
         vocab_size, columns = table.shape
         y = self.empty((ids.size, columns), dtype)
-        vec, kind = vector_width(columns), _KINDS[table.dtype.name]
+        vec = vector_width(columns)
         constants: dict[str, Constant] = {
-            "VEC": vec,
-            "KIND": kind,
-            "TABLE_T": table_type(kind, vec),
+            "VEC4": vec == 4,
+            "KIND": KINDS[table.dtype.name],
             "Y_T": wgsl_type(y.dtype, vec),
         }
         n = y.size // vec

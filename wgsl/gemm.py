@@ -1,21 +1,17 @@
-"""Matrix products: dense and NF4 weights, forward and backward, from one tiled shader (gemm.wgsl)."""
+"""Matrix products of dense arrays and weights of any format: gemm.wgsl, gemm_direct.wgsl, gemm_matrix.wgsl."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix
+from wgrad.wgsl.elements import wgsl_type
 from wgrad.wgsl.gemm_matrix import MatrixTile
-from wgrad.wgsl.nf4 import ROUNDING
+from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
-
-_KIND = {"float32": 0, "float16": 1, "bfloat16": 2}
-NF4_KIND = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,19 @@ class Tile:
     @property
     def workgroup_bytes(self) -> int:
         return (self.m + self.n) * self.k * 4 + 64
+
+    def constants(self, unit: int) -> dict[str, Constant]:
+        """unit: elements of B that are read at once."""
+        return {
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "TM4": self.tm4,
+            "TN4": self.tn4,
+            "ACC_ROWS": 4 * self.tm4,
+            "LOADS_A": -(-self.m * self.k // 4 // self.threads),
+            "LOADS_B": -(-self.n * self.k // unit // self.threads),
+        }
 
 
 # Measured on an H100 (bench/bench_gemm.py --sweep): 128 x 64 is best or within a few percent of it for every shape of
@@ -78,12 +87,118 @@ def _count(m: int, n: int, tile: Tile) -> int:
     return -(-m // tile.m) * -(-n // tile.n)
 
 
-def _loads(elements: int, threads: int) -> int:
-    return -(-elements // threads)
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done with the sums of a product on their way to `out`, whose row stride is `ldc`, from `column` on."""
+
+    out: Array
+    ldc: int
+    column: int
+    alpha: float
+    bias: Array | None
+    residual: Array | None
+    accumulate: bool
+
+    def constants(self, n: int) -> dict[str, Constant]:
+        vec = n % 4 == 0 and self.ldc % 4 == 0 and self.column % 4 == 0
+        return {
+            "HAS_BIAS": self.bias is not None,
+            "HAS_RESIDUAL": self.residual is not None,
+            "ACCUMULATE": self.accumulate,
+            "C_T": _scalar(self.out, vec),
+            "R_T": _scalar(self.residual if self.residual is not None else self.out, vec),
+            "VEC_C": vec,
+        }
+
+
+def product(
+    device: Runtime,
+    a: Array,
+    b: Any,
+    out: Array,
+    mnk: tuple[int, int, int],
+    *,
+    batch: int = 1,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    lowrank: tuple[Array, Array] | None = None,
+    accumulate: bool = False,
+    column: int = 0,
+    ldc: int | None = None,
+    a_column: int = 0,
+    lda: int | None = None,
+    tile: Tile | MatrixTile | None = None,
+    splits: int | None = None,
+) -> None:
+    """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: an array, or a weight."""
+    m, n, k = mnk
+    lda = lda or (m if trans_a else k)
+    end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)
+    weight = None if isinstance(b, Array) else b
+    chosen: tuple[Tile | MatrixTile, int] = choose_tile(m, n, k, batch)
+    if device.matrix_units and a_column % 8 == 0 and gemm_matrix.served(a, b, out, mnk, trans_a, trans_b, lda):
+        chosen = gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile)
+    tile, splits = tile or chosen[0], splits or chosen[1]
+    if device.software and weight is None:
+        tile, splits = software_tile(m, n), 1
+    on_units = isinstance(tile, MatrixTile)
+    operand = weight_operand(weight, table=on_units) if weight is not None else dense_operand(b, tile)
+    constants: dict[str, Constant] = {"TRANS_A": trans_a, "TRANS_B": trans_b, "A_KIND": KINDS[a.dtype.name]}
+    if isinstance(tile, MatrixTile):
+        shader = "gemm_matrix"
+        constants |= tile.constants(k, out)
+    else:
+        shader = "gemm_direct" if device.software and weight is None else "gemm"
+        constants |= tile.constants(operand.unit)
+        constants |= {"VEC_A": lda % 4 == 0 and a_column % 4 == 0, "VEC_B": (k if trans_b else n) % 4 == 0}
+    target, now = out, end.constants(n)
+    k_per_split = k
+    if splits > 1:
+        k_per_split = -(-k // splits // tile.k) * tile.k
+        target = device.empty((splits, m, n))
+        vec = n % 4 == 0
+        now = {**dict.fromkeys(now, False), "VEC_C": vec, "C_T": "vec4<f32>" if vec else "f32", "R_T": "f32"}
+    u, v = lowrank or (None, None)
+    rank = 0 if u is None else u.shape[1]
+    sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
+    device.launch(
+        shader,
+        [a, operand.codes, target, bias, residual, u, v, *operand.scales],
+        [*sizes, float(alpha)],
+        (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split)),
+        {**constants, **operand.constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
+        work=2.0 * batch * m * n * k,
+    )
+    if splits > 1:
+        _reduce_splits(device, target, end, (m, n, -(-k // k_per_split)))
+
+
+def dense_operand(b: Array, tile: Tile | MatrixTile) -> WeightOperand:
+    """An array as the right operand."""
+    file, unit = ("gemm_matrix_dense.wgsl", 8) if isinstance(tile, MatrixTile) else ("gemm_dense.wgsl", 4)
+    return WeightOperand(file, unit, {"B_KIND": KINDS[b.dtype.name]}, b)
+
+
+def _reduce_splits(device: Runtime, partial: Array, end: Epilogue, mns: tuple[int, int, int]) -> None:
+    m, n, splits = mns
+    constants = end.constants(n)
+    vec = bool(constants["VEC_C"])
+    width = 4 if vec else 1
+    device.launch(
+        "gemm_reduce",
+        [partial, end.out, end.bias, end.residual],
+        [m, n, splits, end.ldc, end.column, float(end.alpha)],
+        device.groups(m * n // width, 256),
+        {**constants, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
+        work=4.0 * m * n * (splits + 1),
+    )
 
 
 class GemmOps(Runtime):
-    """gemm, linear_nf4, linear_nf4_backward (device/contract.py)."""
+    """gemm (device/contract.py)."""
 
     def gemm(
         self,
@@ -103,180 +218,18 @@ class GemmOps(Runtime):
         batch = a.shape[0] if len(a.shape) == 3 else 1
         m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
         n = b.shape[-2] if trans_b else b.shape[-1]
-        shape = (batch, m, n) if len(a.shape) == 3 else (m, n)
         if out is None:
-            out = self.empty(shape, a.dtype if dtype is None else dtype)
+            out = self.empty((*a.shape[:-2], m, n), a.dtype if dtype is None else dtype)
+        ends = dict(alpha=alpha, bias=bias, residual=residual, lowrank=lowrank, accumulate=accumulate)
+        options: dict[str, Any] = {"batch": batch, "trans_a": trans_a, "trans_b": trans_b, **ends}
         if trans_b and batch == 1 and b.nbytes > self.max_binding_bytes:
             for lo, hi in self.row_windows(n, k * b.dtype.itemsize):
                 part = self.view(b, (hi - lo, k), lo * k)
-                self._product(
-                    a, part, out, (m, hi - lo, k), batch, trans_a, True, alpha, bias, residual, lowrank, accumulate,
-                    column=lo, ldc=n,
-                )  # fmt: skip
-            return out
-        self._product(a, b, out, (m, n, k), batch, trans_a, trans_b, alpha, bias, residual, lowrank, accumulate)
-        return out
-
-    def linear_nf4(
-        self,
-        x: Array,
-        weight: Any,
-        *,
-        bias: Array | None = None,
-        residual: Array | None = None,
-        lowrank: tuple[Array, Array] | None = None,
-        dtype: Any = None,
-    ) -> Array:
-        (m, k), n = x.shape, weight.shape[0]
-        out = self.empty((m, n), x.dtype if dtype is None else dtype)
-        if k % 8 or self.software:
-            # A row would start inside a 32-bit word of codes; or decoding once is cheaper than once a tile.
-            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
-            return self.gemm(x, w, trans_b=True, bias=bias, residual=residual, lowrank=lowrank, out=out)
-        self._product(x, weight, out, (m, n, k), 1, False, True, 1.0, bias, residual, lowrank, False)
-        return out
-
-    def linear_nf4_backward(
-        self, dy: Array, weight: Any, *, lowrank: tuple[Array, Array] | None = None, dtype: Any = None
-    ) -> Array:
-        (m, n), k = dy.shape, weight.shape[1]
-        out = self.empty((m, k), dy.dtype if dtype is None else dtype)
-        if k % 8 or self.software:
-            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
-            return self.gemm(dy, w, lowrank=lowrank, out=out)
-        self._product(dy, weight, out, (m, k, n), 1, False, False, 1.0, None, None, lowrank, False)
-        return out
-
-    def _product(
-        self,
-        a: Array,
-        b: Any,
-        out: Array,
-        mnk: tuple[int, int, int],
-        batch: int,
-        trans_a: bool,
-        trans_b: bool,
-        alpha: float,
-        bias: Array | None,
-        residual: Array | None,
-        lowrank: tuple[Array, Array] | None,
-        accumulate: bool,
-        *,
-        column: int = 0,
-        ldc: int | None = None,
-        a_column: int = 0,
-        lda: int | None = None,
-        tile: Tile | MatrixTile | None = None,
-        splits: int | None = None,
-    ) -> None:
-        """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise."""
-        m, n, k = mnk
-        lda = lda or (m if trans_a else k)
-        ldc = ldc or n
-        chosen: tuple[Tile | MatrixTile, int] = choose_tile(m, n, k, batch)
-        if self.matrix_units and a_column % 8 == 0 and gemm_matrix.served(a, b, out, mnk, trans_a, trans_b, lda):
-            chosen = gemm_matrix.choose_tile(m, n, k, batch, self.workgroup_bytes, self.matrix_tile)
-        tile, splits = tile or chosen[0], splits or chosen[1]
-        if self.software and isinstance(b, Array):
-            tile, splits = software_tile(m, n), 1
-        nf4 = not isinstance(b, Array)
-        vec_c = n % 4 == 0 and ldc % 4 == 0 and column % 4 == 0
-        if isinstance(tile, MatrixTile):
-            shader, constants = "gemm_matrix", tile.constants(a, b, trans_a, trans_b, _kinds(a, b), k, out)
-            constants["ROUND"] = _rounding(b)
+                product(self, a, part, out, (m, hi - lo, k), column=lo, ldc=n, **options)
         else:
-            shader, constants = "gemm", self._constants(tile, a, b, trans_a, trans_b, mnk)
-            constants["VEC_A"] = lda % 4 == 0 and a_column % 4 == 0
-        epilogue: dict[str, Constant] = {
-            "HAS_BIAS": bias is not None,
-            "HAS_RESIDUAL": residual is not None,
-            "ACCUMULATE": accumulate,
-            "C_T": _scalar(out, vec_c),
-            "R_T": _scalar(residual if residual is not None else out, vec_c),
-            "VEC_C": vec_c,
-        }
-        if splits > 1:
-            target = self.empty((splits, m, n))
-            now: dict[str, Constant] = {**dict.fromkeys(epilogue, False), "VEC_C": n % 4 == 0}
-            now |= {"C_T": "vec4<f32>" if n % 4 == 0 else "f32", "R_T": "f32"}
-        else:
-            target, now = out, epilogue
-        k_per_split = -(-k // splits // tile.k) * tile.k if splits > 1 else k
-        rank = lowrank[0].shape[1] if lowrank else 0
-        u, v = lowrank or (None, None)
-        arrays = [a, b.packed if nf4 else b, target, bias, residual, u, v]
-        if nf4:
-            arrays += [b.absmax, b.nested_absmax, b.nested_code, b.nested_offset]
-        self.launch(
-            shader,
-            arrays,
-            [m, n, k, k_per_split, ldc, column, rank, getattr(b, "block_size", 0)]
-            + [getattr(b, "nested_block_size", 0), lda, a_column, 0, float(alpha)],
-            (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split)),
-            {**constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
-            work=2.0 * batch * m * n * k,
-        )
-        if splits > 1:
-            self._reduce_splits(target, out, bias, residual, epilogue, (m, n, -(-k // k_per_split)), ldc, column, alpha)
-
-    def _constants(
-        self, tile: Tile, a: Array, b: Any, trans_a: bool, trans_b: bool, mnk: tuple[int, int, int]
-    ) -> dict[str, Constant]:
-        m, n, k = mnk
-        nf4 = not isinstance(b, Array)
-        b_elements = tile.n * tile.k // (8 if nf4 else 4)
-        return {
-            "TILE_M": tile.m,
-            "TILE_N": tile.n,
-            "TILE_K": tile.k,
-            "DIRECT": self.software and not nf4,
-            "TM4": tile.tm4,
-            "TN4": tile.tn4,
-            "ACC_ROWS": 4 * tile.tm4,
-            "LOADS_A": _loads(tile.m * tile.k // 4, tile.threads),
-            "LOADS_B": _loads(b_elements, tile.threads),
-            "TRANS_A": trans_a,
-            "TRANS_B": trans_b,
-            "A_KIND": _kinds(a, b)[0],
-            "B_KIND": _kinds(a, b)[1],
-            "NESTED": nf4 and b.nested_absmax is not None,
-            "ROUND": _rounding(b),
-            "VEC_B": (k if trans_b else n) % 4 == 0,
-        }
-
-    def _reduce_splits(
-        self,
-        partial: Array,
-        out: Array,
-        bias: Array | None,
-        residual: Array | None,
-        epilogue: dict[str, Constant],
-        mns: tuple[int, int, int],
-        ldc: int,
-        column: int,
-        alpha: float,
-    ) -> None:
-        m, n, splits = mns
-        vec = bool(epilogue["VEC_C"])
-        width = 4 if vec else 1
-        self.launch(
-            "gemm_reduce",
-            [partial, out, bias, residual],
-            [m, n, splits, ldc, column, float(alpha)],
-            self.groups(m * n // width, 256),
-            {**epilogue, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
-            work=4.0 * m * n * (splits + 1),
-        )
-
-
-def _kinds(a: Array, b: Any) -> tuple[int, int]:
-    return _KIND[a.dtype.name], _KIND[b.dtype.name] if isinstance(b, Array) else NF4_KIND
-
-
-def _rounding(b: Any) -> int:
-    return 0 if isinstance(b, Array) else ROUNDING[b.value_dtype]
+            product(self, a, b, out, (m, n, k), **options)
+        return out
 
 
 def _scalar(array: Array, vec: bool) -> str:
-    name = "f16" if array.dtype == np.float16 else "f32"
-    return f"vec4<{name}>" if vec else name
+    return wgsl_type(array.dtype, 4 if vec else 1)

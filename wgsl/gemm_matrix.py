@@ -13,7 +13,6 @@ from wgrad.wgsl.runtime.compile import Constant
 _SUBGROUP = 32
 _TABLES = 4 * (16 + 256)  # bytes, of NF4's levels and nested scales
 _PAD = 8  # elements after each row of a tile in workgroup memory
-_RAW = {"float32": "vec4<f32>", "float16": "vec4<f16>", "bfloat16": "vec2<u32>"}  # four elements as they lie in memory
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class MatrixTile:
         b = max(self.k * (self.n + _PAD), self.n * (self.k + _PAD))
         return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j + _TABLES
 
-    def constants(
-        self, a: Array, b: Any, trans_a: bool, trans_b: bool, kinds: tuple[int, int], k: int, out: Array
-    ) -> dict[str, Constant]:
+    def constants(self, k: int, out: Array) -> dict[str, Constant]:
         return {
             "SG_M": self.sg_m,
             "SG_N": self.sg_n,
@@ -65,12 +62,6 @@ class MatrixTile:
             "LOADS_A": self.m * self.k // 8 // self.threads,
             "LOADS_B": self.n * self.k // 8 // self.threads,
             "STORES": 2 * self.sub_j,
-            "TRANS_A": trans_a,
-            "TRANS_B": trans_b,
-            "A_RAW": _RAW[a.dtype.name],
-            "B_RAW": _RAW[b.dtype.name] if isinstance(b, Array) else "u32",
-            "B_KIND": kinds[1],
-            "NESTED": not isinstance(b, Array) and b.nested_absmax is not None,
         }
 
 

@@ -12,12 +12,9 @@ enable f16;
 enable wgpu_cooperative_matrix;
 
 #include "gemm_bindings.wgsl"
-@group(0) @binding(1) var<storage, read> a: array<A_RAW>;
-#if B_KIND == 3
-@group(0) @binding(2) var<storage, read> b: array<u32>;
-#else
-@group(0) @binding(2) var<storage, read> b: array<B_RAW>;
-#endif
+alias Four = vec4<f16>;
+#include "gemm_matrix_dense.wgsl" x=a binding=1 kind=A_KIND
+#include B_FORMAT x=b binding=2 kind=B_KIND
 
 const THREADS: u32 = 32u * SG_M * SG_N;
 const TILE_M: u32 = 16u * SUB_M * SG_M;
@@ -45,34 +42,6 @@ var<workgroup> a_tile: array<vec4<f16>, A_ROWS * A_LD>;
 var<workgroup> b_tile: array<vec4<f16>, B_ROWS * B_LD>;
 var<workgroup> strips: array<vec4<f32>, SG_M * SG_N * 16u * STRIP>;
 
-#if B_KIND == 3
-var<workgroup> level: array<f32, 16>;
-#if NESTED
-var<workgroup> outer: array<f32, 256>;  // nested_code
-#endif
-
-#include "nf4_levels.wgsl"
-
-#include "nf4_rounding.wgsl"
-// Four of the 8 codes of a word, the first in the high nibble of the lowest byte.
-fn decode4(codes: u32, scale: f32) -> vec4<f16> {
-  return vec4<f16>(rounded(scale * vec4<f32>(
-    level[(codes >> 4u) & 15u], level[codes & 15u], level[(codes >> 12u) & 15u], level[(codes >> 8u) & 15u])));
-}
-#endif
-
-fn half_a(raw: A_RAW) -> vec4<f16> { return vec4<f16>(raw); }
-#if B_KIND == 2
-fn half_b(raw: B_RAW) -> vec4<f16> {
-  return vec4<f16>(vec4<f32>(bitcast<f32>(raw.x << 16u), bitcast<f32>(raw.x & 0xffff0000u),
-                             bitcast<f32>(raw.y << 16u), bitcast<f32>(raw.y & 0xffff0000u)));
-}
-#else
-#if B_KIND != 3
-fn half_b(raw: B_RAW) -> vec4<f16> { return vec4<f16>(raw); }
-#endif
-#endif
-
 // The start of `width` elements along K, moved back to where the last ones are.
 fn inside_k(at: u32, width: u32) -> u32 {
 #if K_EDGE
@@ -82,40 +51,16 @@ fn inside_k(at: u32, width: u32) -> u32 {
 #endif
 }
 
-
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let subgroup = lid / 32u;
   let sub_row = (subgroup / SG_N) * (16u * SUB_M);
   let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
-  let m0 = wg.y * TILE_M;
-  let n0 = wg.x * TILE_N;
   let lda = A_LD;
   let ldb = B_LD;
   let ld_strip = STRIP;
-#if SPLIT
-  let k_first = wg.z * p.k_per_split;
-  let k_last = min(p.k, k_first + p.k_per_split);
-  let a_base = 0u;
-  let b_base = 0u;
-  let c_base = wg.z * p.m * p.n;
-#else
-  let k_first = 0u;
-  let k_last = p.k;
-  let a_base = wg.z * p.m * p.k;
-  let b_base = wg.z * p.k * p.n;
-  let c_base = wg.z * p.m * p.ldc;
-#endif
-#if B_KIND == 3
-  if (lid < 16u) { level[lid] = nf4_level(lid); }
-  let block_shift = firstTrailingBit(p.block_size);
-#if NESTED
-  for (var i = lid; i < 256u; i += THREADS) { outer[i] = nested_code[i]; }
-  let nested_shift = firstTrailingBit(p.nested_block);
-  let offset = nested_offset[0];
-#endif
-  workgroupBarrier();  // the tables stand before the first tile is decoded
-#endif
+#include "gemm_range.wgsl"
+  prepare_b(lid);
 
 #unroll i SUB_M
 #unroll g SUB_G
@@ -177,10 +122,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 }
 
 #if HAS_LOWRANK
-// A float32 as f16, or what that leaves out, again as f16. The rounded value passes through integers with a zero that the
-// compiler does not know: seen on NVIDIA, f32(f16(x)) is taken for x, and nothing would be left out.
+// A float32 as f16, or what that leaves out, again as f16. The barrier: seen on NVIDIA, f32(f16(x)) is taken for x, and
+// nothing would be left out.
 fn piece(x: f32, rest: bool) -> f16 {
-  let high = unpack2x16float(pack2x16float(vec2<f32>(x, 0.0)) | p.zero).x;
+  let high = unpack2x16float(optimisation_barrier(pack2x16float(vec2<f32>(x, 0.0)))).x;
   return f16(select(high, x - high, rest));
 }
 

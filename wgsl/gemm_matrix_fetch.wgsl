@@ -10,8 +10,7 @@
 #else
   let a_from_$i = a_base + min(m0 + a_row_$i, p.m - 1u) * p.lda + p.a_col + inside_k(k0 + a_col_$i, 8u);
 #endif
-  let next_a_$i_lo = a[a_from_$i / 4u];
-  let next_a_$i_hi = a[a_from_$i / 4u + 1u];
+  let next_a_$i = fetch_a(a_from_$i, 8u);
 #end
 #unroll i LOADS_B
   let b_load_$i = lid + $iu * THREADS;
@@ -22,14 +21,7 @@
 #else
   let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - 8u);
 #endif
-#if B_KIND == 3
-  let next_b_$i = b[b_from_$i / 8u];
-  let block_$i = b_from_$i >> block_shift;
-#if NESTED
-  let next_absmax_$i = (absmax[block_$i / 4u] >> (8u * (block_$i % 4u))) & 255u;
-  let next_nested_$i = nested_absmax[block_$i >> nested_shift];
-#else
-  let next_absmax_$i = absmax[block_$i];
+  let next_b_$i = fetch_b(b_from_$i, 8u);
 #endif
 #else
   let next_b_$i_lo = b[b_from_$i / 4u];

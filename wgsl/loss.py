@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.gemm import GemmOps
+from wgrad.wgsl.gemm import GemmOps, product
 
 # Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
 CHUNK_BYTES = 128 << 20
@@ -34,7 +34,7 @@ class LossOps(GemmOps):
                 self._add_to_dweight(logits, part, dweight, accumulate=first > 0)
         loss = self.empty((1,))
         self.launch(
-            "cross_entropy",
+            "loss_cross_entropy",
             [memory, targets, losses, loss],
             [rows, v, 0, n],
             (1, 1, 1),
@@ -47,7 +47,7 @@ class LossOps(GemmOps):
         rows, v = logits.shape
         vec = v % 4 == 0
         self.launch(
-            "cross_entropy",
+            "loss_cross_entropy",
             [logits, targets, losses, None],
             [rows, v, first, losses.size],
             self.groups(rows, 1),
@@ -60,16 +60,11 @@ class LossOps(GemmOps):
         (rows, v), c = dlogits.shape, weight.shape[1]
         for lo, hi in self.row_windows(v, c * weight.dtype.itemsize):
             part = self.view(weight, (hi - lo, c), lo * c)
-            self._product(
-                dlogits, part, out, (rows, c, hi - lo), 1, False, False, 1.0, None, None, None, lo > 0,
-                a_column=lo, lda=v,
-            )  # fmt: skip
+            product(self, dlogits, part, out, (rows, c, hi - lo), accumulate=lo > 0, a_column=lo, lda=v)
 
     def _add_to_dweight(self, dlogits: Array, x: Array, dweight: Array, *, accumulate: bool) -> None:
         """dweight (+)= dlogits^T x."""
         (rows, v), c = dlogits.shape, x.shape[1]
         for lo, hi in self.row_windows(v, c * 4):
-            self._product(
-                dlogits, x, self.view(dweight, (hi - lo, c), lo * c), (hi - lo, c, rows), 1, True, False, 1.0,
-                None, None, None, accumulate, a_column=lo, lda=v,
-            )  # fmt: skip
+            part = self.view(dweight, (hi - lo, c), lo * c)
+            product(self, dlogits, x, part, (hi - lo, c, rows), trans_a=True, accumulate=accumulate, a_column=lo, lda=v)

@@ -13,7 +13,7 @@ from wgrad.wgsl.runtime.compile import Constant
 _MOST_FORWARD = 16
 _MOST_BACKWARD = 8
 # Workgroups of a backward with dweight: enough to hide latency, and each leaves a row of sums per row taken at once.
-_MOST_GROUPS = {1: 1024, 2: 512}  # by rows in flight (TURN)
+_MOST_GROUPS = {1: 1024, 2: 512}  # by rows in flight (AT_ONCE)
 _FEWEST_ROWS = 4  # that such a workgroup takes in a row, so that its sums are little beside what it reads
 
 
@@ -42,7 +42,7 @@ class NormOps(ReduceOps):
             params = [rows, columns // vec, 1.0 / columns, float(eps)]
             groups = self.groups(rows * lanes, GROUP)
             work = float(rows * columns * 8)
-            self.launch("rms_norm", [part, weight, out, saved], params, groups, constants, work=work)
+            self.launch("norm_rms", [part, weight, out, saved], params, groups, constants, work=work)
         return y, rstd
 
     def rms_norm_backward(
@@ -66,7 +66,7 @@ class NormOps(ReduceOps):
             "VEC": vec,
             "LANES": lanes,
             "PER": min(_MOST_BACKWARD, -(-columns // vec // lanes)),
-            "TURN": 2 if need_dweight and x.dtype.itemsize + dy.dtype.itemsize < 6 else 1,
+            "AT_ONCE": 2 if need_dweight and x.dtype.itemsize + dy.dtype.itemsize < 6 else 1,
             "RESIDUAL": residual_grad is not None,
             "DWEIGHT": need_dweight,
             "C_T": compute_type(vec),
@@ -80,13 +80,13 @@ class NormOps(ReduceOps):
             groups = self.groups(rows, at_once)
             sums = None
             if need_dweight:
-                count = max(1, min(_MOST_GROUPS[int(constants["TURN"])], -(-rows // (at_once * _FEWEST_ROWS))))
+                count = max(1, min(_MOST_GROUPS[int(constants["AT_ONCE"])], -(-rows // (at_once * _FEWEST_ROWS))))
                 groups = (count, 1, 1)
                 sums = self.empty((count * at_once, columns))
             params = [rows, columns // vec, 1.0 / columns]
             arrays = [g, part, weight, saved, extra, out, sums]
             work = float(rows * columns * 16)
-            self.launch("rms_norm_backward", arrays, params, groups, constants, work=work)
+            self.launch("norm_rms_backward", arrays, params, groups, constants, work=work)
             if sums is not None and dweight is not None:
                 self.sum_rows(sums, out=dweight, accumulate=first > 0)
         return dx, dweight

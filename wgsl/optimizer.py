@@ -1,6 +1,6 @@
 """The optimiser's step on the device: clipping with loss scale, AdamW. `grad_norm` is in reduce.py.
 
-Shaders: clip.wgsl, adamw.wgsl. Nothing is read back: whether a step is applied is decided there.
+Shaders: optimizer_clip.wgsl, optimizer_adamw.wgsl. Nothing is read back: whether a step is applied is decided there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class OptimizerOps(Elements):
     def clip(self, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float) -> None:
         """In place on state (float32 [8]) and loss_scale (float32 [1])."""
         params = [float(beta1), 1.0 - float(beta1), float(beta2), 1.0 - float(beta2)]
-        self.launch("clip", [norm, hyper, state, loss_scale], params, (1, 1, 1))
+        self.launch("optimizer_clip", [norm, hyper, state, loss_scale], params, (1, 1, 1))
 
     def adamw(
         self,
@@ -40,4 +40,4 @@ class OptimizerOps(Elements):
             decay = min(max(decay_elements - first, 0), w.size)
             groups = self.groups(n, 2 * GROUP)
             work = 7.0 * w.nbytes
-            self.launch("adamw", [w, grad, m, v, hyper, state], [n, decay, *rates], groups, constants, work=work)
+            self.launch("optimizer_adamw", [w, grad, m, v, hyper, state], [n, decay, *rates], groups, constants, work=work)

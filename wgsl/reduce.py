@@ -1,6 +1,6 @@
 """Reductions: sum, sum over rows, gradient norm. Two passes of fixed order, no float atomics: the same bits each run.
 
-Shaders: reduce.wgsl, sum_rows.wgsl.
+Shaders: reduce.wgsl, reduce_rows.wgsl.
 """
 
 from __future__ import annotations
@@ -79,4 +79,4 @@ class ReduceOps(Elements):
         }
         params = [rows, columns // vec, step]
         groups = (-(-columns // vec // wide), chunks, 1)
-        self.launch("sum_rows", [x, out], params, groups, constants, work=float(x.nbytes))
+        self.launch("reduce_rows", [x, out], params, groups, constants, work=float(x.nbytes))

@@ -21,15 +21,7 @@ fn across(value: C_T) -> f32 {
 #endif
 }
 
-fn workgroup_sum(value: vec2<f32>, lid: u32) -> vec2<f32> {
-  shared_sum[lid] = value;
-  workgroupBarrier();
-  for (var width = 128u; width > 0u; width /= 2u) {
-    if (lid < width) { shared_sum[lid] += shared_sum[lid + width]; }
-    workgroupBarrier();
-  }
-  return shared_sum[0];
-}
+#include "reduce_workgroup.wgsl" name=workgroup_sum type=vec2<f32> tile=shared_sum both=mine+other
 
 @compute @workgroup_size(256)
 fn sum_part(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {

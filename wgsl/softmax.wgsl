@@ -11,27 +11,8 @@ struct Params { rows: u32, columns: u32 }
 
 var<workgroup> shared_value: array<f32, 256>;
 
-fn row_max(value: f32, lid: u32) -> f32 {
-  shared_value[lid] = value;
-  workgroupBarrier();
-  for (var width = 128u; width > 0u; width /= 2u) {
-    if (lid < width) { shared_value[lid] = max(shared_value[lid], shared_value[lid + width]); }
-    workgroupBarrier();
-  }
-  let result = shared_value[0];
-  workgroupBarrier();
-  return result;
-}
-
-fn row_sum(value: f32, lid: u32) -> f32 {
-  shared_value[lid] = value;
-  workgroupBarrier();
-  for (var width = 128u; width > 0u; width /= 2u) {
-    if (lid < width) { shared_value[lid] += shared_value[lid + width]; }
-    workgroupBarrier();
-  }
-  return shared_value[0];
-}
+#include "reduce_workgroup.wgsl" name=row_max type=f32 tile=shared_value both=max(mine,other)
+#include "reduce_workgroup.wgsl" name=row_sum type=f32 tile=shared_value both=mine+other
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -40,6 +21,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var top = f32(x[base]);
   for (var c = lid; c < p.columns; c += 256u) { top = max(top, f32(x[base + c])); }
   top = row_max(top, lid);
+  workgroupBarrier();
   var sum = 0.0;
   for (var c = lid; c < p.columns; c += 256u) { sum += exp(f32(x[base + c]) - top); }
   sum = row_sum(sum, lid);

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wgrad.wgsl.runtime import compile as compile_module
-from wgrad.wgsl.runtime.compile import assemble, declare, preprocess
+from wgrad.wgsl.runtime.compile import assemble, declare, preprocess, read_source
 
 
 def lines(text: str, **constants: object) -> list[str]:
@@ -77,6 +77,18 @@ def test_include_is_replaced_by_the_file(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "inner.wgsl").write_text("let i = 1u;\n", encoding="utf-8")
     (tmp_path / "middle.wgsl").write_text('{\n#include "inner.wgsl"\n}\n', encoding="utf-8")
     (tmp_path / "outer.wgsl").write_text('a\n#include "middle.wgsl"\nb\n#include "inner.wgsl"\n', encoding="utf-8")
-    assert compile_module.read_source("outer.wgsl") == "a\n{\nlet i = 1u;\n}\nb\nlet i = 1u;\n"
+    assert read_source("outer.wgsl", {}) == "a\n{\nlet i = 1u;\n}\nb\nlet i = 1u;\n"
     with pytest.raises(FileNotFoundError):
-        compile_module.read_source("none.wgsl")
+        read_source("none.wgsl", {})
+
+
+def test_include_takes_words_and_a_constant_for_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "_ROOM", tmp_path)
+    (tmp_path / "row.wgsl").write_text("fn load_$x() -> f32 { return $x[$at]; }\n", encoding="utf-8")
+    (tmp_path / "both.wgsl").write_text('#include "row.wgsl" x=$x at=i*2u\n', encoding="utf-8")
+    (tmp_path / "outer.wgsl").write_text('#include "both.wgsl" x=q\n#include FORMAT x=k at=0\n', encoding="utf-8")
+    constants: dict = {"FORMAT": "row.wgsl", "T": "f32"}
+    wanted = "fn load_q() -> f32 { return q[i*2u]; }\nfn load_k() -> f32 { return k[0]; }"
+    assert read_source("outer.wgsl", constants) == wanted + "\n"
+    # A file is for the loader: only what WGSL may know is declared.
+    assert assemble("// a comment\n" + wanted, constants) == "alias T = f32;\n" + wanted

@@ -6,7 +6,8 @@ string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f1
 
 Four kinds of lines are for the loader, for what WGSL has no words for:
 
-    #include "x.wgsl"   is replaced by that file of this folder.
+    #include "x.wgsl" name=word ...   is replaced by that file of this folder, in which each word stands for its $name.
+    #include NAME ...   the same, of the file that the constant names: a string that ends in .wgsl, and is not declared.
     #if NAME            keeps the lines up to #else or #endif where the constant is true (non-zero);
     #if NAME == 3       also `!=`, and `!NAME`. May be nested.
     #unroll i COUNT     repeats the lines up to #end with $i = 0, 1, ... (COUNT: a number or an int constant). Registers
@@ -30,7 +31,8 @@ Constant = int | float | bool | str
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
 )
-_INCLUDE = re.compile(r'^#include "([a-z0-9_]+\.wgsl)"\n', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include ("[a-z0-9_]+\.wgsl"|[A-Z_]+)((?: \w+=\S+)*)\n', re.MULTILINE)
+_SUFFIX = ".wgsl"
 _ROOM = Path(__file__).parents[1]
 
 
@@ -117,18 +119,26 @@ def declare(name: str, value: Constant) -> str:
 
 def assemble(source: str, constants: dict[str, Constant]) -> str:
     """The complete WGSL text of one variant."""
-    lines = preprocess(source.splitlines(), constants)
+    lines = preprocess([line for line in source.splitlines() if not line.startswith("//")], constants)
     enables = [line for line in lines if line.startswith("enable ")]
     if any(isinstance(v, str) and "f16" in v for v in constants.values()):
         enables.append("enable f16;")
     body = [line for line in lines if not line.startswith("enable ")]
-    head = [declare(name, value) for name, value in constants.items()]
+    head = [declare(name, value) for name, value in constants.items() if not str(value).endswith(_SUFFIX)]
     return "\n".join([*dict.fromkeys(enables), *head, *body])
 
 
-def read_source(file: str) -> str:
+def read_source(file: str, constants: dict[str, Constant]) -> str:
     """The text of a shader file of this room, with the files that it includes."""
-    return _INCLUDE.sub(lambda found: read_source(found[1]), (_ROOM / file).read_text(encoding="utf-8"))
+
+    def included(found: re.Match[str]) -> str:
+        text = read_source(found[1].strip('"') if '"' in found[1] else str(constants[found[1]]), constants)
+        for given in found[2].split():
+            name, word = given.split("=", 1)
+            text = text.replace(f"${name}", word)
+        return text
+
+    return _INCLUDE.sub(included, (_ROOM / file).read_text(encoding="utf-8"))
 
 
 class Compiler:
@@ -136,7 +146,6 @@ class Compiler:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._sources: dict[str, str] = {}
         self._pipelines: dict[Variant, Pipeline] = {}
         self.compiled = 0
 
@@ -151,13 +160,8 @@ class Compiler:
         """Whether `get` would find it."""
         return variant in self._pipelines
 
-    def source(self, shader: str) -> str:
-        if shader not in self._sources:
-            self._sources[shader] = read_source(f"{shader}.wgsl")
-        return self._sources[shader]
-
     def _compile(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
-        text = assemble(self.source(shader), constants)
+        text = assemble(read_source(shader + _SUFFIX, constants), constants)
         kinds = {int(n): kind.replace(" ", "") for n, kind in _BINDING.findall(text)}
         types = {"uniform": "uniform", "storage,read": "read-only-storage", "storage,read_write": "storage"}
         entries = [

@@ -15,28 +15,7 @@ struct Params { blocks: u32 }
 
 var<workgroup> peaks: array<f32, 64>;
 
-// 1 / a rounded to nearest: as in nf4_quantize.wgsl.
-fn reciprocal(a: f32) -> f32 {
-  let bits = bitcast<u32>(a);
-  let exponent = bits >> 23u;
-  if (exponent == 0u) { return 0.0; }
-  let mantissa = (bits & 0x7fffffu) | 0x800000u;
-  if (mantissa == 0x800000u || exponent >= 252u) { return 1.0 / a; }
-  let guess = 1.0 / bitcast<f32>((bits & 0x7fffffu) | 0x3f800000u);
-  var quotient = (bitcast<u32>(guess) & 0x7fffffu) | 0x800000u;
-  var rest = bitcast<i32>(0u - mantissa * quotient);
-  let m = i32(mantissa);
-  for (var turn = 0u; turn < 4u && rest < 0; turn++) {
-    quotient -= 1u;
-    rest += m;
-  }
-  for (var turn = 0u; turn < 4u && rest >= m; turn++) {
-    quotient += 1u;
-    rest -= m;
-  }
-  if (2 * rest > m) { quotient += 1u; }
-  return bitcast<f32>(((252u - exponent) << 23u) + quotient);
-}
+#include "quantize_reciprocal.wgsl"
 
 // Number of thresholds below v.
 fn code(v: f32) -> u32 {

@@ -1,8 +1,8 @@
-// Backward of RMSNorm (rms_norm.wgsl): with xn = x rstd and g = dy weight,
+// Backward of RMSNorm (norm_rms.wgsl): with xn = x rstd and g = dy weight,
 //   dx = rstd (g - xn mean(g xn)) [+ residual_grad];   dweight = sum over rows of dy xn.
 //   dy, x, residual_grad, dx [rows, columns] f32 or f16 (DY_T, X_T, R_T, DX_T, vec4 of them where columns divide by 4);
 //   weight [columns] f32 (C_T); rstd [rows] f32; part [groups * 256 / LANES, columns] C_T: overwritten with sums of dy xn
-//   over the rows that one place of one workgroup has taken; sum_rows.wgsl adds them up in a fixed order.
+//   over the rows that one place of one workgroup has taken; reduce_rows.wgsl adds them up in a fixed order.
 // LANES invocations share a row. Each array is read once; what does not fit LANES * PER registers is read again.
 // Dispatch: `groups` workgroups; each takes every groups-th run of 256 / LANES rows.
 struct Params { rows: u32, columns: u32, inverse_count: f32 }
@@ -20,35 +20,7 @@ struct Params { rows: u32, columns: u32, inverse_count: f32 }
 #endif
 
 const ROWS = 256u / LANES;
-const FOLD = select(4u, 16u, LANES >= 64u);
-var<workgroup> partial: array<f32, 256>;
-var<workgroup> folded: array<f32, 256>;
-
-fn product(a: C_T, b: C_T) -> f32 {
-#if VEC == 4
-  return dot(a, b);
-#else
-  return a * b;
-#endif
-}
-
-// Sum over the invocations of one row, in a fixed order, given to all of them. May be called again without a barrier:
-// `partial` is written only after everyone has passed the second barrier, `folded` only after the next first one.
-fn row_sum(value: f32, lid: u32) -> f32 {
-  let lane = lid % LANES;
-  let start = lid - lane;
-  partial[lid] = value;
-  workgroupBarrier();
-  if (lane < FOLD) {
-    var sum = 0.0;
-    for (var j = lane; j < LANES; j += FOLD) { sum += partial[start + j]; }
-    folded[start + lane] = sum;
-  }
-  workgroupBarrier();
-  var sum = 0.0;
-  for (var j = 0u; j < FOLD; j++) { sum += folded[start + j]; }
-  return sum;
-}
+#include "norm_row_sum.wgsl"
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -62,11 +34,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var dw$i = C_T(0.0);
 #endif
 #end
-  // The whole workgroup makes the same number of turns, and `start` has nothing of `lid` in it, so that every compiler sees
-  // that: row_sum has barriers. TURN rows are fetched before the first of them, so that enough bytes are in flight where
+  // The whole workgroup makes the same number of passes, and `start` has nothing of `lid` in it, so that every compiler sees
+  // that: row_sum has barriers. AT_ONCE rows are fetched before the first of them, so that enough bytes are in flight where
   // an element is small.
-  for (var start = first; start < p.rows; start += TURN * step) {
-#unroll q TURN
+  for (var start = first; start < p.rows; start += AT_ONCE * step) {
+#unroll q AT_ONCE
     let row$q = start + $qu * step + lid / LANES;
     let r$q = rstd[min(row$q, p.rows - 1u)];
     let base$q = min(row$q, p.rows - 1u) * p.columns;
@@ -75,7 +47,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
     let x$i_$q = C_T(x[base$q + min(c$i, p.columns - 1u)]);
 #end
 #end
-#unroll q TURN
+#unroll q AT_ONCE
     var sum$q = 0.0;
 #unroll i PER
     if (c$i < p.columns) { sum$q += product(dy$i_$q * weight[c$i], x$i_$q); }

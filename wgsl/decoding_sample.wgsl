@@ -23,30 +23,8 @@ fn rank(x: f32) -> u32 {
 
 fn number(r: u32) -> f32 { return bitcast<f32>(select(~r, r & 0x7fffffffu, (r & 0x80000000u) != 0u)); }
 
-// All invocations get the sum, in a fixed order; starts and ends with a barrier.
-fn sum_weights(value: f32, lid: u32) -> f32 {
-  weights[lid] = value;
-  workgroupBarrier();
-  for (var width = 128u; width > 0u; width /= 2u) {
-    if (lid < width) { weights[lid] += weights[lid + width]; }
-    workgroupBarrier();
-  }
-  let sum = weights[0];
-  workgroupBarrier();
-  return sum;
-}
-
-fn sum_counts(value: u32, lid: u32) -> u32 {
-  ranks[lid] = value;
-  workgroupBarrier();
-  for (var width = 128u; width > 0u; width /= 2u) {
-    if (lid < width) { ranks[lid] += ranks[lid + width]; }
-    workgroupBarrier();
-  }
-  let sum = ranks[0];
-  workgroupBarrier();
-  return sum;
-}
+#include "reduce_workgroup.wgsl" name=sum_weights type=f32 tile=weights both=mine+other
+#include "reduce_workgroup.wgsl" name=sum_counts type=u32 tile=ranks both=mine+other
 
 // The highest rank and, in places[0], the lowest id that has it.
 fn highest(lid: u32) -> u32 {
@@ -88,11 +66,13 @@ fn weight(i: u32, top: f32, least: u32) -> f32 {
 fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
   var low = 0u;  // reached by all
   var high = highest_rank;
-  for (var turn = 0u; turn < 32u; turn++) {
+  for (var step = 0u; step < 32u; step++) {
     let middle = low + (high - low) / 2u + ((high - low) & 1u);
     var reached = 0u;
     for (var i = lid; i < p.count; i += 256u) { reached += select(0u, 1u, rank(logits[i]) >= middle); }
-    if (sum_counts(reached, lid) >= p.top_k) { low = middle; } else { high = max(middle, 1u) - 1u; }
+    let all_reached = sum_counts(reached, lid);
+    workgroupBarrier();
+    if (all_reached >= p.top_k) { low = middle; } else { high = max(middle, 1u) - 1u; }
   }
   return low;
 }
@@ -103,13 +83,16 @@ fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
   var mine = 0.0;
   for (var i = lid; i < p.count; i += 256u) { mine += weight(i, top, least); }
   let limit = p.top_p * sum_weights(mine, lid);
+  workgroupBarrier();
   var low = least;
   var high = highest_rank;  // nothing is above it
-  for (var turn = 0u; turn < 32u; turn++) {
+  for (var step = 0u; step < 32u; step++) {
     let middle = low + (high - low) / 2u;
     var above = 0.0;
     for (var i = lid; i < p.count; i += 256u) { above += weight(i, top, max(middle + 1u, least)); }
-    if (sum_weights(above, lid) < limit) { high = middle; } else { low = min(middle + 1u, high); }
+    let all_above = sum_weights(above, lid);
+    workgroupBarrier();
+    if (all_above < limit) { high = middle; } else { low = min(middle + 1u, high); }
   }
   return high;
 }

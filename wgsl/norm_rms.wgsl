@@ -12,34 +12,7 @@ struct Params { rows: u32, columns: u32, inverse_count: f32, eps: f32 }
 @group(0) @binding(3) var<storage, read_write> y: array<Y_T>;
 @group(0) @binding(4) var<storage, read_write> rstd: array<f32>;
 
-const FOLD = select(4u, 16u, LANES >= 64u);  // partial sums that are left for every invocation to add
-var<workgroup> partial: array<f32, 256>;
-var<workgroup> folded: array<f32, 256>;
-
-fn square(v: C_T) -> f32 {
-#if VEC == 4
-  return dot(v, v);
-#else
-  return v * v;
-#endif
-}
-
-// Sum over the invocations of one row, in a fixed order, given to all of them.
-fn row_sum(value: f32, lid: u32) -> f32 {
-  let lane = lid % LANES;
-  let start = lid - lane;
-  partial[lid] = value;
-  workgroupBarrier();
-  if (lane < FOLD) {
-    var sum = 0.0;
-    for (var j = lane; j < LANES; j += FOLD) { sum += partial[start + j]; }
-    folded[start + lane] = sum;
-  }
-  workgroupBarrier();
-  var sum = 0.0;
-  for (var j = 0u; j < FOLD; j++) { sum += folded[start + j]; }
-  return sum;
-}
+#include "norm_row_sum.wgsl"
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
@@ -52,9 +25,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #end
   var squares = 0.0;
 #unroll i PER
-  if (c$i < p.columns) { squares += square(x$i); }
+  if (c$i < p.columns) { squares += product(x$i, x$i); }
 #end
-  for (var c = lane + PER * LANES; c < p.columns; c += LANES) { squares += square(C_T(x[base + c])); }
+  for (var c = lane + PER * LANES; c < p.columns; c += LANES) {
+    let xc = C_T(x[base + c]);
+    squares += product(xc, xc);
+  }
   let r = inverseSqrt(row_sum(squares, lid) * p.inverse_count + p.eps);
   if (row >= p.rows) { return; }
   if (lane == 0u) { rstd[row] = r; }

@@ -1,13 +1,12 @@
 // Block-wise NF4: absmax of each block, codes[i] = number of thresholds below x[i] * (1 / absmax) (a tie takes the lower
 // code), element 2j in the high nibble of byte j. Value for value what bitsandbytes makes.
-//   x [n] f32, or f16 / bf16 as pairs in u32 (KIND 0, 1, 2); X_T: vec4<f32>, vec4<u32> (VEC, n divides by 8), f32 or u32;
+//   x [n] f32, or f16 / bf16 as pairs in u32 (KIND 0, 1, 2); X_T: vec4<f32> or vec4<u32> (VEC: n divides by 8);
 //   packed [ceil(n / 8)] u32; absmax [blocks] f32. The last block may be short.
 // An invocation makes WORDS words of 8 codes; BLOCK / (8 WORDS) invocations share a block, through workgroup memory.
 // Dispatch: ceil(n / (2048 WORDS)) workgroups (folded).
 // Source: Dettmers et al., QLoRA (2023), section 3.
 struct Params { n: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(1) var<storage, read> x: array<X_T>;
 @group(0) @binding(2) var<storage, read_write> packed: array<u32>;
 @group(0) @binding(3) var<storage, read_write> absmax: array<f32>;
 
@@ -17,6 +16,7 @@ var<workgroup> peaks: array<f32, 256>;
 struct Eight { a: vec4<f32>, b: vec4<f32> }
 
 #if VEC
+@group(0) @binding(1) var<storage, read> x: array<X_T>;
 fn load(word: u32) -> Eight {
   if (word * 8u >= p.n) { return Eight(vec4(0.0), vec4(0.0)); }
 #if KIND == 0
@@ -34,19 +34,10 @@ fn load(word: u32) -> Eight {
 #endif
 }
 #else
+#include "dense.wgsl" x=x binding=1 kind=KIND vec=VEC
 fn one(at: u32) -> f32 {
   if (at >= p.n) { return 0.0; }
-#if KIND == 0
-  return x[at];
-#endif
-#if KIND == 1
-  let w = unpack2x16float(x[at / 2u]);
-  return select(w.x, w.y, (at & 1u) == 1u);
-#endif
-#if KIND == 2
-  let w = x[at / 2u];
-  return bitcast<f32>(select(w << 16u, w & 0xffff0000u, (at & 1u) == 1u));
-#endif
+  return read_x(at);
 }
 
 fn load(word: u32) -> Eight {
@@ -55,30 +46,7 @@ fn load(word: u32) -> Eight {
 }
 #endif
 
-// 1 / a rounded to nearest, which a GPU's division does not promise. With the mantissa m (24 bits) of a, the mantissa of
-// 1 / a is 2^47 / m; the remainder of a guess fits 32 bits, as 2^47 is 0 modulo 2^32. No tie is possible.
-fn reciprocal(a: f32) -> f32 {
-  let bits = bitcast<u32>(a);
-  let exponent = bits >> 23u;
-  if (exponent == 0u) { return 0.0; }  // zero or subnormal: the block is as good as zero
-  let mantissa = (bits & 0x7fffffu) | 0x800000u;
-  if (mantissa == 0x800000u || exponent >= 252u) { return 1.0 / a; }
-  let guess = 1.0 / bitcast<f32>((bits & 0x7fffffu) | 0x3f800000u);  // in (1/2, 1)
-  var quotient = (bitcast<u32>(guess) & 0x7fffffu) | 0x800000u;
-  var rest = bitcast<i32>(0u - mantissa * quotient);
-  let m = i32(mantissa);
-  for (var turn = 0u; turn < 4u && rest < 0; turn++) {
-    quotient -= 1u;
-    rest += m;
-  }
-  for (var turn = 0u; turn < 4u && rest >= m; turn++) {
-    quotient += 1u;
-    rest -= m;
-  }
-  if (2 * rest > m) { quotient += 1u; }
-  // A quotient of 2^24 carries into the exponent, as it should.
-  return bitcast<f32>(((252u - exponent) << 23u) + quotient);
-}
+#include "quantize_reciprocal.wgsl"
 
 fn codes(v: vec4<f32>) -> vec4<u32> {
   // Midpoints of neighbouring levels in float32; by bisection: four comparisons a number.
