@@ -19,7 +19,7 @@ from common import Report, has_cuda, time_device, time_torch
 from wgrad.device.contract import Array, NF4Array
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile
+from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]
 # SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B at 2048 tokens: projections, head
@@ -76,10 +76,8 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
         try:
 
             def work(tile: Tile = tile, split: int = split) -> None:
-                device._product(
-                    da, db, out, (m, n, k), 1, kind[0] == "t", kind[1] == "t", 1.0, None, None, None, False,
-                    tile=tile, splits=split,
-                )  # fmt: skip
+                ways = {"trans_a": kind[0] == "t", "trans_b": kind[1] == "t"}
+                product(device, da, db, out, (m, n, k), tile=tile, splits=split, **ways)
 
             device.fill(out, 0.0)
             work()
@@ -143,11 +141,8 @@ def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep:
             splits = [1, 2, 3, 4, 6] if m * outer <= 2048 * 2048 else [1]
             variants += [(t, s) for t in NF4_TILES for s in splits if (t, s) != chosen]
         for tile, split in variants:
-            options = {"bias": None, "residual": None, "lowrank": (du, dv), "accumulate": False}
-            work = partial(
-                device._product, dx, weight, out, (m, outer, inner), 1, False, not backward, 1.0, **options,
-                tile=tile, splits=split,
-            )  # fmt: skip
+            options = {"trans_b": not backward, "lowrank": (du, dv), "tile": tile, "splits": split}
+            work = partial(product, device, dx, weight, out, (m, outer, inner), **options)
             time_nf4(device, report, work, out, exact, {
                 "op": "linear_nf4_backward" if backward else "linear_nf4", "m": m, "n": n, "k": k,
                 "tile": name_of(tile), "splits": split, "chosen": (tile, split) == chosen,

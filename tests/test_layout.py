@@ -159,8 +159,8 @@ def test_every_shader_is_launched_and_opens_with_a_comment() -> None:
     launchers = "\n".join(p.read_text(encoding="utf-8") for p in python_files("wgsl"))
     shaders = sorted((ROOT / "wgsl").rglob("*.wgsl"))
     assert shaders
-    included = set(re.findall(r'^#include "(\S+)"$', "\n".join(p.read_text(encoding="utf-8") for p in shaders), re.M))
-    launched = [p for p in shaders if re.search(rf"""["']{p.stem}["']""", launchers)]
+    included = set(re.findall(r'^#include "(\S+)"', "\n".join(p.read_text(encoding="utf-8") for p in shaders), re.M))
+    launched = [p for p in shaders if re.search(rf"""["']{p.stem}(\.wgsl)?["']""", launchers)]
     unused = [relative(p) for p in shaders if p not in launched and p.name not in included]
     assert unused == [], "no launcher in wgsl/*.py names these, and no shader includes them"
     bare = [relative(p) for p in shaders if not p.read_text(encoding="utf-8").startswith("//")]

@@ -1,4 +1,4 @@
-"""Decoding: append to the key/value cache, and pick the next token. Shaders: decoding_kv_append.wgsl, decoding_sample.wgsl."""
+"""Decoding: append to the key/value cache, and pick the next token. Shaders: decoding_*.wgsl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element-wise operators: copy, add, mul, scale, cast, bias, mask. Shaders: elementwise.wgsl, elementwise_copy.wgsl, elementwise_widen.wgsl."""
+"""Element-wise operators: copy, add, mul, scale, cast, bias, mask. Shaders: elementwise*.wgsl."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ class ElementwiseOps(Elements):
             vec = vector_width(words) if tail == 0 else 1
             params = [words // vec, (1 << 8 * tail) - 1]
             constants: dict[str, Constant] = {"W_T": "vec4<u32>" if vec == 4 else "u32"}
-            self.launch("elementwise_copy", [a, b], params, self.groups(words // vec, _PER_GROUP), constants, work=2.0 * a.nbytes)
+            self.launch(
+                "elementwise_copy",
+                [a, b],
+                params,
+                self.groups(words // vec, _PER_GROUP),
+                constants,
+                work=2.0 * a.nbytes,
+            )
 
     def _elementwise(
         self, entry: str, a: Array | None, b: Array | None, y: Array, alpha: float = 0.0, *, whole_b: bool = False
@@ -95,7 +102,9 @@ class ElementwiseOps(Elements):
         }
         for _, (a, b) in self.flat_parts([x, y]):
             n = a.size // vec
-            self.launch("elementwise_widen", [a, b], [n], self.groups(n, _PER_GROUP), constants, work=float(a.nbytes + b.nbytes))
+            self.launch(
+                "elementwise_widen", [a, b], [n], self.groups(n, _PER_GROUP), constants, work=float(a.nbytes + b.nbytes)
+            )
         return y
 
     def bias(self, x: Array, b: Array) -> Array:

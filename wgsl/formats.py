@@ -1,5 +1,5 @@
-"""Frozen weights of blocks as the shaders read them: one entry a format. How a unit of its codes is decoded stands in the
-shader file that B_FORMAT names; nf4.wgsl says what such a file must give."""
+"""Frozen weights of blocks as the shaders read them: one entry a format. How a unit of its codes is decoded stands in
+the shader file that B_FORMAT names; nf4.wgsl says what such a file must give."""
 
 from __future__ import annotations
 
@@ -32,4 +32,5 @@ class WeightOperand:
 def weight_operand(w: FrozenWeight, *, table: bool) -> WeightOperand:
     """table: workgroup memory has room for what decoding looks up, beside the tiles."""
     codes, *scales = w.arrays().values()
-    return WeightOperand(f"{w.format}.wgsl", w.unit, {**w.constants(), "TABLE": table}, codes, tuple(scales), w.parameters())
+    switches = {**w.constants(), "TABLE": table}
+    return WeightOperand(f"{w.format}.wgsl", w.unit, switches, codes, tuple(scales), w.parameters())

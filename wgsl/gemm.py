@@ -8,8 +8,8 @@ from typing import Any
 from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.elements import wgsl_type
-from wgrad.wgsl.gemm_matrix import MatrixTile
 from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
+from wgrad.wgsl.gemm_matrix import MatrixTile
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -133,7 +133,7 @@ def product(
     tile: Tile | MatrixTile | None = None,
     splits: int | None = None,
 ) -> None:
-    """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: an array, or a weight."""
+    """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight."""
     m, n, k = mnk
     lda = lda or (m if trans_a else k)
     end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)

@@ -40,4 +40,6 @@ class OptimizerOps(Elements):
             decay = min(max(decay_elements - first, 0), w.size)
             groups = self.groups(n, 2 * GROUP)
             work = 7.0 * w.nbytes
-            self.launch("optimizer_adamw", [w, grad, m, v, hyper, state], [n, decay, *rates], groups, constants, work=work)
+            self.launch(
+                "optimizer_adamw", [w, grad, m, v, hyper, state], [n, decay, *rates], groups, constants, work=work
+            )

@@ -184,7 +184,7 @@ def test_what_only_tint_refuses_is_found(dawn: Dawn, bundle: Bundle, label: str,
 
 MUTANTS = {
     "a mask off by one": ("softmax", r"< p\.columns", "< p.columns - 1u", "softmax/41x7/float32"),
-    "a barrier gone": ("rms_norm", r"workgroupBarrier\(\);", "", "rms_norm/plain/7x123/float32>float32"),
+    "a barrier gone": ("norm_rms", r"workgroupBarrier\(\);", "", "rms_norm/plain/7x123/float32>float32"),
     "a window off by one": ("attention_decode", r"p\.window", "(p.window + 1u)", "attention/decode window"),
     "a wrong term": ("rope", r"\* c - b", "* c + b", "rope/forward/37x3x64/float32"),
 }

@@ -15,7 +15,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, software_tile
+from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_nf4", "linear_nf4_backward")
 PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op == "linear_cross_entropy"]
@@ -86,10 +86,8 @@ def test_every_tile_and_split(tiled: WgpuDevice, tile: Tile, splits: int, trans:
     u, v = rng.standard_normal((133, 5)).astype(np.float32), rng.standard_normal((5, 70)).astype(np.float32)
     out = tiled.upload(np.full((133, 70), np.nan, np.float32))
     low = (tiled.upload(u), tiled.upload(np.ascontiguousarray(v.T if trans_b else v)))
-    tiled._product(
-        tiled.upload(a), tiled.upload(b), out, (133, 70, 147), 1, trans_a, trans_b, 0.5, None, None, low, False,
-        tile=tile, splits=splits,
-    )  # fmt: skip
+    ways: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "tile": tile, "splits": splits}
+    product(tiled, tiled.upload(a), tiled.upload(b), out, (133, 70, 147), alpha=0.5, lowrank=low, **ways)
     exact = 0.5 * exact + u.astype(np.float64) @ v
     left, right = (a.T if trans_a else a), (b.T if trans_b else b)
     limit = _limit(np.hstack([0.5 * left, u]), np.vstack([right, v]), exact)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import wgrad.wgsl.device
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
@@ -43,20 +40,6 @@ def test_no_name_is_defined_by_two_families() -> None:
                 continue
             assert name not in seen, f"{name} is defined by {seen[name].__name__} and {family.__name__}"
             seen[name] = family
-
-
-def test_every_shader_opens_with_its_formula_and_dispatch() -> None:
-    room = Path(wgrad.wgsl.device.__file__).parent
-    files = sorted(room.glob("*.wgsl"))
-    included = set(
-        re.findall(r'^#include "(\S+)"$', "".join(f.read_text(encoding="utf-8") for f in files), re.MULTILINE)
-    )
-    assert included < {file.name for file in files}
-    for file in (f for f in files if f.name not in included):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        count = next(i for i, line in enumerate(lines) if not line.startswith("//"))
-        head = "\n".join(lines[:count])
-        assert "workgroup" in head, f"{file.name} does not open with how many workgroups it takes"
 
 
 def test_a_new_shape_compiles_nothing(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:

@@ -196,8 +196,10 @@ def test_launch_errors(wgpu_device: WgpuDevice, narrow: WgpuDevice) -> None:
 def test_a_compile_error_names_shader_and_variant(wgpu_device: WgpuDevice) -> None:
     x = wgpu_device.zeros((64,))
     compiled = wgpu_device.pipelines_compiled()
-    with pytest.raises(DeviceError, match=r"(?s)copy\.wgsl \(main; W_T=nonsense\) does not compile.*nonsense"):
-        wgpu_device.launch("copy", [x, x], [1, 0], (1, 1, 1), {"W_T": "nonsense"})
+    with pytest.raises(
+        DeviceError, match=r"(?s)elementwise_copy\.wgsl \(main; W_T=nonsense\) does not compile.*nonsense"
+    ):
+        wgpu_device.launch("elementwise_copy", [x, x], [1, 0], (1, 1, 1), {"W_T": "nonsense"})
     assert wgpu_device.pipelines_compiled() == compiled
     wgpu_device.synchronize()  # the error is not raised a second time
 
@@ -353,8 +355,8 @@ def test_profile_counts_calls_by_kernel(fresh: WgpuDevice, rng: np.random.Genera
     results = [fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]) for _ in range(3)]
     fresh.sum(x)
     rows = {line.split()[0]: line.split() for line in fresh.profile_table().splitlines()}
-    assert rows["rms_norm"][1] == "3" and rows["reduce:sum_part"][1] == "1" and rows["all"][1] == "5"
-    assert float(rows["rms_norm"][2]) > 0
+    assert rows["norm_rms"][1] == "3" and rows["reduce:sum_part"][1] == "1" and rows["all"][1] == "5"
+    assert float(rows["norm_rms"][2]) > 0
     fresh.profile(False)
     assert fresh.profile_table() == ""
     np.testing.assert_array_equal(results[0], fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]))

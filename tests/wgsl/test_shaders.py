@@ -1,0 +1,66 @@
+"""Rules for the text of all shaders: what they open with, what they include, and that none repeats another."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from wgrad.wgsl.runtime import compile as wgsl_compile
+
+ROOM = Path(wgsl_compile.__file__).parents[1]
+SHADERS = {file.name: file.read_text(encoding="utf-8") for file in sorted(ROOM.glob("*.wgsl"))}
+INCLUDED = {name for text in SHADERS.values() for name in re.findall(r'^#include "(\S+)"', text, re.MULTILINE)}
+FORMATS = {"nf4.wgsl"}  # included by the constant B_FORMAT
+LONGEST_SHADER = 300
+LONGEST_RUN = 7  # lines that two files may have in common: a signature, a loop over what an invocation owns
+
+
+def substance(text: str) -> list[str]:
+    """The lines without comments and spaces; those that only close something are not counted."""
+    bare = (re.sub(r"//.*|\s", "", line) for line in text.splitlines())
+    return [line for line in bare if line.strip("{})];,#") not in ("", "end", "endif", "else")]
+
+
+def longest_run(one: list[str], other: list[str]) -> list[str]:
+    """The most lines in a row that both have."""
+    best, end = 0, 0
+    before = [0] * (len(other) + 1)
+    for i, line in enumerate(one):
+        now = [0] * (len(other) + 1)
+        for j, same in enumerate(other):
+            if line == same:
+                now[j + 1] = before[j] + 1
+                if now[j + 1] > best:
+                    best, end = now[j + 1], i + 1
+        before = now
+    return one[end - best : end]
+
+
+def test_what_is_included_is_there() -> None:
+    assert INCLUDED | FORMATS <= set(SHADERS)
+
+
+@pytest.mark.parametrize("name", sorted(SHADERS))
+def test_a_shader_opens_with_its_formula_and_dispatch(name: str) -> None:
+    lines = SHADERS[name].splitlines()
+    head = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("//"))])
+    if name not in INCLUDED | FORMATS:
+        assert "workgroup" in head, f"{name} does not open with how many workgroups it takes"
+    assert head, f"{name} does not open with what it is a part of"
+    assert len(lines) <= LONGEST_SHADER
+
+
+def test_no_shader_repeats_another() -> None:
+    lines = {name: substance(text) for name, text in SHADERS.items()}
+    runs = {(a, b): longest_run(lines[a], lines[b]) for a, b in combinations(lines, 2)}
+    repeated = {pair: run for pair, run in runs.items() if len(run) > LONGEST_RUN}
+    assert repeated == {}, "make these lines a file that both include"
+
+
+def test_a_repeated_body_is_seen() -> None:
+    body = "\n".join(f"  let x{i} = {i}u;  // a comment" for i in range(LONGEST_RUN + 1))
+    one, other = f"fn f() {{\n{body}\n}}", f"fn g() {{\n\n// another\n{body.replace('  let', 'let')}\n}}"
+    assert len(longest_run(substance(one), substance(other))) == LONGEST_RUN + 1
