@@ -13,9 +13,9 @@ from wgrad.wgsl.elementwise import ElementwiseOps
 from wgrad.wgsl.embedding import EmbeddingOps
 from wgrad.wgsl.linear import LinearOps
 from wgrad.wgsl.loss import LossOps
-from wgrad.wgsl.nf4 import NF4Ops
 from wgrad.wgsl.norm import NormOps
 from wgrad.wgsl.optimizer import OptimizerOps
+from wgrad.wgsl.quantize import NF4Ops
 from wgrad.wgsl.rope import RopeOps
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches

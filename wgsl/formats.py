@@ -32,5 +32,6 @@ class WeightOperand:
 def weight_operand(w: FrozenWeight, *, table: bool) -> WeightOperand:
     """table: workgroup memory has room for what decoding looks up, beside the tiles."""
     codes, *scales = w.arrays().values()
-    switches = {**w.constants(), "TABLE": table}
+    assert codes is not None
+    switches: dict[str, Constant] = {**w.constants(), "TABLE": table}
     return WeightOperand(f"{w.format}.wgsl", w.unit, switches, codes, tuple(scales), w.parameters())

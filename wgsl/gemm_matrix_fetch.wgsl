@@ -22,9 +22,4 @@
   let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - 8u);
 #endif
   let next_b_$i = fetch_b(b_from_$i, 8u);
-#endif
-#else
-  let next_b_$i_lo = b[b_from_$i / 4u];
-  let next_b_$i_hi = b[b_from_$i / 4u + 1u];
-#endif
 #end
