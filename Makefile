@@ -21,7 +21,7 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test lint objects check-objects clean vulkan vulkan-test
+.PHONY: help finetune install test lint objects check-objects hip-tables clean vulkan vulkan-test
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
@@ -29,6 +29,7 @@ help:
 	@echo 'make test       set up what the tests need and run them all'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make objects    compile hip/kernels/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
+	@echo 'make hip-tables what compiled AMD kernels do, counted and executed: rows of objects that have changed (FLAGS=--all: all)'
 	@echo 'make clean      remove environments, builds, caches and $(OUT)'
 
 # ---- the run ---------------------------------------------------------------------------------
@@ -62,6 +63,11 @@ objects:
 
 check-objects:
 	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.runtime.build --check
+
+# bench/results/hip_*.jsonl and what docs/benchmarks.md says of them; tests/hip/executor tells what it needs.
+hip-tables: $(VENV_TEST)/installed
+	@$(VENV_TEST)/bin/python -m tests.hip.executor tables $(FLAGS)
+	@$(VENV_TEST)/bin/python bench/make_table.py
 
 # torch comes first and alone: what needs it then takes the build that is there.
 $(VENV_TEST)/installed: pyproject.toml

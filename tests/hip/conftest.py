@@ -5,152 +5,16 @@ Where clang or hip-python is missing, the tests that need a device are skipped, 
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import json
 import os
-import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from wgrad.autograd.selftest import probe as self_check
+from tests.hip.emulator.harness import Emulator, start
 from wgrad.device.errors import DeviceError
-from wgrad.hip.runtime.compile import Modules
 
-HERE = Path(__file__).parent
-BENCH = HERE.parents[1] / "bench"
 ARCHITECTURES = ("gfx942", "gfx1100")  # wave64 and wave32
-
-
-def load_builder() -> ModuleType:
-    """tests/hip/emulator/build.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("emulator_build", HERE / "emulator" / "build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-class Site(NamedTuple):
-    """The accesses by one instruction; cost in LDS cycles or in cache lines (tests/hip/emulator/counts.cpp)."""
-
-    offset: int  # of the instruction in the code object: llvm-symbolizer --obj=<the .co file> says which line it is
-    memory: str  # lds, global
-    direction: str  # load, store
-    bytes: int  # of one lane
-    accesses: int
-    cost: int
-    least: int
-
-
-class Counts:
-    """The memory accesses of one kernel."""
-
-    def __init__(self, launches: int, sites: list[list[Any]]) -> None:
-        self.launches, self.sites = launches, [Site(*s) for s in sites]
-
-    def total(self, memory: str, direction: str | None = None) -> tuple[int, int]:
-        """(cost, least cost) of all accesses to "lds" or "global"."""
-        chosen = [s for s in self.sites if s.memory == memory and direction in (None, s.direction)]
-        return sum(s.cost for s in chosen), sum(s.least for s in chosen)
-
-
-class Emulator:
-    """The emulated libamdhip64.so in this process, and kernels built for it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.builder = load_builder()
-        path = self.builder.build_library(folder)
-        # hip-python opens the same one by its name. Not RTLD_GLOBAL: kernels have symbols of their own of these names.
-        self.library = ctypes.CDLL(str(path))
-        self.library.emulator_last_failure.restype = ctypes.c_char_p
-        self.library.emulator_launches.restype = ctypes.c_ulong
-        self.library.emulator_counts.restype = ctypes.c_char_p
-        self._devices: dict[str, Any] = {}
-
-    @property
-    def last_failure(self) -> str:
-        return self.library.emulator_last_failure().decode()
-
-    def clear(self) -> None:
-        """Forget an error that would stay, as on a card, for the rest of the process."""
-        self.library.emulator_clear()
-
-    def build(self, source: str, architecture: str) -> None:
-        self.builder.build_kernels(self.builder.KERNELS / f"{source}.hip", architecture, self.folder)
-
-    def counting(self, architecture: str, more: Path | None = None) -> Any:
-        """A device whose kernels, and those of `more` (a folder of .hip files), count their memory accesses.
-
-        Arrays start at multiples of 256 bytes, as on a card.
-        """
-        device = self.new(architecture, exact_blocks=False)
-
-        def build_and_load(source: str) -> tuple[bytes, str]:
-            path = (more or self.builder.KERNELS) / f"{source}.hip"
-            path = path if path.exists() else self.builder.KERNELS / path.name
-            made = self.builder.build_kernels(path, architecture, self.folder / "counted", counted=True)
-            return made.read_bytes(), str(made)
-
-        device.modules._image = build_and_load  # type: ignore[method-assign]
-        return device
-
-    def count(self, work: Callable[[], Any]) -> dict[str, Counts]:
-        """What the kernels that `work` launches on a counting device do in memory, by kernel."""
-        self.library.emulator_clear_counts()
-        work()
-        return {name: Counts(**found) for name, found in json.loads(self.library.emulator_counts()).items()}
-
-    def new(self, architecture: str, **options: Any) -> Any:
-        """A device of its own; arrays end where memory ends unless told otherwise."""
-        from wgrad.hip.device import HipDevice
-
-        os.environ["WGRAD_EMULATED_ARCH"] = architecture
-        device = HipDevice(**{"exact_blocks": True, **options})
-        device.modules._image = partial(self._build_and_load, device.modules)  # type: ignore[method-assign]
-        return device
-
-    def _build_and_load(self, modules: Modules, source: str) -> tuple[bytes, str]:
-        """Kernels are built when they are first asked for."""
-        if (self.builder.KERNELS / f"{source}.hip").exists():
-            self.build(source, modules.architecture)
-        return Modules._image(modules, source)
-
-    def select(self, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`--device hip` finds this card for the rest of the test."""
-        from wgrad.hip import device
-
-        class BuildingDevice(device.HipDevice):
-            def __init__(inner) -> None:  # noqa: N805 - the emulator is self
-                super().__init__()
-                inner.modules._image = partial(self._build_and_load, inner.modules)  # type: ignore[method-assign]
-
-        monkeypatch.setenv("WGRAD_EMULATED_ARCH", architecture)
-        monkeypatch.setattr(device, "HipDevice", BuildingDevice)
-
-    def device(self, architecture: str) -> Any:
-        """The session's device of this architecture."""
-        if architecture not in self._devices:
-            self._devices[architecture] = self.new(architecture)
-        os.environ["WGRAD_EMULATED_ARCH"] = architecture
-        return self._devices[architecture]
-
-
-def leave_to_other_tests() -> None:
-    """From now on hip-python finds the emulated card in this process: `auto` of other tests must not take it."""
-    verdict = self_check.verdict
-
-    def of_real_cards(device: Any) -> self_check.Verdict:
-        emulated = str(getattr(device, "card", "")).startswith("Emulated")
-        return self_check.Verdict(False, "an emulated card") if emulated else verdict(device)
-
-    self_check.verdict = of_real_cards  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")
@@ -158,22 +22,14 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     """$WGRAD_EMULATOR_DIR keeps what was built from one run to the next."""
     kept = os.environ.get("WGRAD_EMULATOR_DIR")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("emulator")
-    os.environ.pop("WGRAD_EMULATED_MEMORY", None)
-    os.environ["WGRAD_HIP_OBJECTS"] = str(folder)
-    os.environ["HIP_LAUNCH_BLOCKING"] = "1"
     try:
-        found = Emulator(folder)
-        leave_to_other_tests()
-        from wgrad.hip.runtime import binding
-
-        binding.hip()
+        return start(folder)
     except FileNotFoundError as error:
         pytest.skip(str(error))
     except DeviceError as error:
         if "not installed" not in str(error):
             raise
         pytest.skip(str(error))
-    return found
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -181,20 +37,6 @@ def hip_device(emulator: Emulator, request: pytest.FixtureRequest) -> Any:
     """A device on each wave size. After a kernel that failed, the next test starts anew."""
     yield emulator.device(request.param)
     emulator.clear()
-
-
-@pytest.fixture(scope="session")
-def bench() -> Callable[[str], Any]:
-    """bench(name): a script of bench/ as a module; it finds its neighbours."""
-
-    def load(name: str) -> Any:
-        sys.path.insert(0, str(BENCH))
-        try:
-            return importlib.import_module(name)
-        finally:
-            sys.path.remove(str(BENCH))
-
-    return load
 
 
 @pytest.fixture

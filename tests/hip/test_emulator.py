@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.hip.emulator.build import build_kernels
 from wgrad.device.errors import DeviceLost
 
 KERNELS = """
@@ -74,7 +75,7 @@ def planted(emulator: Any, hip_device: Any, tmp_path: Path) -> Any:
     """The device, with the kernels above beside its own."""
     source = tmp_path / "planted.hip"
     source.write_text(KERNELS)
-    emulator.builder.build_kernels(source, hip_device.architecture, emulator.folder)
+    build_kernels(source, hip_device.architecture, emulator.folder)
     return hip_device
 
 

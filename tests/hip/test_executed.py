@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.hip.executor.call import Out, call
+from tests.hip.executor.code_object import ExecutorError
+from tests.hip.executor.device import ExecutedDevice, shipped
+from tests.hip.executor.kernel import Kernel
+from tests.hip.executor.operators import all_cases, execute
+from tests.hip.executor.table import EXECUTED, held
+from tests.hip.executor.tinygrad_emulator import missing
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import DeviceError
-from wgrad.hip.runtime.build import CLANG
 from wgrad.hip.runtime.runtime import Long
 
-BENCH = Path(__file__).parents[2] / "bench"
-ROWS = [json.loads(line) for line in (BENCH / "results" / "hip_executed.jsonl").read_text().splitlines()]
-ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100")
 # One of each family, each with a size that divides nothing.
 CASES = (
     "rms_norm/plain/3x1003/float16>float16",
@@ -32,54 +30,49 @@ CASES = (
     "linear_cross_entropy/dx dweight/37x123x41/bfloat16",
     "rope_append/prefill/2x5x3x10/bfloat16",
 )
-needs_tools = pytest.mark.skipif(
-    not os.environ.get("WGRAD_RUN_HSACO") or "TINYGRAD_DIR" not in os.environ or shutil.which(CLANG) is None,
-    reason=f"needs {CLANG}, $WGRAD_RUN_HSACO (run_hsaco.py) and $TINYGRAD_DIR (a checkout of tinygrad)",
-)
-
-
-def test_table_has_the_same_kernels_for_every_architecture(bench: Callable[[str], Any]) -> None:
-    """Products and attention on the matrix units choose by card; the other tables have all of those."""
-    elsewhere = bench("hip_execute").ELSEWHERE
-    kernels = [
-        {r["kernel"] for r in ROWS if r["arch"] == a and not r["source"].startswith(elsewhere)} for a in ARCHITECTURES
-    ]
-    assert len(kernels[0]) > 30 and kernels[0] == kernels[1] == kernels[2]
-    for arch in ARCHITECTURES:
-        assert sum(r["arch"] == arch and r["source"].startswith(elsewhere) for r in ROWS) > 20
-
-
-def test_every_kernel_was_executed() -> None:
-    assert [(r["arch"], r["kernel"], r["not_executed"]) for r in ROWS if "not_executed" in r] == []
+needs_executor = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def test_results_are_within_the_limits_of_the_self_test() -> None:
-    assert [(r["arch"], r["kernel"], r["worst"]) for r in ROWS if not r["worst"] <= 1] == []
+    with held("hip_executed") as rows:
+        assert [(r["arch"], r["kernel"], r["worst"]) for r in rows if not r["worst"] <= 1] == []
 
 
 def test_the_order_of_waves_changes_nothing() -> None:
-    assert [(r["arch"], r["kernel"]) for r in ROWS if r["orders"] != ["fwd", "rev"] or not r["same_bits"]] == []
+    with held("hip_executed") as rows:
+        assert [(r["arch"], r["kernel"]) for r in rows if r["orders"] != ["fwd", "rev"] or not r["same_bits"]] == []
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def device(
-    bench: Callable[[str], Any], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Any:
-    return bench("hip_executor").ExecutedDevice(request.param, tmp_path_factory.mktemp("objects"))
+@pytest.fixture(scope="module", params=EXECUTED)
+def device(request: pytest.FixtureRequest) -> Any:
+    return ExecutedDevice(request.param)
 
 
-@needs_tools
+@needs_executor
+@pytest.mark.parametrize("architecture", EXECUTED)
+def test_a_kernel_against_numpy(architecture: str) -> None:
+    """The whole way: code object, arguments, waves, instructions, results. rows divide into no whole waves."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 41)).astype(np.float32)
+    d = ExecutedDevice(architecture)
+    np.testing.assert_array_equal(d.download(d.scale(d.upload(x), 1.5)), x * np.float32(1.5))
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((5, 40), (8, 40)))
+    product = d.download(d.gemm(d.upload(a), d.upload(b), trans_b=True, dtype=np.float32))
+    np.testing.assert_allclose(product, a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-5)
+    assert d.execution.kernels[0] == "elementwise" and len(d.execution.kernels) == 2
+
+
+@needs_executor
 @pytest.mark.parametrize("name", CASES)
-def test_case(bench: Callable[[str], Any], device: Any, name: str) -> None:
-    script = bench("hip_execute")
-    case = next(c for c in script.all_cases() if c.name == name)
-    worst, same_bits = script.execute(device, case)
+def test_case(device: Any, name: str) -> None:
+    case = next(c for c in all_cases() if c.name == name)
+    worst, same_bits = execute(device, case)
     assert worst <= 1 and same_bits
     assert device.execution.kernels
 
 
-@needs_tools
-@pytest.mark.parametrize("block_size", [32, 128, 4096])
+@needs_executor
+@pytest.mark.parametrize("block_size", [32, 4096])
 def test_nf4_bit_for_bit(device: Any, block_size: int) -> None:
     x = np.random.default_rng(5).standard_normal((67, 131)).astype(np.float32)
     wanted, found = ReferenceDevice().nf4_quantize(x, block_size), device.nf4_quantize(device.upload(x), block_size)
@@ -87,22 +80,32 @@ def test_nf4_bit_for_bit(device: Any, block_size: int) -> None:
     np.testing.assert_array_equal(device.download(found.packed), wanted.packed)
 
 
-@needs_tools
+@needs_executor
 def test_an_access_out_of_bounds_is_an_error(device: Any) -> None:
     x, y = device.zeros((16,)), device.zeros((64,))
-    with pytest.raises(DeviceError, match="copy .*memory access fault"):
+    with pytest.raises(DeviceError, match="copy .*memory access fault.*from the start of an array of 64 bytes"):
         device.launch("storage", "copy", [x, y, Long(y.nbytes)], (1, 1, 1))
 
 
-@needs_tools
+@needs_executor
 def test_arguments_that_are_not_the_kernels_are_an_error(device: Any) -> None:
     x = device.zeros((16,))
     with pytest.raises(DeviceError, match="copy: 20 bytes of arguments, the kernel declares 24"):
         device.launch("storage", "copy", [x, x, 64], (1, 1, 1))
+    kernel = Kernel(shipped("storage", device.architecture), "copy")
+    with pytest.raises(ExecutorError, match="copy takes 3 arguments .*, 1 were given"):
+        call(kernel, (1, 1, 1), 256, [Out((16,), np.float32)])
 
 
-@needs_tools
+@needs_executor
 def test_memory_that_was_not_written_reads_as_nan(device: Any) -> None:
     x = device.zeros((64,))
     del x
     assert np.isnan(device.download(device.scale(device.empty((64,)), 2.0))).all()
+
+
+def test_without_a_checkout_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYGRAD_DIR", "/nowhere")
+    assert "git clone https://github.com/tinygrad/tinygrad" in missing() and "TINYGRAD_DIR" in missing()
+    monkeypatch.delenv("TINYGRAD_DIR")
+    assert "git -C tinygrad checkout" in missing()

@@ -1,0 +1,155 @@
+"""hip_attention: the compiled flash attention, executed against float64, counted and modelled.
+
+Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On
+gfx942 a model has two waves that share a SIMD, by what they executed: the share of time that the matrix unit is busy
+at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length 1,024) and of
+its inner loop (`busy_loop`). A model, not a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.hip.executor import attention_forward
+from tests.hip.executor.attention_forward import LATENCIES, kind_of
+from tests.hip.executor.call import Call, Out, call
+from tests.hip.executor.device import shipped
+from tests.hip.executor.isa import hot_loop, instructions, registers, widths
+from tests.hip.executor.kernel import Kernel
+from tests.hip.executor.numbers import encode
+from tests.hip.executor.operators import ORDERS
+from tests.hip.executor.schedule import simulate
+from tests.hip.executor.table import EXECUTED, Object, Row
+from tests.hip.executor.waves import Grid, Order, trace
+
+Arrays = dict[str, Any]
+
+
+def _inputs(kind: str, shape: tuple[int, ...], packed: bool) -> tuple[Arrays, Arrays]:
+    """q, k, v and the result's gradient of B, T, H, G, D as kernels read them and in float64; doc_start."""
+    rng = np.random.default_rng(0)
+    b, t, h, g, d = shape
+    doc_start = np.zeros((b, t), np.int32)
+    if packed:
+        for row, first in enumerate((t // 3, t // 2)[:b]):
+            doc_start[row, first:] = first
+            doc_start[row, t - 7 :] = t - 7
+    stored, x = {}, {}
+    for name, heads in (("q", h), ("k", g), ("v", g), ("grad", h)):
+        stored[name], x[name] = encode(rng.standard_normal((b, t, heads, d)), kind)
+    return {**stored, "doc_start": doc_start}, x
+
+
+def _problem(kind: str, shape: tuple[int, ...], packed: bool, window: int) -> Arrays:
+    """Inputs of the backward as kernels read them, and dq, dk, dv in float64."""
+    stored, x = _inputs(kind, shape, packed)
+    b, t, h, g, d = shape
+    i, doc_start = np.arange(t), stored["doc_start"]
+    seen = (i[None, None, :] >= doc_start[:, :, None]) & (i[None, None, :] <= i[None, :, None])
+    if window:
+        seen &= i[None, :, None] - i[None, None, :] < window
+    scale = d**-0.5
+    wide = {n: np.repeat(x[n], h // g, axis=2) for n in ("k", "v")}
+    s = np.where(seen[:, None], scale * np.einsum("bthd,bjhd->bhtj", x["q"], wide["k"]), -np.inf)
+    top = s.max(-1, keepdims=True)
+    lse = (top + np.log(np.exp(s - top).sum(-1, keepdims=True)))[..., 0]
+    p = np.exp(s - lse[..., None])
+    delta = np.einsum("bhtj,bjhd,bthd->bht", p, wide["v"], x["grad"])
+    ds = p * (np.einsum("bthd,bjhd->bhtj", x["grad"], wide["v"]) - delta[..., None]) * scale
+    by_group = (b, t, g, h // g, d)
+    return stored | {
+        "lse": lse.astype(np.float32),
+        "delta": delta.astype(np.float32),
+        "grad_lengths": np.linalg.norm(x["grad"], axis=-1).transpose(0, 2, 1).astype(np.float32),
+        "v_lengths": np.linalg.norm(x["v"], axis=-1).transpose(0, 2, 1).astype(np.float32),
+        "dq": np.einsum("bhtj,bjhd->bthd", ds, wide["k"]),
+        "dk": np.einsum("bhtj,bthd->bjhd", ds, x["q"]).reshape(by_group).sum(3),
+        "dv": np.einsum("bhtj,bthd->bjhd", p, x["grad"]).reshape(by_group).sum(3),
+    }
+
+
+def _launch(
+    kernel: Kernel, x: Arrays, window: int = 0, splits: int = 1
+) -> tuple[Grid, int, list[Any], tuple[str, ...]]:
+    """Grid, threads, arguments and the results' names of attention_backward_dq_* or dkv_*."""
+    (b, t, h, d), g, dtype = x["q"].shape, x["k"].shape[2], x["q"].dtype
+    columns, threads = (256, 512) if kernel.lanes == 64 else (64, 128)
+    blocks = -(-t // columns)
+    inputs = [x[n] for n in ("grad", "q", "k", "v", "lse", "delta", "grad_lengths", "v_lengths", "doc_start")]
+    numbers = [np.int32(n) for n in (t, h, g)]
+    tail = [np.int32(window), np.float32(d**-0.5)]
+    if "_dq_" in kernel.name:
+        return (h, b, blocks), threads, [*inputs, Out((b, t, h, d), dtype), *numbers, *tail], ("dq",)
+    out = Out((b, t, g, d), dtype) if splits == 1 else Out((splits, b, t, g, d), np.float32)
+    arguments = [*inputs, out, out, *numbers, np.int32(splits), *tail]
+    return (g * splits, b, blocks), threads, arguments, ("dk", "dv")
+
+
+def execute(
+    kernel: Kernel, *, length: int = 83, window: int = 0, splits: int = 1, orders: tuple[Order, ...] = ORDERS
+) -> dict[str, float]:
+    """Largest error relative to the largest result, for each order of waves."""
+    kind, width = kind_of(kernel)
+    x = _problem(kind, (2, length, 6, 2, width), True, window)
+    grid, threads, arguments, names = _launch(kernel, x, window, splits)
+    errors: dict[str, float] = {}
+    for order in orders:
+        found = call(kernel, grid, threads, arguments, order)[-len(names) :]
+        worst = 0.0
+        for n, got in zip(names, found):
+            value = got.astype(np.float64)
+            value = value.sum(0) if value.ndim == 5 else value
+            error = float(np.abs(value - x[n]).max() / np.abs(x[n]).max())
+            worst = max(worst, error) if np.isfinite(error) else float("inf")
+        errors[order] = float(f"{worst:.2e}")
+    return errors
+
+
+def _tiles(wave: list[str]) -> list[list[str]]:
+    """A wave's instructions from barrier to barrier."""
+    found: list[list[str]] = [[]]
+    for text in wave:
+        found[-1].append(text)
+        if text.startswith("s_barrier"):
+            found.append([])
+    return found
+
+
+def busy(kernel: Kernel, length: int = 1024) -> dict[str, dict[int, float]]:
+    """Model of the first and the middle wave of the longest work-group, together on one SIMD, by memory latency."""
+    kind, width = kind_of(kernel)
+    grid, threads, arguments, _ = _launch(kernel, _problem(kind, (1, length, 1, 1, width), False, 0))
+    made = Call(kernel, grid, threads, arguments)
+    addresses = trace(made.launch, (0, 0, 0), (0, threads // kernel.lanes // 2))
+    made.free()
+    waves = [[kernel.listing[a].text for a in wave] for wave in addresses]
+    middle = len(_tiles(waves[0])) // 2  # whole tiles: the mask's are at one end
+    loop = [sum(_tiles(w)[middle - 4 : middle + 4], []) for w in waves]
+    result: dict[str, dict[int, float]] = {}
+    for key, programs in (("busy", waves), ("busy_loop", loop)):
+        runs = {n: simulate(kernel.code.architecture, kernel.lanes, programs, n) for n in LATENCIES}
+        result[key] = {n: round(matrix / slots, 4) for n, (slots, matrix) in runs.items()}
+    return result
+
+
+def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
+    """A row for each kernel of a code object."""
+    code, found = shipped(made.source, made.architecture), []
+    for name in kernels:
+        row: Row = {"kernel": name, **registers(code, name), "widths": widths(hot_loop(instructions(code, name)))}
+        forward = "_forward_" in name
+        if made.architecture == "gfx942":
+            row |= attention_forward.busy(Kernel(code, name)) if forward else busy(Kernel(code, name))
+        if made.architecture in EXECUTED:
+            kernel = Kernel(code, name)
+            if forward:
+                row |= attention_forward.errors(kernel)
+            else:
+                row["error"] = execute(kernel)
+                row["error_window"] = execute(kernel, length=150, window=29, splits=3, orders=("rev",))
+        found.append(row)
+        say(f"{name}: {row.get('error', 'not executed on this architecture')}")
+    return found

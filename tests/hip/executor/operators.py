@@ -1,0 +1,98 @@
+"""hip_executed: every operator of the HIP device on the compiled machine code, waves forward and reversed.
+
+The cases are those of `wgrad selftest` (float32 and float16) and the same operators in bfloat16, with its limits. A row
+is one kernel: how many cases launched it, in which orders, the worst error of those cases in units of its limit,
+whether both orders gave the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from tests.hip.executor.device import ExecutedDevice
+from tests.hip.executor.table import Object, Row
+from tests.hip.executor.waves import Order
+from wgrad.autograd.selftest import operators as selftest_operators
+from wgrad.autograd.selftest import training as selftest_training
+from wgrad.autograd.selftest.case import BF16, Case, cases, upload_inputs
+from wgrad.autograd.selftest.run import expected_outputs, largest_difference, to_host
+
+ORDERS: tuple[Order, Order] = ("fwd", "rev")
+# They take minutes and launch what smaller ones launch.
+SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/window/2x70", "large vocabulary")
+
+
+def all_cases() -> list[Case]:
+    """The self-test's, and the operators that read bfloat16 too; without SLOW."""
+    found = {case.name: case for case in cases()}
+    for case in (*selftest_operators.cases(BF16), *selftest_training.cases(BF16)):
+        found.setdefault(case.name, case)
+    return [case for name, case in found.items() if not any(part in name for part in SLOW)]
+
+
+def ratio_to_limit(found: dict[str, np.ndarray], oracle: dict[str, np.ndarray], limits: dict[str, float]) -> float:
+    """Largest error of an output in units of its limit; infinity where it must be exact and is not."""
+    worst = 0.0
+    for name, value in oracle.items():
+        error, limit = largest_difference(found[name], value), limits[name]
+        worst = max(worst, error / limit if limit > 0 else 0.0 if error == 0 else float("inf"))
+    return worst
+
+
+def execute(device: ExecutedDevice, case: Case) -> tuple[float, bool]:
+    """Worst error in units of its limit over both orders, and whether both gave the same bits.
+
+    `device.execution.kernels` names what was launched.
+
+    Raises:
+        DeviceError: an access out of bounds, or something that the executor does not know.
+    """
+    expected = expected_outputs(case)
+    device.forget()
+    made = []
+    for device.order in ORDERS:
+        made.append(to_host(case, device, case.call(device, upload_inputs(device, case.inputs()))))
+    same = all(made[0][n].tobytes() == made[1][n].tobytes() for n in expected.oracle)
+    return max(ratio_to_limit(found, expected.oracle, expected.limits) for found in made), same
+
+
+@cache
+def _executed(architecture: str) -> ExecutedDevice:
+    return ExecutedDevice(architecture)
+
+
+@cache
+def launched(architecture: str) -> dict[str, set[str]]:
+    """Kernels that each case launches, by its name. Nothing is executed."""
+    device, found = ExecutedDevice(architecture, dry=True), {}
+    for case in all_cases():
+        device.forget()
+        case.call(device, upload_inputs(device, case.inputs()))
+        found[case.name] = set(device.execution.kernels)
+    return found
+
+
+def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
+    """A row for each kernel of a code object that some case launches.
+
+    Raises:
+        AssertionError: no case launches a kernel that only this table executes.
+    """
+    device = _executed(made.architecture)
+    results: dict[str, list[tuple[float, str, bool]]] = {}
+    for case in all_cases():
+        if not launched(made.architecture)[case.name] & set(kernels):
+            continue
+        ratio, same = execute(device, case)
+        say(f"{case.name}: {ratio:.3f} of its limit")
+        for kernel in set(device.execution.kernels) & set(kernels):
+            results.setdefault(kernel, []).append((ratio, case.name, same))
+    found = []
+    for kernel, of in results.items():
+        worst, name, _ = max(reversed(of), key=lambda r: r[0])
+        row: Row = {"kernel": kernel, "cases": len(of), "orders": list(ORDERS), "worst": float(f"{worst:.3g}")}
+        found.append(row | {"worst_case": name, "same_bits": all(same for *_, same in of)})
+    return found

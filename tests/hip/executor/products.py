@@ -1,0 +1,156 @@
+"""hip_isa: the compiled products, executed at sizes that divide nothing, waves forward and reversed, and counted.
+
+A row has registers, spills, widths of the hot loop's accesses, the share of time that the matrix unit is busy at 600
+clocks of memory latency by waves a SIMD (schedule.py), and for the float32 kernels of RDNA the share of multiply-adds
+that the compiler pairs. A model, not a card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.hip.executor.call import call
+from tests.hip.executor.code_object import CodeObject
+from tests.hip.executor.device import shipped
+from tests.hip.executor.isa import hot_loop, instructions, is_matrix, loops, registers, widths
+from tests.hip.executor.kernel import Kernel
+from tests.hip.executor.numbers import encode
+from tests.hip.executor.operators import ORDERS
+from tests.hip.executor.schedule import simulate
+from tests.hip.executor.table import EXECUTED, Object, Row
+from tests.hip.executor.waves import Grid
+from wgrad.device.formats.nf4 import LEVELS
+
+_LATENCY, _ROUNDS = 600, 6  # clocks; rounds of the loop in the model, after two
+
+
+def _nf4(rng: np.random.Generator, shape: tuple[int, int], nested: bool) -> tuple[list[Any], np.ndarray]:
+    """Kernel arguments of a random NF4 weight, and its values in float32."""
+    codes = rng.integers(0, 16, shape).astype(np.uint8).ravel()
+    packed = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)
+    blocks = -(-codes.size // 64)
+    absmax: np.ndarray = rng.random(blocks).astype(np.float32)
+    extra: list[Any] = [None, None, None]
+    scale = absmax
+    if nested:
+        absmax = rng.integers(0, 256, blocks).astype(np.uint8)
+        outer = rng.random(-(-blocks // 256)).astype(np.float32) + np.float32(0.5)
+        table, offset = np.sort(rng.standard_normal(256)).astype(np.float32), np.array([0.3], np.float32)
+        extra = [outer, table, offset]
+        scale = table[absmax] * np.repeat(outer, 256)[:blocks] + offset
+    values = (LEVELS[codes] * np.repeat(scale, 64)[: codes.size].astype(np.float32)).reshape(shape)
+    return [packed, absmax, *extra, np.int32(6), np.int32(8)], values
+
+
+def _tile(name: str, cdna: bool) -> tuple[int, int, int]:
+    """Rows, columns and threads of a work-group."""
+    if name.startswith("gemv"):
+        return 1, 4, 256
+    if "skinny" in name:
+        return 128, int(name.rpartition("_")[2]), 256
+    if re.search("_f32_|_any_|_mix_|_split_", name):
+        return 128, 128, 256
+    if name.endswith("_big"):
+        return (256, 256, 512) if cdna else (128, 128, 256)
+    return (128, 128, 256) if cdna else (64, 128, 128)
+
+
+def _dtypes(name: str) -> tuple[str, str]:
+    """Of a and b that a kernel is run with."""
+    if re.search("_any_|_mix_|skinny|^gemv$|gemv_unaligned", name):
+        return ("f32", "bf16") if name.startswith("gemv") else ("bf16", "f32")
+    if dense := re.match("gemm_split_(f32|f16)_bf16", name):
+        return dense[1], "bf16"
+    found = re.search("_(bf16|f16|f32)_", name)
+    return (found[1], found[1]) if found else ("f32", "f32")
+
+
+def _layout(name: str) -> str:
+    found = re.search("_(nn|nt|tn|tt)(_|$)", name)
+    return found[1] if found else "nt"
+
+
+def _sizes(name: str, tile_m: int, tile_n: int) -> tuple[int, int, int]:
+    """M, N, K that divide nothing that the kernel does not ask for."""
+    unaligned = "unaligned" in name or "_any_" in name
+    if name.startswith("gemv"):
+        return 1, 131, 2083 if unaligned else 2088
+    if "skinny" in name:
+        return tile_m + 40, tile_n - 8, 104
+    return (tile_m + 37, 131, 83) if unaligned else (tile_m + (40 if _layout(name) == "tn" else 37), 136, 104)
+
+
+def execute(kernel: Kernel) -> dict[str, float]:
+    """Largest error against float64, relative to the largest result, for each order of waves."""
+    rng, name = np.random.default_rng(0), kernel.name
+    tile_m, tile_n, threads = _tile(name, kernel.lanes == 64)
+    layout = _layout(name)
+    m, n, k = _sizes(name, tile_m, tile_n)
+    kind_a, kind_b = _dtypes(name)
+    number = {"f32": np.int32(0), "f16": np.int32(1), "bf16": np.int32(2)}
+    a, a_values = encode(rng.standard_normal((k, m) if layout[0] == "t" else (m, k)), kind_a)
+    if "nf4" in name:
+        operands, values = _nf4(rng, (n, k) if layout == "nt" else (k, n), "nested" in name)
+        b_values = values.astype(np.float64) if "split" in name else encode(values, kind_b)[1]
+        head = [a, *operands] + ([number[kind_a]] if kind_a == "f32" and "split" not in name else [])
+    else:
+        b, b_values = encode(rng.standard_normal((n, k) if layout[1] == "t" else (k, n)), kind_b)
+        head = [a, b] + ([number[kind_a], number[kind_b]] if re.search("any|mix|skinny|gemv", name) else [])
+    product = (a_values.T if layout[0] == "t" else a_values) @ (b_values.T if layout[1] == "t" else b_values)
+    u, v, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, 5), (n, 5), (n,)))
+    residual, before = rng.standard_normal((m, n)).astype(np.float16), rng.standard_normal((m, n)).astype(np.float32)
+    want = 0.5 * product + u.astype(np.float64) @ v.T.astype(np.float64) + bias + residual + before
+    numbers = [np.int32(x) for x in (m, n, k, 0, 5, 0, 1, 0, 0, 3)]
+    arguments = [*head, before, bias, residual, u, v, *numbers, np.float32(0.5)]
+    if not re.search("nf4|skinny|gemv", name):
+        arguments += [np.int64(0), np.int64(0)]
+    at = sum(isinstance(x, np.ndarray) for x in head)
+    grid: Grid = -(-n // tile_n), -(-m // tile_m), 1
+    errors: dict[str, float] = {}
+    for order in ORDERS:
+        got = call(kernel, grid, threads, arguments, order)[at]
+        errors[order] = float(f"{np.abs(got - want).max() / np.abs(want).max():.2e}")
+    return errors
+
+
+def dual_issued(code: CodeObject, name: str) -> float | None:
+    """Share of the multiply-adds of the largest loop that are issued in pairs."""
+    found, best = instructions(code, name), Counter[str]()
+    for loop in loops(found):
+        body = " ; ".join(i.text for i in found[loop.first : loop.last + 1])
+        best = max(best, Counter(re.findall(r"(v_dual_fmac|v_fmac|v_fma)_", body)), key=lambda c: c.total())
+    return round(best["v_dual_fmac"] / best.total(), 3) if best.total() else None
+
+
+def busy(architecture: str, lanes: int, loop: list[str]) -> dict[int, float]:
+    """Share of time that the matrix unit is busy in a loop, by waves a SIMD; without its start."""
+    shares = {}
+    for waves in (1, 2, 4):
+        start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY)
+        whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY)
+        shares[waves] = round((whole[1] - start[1]) / (whole[0] - start[0]), 4)
+    return shares
+
+
+def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
+    """A row for each kernel of a code object."""
+    code, found = shipped(made.source, made.architecture), []
+    for name in kernels:
+        row: Row = {"kernel": name, **registers(code, name)}
+        loop = hot_loop(instructions(code, name))
+        if loop:
+            texts = [i.text for i in loop]
+            row |= {"loop_instructions": len(loop), "matrix": sum(map(is_matrix, texts)), "widths": widths(loop)}
+            row["busy_600"] = busy(made.architecture, code.lanes(name), texts)
+        elif not name.endswith("reduce"):
+            row["dual_issued"] = dual_issued(code, name)
+        if made.architecture in EXECUTED and not name.endswith("reduce"):
+            row["error"] = execute(Kernel(code, name))
+            say(f"{name}: {row['error']}")
+        found.append(row)
+    return found

@@ -1,0 +1,213 @@
+"""A model of one SIMD: how busy its matrix unit is. It ranks kernels; no card has calibrated it.
+
+Waves issue in order, each at most one instruction a slot and each unit at most one; a result is there after its
+latency; waits count outstanding accesses. A slot is 4 clocks on CDNA and 1 on RDNA, where a matrix instruction blocks
+the vector unit. Not modelled: bank conflicts, cache misses, other SIMDs but for their share of the LDS.
+Rates of the matrix units: AMD, CDNA2, CDNA3 and RDNA3 white papers (FLOP a clock and compute unit).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.hip.executor.isa import is_matrix, is_pair, width
+
+LDS_LATENCY, SCALAR_LATENCY = 100, 200  # clocks
+_LDS_BYTES = 128  # a clock and compute unit
+_RATES = {"gfx90a": {"f16": 1024, "bf16": 1024, "f32": 256}, "gfx942": {"f16": 2048, "bf16": 2048, "f32": 256}}
+_WMMA_CLOCKS = 32
+_QUEUED_LDS = 32  # slots of work that may wait in front of the LDS
+_REGISTERS = re.compile(r"\b([vsa])\[(\d+):(\d+)\]|\b([vsa])(\d+)\b|\b(vcc|exec|scc|m0)\w*")
+_NO_RESULT = re.compile(
+    r"(global|buffer|flat|scratch)_store|ds_(write|store)|buffer_(wb|inv|gl)|s_(cmp|c?branch|waitcnt|barrier)"
+)
+_TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
+Register = tuple[str, int]
+
+
+@dataclass
+class Step:
+    """How an instruction goes through a SIMD; times in slots. queue: vmcnt or lgkmcnt, which it counts in."""
+
+    unit: str = "salu"
+    cost: int = 1
+    latency: float = 1
+    matrix: int = 0
+    lds: float = 0.0
+    queue: str = ""
+    waits: dict[str, int] | None = None
+    barrier: bool = False
+    results: list[Register] = field(default_factory=list)
+    operands: list[Register] = field(default_factory=list)
+
+
+def _registers(text: str) -> list[Register]:
+    found: list[Register] = []
+    for kind, first, last, one, number, special in _REGISTERS.findall(text):
+        if kind:
+            found += [(kind, n) for n in range(int(first), int(last) + 1)]
+        else:
+            found.append((one, int(number)) if one else (special, 0))
+    return found
+
+
+def _matrix_slots(name: str, architecture: str) -> int:
+    """Slots that the matrix unit is busy with one instruction."""
+    if not architecture.startswith("gfx9"):
+        return _WMMA_CLOCKS
+    found = re.search(r"(\d+)x(\d+)x(\d+)_?(f16|bf16|f32)", name)
+    if found is None:
+        raise ValueError(f"{name}: no rate is known; add its type to _RATES in tests/hip/executor/schedule.py")
+    m, n, k = (int(found[i]) for i in (1, 2, 3))
+    return max(2, round(2 * m * n * k / _RATES[architecture][found[4]]))
+
+
+def _operands(step: Step, text: str) -> None:
+    halves = [half.split(None, 1) for half in text.split("//")[0].split(" :: ")]  # v_dual_* has two
+    for name, *rest in halves:
+        parts = rest[0].split(",") if rest else []
+        first = 0 if _NO_RESULT.match(name) else 1
+        for n, part in enumerate(parts):
+            (step.results if n < first else step.operands).extend(_registers(part))
+        if first and parts and re.match(r"v_(pk_)?fmac", name):  # reads what it adds to
+            step.operands += _registers(parts[0])
+    if text.startswith("v_cmp") and not step.results:
+        step.results = [("vcc", 0)]
+
+
+def step(text: str, architecture: str, lanes: int, memory_latency: int) -> Step:
+    """An instruction's way. memory_latency: clocks."""
+    cdna = architecture.startswith("gfx9")
+    clocks = 4 if cdna else 1  # of a slot
+    name = text.split()[0]
+    made = Step(latency=1 if cdna else 2)
+    _operands(made, text)
+    if name.startswith("s_waitcnt"):
+        made.unit = "none"
+        made.waits = {k: int(n) for k, n in re.findall(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)", text)}
+        if not made.waits and "vscnt" not in name:
+            made.waits = {"vmcnt": 0, "lgkmcnt": 0}
+    elif name == "s_barrier":
+        made.unit, made.barrier = "none", True
+    elif is_matrix(name):
+        made.unit = "matrix"
+        made.cost = made.matrix = _matrix_slots(name, architecture)
+        made.latency = made.cost
+    elif name.startswith("v_"):
+        slow = _TRANSCENDENTAL.match(name) is not None
+        made.unit, made.cost = ("valu" if cdna or not slow else "trans"), 4 if slow else 1
+        made.latency = (4 if slow else 1) if cdna else (10 if slow else 5)
+    elif name.startswith("ds_"):
+        made.unit, made.queue, made.latency = "lds", "lgkmcnt", LDS_LATENCY // clocks
+        moved = lanes * width(name) // 8 * (2 if is_pair(name) else 1)
+        made.lds = moved / _LDS_BYTES * (4 if cdna else 2) / clocks  # SIMDs of a compute unit share it
+    elif name.startswith(("global_", "buffer_", "flat_", "scratch_")):
+        made.unit, made.queue, made.latency = "vmem", "vmcnt", memory_latency // clocks
+        made.cost = max(1, width(name) // 32)
+    elif name.startswith("s_load"):
+        made.queue, made.latency = "lgkmcnt", SCALAR_LATENCY // clocks
+    elif name.startswith(("s_nop", "s_delay", "s_clause", "s_setprio", "s_sleep")):
+        made.unit, made.cost = "none", 0
+    return made
+
+
+class _Wave:
+    """Where a wave stands."""
+
+    def __init__(self, program: list[Step]) -> None:
+        self.program, self.at, self.next_slot = program, 0, 0
+        self.at_barrier = False
+        self.ready: dict[Register, float] = {}
+        self.queues: dict[str, list[float]] = {"vmcnt": [], "lgkmcnt": []}
+
+    @property
+    def ended(self) -> bool:
+        return self.at >= len(self.program)
+
+    def waits_until(self, waits: dict[str, int], now: int) -> float:
+        """When few enough accesses are outstanding."""
+        until = 0.0
+        for name, queue in self.queues.items():
+            queue[:] = [t for t in queue if t > now] if name in waits else queue
+            if name in waits and len(queue) > waits[name]:
+                until = max(until, sorted(queue)[len(queue) - waits[name] - 1])
+        return until
+
+
+class Simd:
+    """The units of one SIMD."""
+
+    def __init__(self, architecture: str) -> None:
+        self.cdna = architecture.startswith("gfx9")
+        self.free: dict[str, float] = defaultdict(float)
+        self.lds_free = 0.0
+        self.busy = 0  # slots of the matrix unit
+
+    def earliest(self, wave: _Wave, s: Step) -> float:
+        """When operands, results and unit are free."""
+        registers = (wave.ready.get(r, 0.0) for r in (*s.operands, *s.results))
+        at = max((self.free[s.unit], *registers))
+        if not self.cdna and s.unit in ("valu", "matrix"):
+            at = max(at, self.free["matrix" if s.unit == "valu" else "valu"])
+        return max(at, self.lds_free - _QUEUED_LDS) if s.lds else at
+
+    def issue(self, wave: _Wave, s: Step, now: int) -> None:
+        self.free[s.unit] = now + s.cost
+        self.busy += s.matrix
+        done = now + s.latency
+        if s.lds:
+            self.lds_free = max(self.lds_free, now) + s.lds
+            done = max(done, self.lds_free + s.latency)
+        if s.queue:
+            wave.queues[s.queue].append(done)
+        else:
+            wave.ready.update(dict.fromkeys(s.results, done))
+
+    def advance(self, wave: _Wave, now: int, used: set[str]) -> float | None:
+        """Issues at most one instruction of a wave; -> the next slot at which it may go on (None: at a barrier)."""
+        while not wave.ended and not wave.at_barrier:
+            s = wave.program[wave.at]
+            if wave.next_slot > now:
+                return wave.next_slot
+            if s.barrier:
+                wave.at_barrier = True
+                return None
+            if s.waits is not None:
+                if (until := wave.waits_until(s.waits, now)) > now:
+                    return until
+            elif s.unit != "none":
+                if (at := self.earliest(wave, s)) > now:
+                    return at
+                if s.unit not in used:
+                    used.add(s.unit)
+                    self.issue(wave, s, now)
+                    wave.at += 1
+                    wave.next_slot = now + 1
+                return now + 1
+            wave.at += 1
+        return None
+
+
+def simulate(architecture: str, lanes: int, programs: Sequence[Sequence[str]], memory_latency: int) -> tuple[int, int]:
+    """Runs waves on one SIMD. programs: texts of the instructions that each wave executes; memory_latency: clocks.
+
+    Returns (slots, slots in which the matrix unit was busy).
+    """
+    steps = {t: step(t, architecture, lanes, memory_latency) for program in programs for t in program}
+    waves = [_Wave([steps[t] for t in program]) for program in programs]
+    simd, now = Simd(architecture), 0
+    while live := [w for w in waves if not w.ended]:
+        if all(w.at_barrier for w in live):
+            for w in live:
+                w.at_barrier = False
+                w.at += 1
+            now += 1
+            continue
+        used: set[str] = set()
+        rotated = [waves[(n + now) % len(waves)] for n in range(len(waves))]
+        wakes = [at for w in rotated if (at := simd.advance(w, now, used)) is not None]
+        now = max(now + 1, int(min(wakes, default=0)))
+    return now, simd.busy
