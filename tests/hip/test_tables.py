@@ -10,7 +10,19 @@ import pytest
 
 from tests.hip.executor import table as tables
 from tests.hip.executor.code_object import CodeObject, object_digest
-from tests.hip.executor.table import COMMAND, OBJECTS, TABLES, Object, Row, Table, held, is_current, only, reason, stale
+from tests.hip.executor.table import (
+    COMMAND,
+    OBJECTS,
+    TABLES,
+    Object,
+    Row,
+    Table,
+    held,
+    is_current,
+    only,
+    reason,
+    stale,
+)
 from wgrad.hip.runtime.objects import read_object
 
 
@@ -24,7 +36,11 @@ def test_rows_are_of_what_ships(name: str) -> None:
         path = OBJECTS / f"{made}.co.xz"
         kernels = set(CodeObject(read_object(path), made.architecture, str(path)).kernels)
         there = {r["kernel"] for r in rows if (r["arch"], r["source"]) == made}
-        chosen = name == "hip_access_counts" or name == "hip_executed" and made.source.startswith(("gem", "linear", "attention"))
+        chosen = (
+            name == "hip_access_counts"
+            or name == "hip_executed"
+            and made.source.startswith(("gem", "linear", "attention"))
+        )
         assert there <= kernels if chosen else there == kernels, made
     if older:
         pytest.skip(reason(name, older))
