@@ -121,7 +121,7 @@ def build(shape: Shape, seq_len: int, device: WgpuDevice, compute: str) -> tuple
         adapter=Adapter.from_tensors(lora, parameters.tensors),
         positions=seq_len,
         dtype=np.dtype(compute),
-        checkpointing=shape.checkpointing,
+        recompute=shape.checkpointing,
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 

@@ -22,7 +22,8 @@ from wgrad.device.files import make_folder, write_json
 from wgrad.train.commands.cli import main as wgrad
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.model_config import parse_model_config
-from wgrad.train.model.weights import Checkpoint, weight_specs
+from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.model.weights import weight_specs
 
 END = "<|endoftext|>"
 CONFIG = {
@@ -86,7 +87,7 @@ def write_bfloat16(trained: Path, out: Path) -> None:
     """The trained checkpoint in half the bytes, with its configuration and tokenizer."""
     config = json.loads((trained / "config.json").read_text())
     write_json(out / "config.json", {**config, "dtype": "bfloat16"})
-    entries = Checkpoint(trained).entries
+    entries = ModelFiles(trained).entries
     weights = {name: np.asarray(entry.array()).astype(ml_dtypes.bfloat16) for name, entry in entries.items()}
     write_safetensors(out / "model.safetensors", from_arrays(weights))
     for name in ("tokenizer.json", "tokenizer_config.json"):

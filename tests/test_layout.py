@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import re
 import shutil
@@ -92,6 +93,33 @@ def test_the_ground_floor_needs_little() -> None:
     """What every room stands on: NumPy, and the name of a folder."""
     found = {module.split(".")[0] for path in python_files("device") for module, _ in imported_modules(path)}
     assert found - sys.stdlib_module_names <= {"wgrad", "numpy", "ml_dtypes", "platformdirs"}
+
+
+# The folders of train, each of which may import those before it.
+TRAIN_FLOORS = ("files", "options", "model", "data", "terminal", "run", "commands")
+
+
+@pytest.mark.parametrize("floor", TRAIN_FLOORS)
+def test_train_is_built_floor_on_floor(floor: str) -> None:
+    assert {p.parent.name for p in python_files("train")} == {"train", *TRAIN_FLOORS}
+    below = TRAIN_FLOORS[: TRAIN_FLOORS.index(floor) + 1]
+    wrong = [
+        f"{relative(path)}:{line}: {module}"
+        for path in python_files(f"train/{floor}")
+        for module, line in imported_modules(path)
+        if module.startswith("wgrad.train.") and module.split(".")[2] not in below
+    ]
+    assert wrong == [], f"train/{floor} may import {below} only"
+
+
+@pytest.mark.parametrize("room", ["device", "train"])
+def test_no_module_imports_itself_by_way_of_others(room: str) -> None:
+    modules = {"wgrad." + relative(p).removesuffix(".py").replace("/", "."): p for p in python_files(room)}
+    imports = {
+        name: {n for m, _ in imported_modules(path) for n in (m, m.rpartition(".")[0])} & modules.keys()
+        for name, path in modules.items()
+    }
+    graphlib.TopologicalSorter(imports).prepare()  # CycleError
 
 
 def test_only_wgsl_imports_wgpu() -> None:

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.weights import weight_specs
 
@@ -32,8 +33,7 @@ SENTENCES = [
 
 def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
     """config.json of a model with 7 heads' worth of odd sizes: nothing here divides a tile."""
-    kinds = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3", "SmolLM3": "smollm3"}
-    kind = kinds[architecture.removesuffix("ForCausalLM")]
+    kind = FAMILIES[architecture].model_type
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": kind,

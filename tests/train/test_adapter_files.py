@@ -17,6 +17,7 @@ from wgrad.train.model import patterns
 from wgrad.train.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
+from wgrad.train.run.build import lora_config
 
 MODULES = {f"model.layers.{i}.{m}": (24, 20) for i in range(3) for m in ("self_attn.q_proj", "mlp.up_proj")}
 MODULES |= {f"model.layers.{i}.mlp.down_proj": (20, 36) for i in range(3)}
@@ -178,8 +179,8 @@ def test_missing_files(saved: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_names_projections_or_all_of_them() -> None:
-    assert LoraConfig.from_finetune(RunOptions(target_modules=("all-linear",))).target_modules == "all-linear"
-    default = LoraConfig.from_finetune(RunOptions())
+    assert lora_config(RunOptions(target_modules=("all-linear",))).target_modules == "all-linear"
+    default = lora_config(RunOptions())
     assert default.target_modules == PROJECTIONS and default.r == 16 and default.alpha == 32.0
 
 

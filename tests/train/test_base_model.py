@@ -12,7 +12,7 @@ import pytest
 from wgrad.device.contract import Device
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.weights import Checkpoint
+from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import build_frozen, count_parameters
 from wgrad.train.run.generation import generate_ids
@@ -35,8 +35,8 @@ def test_it_trains_a_checkpoint_in_bfloat16(
     assert script.main() == 0
     config, tokenizer = load_model_config(out), load_tokenizer(out)
     assert config.vocab_size == tokenizer.vocab_size <= 320 and config.tie_word_embeddings
-    assert {e.dtype for e in Checkpoint(out).entries.values()} == {"BF16"}
-    assert sum(e.nbytes for e in Checkpoint(out).entries.values()) == 2 * count_parameters(config)
+    assert {e.dtype for e in ModelFiles(out).entries.values()} == {"BF16"}
+    assert sum(e.nbytes for e in ModelFiles(out).entries.values()) == 2 * count_parameters(config)
     prompt = tokenizer.encode("the quick")
     assert prompt and tokenizer.decode(prompt) == "the quick"
     model = build_frozen(config, out, cpu, positions=32)

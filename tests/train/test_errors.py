@@ -17,7 +17,7 @@ import pytest
 
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-from wgrad.train.model.weights import Checkpoint
+from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.run import finetune, session
 
 Case = Callable[[Path, Path], list[str]]  # model folder, data file -> further options
@@ -41,8 +41,8 @@ def truncated_shard(model: Path, data: Path) -> list[str]:
 
 def wrong_dtype(model: Path, data: Path) -> list[str]:
     name = "model.layers.0.mlp.up_proj.weight"
-    path = Checkpoint(model).entries[name].path
-    arrays = {n: np.array(e.array()) for n, e in Checkpoint(model).entries.items() if e.path == path}
+    path = ModelFiles(model).entries[name].path
+    arrays = {n: np.array(e.array()) for n, e in ModelFiles(model).entries.items() if e.path == path}
     write_safetensors(path, from_arrays(arrays | {name: arrays[name].astype(np.int8)}))
     return []
 

@@ -18,10 +18,11 @@ from wgrad.device.errors import ShapeError
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import ModelFiles, load_frozen
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
-from wgrad.train.model.weights import Checkpoint, load_frozen, weight_specs
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import activation_bytes, count_parameters, wants_checkpointing
+from wgrad.train.run.build import activation_bytes, count_parameters, wants_recompute
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
@@ -45,8 +46,8 @@ def inputs_for(device: Device, ids: np.ndarray, begin: int = 0) -> Inputs:
 def exact_logits(folder: Path, ids: np.ndarray) -> np.ndarray:
     """The NumPy device in float64."""
     device, config = ReferenceDevice(), load_model_config(folder)
-    checkpoint = Checkpoint(folder)
-    weights = {s.name: device.upload(checkpoint.read(s).astype(np.float64)) for s in weight_specs(config)}
+    files = ModelFiles(folder)
+    weights = {s.name: device.upload(files.read(s).astype(np.float64)) for s in weight_specs(config)}
     model = Model(config, weights, device, positions=64, dtype=np.float64)
     hidden = model.hidden(inputs_for(device, ids)).data
     return np.asarray(hidden, np.float64) @ np.asarray(model.head, np.float64).T
@@ -168,9 +169,9 @@ def test_rotary_tables_rotate_by_position_times_frequency() -> None:
 def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoint: Any) -> None:
     folder = make_checkpoint("LlamaForCausalLM", tie_word_embeddings=True)
     config = load_model_config(folder)
-    assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in Checkpoint(folder).entries.values())
+    assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in ModelFiles(folder).entries.values())
     assert activation_bytes(config, 200, 4) == 2 * activation_bytes(config, 100, 4)
-    assert not wants_checkpointing(RunOptions(seq_len=64), config)
-    assert wants_checkpointing(RunOptions(seq_len=64, checkpointing=True), config)
-    assert wants_checkpointing(RunOptions(seq_len=1 << 20, batch_size=8), config)
-    assert not wants_checkpointing(RunOptions(seq_len=1 << 20, batch_size=8, checkpointing=False), config)
+    assert not wants_recompute(RunOptions(seq_len=64), config)
+    assert wants_recompute(RunOptions(seq_len=64, checkpointing=True), config)
+    assert wants_recompute(RunOptions(seq_len=1 << 20, batch_size=8), config)
+    assert not wants_recompute(RunOptions(seq_len=1 << 20, batch_size=8, checkpointing=False), config)

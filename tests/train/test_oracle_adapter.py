@@ -19,7 +19,7 @@ from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.weights import load_frozen
+from wgrad.train.model.model_files import load_frozen
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import build_frozen, build_trainable
 from wgrad.train.run.optim import AdamW

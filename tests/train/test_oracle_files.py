@@ -16,11 +16,13 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
+from wgrad.train.model.model_files import ModelFiles, load_frozen, use_own_head
 from wgrad.train.model.rope_scaling import inverse_frequencies
-from wgrad.train.model.weights import EMBEDDING, HEAD, Checkpoint, load_frozen, use_own_head
+from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.run.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
@@ -31,7 +33,6 @@ pytestmark = pytest.mark.oracle
 
 Values = Callable[[Any, Any], np.ndarray]
 TOKENS = 24
-ARCHITECTURES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"]
 
 
 def random_ids() -> np.ndarray:
@@ -119,7 +120,7 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["as it is", "missing", "null"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: str) -> None:
     """Where transformers refuses a file, so do we; where it does not, the model is the same."""
     read = refused = 0
@@ -160,7 +161,7 @@ def test_a_sliding_window_without_its_width(make_checkpoint: Any) -> None:
 # ---- weights -----------------------------------------------------------------------------------
 def change(folder: Path, **changes: Any) -> None:
     """Change tensors (None: drop) of a checkpoint in one file."""
-    arrays: dict[str, Any] = {n: e.array() for n, e in Checkpoint(folder).entries.items()}
+    arrays: dict[str, Any] = {n: e.array() for n, e in ModelFiles(folder).entries.items()}
     arrays |= {name.replace("__", "."): value for name, value in changes.items()}
     kept = {name: value for name, value in arrays.items() if value is not None}
     write_safetensors(folder / "model.safetensors", from_arrays(kept))
@@ -175,7 +176,7 @@ def tie(folder: Path) -> None:
 def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
     folder = make_checkpoint("LlamaForCausalLM")
     tie(folder)
-    embedding = Checkpoint(folder).entries[EMBEDDING].array()
+    embedding = ModelFiles(folder).entries[EMBEDDING].array()
     if case == "same head":
         change(folder, **{HEAD: embedding})
     elif case == "no head":
@@ -183,7 +184,7 @@ def test_a_tied_head(case: str, make_checkpoint: Any) -> None:
     elif case == "no embedding":
         change(folder, **{EMBEDDING: None})
     device, config = ReferenceDevice(), load_model_config(folder)
-    config, note = use_own_head(config, Checkpoint(folder))
+    config, note = use_own_head(config, ModelFiles(folder))
     assert ("it is used" in note) == (case == "other head") == (not config.tie_word_embeddings)
     theirs = their_model(folder)
     plain, true = their_logits(theirs, random_ids()), their_logits(theirs.double(), random_ids())

@@ -7,8 +7,11 @@ limit is what transformers makes in float32 against it: twice that for logits an
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,9 +19,12 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model.families import FAMILIES, Family, MistralFile, sliding
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.weights import load_trainable, weight_specs
+from wgrad.train.model.model_files import load_trainable
+from wgrad.train.model.save_model import save_full
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
@@ -73,7 +79,8 @@ def exact_norms(model: Any) -> Any:
 
     def forward(self: Any, x: Any) -> Any:
         eps = getattr(self, "variance_epsilon", None) or self.eps
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+        offset = 1 if type(self).__name__.startswith("Gemma") else 0
+        return (offset + self.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
@@ -81,10 +88,19 @@ def exact_norms(model: Any) -> Any:
     return model
 
 
+@contextmanager
+def exact_softmax() -> Iterator[None]:
+    """Within the block torch's softmax is of its input's dtype, where eager attention asks for float32."""
+    plain = torch.nn.functional.softmax
+    with patch.object(torch.nn.functional, "softmax", lambda x, dim=-1, dtype=None: plain(x, dim=dim)):
+        yield
+
+
 def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float, dict[str, Any]]:
     """transformers' logits, summed loss and gradients by name."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    config._attn_implementation = "sdpa"
+    eager = config.model_type == "gemma2"  # which has no other
+    config._attn_implementation = "eager" if eager else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     state = {n: torch.tensor(np.array(e.array())) for n, e in read_entries(folder / "model.safetensors", "").items()}
     missing = model.load_state_dict({n: t.to(dtype) for n, t in state.items()}, strict=False)
@@ -92,7 +108,8 @@ def oracle(folder: Path, dtype: Any, ids: np.ndarray, targets: np.ndarray) -> tu
     model.tie_weights()
     if dtype == torch.float64:
         model = exact_norms(model)
-    logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
+    with exact_softmax():
+        logits = model(torch.tensor(ids.astype(np.int64)), use_cache=False).logits
     flat = logits.reshape(-1, logits.shape[-1])
     loss = torch.nn.functional.cross_entropy(
         flat, torch.tensor(targets.reshape(-1).astype(np.int64)), reduction="sum", ignore_index=-100
@@ -132,7 +149,10 @@ def test_logits_loss_and_every_gradient(case: str, make_checkpoint: Any, device:
     options = dict(CASES[case])
     if "rope_parameters" in options:  # transformers 5 writes this instead of rope_theta
         options["rope_theta"] = None
-    folder = make_checkpoint(options.pop("architecture", "LlamaForCausalLM"), **options)
+    check_against_the_oracle(make_checkpoint(options.pop("architecture", "LlamaForCausalLM"), **options), device)
+
+
+def check_against_the_oracle(folder: Path, device: Device) -> FlatParameters:
     ids, targets = batch(load_model_config(folder).vocab_size)
     true_logits, true_loss, true_grads = oracle(folder, torch.float64, ids, targets)
     plain_logits, plain_loss, plain_grads = oracle(folder, torch.float32, ids, targets)
@@ -150,6 +170,39 @@ def test_logits_loss_and_every_gradient(case: str, make_checkpoint: Any, device:
         error = distance(device.download(tensor.grad), true_grads[name])
         limit = 3 * distance(plain_grads[name], true_grads[name])
         assert error <= limit, f"{name}: {error:.1e} > {limit:.1e}"
+    return parameters
+
+
+def test_a_family_is_an_entry_in_the_table(
+    make_checkpoint: Any, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 2 but for its soft-caps: four norms a layer whose files hold weight - 1, alternating windows, a scale of
+    its own for the scores, a scaled embedding, GeGLU. What is saved has the file's weights again."""
+
+    def variant(keys: Any) -> dict[str, Any]:
+        return {
+            "windows": sliding(keys, [i % 2 == 0 for i in range(keys.num_hidden_layers)]),
+            "hidden_act": "gelu_pytorch_tanh",
+            "attention_out_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "mlp_out_norm": "post_feedforward_layernorm",
+            "norm_offset": 1.0,
+            "embedding_scale": keys.hidden_size**0.5,
+            "score_scale": 20**-0.5,
+        }
+
+    monkeypatch.setitem(FAMILIES, "Gemma2ForCausalLM", Family("gemma2", MistralFile, variant))
+    options = {"query_pre_attn_scalar": 20, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    options["pad_token_id"] = None  # torch gives it no gradient
+    folder = make_checkpoint(
+        "Gemma2ForCausalLM", **options, sliding_window=7, tie_word_embeddings=True, num_hidden_layers=3
+    )
+    parameters = check_against_the_oracle(folder, device)
+    save_full(tmp_path, folder, parameters.tensors, load_model_config(folder))
+    before, after = (read_entries(path / "model.safetensors", "") for path in (folder, tmp_path))
+    assert before.keys() == after.keys()
+    for name, entry in before.items():
+        np.testing.assert_allclose(after[name].array(), entry.array(), atol=2**-23, err_msg=name)
 
 
 def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, device: Device) -> None:
@@ -158,7 +211,7 @@ def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, devic
     grads = []
     for checkpointing in (False, True):
         model, parameters = full_model(folder, device)
-        model.checkpointing = checkpointing
+        model.recompute = checkpointing
         model.loss(make_inputs(device, ids, targets)).backward()
         grads.append(device.download(parameters.grad))
     np.testing.assert_array_equal(grads[0], grads[1])

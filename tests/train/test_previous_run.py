@@ -15,7 +15,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.weights import load_frozen
+from wgrad.train.model.model_files import load_frozen
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.loop import MANY_SKIPPED
 from wgrad.train.run.metrics import read_metrics
@@ -255,9 +255,9 @@ def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, r
     import ml_dtypes  # noqa: F401
 
     from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
-    from wgrad.train.model.weights import Checkpoint
+    from wgrad.train.model.model_files import ModelFiles
 
-    weights = {n: np.array(e.array()) for n, e in Checkpoint(run.model).entries.items()}
+    weights = {n: np.array(e.array()) for n, e in ModelFiles(run.model).entries.items()}
     weights["model.norm.weight"] *= np.float32(1e5 if compute == "float16" else 1e38)
     write_safetensors(run.model / "model.safetensors", from_arrays(weights))
     out, steps = tmp_path / "out", str(MANY_SKIPPED + 3)

@@ -19,14 +19,15 @@ from wgrad.train.files import safetensors_files
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, load_frozen, use_own_head
 from wgrad.train.model.save_model import save_full
-from wgrad.train.model.weights import INDEX_FILE, SINGLE_FILE, Checkpoint, load_frozen, use_own_head, weight_specs
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import build_trainable
 
 
 def file_arrays(folder: Path) -> dict[str, np.ndarray]:
-    return {n: np.array(e.array()) for n, e in Checkpoint(folder).entries.items()}
+    return {n: np.array(e.array()) for n, e in ModelFiles(folder).entries.items()}
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -133,18 +134,18 @@ def test_safetensors_files_are_those_of_the_reference_implementation(tmp_path: P
 def test_the_digest_is_of_contents_not_of_places(part: str, make_checkpoint: Any, tmp_path: Path) -> None:
     """Other weights of the same shapes have another digest; the same ones in other shards the same."""
     folder, shards = make_checkpoint(), make_checkpoint(shards=3, name="shards")
-    digest = Checkpoint(folder).digest()
-    assert digest == Checkpoint(shards).digest() == Checkpoint(folder).digest()
+    digest = ModelFiles(folder).digest()
+    assert digest == ModelFiles(shards).digest() == ModelFiles(folder).digest()
     name = "model.layers.1.mlp.up_proj.weight"
-    entry = Checkpoint(folder).entries[name]
+    entry = ModelFiles(folder).entries[name]
     assert entry.nbytes > 16384
     place = {"first": 0, "last": -1, "between": (entry.nbytes - 4096) // 3}[part]
     value = file_arrays(folder)[name]
     value.reshape(-1).view(np.uint8)[place] ^= 1
     rewrite(folder, **{name.replace(".", "__"): value})
-    assert Checkpoint(folder).digest() != digest
+    assert ModelFiles(folder).digest() != digest
     for dtype in ("bfloat16", "float16"):
-        assert Checkpoint(make_checkpoint(dtype=dtype, name=dtype)).digest() != digest
+        assert ModelFiles(make_checkpoint(dtype=dtype, name=dtype)).digest() != digest
 
 
 def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, tmp_path: Path) -> None:
@@ -153,12 +154,12 @@ def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, 
         folder, device = make_checkpoint(name=name, tie_word_embeddings=not own), ReferenceDevice()
         raw = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
         (folder / "config.json").write_text(json.dumps(raw))
-        config, note = use_own_head(load_model_config(folder), Checkpoint(folder))
+        config, note = use_own_head(load_model_config(folder), ModelFiles(folder))
         assert bool(note) == own
         built = build_trainable(RunOptions(full=True), config, folder, device, positions=8)
-        save_full(tmp_path, folder, built.parameters, device)
+        save_full(tmp_path, folder, built.parameters.tensors, config)
         assert load_model_config(tmp_path).tie_word_embeddings != own
-        assert use_own_head(load_model_config(tmp_path), Checkpoint(tmp_path))[1] == ""
+        assert use_own_head(load_model_config(tmp_path), ModelFiles(tmp_path))[1] == ""
         saved, stored = file_arrays(tmp_path), file_arrays(folder)
         assert ("lm_head.weight" in saved) == own and all(np.array_equal(saved[n], stored[n]) for n in saved)
 
@@ -273,7 +274,7 @@ def test_no_memory_is_taken_for_a_model_that_is_not_in_its_files(make_checkpoint
     (folder / "config.json").write_text(json.dumps(raw | {"hidden_size": 1 << 22, "num_hidden_layers": 1 << 12}))
     config = load_model_config(folder)
     with pytest.raises(WgradError, match=r"embed_tokens.weight .* has shape \[300, 48\]: config.json asks for"):
-        Checkpoint(folder).check(config)
+        ModelFiles(folder).check(config)
     with pytest.raises(WgradError, match="config.json asks for"):
         load_frozen(folder, config, ReferenceDevice())
 
@@ -283,9 +284,9 @@ def test_a_quantised_weight_of_another_size_is_told_before_it_is_read(make_check
     weights = load_frozen(folder, load_model_config(folder), device)
     save_nf4_checkpoint(tmp_path / "nf4", json.loads((folder / "config.json").read_text()), weights, device)
     config = dataclasses.replace(load_model_config(tmp_path / "nf4"), intermediate_size=90)
-    Checkpoint(tmp_path / "nf4").check(load_model_config(tmp_path / "nf4"))
+    ModelFiles(tmp_path / "nf4").check(load_model_config(tmp_path / "nf4"))
     with pytest.raises(WgradError, match=r"mlp.gate_proj.weight in .* must have 2160 bytes for \[90, 48\].*; got 2112"):
-        Checkpoint(tmp_path / "nf4").check(config)
+        ModelFiles(tmp_path / "nf4").check(config)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])

@@ -91,7 +91,7 @@ def _adapter_step(device: RecordingDevice, raw: dict[str, Any], dtype: Any, drop
         parameters.set(name, value if name.endswith("A") else 0.1 * rng.standard_normal(value.shape))
     weights = _frozen(config, device, rng, double=dropout > 0)
     adapter = Adapter.from_tensors(lora, parameters.tensors)
-    model = Model(config, weights, device, adapter=adapter, positions=_TOKENS, dtype=dtype, checkpointing=dropout > 0)
+    model = Model(config, weights, device, adapter=adapter, positions=_TOKENS, dtype=dtype, recompute=dropout > 0)
     _step(model, parameters, _inputs(config, device, rng, dropout > 0))
 
 

@@ -9,7 +9,7 @@ from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.weights import Checkpoint, use_own_head
+from wgrad.train.model.model_files import ModelFiles, use_own_head
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.plan import plan_run
 from wgrad.train.terminal.progress import Display, duration, size
@@ -28,9 +28,9 @@ def run_warm(config: RunOptions) -> int:
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")
     folder = resolve_model(config.model)
-    checkpoint = Checkpoint(folder)
-    model_config, _ = use_own_head(load_model_config(folder), checkpoint)
-    checkpoint.check(model_config)
+    files = ModelFiles(folder)
+    model_config, _ = use_own_head(load_model_config(folder), files)
+    files.check(model_config)
     folders = device.kernel_caches()
     before, begun = _contents(folders), time.monotonic()
     with display.phase("compiling", unit="shaders") as phase:

@@ -1,4 +1,4 @@
-"""The keys of config.json that are looked at, with their types, ranges and defaults.
+"""The keys of config.json that every family has, with their types, ranges and defaults; each one's own: families.py.
 
 A key that is missing has the default of the architecture's configuration class in transformers 5; where transformers
 refuses null, so do these. The ranges are far beyond every model there is: they keep out what is no size at all.
@@ -7,7 +7,7 @@ refuses null, so do these. The ranges are far beyond every model there is: they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -56,8 +56,9 @@ class QuantizationFile(Struct):
 
 
 class ConfigFile(Struct, kw_only=True):
-    """What every architecture has. Defaults: LlamaConfig."""
+    """What every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta."""
 
+    default_theta: ClassVar[float] = 10_000.0
     vocab_size: Vocabulary = 32_000
     hidden_size: Width = 4096
     intermediate_size: Width = 11_008
@@ -75,58 +76,6 @@ class ConfigFile(Struct, kw_only=True):
     partial_rotary_factor: AtLeast0 | None = None
     original_max_position_embeddings: Positions | None = None
     quantization_config: QuantizationFile | None = None
-
-
-class LlamaFile(ConfigFile, kw_only=True):
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-
-class MistralFile(ConfigFile, kw_only=True):
-    intermediate_size: Width = 14_336
-    num_key_value_heads: Count = 8
-    max_position_embeddings: Positions = 131_072
-    sliding_window: Positions | None = 4096
-
-
-class Qwen2File(ConfigFile, kw_only=True):
-    vocab_size: Vocabulary = 151_936
-    intermediate_size: Width = 22_016
-    num_key_value_heads: Count | None = 32
-    max_position_embeddings: Positions = 32_768
-    use_sliding_window: bool = False
-    sliding_window: Positions | None = 4096
-    max_window_layers: Annotated[int, Meta(ge=0)] = 28
-    layer_types: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-
-
-class Qwen3File(Qwen2File, kw_only=True):
-    head_dim: Width = 128
-    attention_bias: bool = False
-
-
-class SmolLM3File(ConfigFile, kw_only=True):
-    vocab_size: Vocabulary = 128_256
-    hidden_size: Width = 2048
-    num_hidden_layers: Count = 36
-    num_attention_heads: Count = 16
-    num_key_value_heads: Count | None = 4
-    max_position_embeddings: Positions = 32_768
-    tie_word_embeddings: bool = True
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    use_sliding_window: bool = False
-    sliding_window: Positions | None = None
-    layer_types: list[str] | None = None
-    no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: Count = 4
-
-    def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-        check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
 
 
 def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None:

@@ -17,7 +17,6 @@ from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 from wgrad.train.model.weights import projection_shapes
-from wgrad.train.options.finetune_config import RunOptions
 
 ALL_LINEAR = "all-linear"
 _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
@@ -34,13 +33,6 @@ class LoraConfig:
     target_modules: tuple[str, ...] | str = ALL_LINEAR
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_finetune(cls, config: RunOptions) -> LoraConfig:
-        targets: tuple[str, ...] | str = config.target_modules
-        if targets == (ALL_LINEAR,):
-            targets = ALL_LINEAR
-        return cls(config.rank, config.alpha, config.dropout, config.rslora, targets)
 
     def rank_of(self, module: str) -> int:
         return int(_by_pattern(self.rank_pattern, module, self.r))

@@ -1,4 +1,4 @@
-"""The decoder of the LLaMA family (Llama, Mistral, Qwen2, Qwen3, SmolLM), from its configuration and its weights.
+"""The decoder of the LLaMA-type families, from its configuration (what families.py says of it) and its weights.
 
 Shapes: B rows, T tokens, N = B * T, C hidden, H heads, G key/value heads, D head width, V vocabulary. With compute
 float16 or bfloat16 what feeds a product is of that type (norm outputs, q k v, attention, gate, up); the residual
@@ -23,6 +23,8 @@ from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
 from wgrad.train.model.weights import EMBEDDING, FINAL_NORM, HEAD
+
+_GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Model:
     """A decoder on a device.
 
     weights: name -> frozen Array or NF4Array, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
-    adapters. positions: rows of the rotary tables, at least the longest sequence. checkpointing: keep only each layer's
+    adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
     input for the backward. dtype: float32, float16 or bfloat16, see above.
     """
 
@@ -78,10 +80,10 @@ class Model:
         adapter: Adapter | None = None,
         positions: int,
         dtype: Any = np.float32,
-        checkpointing: bool = False,
+        recompute: bool = False,
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
-        self.dtype, self.checkpointing = np.dtype(dtype), checkpointing
+        self.dtype, self.recompute = np.dtype(dtype), recompute
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
 
     @property
@@ -93,8 +95,10 @@ class Model:
     def hidden(self, inputs: Inputs, cache: KVCache | None = None) -> Tensor:
         """[N, C]: the output of the final norm."""
         h = F.embedding(self.weights[EMBEDDING], inputs.ids, dtype=np.float32, device=self.device)
+        if self.config.embedding_scale != 1:
+            h = F.scale(h, self.config.embedding_scale)
         for index in range(self.config.num_hidden_layers):
-            if self.checkpointing and cache is None:
+            if self.recompute and cache is None:
                 h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h)
             else:
                 h = self._layer(index, h, inputs, cache)
@@ -102,26 +106,39 @@ class Model:
 
     def loss(self, inputs: Inputs) -> Tensor:
         """float32 [1]: the sum over targets of the cross-entropy in nats."""
-        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets)
+        cap = _capped(self.config.logit_softcap)
+        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, **cap)
 
     def logits(self, hidden: Array) -> Array:
         """[M, C] -> float32 [M, V]. Without gradient."""
+        options = {"dtype": np.float32, **_capped(self.config.logit_softcap)}
         with no_grad():
-            return F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, dtype=np.float32).data
+            return F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, **options).data
 
     # ---- a layer -----------------------------------------------------------------------------
     def _layer(self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
-        prefix, eps = f"model.layers.{index}.", self.config.rms_norm_eps
-        y, h = F.rms_norm_residual(h, self.weights[f"{prefix}input_layernorm.weight"], eps, dtype=self.dtype)
-        h = self._attention(index, y, h, inputs, cache)
-        norm = self.weights[f"{prefix}post_attention_layernorm.weight"]
-        y, h = F.rms_norm_residual(h, norm, eps, dtype=self.dtype)
+        c, prefix = self.config, f"model.layers.{index}."
+        y, h = self._norm(f"{prefix}{c.attention_norm}", h)
+        y = self._attention(index, y, inputs, cache)
+        h = self._to_stream(prefix, "self_attn.o_proj", c.attention_out_norm, y, h, inputs)
+        y, h = self._norm(f"{prefix}{c.mlp_norm}", h)
         gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
         up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
-        act = F.swiglu(gate, up) if self.config.hidden_act == "silu" else F.geglu(gate, up)
-        return self._linear(f"{prefix}mlp.down_proj", act, inputs, residual=h)
+        return self._to_stream(prefix, "mlp.down_proj", c.mlp_out_norm, _GATED[c.hidden_act](gate, up), h, inputs)
 
-    def _attention(self, index: int, y: Tensor, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+    def _norm(self, module: str, h: Tensor) -> tuple[Tensor, Tensor]:
+        """-> the norm of the residual stream, and the stream to go on with."""
+        return F.rms_norm_residual(h, self.weights[f"{module}.weight"], self.config.rms_norm_eps, dtype=self.dtype)
+
+    def _to_stream(self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs) -> Tensor:
+        """The residual stream h plus a projection of x, which is normed first where the family has a norm of it."""
+        if not norm:
+            return self._linear(prefix + module, x, inputs, residual=h)
+        y, weight = self._linear(prefix + module, x, inputs), self.weights[f"{prefix}{norm}.weight"]
+        return F.add(h, F.rms_norm(y, weight, self.config.rms_norm_eps, dtype=np.float32))
+
+    def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+        """-> [N, H D], before the output projection."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
         rows, tokens = inputs.batch, inputs.tokens
         q = self._head_norm(f"{prefix}q_norm.weight", self._linear(f"{prefix}q_proj", y, inputs))
@@ -139,9 +156,9 @@ class Model:
         else:
             k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
             v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
-        scale, window = c.head_dim**-0.5, c.windows[index]
-        o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, scale=scale, window=window)
-        return self._linear(f"{prefix}o_proj", o.reshape(rows * tokens, c.q_size), inputs, residual=h)
+        options: dict[str, Any] = {"scale": c.score_scale or c.head_dim**-0.5, "window": c.windows[index]}
+        o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, **options, **_capped(c.score_softcap))
+        return o.reshape(rows * tokens, c.q_size)
 
     def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
         """k (not rotated yet), v [N, G, D] to the cache of a layer -> all its keys and values [B, S, G, D]."""
@@ -180,3 +197,8 @@ class Model:
             return None
         p = self.adapter.config.dropout if seed is not None else 0.0
         return LoraTerm(lora.a, lora.b, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)
+
+
+def _capped(cap: float) -> dict[str, Any]:
+    """An operator's argument for a soft-cap, where a family has one."""
+    return {"softcap": cap} if cap else {}

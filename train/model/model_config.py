@@ -8,46 +8,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
-from wgrad.train.model.config_file import (
-    ConfigFile,
-    LlamaFile,
-    MistralFile,
-    NameFile,
-    QuantizationFile,
-    Qwen2File,
-    Qwen3File,
-    SmolLM3File,
-)
+from wgrad.train.model.config_file import NameFile, QuantizationFile
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.rope_scaling import RopeConfig, parse_rope
 
-# Architecture -> model_type. SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "SmolLM3ForCausalLM": "smollm3",
-}
-_FILES: dict[str, type[ConfigFile]] = {
-    "LlamaForCausalLM": LlamaFile,
-    "MistralForCausalLM": MistralFile,
-    "Qwen2ForCausalLM": Qwen2File,
-    "Qwen3ForCausalLM": Qwen3File,
-    "SmolLM3ForCausalLM": SmolLM3File,
-}
-_GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shapes and variants of a decoder. `windows[i]`: layer i's sliding window (0: none); `use_rope[i]`: it rotates."""
+    """Shapes and variants of a decoder; defaults are a plain LLaMA's. `windows[i]`: layer i's sliding window (0: none);
+    `use_rope[i]`: it rotates.
+
+    A layer's norms by the names of their weights: before attention and MLP, and, where a family has such, of their
+    outputs ("": none). norm_offset: the file's weight is the norm's less this. score_scale: of q k, before the softmax
+    (0: head_dim ** -0.5). A soft-cap c makes x into c tanh(x / c), 0 leaves it.
+    """
 
     architecture: str
     vocab_size: int
@@ -60,15 +43,25 @@ class ModelConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    hidden_act: str  # "silu" or "gelu_tanh"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    hidden_act: str = "silu"  # or "gelu_tanh"
     windows: tuple[int, ...]
     use_rope: tuple[bool, ...]
     rope: RopeConfig
     quantization: QuantizationFile | None = None  # where bitsandbytes made the weights NF4
+    # No part of `repr`, by which checkpoints know a model: see `identity`.
+    attention_norm: str = field(default="input_layernorm", repr=False)
+    attention_out_norm: str = field(default="", repr=False)
+    mlp_norm: str = field(default="post_attention_layernorm", repr=False)
+    mlp_out_norm: str = field(default="", repr=False)
+    norm_offset: float = field(default=0.0, repr=False)
+    embedding_scale: float = field(default=1.0, repr=False)
+    score_scale: float = field(default=0.0, repr=False)
+    score_softcap: float = field(default=0.0, repr=False)
+    logit_softcap: float = field(default=0.0, repr=False)
 
     @property
     def q_size(self) -> int:
@@ -77,6 +70,12 @@ class ModelConfig:
     @property
     def kv_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
+
+    def identity(self) -> str:
+        """Text that two configurations share only where they are equal, and that checkpoints of before hold."""
+        later = {f.name: getattr(self, f.name) for f in fields(self) if not f.repr}
+        changed = {f.name: later[f.name] for f in fields(self) if not f.repr and later[f.name] != f.default}
+        return repr(self) + (repr(changed) if changed else "")
 
 
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
@@ -93,13 +92,15 @@ def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
 def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """Mapping of config.json -> ModelConfig; `where` opens each error."""
     name = _architecture(convert(raw, NameFile, where), where)
-    file = convert(raw, _FILES[name], where)
+    family = FAMILIES[name]
+    file = convert(raw, family.keys, where)
     hidden, heads, layers = file.hidden_size, file.num_attention_heads, file.num_hidden_layers
     head_dim = file.head_dim or hidden // heads
     kv_heads = file.num_key_value_heads or heads
     _check_heads(heads, kv_heads, head_dim, where)
-    bias = getattr(file, "attention_bias", False)  # a field of those architectures that look at it
-    rope_layers = _rope_layers(file)
+    variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers, "hidden_act": file.hidden_act}
+    variant |= family.variant(file)
+    variant["hidden_act"] = _activation(variant["hidden_act"], where)
     return ModelConfig(
         architecture=name,
         vocab_size=file.vocab_size,
@@ -112,29 +113,20 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         rms_norm_eps=file.rms_norm_eps,
         max_position_embeddings=file.max_position_embeddings,
         tie_word_embeddings=file.tie_word_embeddings,
-        qkv_bias=bias or name == "Qwen2ForCausalLM",
-        o_bias=bias,
-        mlp_bias=getattr(file, "mlp_bias", False),
-        qk_norm=isinstance(file, Qwen3File),
-        hidden_act=_activation(file.hidden_act, where),
-        windows=_windows(file, rope_layers),
-        use_rope=rope_layers,
-        rope=parse_rope(file, head_dim, 2_000_000.0 if isinstance(file, SmolLM3File) else 10_000.0, where),
+        rope=parse_rope(file, head_dim, where),
         quantization=_quantization(file.quantization_config, where),
+        **variant,
     )
 
 
 def _architecture(file: NameFile, where: str) -> str:
     names = file.architectures or []
-    for name in names:
-        if name in ARCHITECTURES:
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    for name in names or [by_type.get(file.model_type or "", "")]:
+        if name in FAMILIES:
             return name
-    if not names:
-        for name, kind in ARCHITECTURES.items():
-            if file.model_type == kind:
-                return name
     found = one_line(", ".join(names) or f"model_type {file.model_type!r}")
-    raise WgradError(f"{where}: architecture {found} is not supported: use a checkpoint of {', '.join(ARCHITECTURES)}")
+    raise WgradError(f"{where}: architecture {found} is not supported: use a checkpoint of {', '.join(FAMILIES)}")
 
 
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
@@ -151,37 +143,10 @@ def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
 
 
 def _activation(name: str, where: str) -> str:
-    if name in ("silu", "swish"):
-        return "silu"
-    if name in _GELU_TANH:
-        return "gelu_tanh"
-    raise WgradError(f"{where}: hidden_act {show(name)} is not supported: silu and {', '.join(_GELU_TANH)} are")
-
-
-def _rope_layers(file: ConfigFile) -> tuple[bool, ...]:
-    """SmolLM3 leaves rotary embeddings out of every fourth layer; `no_rope_layers` holds 1 where a layer has them."""
-    layers = file.num_hidden_layers
-    if not isinstance(file, SmolLM3File):
-        return (True,) * layers
-    if file.no_rope_layers is not None:
-        return tuple(bool(rotates) for rotates in file.no_rope_layers)
-    return tuple((i + 1) % file.no_rope_layer_interval != 0 for i in range(layers))
-
-
-def _windows(file: ConfigFile, rope_layers: tuple[bool, ...]) -> tuple[int, ...]:
-    """Sliding window of each layer (0: none). A layer sees keys j with i - j < window, as in transformers."""
-    layers = range(file.num_hidden_layers)
-    if isinstance(file, MistralFile):
-        return tuple(file.sliding_window or 0 for _ in layers)
-    if not isinstance(file, (Qwen2File, SmolLM3File)) or not file.use_sliding_window:
-        return (0,) * len(layers)
-    if file.layer_types is not None:
-        slides = [kind == "sliding_attention" for kind in file.layer_types]
-    elif isinstance(file, Qwen2File):
-        slides = [i >= file.max_window_layers for i in layers]
-    else:
-        slides = [not rotates for rotates in rope_layers]
-    return tuple(file.sliding_window or 0 if slide else 0 for slide in slides)
+    if name not in _ACTIVATIONS:
+        known = ", ".join(key for key in _ACTIVATIONS if key != "swish")
+        raise WgradError(f"{where}: hidden_act {show(name)} is not supported: {known.replace(',', ' and', 1)} are")
+    return _ACTIVATIONS[name]
 
 
 def _quantization(file: QuantizationFile | None, where: str) -> QuantizationFile | None:

@@ -37,7 +37,7 @@ class RopeConfig:
     truncate: bool = True
 
 
-def parse_rope(file: ConfigFile, head_dim: int, default_theta: float, where: str) -> RopeConfig:
+def parse_rope(file: ConfigFile, head_dim: int, where: str) -> RopeConfig:
     """RoPE of a config.json: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4)."""
     given = file.rope_scaling or file.rope_parameters or RopeFile()
     kind = given.rope_type or given.type or "default"
@@ -48,7 +48,7 @@ def parse_rope(file: ConfigFile, head_dim: int, default_theta: float, where: str
         raise WgradError(f"{where}: partial_rotary_factor {partial} is not supported: only 1.0 is")
     config: dict[str, Any] = {
         "head_dim": head_dim,
-        "theta": given.rope_theta or file.rope_theta or default_theta,
+        "theta": given.rope_theta or file.rope_theta or file.default_theta,
         "type": kind,
     }
     if kind == "default":

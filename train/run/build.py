@@ -14,15 +14,16 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.adapter_files import load_adapter
-from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import ALL_LINEAR, Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.weights import Progress, load_frozen, load_trainable, weight_specs
+from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
-CHECKPOINTING_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
+RECOMPUTE_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
-    """Rough bytes that one forward keeps for its backward without checkpointing."""
+    """Rough bytes that one forward keeps for its backward without recomputing."""
     products = 2 * config.hidden_size + 2 * (config.q_size + config.kv_size) + config.q_size
     products += 3 * config.intermediate_size
     return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
@@ -51,17 +52,17 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
     tokens, layers = config.batch_size * config.seq_len, model.num_hidden_layers
     kept = activation_bytes(model, tokens, np.dtype(config.compute).itemsize)
-    if wants_checkpointing(config, model):
+    if wants_recompute(config, model):
         kept = kept // layers + layers * tokens * model.hidden_size * 4
     return kept + min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
 
 
-def wants_checkpointing(config: RunOptions, model: ModelConfig) -> bool:
+def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
     """--checkpointing, or by default whether the activations are estimated above 2 GiB."""
     if config.checkpointing is not None:
         return config.checkpointing
     itemsize = np.dtype(config.compute).itemsize
-    return activation_bytes(model, config.batch_size * config.seq_len, itemsize) > CHECKPOINTING_ABOVE
+    return activation_bytes(model, config.batch_size * config.seq_len, itemsize) > RECOMPUTE_ABOVE
 
 
 def check_compute(compute: str, device: Device) -> None:
@@ -92,7 +93,7 @@ def build_trainable(
     options: dict[str, Any] = {
         "positions": max(positions, config.seq_len),
         "dtype": np.dtype(config.compute),
-        "checkpointing": wants_checkpointing(config, model_config),
+        "recompute": wants_recompute(config, model_config),
     }
     base = count_parameters(model_config)
     if config.full:
@@ -132,11 +133,17 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
     )
 
 
+def lora_config(config: RunOptions) -> LoraConfig:
+    """The adapter that the options ask for."""
+    targets = ALL_LINEAR if config.target_modules == (ALL_LINEAR,) else config.target_modules
+    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets)
+
+
 def _start_values(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
     """--adapter's matrices (dropout is still --dropout), or new ones from the seed."""
     modules = linear_modules(model)
     if not config.adapter:
-        lora = LoraConfig.from_finetune(config)
+        lora = lora_config(config)
         shapes = lora_shapes(lora, modules)
         widest = max(side for module in modules if f"{module}.lora_A" in shapes for side in modules[module])
         if config.rank > widest:  # and its matrices may fit into no memory

@@ -10,7 +10,7 @@ import numpy as np
 
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
-from wgrad.train.run.build import build_optimizer, wants_checkpointing
+from wgrad.train.run.build import build_optimizer, wants_recompute
 from wgrad.train.run.checkpoints import Checkpoints, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation
 from wgrad.train.run.loop import Run, not_finite, what_to_try
@@ -46,7 +46,7 @@ def run_finetune(config: FinetuneConfig) -> int:
         interrupts.answer = session.say
         if config.resume and state is None and (folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        with advising(for_steps(config, wants_checkpointing(config, session.model_config))):
+        with advising(for_steps(config, wants_recompute(config, session.model_config))):
             _Finetuning(session, checkpoints, interrupts, previous, state, begun).run()
     return 0
 

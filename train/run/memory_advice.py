@@ -34,10 +34,10 @@ def for_parameters(config: RunOptions) -> str:
     return f"use a --rank below {config.rank}, or fewer --target-modules"
 
 
-def for_steps(config: RunOptions, checkpointing: bool) -> str:
-    """Advice where activations do not fit. checkpointing: whether they are made again in the backward already."""
+def for_steps(config: RunOptions, recompute: bool) -> str:
+    """Advice where activations do not fit. recompute: whether they are made again in the backward already."""
     advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--seq-len"
-    return advice if checkpointing else f"{advice}, or --checkpointing"
+    return advice if recompute else f"{advice}, or --checkpointing"
 
 
 def main_memory() -> int | None:

@@ -11,7 +11,7 @@ import msgspec
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.model.weights import SINGLE_FILE
+from wgrad.train.model.model_files import SINGLE_FILE
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file
 from wgrad.train.options.options import flag
 from wgrad.train.run.checkpoints import Checkpoints

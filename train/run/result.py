@@ -20,7 +20,7 @@ from wgrad.train.terminal.progress import duration, size
 def write_trained(session: Session, built: TrainableModel) -> None:
     """Write what the run was for."""
     if session.config.full:
-        save_full(session.out, session.folder, built.parameters, session.device)
+        save_full(session.out, session.folder, built.parameters.tensors, built.model.config)
     else:
         save_session_adapter(session, built, session.out)
 

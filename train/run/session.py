@@ -18,10 +18,11 @@ from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.nf4_files import is_nf4
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.model.weights import Checkpoint, use_own_head, weight_specs
+from wgrad.train.model.model_files import ModelFiles, use_own_head
+from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
-from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_checkpointing
+from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
 from wgrad.train.run.plan import SAMPLE_TOKENS, Plan, plan_run
@@ -63,10 +64,10 @@ def open_session(config: FinetuneConfig) -> Session:
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
     # A missing or damaged shard is told before the data is tokenised.
-    checkpoint = Checkpoint(folder)
-    model_config, head_note = use_own_head(model_config, checkpoint)
-    checkpoint.check(model_config)
-    _refuse_quantised_anew(config, checkpoint, model_config)
+    files = ModelFiles(folder)
+    model_config, head_note = use_own_head(model_config, files)
+    files.check(model_config)
+    _refuse_quantised_anew(config, files, model_config)
     with display.phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     row_tokens = _row_tokens(config, data)
@@ -93,14 +94,14 @@ def _row_tokens(config: FinetuneConfig, data: Dataset) -> int:
     return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
 
 
-def _refuse_quantised_anew(config: FinetuneConfig, checkpoint: Checkpoint, model_config: ModelConfig) -> None:
+def _refuse_quantised_anew(config: FinetuneConfig, files: ModelFiles, model_config: ModelConfig) -> None:
     """WgradError for options of a quantisation that has been done: they would be ignored."""
     default = RunOptions()
     for name in ("double_quant", "block_size"):
         if getattr(config, name) == getattr(default, name) or config.full:
             continue
-        if any(is_nf4(checkpoint.entries, spec.name) for spec in weight_specs(model_config)):
-            raise WgradError(f"{flag(name)}: would be ignored: {checkpoint.folder} is quantised already: leave it out")
+        if any(is_nf4(files.entries, spec.name) for spec in weight_specs(model_config)):
+            raise WgradError(f"{flag(name)}: would be ignored: {files.folder} is quantised already: leave it out")
 
 
 def _sample_prompt(session: Session) -> list[int]:
@@ -135,7 +136,7 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
     """WgradError where what a step keeps in NumPy is more than all main memory: it would end in swapping."""
     needed, there = estimate_activations(config, model_config), main_memory()
     if there is not None and needed > there:
-        advice = for_steps(config, wants_checkpointing(config, model_config))
+        advice = for_steps(config, wants_recompute(config, model_config))
         raise WgradError(
             f"--seq-len: activations of {config.batch_size} x {config.seq_len} tokens take roughly {size(needed)}, and "
             f"there are {size(there)} of main memory, which about {config.seq_len * there // needed} tokens a row fit "
@@ -172,7 +173,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     optimizer = 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
-    how = f"checkpointing {'on' if built.model.checkpointing else 'off'}"
+    how = f"checkpointing {'on' if built.model.recompute else 'off'}"
     if plan is None:  # NumPy, where all is main memory
         activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
@@ -188,8 +189,8 @@ def run_info(session: Session) -> dict[str, Any]:
     values, held_out = session.config.to_dict(), session.data.held_out
     # A path is left out: its folder may have moved, and what was in it is in the checkpoint.
     run = {f.name: values[f.name] for f in fixed_options(RunOptions) if not f.metadata["path"]}
-    model = hashlib.blake2b(repr(session.model_config).encode(), digest_size=16)
-    model.update(Checkpoint(session.folder).digest().encode())
+    model = hashlib.blake2b(session.model_config.identity().encode(), digest_size=16)
+    model.update(ModelFiles(session.folder).digest().encode())
     measured = BatchStream(held_out, session.stream.config).fingerprint() if held_out else ""
     run |= {"the base model": model.hexdigest(), "the held-out data": measured}
     return {"run": run, "data": session.stream.fingerprint()}

@@ -1,0 +1,124 @@
+"""The model families, one entry each: what their config.json may hold, and in what they differ from a plain LLaMA.
+
+Another family is a class of its keys, where it has keys of its own, and an entry in FAMILIES; what a family can have
+is the fields of `ModelConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from wgrad.train.model.config_file import ConfigFile, Count, Positions, Vocabulary, Width, check_layers
+
+
+@dataclass(frozen=True)
+class Family:
+    """model_type: what stands for the architecture's name where a config.json has none. keys: what its config.json
+    holds. variant: from those, the fields of `ModelConfig` that are not a plain LLaMA's."""
+
+    model_type: str
+    keys: type[ConfigFile]
+    variant: Callable[[Any], dict[str, Any]]
+
+
+# ---- keys: the defaults are those of the configuration classes of transformers ---------------------
+class LlamaFile(ConfigFile, kw_only=True):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class MistralFile(ConfigFile, kw_only=True):
+    intermediate_size: Width = 14_336
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 131_072
+    sliding_window: Positions | None = 4096
+
+
+class Qwen2File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 151_936
+    intermediate_size: Width = 22_016
+    num_key_value_heads: Count | None = 32
+    max_position_embeddings: Positions = 32_768
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = 4096
+    max_window_layers: Annotated[int, Meta(ge=0)] = 28
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+
+class Qwen3File(Qwen2File, kw_only=True):
+    head_dim: Width = 128
+    attention_bias: bool = False
+
+
+class SmolLM3File(ConfigFile, kw_only=True):
+    default_theta: ClassVar[float] = 2_000_000.0
+    vocab_size: Vocabulary = 128_256
+    hidden_size: Width = 2048
+    num_hidden_layers: Count = 36
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Positions = 32_768
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = None
+    layer_types: list[str] | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
+
+
+# ---- variants --------------------------------------------------------------------------------------
+def _biases(keys: Any) -> dict[str, Any]:
+    return {"qkv_bias": keys.attention_bias, "o_bias": keys.attention_bias}
+
+
+def sliding(keys: Any, layers: Iterable[bool]) -> tuple[int, ...]:
+    """`sliding_window` in those of the layers that slide, 0 in the others (and everywhere where it is null)."""
+    return tuple(keys.sliding_window or 0 if slides else 0 for slides in layers)
+
+
+def _chosen_windows(keys: Any, unlisted: Iterable[bool]) -> tuple[int, ...]:
+    """The layers that `layer_types` names, else `unlisted`; none without `use_sliding_window`."""
+    if keys.layer_types is not None:
+        unlisted = (kind == "sliding_attention" for kind in keys.layer_types)
+    return sliding(keys, (keys.use_sliding_window and slides for slides in unlisted))
+
+
+def _upper_windows(keys: Qwen2File) -> tuple[int, ...]:
+    return _chosen_windows(keys, (i >= keys.max_window_layers for i in range(keys.num_hidden_layers)))
+
+
+def _smollm3(keys: SmolLM3File) -> dict[str, Any]:
+    """Every fourth layer has no rotary embeddings; `no_rope_layers` holds 1 where a layer has them."""
+    if keys.no_rope_layers is not None:
+        rotates = tuple(bool(layer) for layer in keys.no_rope_layers)
+    else:
+        rotates = tuple((i + 1) % keys.no_rope_layer_interval != 0 for i in range(keys.num_hidden_layers))
+    windows = _chosen_windows(keys, (not layer for layer in rotates))
+    return {**_biases(keys), "mlp_bias": keys.mlp_bias, "use_rope": rotates, "windows": windows}
+
+
+# SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", LlamaFile, lambda keys: {**_biases(keys), "mlp_bias": keys.mlp_bias}),
+    "MistralForCausalLM": Family(
+        "mistral", MistralFile, lambda keys: {"windows": sliding(keys, [True] * keys.num_hidden_layers)}
+    ),
+    "Qwen2ForCausalLM": Family("qwen2", Qwen2File, lambda keys: {"qkv_bias": True, "windows": _upper_windows(keys)}),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", Qwen3File, lambda keys: {**_biases(keys), "qk_norm": True, "windows": _upper_windows(keys)}
+    ),
+    "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, _smollm3),
+}

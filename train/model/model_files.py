@@ -1,0 +1,240 @@
+"""Models in Hugging Face layout, streamed: each tensor is read, uploaded, quantised and dropped before the next.
+
+A model never stands in memory in full precision. Projections become NF4 (on the device), the embedding and the head
+keep the files' dtype, norms and biases are float32. Weights that bitsandbytes quantised are taken as they are
+(nf4_files.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from msgspec import Struct
+
+from wgrad.autograd import functional
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import read_json, show
+from wgrad.train.files.input_files import exists, one_line
+from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
+from wgrad.train.files.safetensors_files import TensorEntry, read_entries
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
+
+INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+FLOATS = tuple(_DTYPES)
+
+Progress = Callable[[int, int], None]  # tensors done, tensors in all
+
+
+class _Index(Struct):
+    """model.safetensors.index.json: tensor -> the shard that holds it."""
+
+    weight_map: dict[str, str]
+
+
+class ModelFiles:
+    """The tensors of a model's folder, in one file or in shards. Opening reads only the headers.
+
+    Raises WgradError, naming the file: none there, a shard missing, one cut off or damaged, one outside the folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.entries: dict[str, TensorEntry] = {}
+        for file in self._files():
+            self.entries |= read_entries(file, "--model")
+
+    def _files(self) -> list[Path]:
+        index = self.folder / INDEX_FILE
+        if exists(index, "--model"):
+            names = sorted(set(read_json(index, _Index, "--model").weight_map.values()))
+            for name in names:
+                if _leaves_folder(name):
+                    raise WgradError(
+                        f"--model: {index}: weight_map must name files within its folder; got {show(name)}: do not "
+                        "trust this checkpoint: fetch it from its owner"
+                    )
+            missing = [name for name in names if not exists(self.folder / name, "--model")]
+            if missing:
+                first = one_line(missing[0])
+                raise WgradError(
+                    f"--model: {self.folder} lacks {len(missing)} of {len(names)} shards ({first}): fetch them"
+                )
+            return [self.folder / name for name in names]
+        if exists(self.folder / SINGLE_FILE, "--model"):
+            return [self.folder / SINGLE_FILE]
+        others = sorted(p.name for p in self.folder.glob("*.bin")) + sorted(p.name for p in self.folder.glob("*.gguf"))
+        hint = f"; {others[0]} is of another format: convert it to safetensors" if others else ""
+        raise WgradError(f"--model: {self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint or ': fetch it'}")
+
+    def entry(self, name: str) -> TensorEntry:
+        """WgradError where the files have no such tensor."""
+        if name not in self.entries:
+            raise WgradError(
+                f"--model: {self.folder} has no tensor {name}: config.json and the weights do not belong together, "
+                "or a shard is missing: fetch the checkpoint again"
+            )
+        return self.entries[name]
+
+    def check(self, config: ModelConfig) -> None:
+        """WgradError where a tensor of the model is missing or does not fit config.json. Reads no tensor: what a model
+        takes is known to be in its files before any memory is taken for it."""
+        if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
+            self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
+        for spec in weight_specs(config):
+            if spec.kind == "projection" and is_nf4(self.entries, spec.name):
+                check_packed(self.entries, spec.name, spec.shape)
+            else:
+                self._float_entry(spec)
+
+    def read(self, spec: WeightSpec) -> np.ndarray:
+        """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
+        return self._float_entry(spec).finite_array()
+
+    def dtype(self, spec: WeightSpec) -> np.dtype:
+        """The file's dtype of a tensor. WgradError as in `read`."""
+        return _DTYPES[self._float_entry(spec).dtype]
+
+    def _float_entry(self, spec: WeightSpec) -> TensorEntry:
+        entry = self.entry(spec.name)
+        if entry.dtype not in FLOATS:
+            raise WgradError(
+                f"--model: {spec.name} in {entry.path} is {entry.dtype}: expected {', '.join(FLOATS)} (or bitsandbytes "
+                "NF4): use the unquantised checkpoint"
+            )
+        if entry.shape != spec.shape:
+            raise WgradError(
+                f"--model: {spec.name} in {entry.path} has shape {list(entry.shape)}: config.json asks for "
+                f"{list(spec.shape)}: fetch the checkpoint again"
+            )
+        return entry
+
+    def digest(self) -> str:
+        """A sum of what the tensors are, wherever they lie: names, dtypes, shapes, and blocks of each one's bytes.
+
+        At most 16 KiB of a tensor are read: of an 8B model 5 MB. Another model of the same shapes differs in every
+        block; a single number that is changed in a large tensor is seldom found.
+        """
+        total = hashlib.blake2b(digest_size=16)
+        for name, entry in sorted(self.entries.items()):
+            total.update(f"{name} {entry.dtype} {list(entry.shape)}\n".encode())
+            for block in entry.sample(4, 4096):
+                total.update(block)
+        return total.hexdigest()
+
+
+def _leaves_folder(name: str) -> bool:
+    """Whether a path of an index is absolute or climbs out, by the rules of any system (links of a cache are fine)."""
+    paths = (PurePosixPath(name), PureWindowsPath(name))
+    return any(p.is_absolute() or p.drive or p.root or ".." in p.parts for p in paths)
+
+
+def use_own_head(config: ModelConfig, files: ModelFiles) -> tuple[ModelConfig, str]:
+    """-> the configuration, and a note for the user ("" where there is none), where a model whose config.json says
+    that the head is the embedding has a head with other values: it is used, as transformers 5 does."""
+    head, embedding = files.entries.get(HEAD), files.entries.get(EMBEDDING)
+    if not config.tie_word_embeddings or head is None or embedding is None or _same(head, embedding):
+        return config, ""
+    note = f"config.json ties the head to the embedding, but {HEAD} has other values: it is used, and not tied"
+    return dataclasses.replace(config, tie_word_embeddings=False), note
+
+
+def _same(a: TensorEntry, b: TensorEntry) -> bool:
+    if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATS):
+        return False
+    return all(
+        np.array_equal(x.astype(np.float32), y.astype(np.float32)) for x, y in zip(a.blocks(1024), b.blocks(1024))
+    )
+
+
+def _place(files: ModelFiles, spec: WeightSpec, device: Device, contents: bool) -> Array:
+    """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
+    float32 on a device without it (bfloat16 works on all)."""
+    dtype = files.dtype(spec)
+    if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
+        dtype = np.dtype(np.float32)
+    if not contents:
+        return device.empty(spec.shape, dtype)
+    return device.upload(np.ascontiguousarray(_value(files, spec), dtype))
+
+
+def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
+    files = ModelFiles(folder)
+    if use_own_head(config, files)[0] != config:
+        raise ValueError("the head is not tied: take the configuration from use_own_head")
+    files.check(config)
+    return files
+
+
+def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
+    """A tensor as the model takes it: a norm's weight with its offset."""
+    value = files.read(spec)
+    return value.astype(np.float32) + np.float32(spec.offset) if spec.offset else value
+
+
+def load_frozen(
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    device: Device,
+    *,
+    quantize: bool = True,
+    double_quant: bool = True,
+    block_size: int = 64,
+    progress: Progress | None = None,
+    contents: bool = True,
+) -> dict[str, Any]:
+    """Name -> Array or NF4Array of every tensor of `weight_specs`, frozen.
+
+    quantize: projections become NF4 on the device; else they keep the files' dtype. contents False, for the dry
+    run of a device: shapes and dtypes are right, and hardly a weight is read. Raises WgradError;
+    ValueError where `config` ties a head that the files do not (see `use_own_head`).
+    """
+    files = _open(folder, config)
+    specs = weight_specs(config)
+    # Of weights that bitsandbytes quantised, what is in float is to stay so (llm_int8_skip_modules).
+    quantize = quantize and not any(is_nf4(files.entries, spec.name) for spec in specs)
+    weights: dict[str, Any] = {}
+    for done, spec in enumerate(specs):
+        if spec.kind == "projection" and is_nf4(files.entries, spec.name):
+            weights[spec.name] = read_nf4(files.entries, spec.name, spec.shape, device, contents)
+        elif spec.kind == "projection" and quantize:
+            full = _place(files, spec, device, contents)
+            weights[spec.name] = functional.nf4_quantize(device, full, block_size, double=double_quant)
+            del full
+        else:
+            weights[spec.name] = _place(files, spec, device, contents)
+        if progress:
+            progress(done + 1, len(specs))
+    return weights
+
+
+def load_trainable(
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    arrays: Mapping[str, Array],
+    device: Device,
+    progress: Progress | None = None,
+    contents: bool = True,
+) -> None:
+    """Write every tensor, as float32, into the arrays of the same name (for --full). Raises WgradError.
+
+    contents False: all is checked, and nothing written.
+    """
+    files = _open(folder, config)
+    specs = weight_specs(config)
+    for done, spec in enumerate(specs):
+        if is_nf4(files.entries, spec.name):
+            raise WgradError(f"--full: {files.folder} is quantised: all parameters cannot be trained; drop --full")
+        if contents:
+            device.write(arrays[spec.name], np.ascontiguousarray(_value(files, spec), np.float32))
+        if progress:
+            progress(done + 1, len(specs))
