@@ -26,10 +26,10 @@ def checkpoint(fn: Callable[..., Any], *tensors: Tensor) -> Any:
         result = fn(*(t.detach() for t in tensors))
     outputs = result if isinstance(result, tuple) else (result,)
     edges = [edge_of(t) for t in tensors]
-    ctx = Context(tensors[0].device, edges)
+    ctx = Context("checkpoint", tensors[0].device, edges)
     ctx.save(*(t.data for t in tensors))
     wrapped = tuple(Tensor(out.data, out.device) for out in outputs)
-    attach("checkpoint", ctx, lambda *grads: _recompute(fn, ctx, grads), edges, wrapped)
+    attach(ctx, lambda *grads: _recompute(fn, ctx, grads), edges, wrapped)
     return wrapped if isinstance(result, tuple) else wrapped[0]
 
 

@@ -13,12 +13,13 @@ from wgrad.device.errors import WgradError
 class Context:
     """What a forward leaves for its backward.
 
-    device: where to compute. needs_grad[i]: whether input i wants a gradient. saved: what `save` was given.
+    name: the function's, for errors. device: where to compute. needs_grad[i]: whether input i wants a gradient.
+    saved: what `save` was given.
     A Function may set further attributes for plain values.
     """
 
-    def __init__(self, device: Device, edges: Sequence[Edge]) -> None:
-        self.device = device
+    def __init__(self, name: str, device: Device, edges: Sequence[Edge]) -> None:
+        self.name, self.device = name, device
         self.needs_grad = tuple(edge is not None for edge in edges)
         self.saved: tuple[Any, ...] = ()
         self._edges = edges
@@ -59,21 +60,21 @@ class Function:
 
         device: needed only when no input is a Tensor. Returns a Tensor, or a tuple of them.
         """
-        device = _device_of(cls.__name__, inputs, device)
+        device = _device_of(cls.__name__.lower(), inputs, device)
         edges = [edge_of(x) if isinstance(x, Tensor) and is_recording() else None for x in inputs]
-        ctx = Context(device, edges)
+        ctx = Context(cls.__name__.lower(), device, edges)
         arrays = [x.data if isinstance(x, Tensor) else x for x in inputs]
         result = cls.forward(ctx, *arrays, **options)
         outputs = result if isinstance(result, tuple) else (result,)
         tensors = tuple(Tensor(out, device) for out in outputs)
         if any(ctx.needs_grad):
-            attach(cls.__name__, ctx, lambda *grads: cls.backward(ctx, *grads), edges, tensors)
+            attach(ctx, lambda *grads: cls.backward(ctx, *grads), edges, tensors)
         return tensors if isinstance(result, tuple) else tensors[0]
 
 
-def attach(name: str, ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
+def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
     """Put a node on the tape and make the tensors its outputs."""
-    node = Node(name, ctx.device, backward, edges, [out.data for out in outputs])
+    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs])
     for index, out in enumerate(outputs):
         out.requires_grad, out.node, out.index = True, node, index
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
 from wgrad.autograd.selftest.products import matrix_cases
 
@@ -86,7 +87,7 @@ def main(index: str) -> int:
 
 def _device(index: str) -> Any:
     module = importlib.import_module("wgrad.wgsl.device")
-    device = module.WgpuDevice(index)
+    device = bind(module.WgpuDevice)(index)
     if not device.matrix_units:
         errors = importlib.import_module("wgrad.device.errors")
         raise errors.DeviceError("the library still refuses matrix units on this card")

@@ -1,4 +1,4 @@
-"""The NumPy device: every operator of the contract in plain vectorised NumPy. It is both the oracle and `cpu`.
+"""The NumPy device: every operator's reference (autograd/ops), with bookkeeping. It is both the oracle and `cpu`.
 
 Precision: float64 arguments are computed and returned in float64 whatever `dtype` says (the oracle is never
 rounded, `cast` excepted); all else is computed in float32 and rounded to the dtype asked for.
@@ -6,23 +6,19 @@ rounded, `cast` excepted); all else is computed in float32 and rounded to the dt
 
 from __future__ import annotations
 
+import functools
 import platform
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wgrad.autograd.reference_attention import ReferenceAttention
-from wgrad.autograd.reference_base import arrays_of, operator
-from wgrad.autograd.reference_elementwise import ReferenceElementwise
-from wgrad.autograd.reference_loss import ReferenceLoss
-from wgrad.autograd.reference_nf4 import ReferenceNF4
-from wgrad.autograd.reference_norm import ReferenceNorm
-from wgrad.autograd.reference_optimizer import ReferenceOptimizer
-from wgrad.autograd.reference_products import ReferenceProducts
+from wgrad.autograd.bind import bind
+from wgrad.autograd.operators import OPERATORS
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
 from wgrad.device.runtime import check_upload
 
@@ -83,17 +79,54 @@ class Copied:
         return self._value
 
 
-class ReferenceDevice(
-    ReferenceProducts,
-    ReferenceNorm,
-    ReferenceAttention,
-    ReferenceElementwise,
-    ReferenceLoss,
-    ReferenceNF4,
-    ReferenceOptimizer,
-):
+def arrays_of(result: Any) -> Iterator[np.ndarray]:
+    """Every NumPy array in an operator's result (an array, a tuple, a frozen weight or None)."""
+    if isinstance(result, np.ndarray):
+        yield result
+    elif isinstance(result, tuple):
+        for item in result:
+            yield from arrays_of(item)
+    elif isinstance(result, FrozenWeight):
+        yield from arrays_of(tuple(result.arrays().values()))
+
+
+def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Work of the reference device, as a function of it: the memory of the results is counted, and the call is kept
+    while a recording runs."""
+
+    @functools.wraps(function)
+    def call(device: Any, *args: Any, **kwargs: Any) -> Any:
+        with np.errstate(all="ignore"):  # infinity and not-a-number pass on without a word, as on every device
+            result = function(*args, **kwargs)
+        for array in arrays_of(result):
+            device._pool.track(array)
+        if device._recording is not None:
+            device._recording.append(functools.partial(call, device, *args, **kwargs), result)
+        return result
+
+    return call
+
+
+@_recorded
+def _zeros(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(tuple(shape), dtype)
+
+
+@_recorded
+def _copy(src: np.ndarray, out: np.ndarray) -> None:
+    out[...] = src.reshape(out.shape)
+
+
+@_recorded
+def _fill(out: np.ndarray, value: float) -> None:
+    out[...] = value
+
+
+@bind
+class ReferenceDevice:
     """Device `cpu`. Arrays are plain `np.ndarray`."""
 
+    implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
     float16 = bfloat16 = True
 
@@ -102,16 +135,13 @@ class ReferenceDevice(
         self.facts: dict[str, Any] = {"name": self.description}
         self.reason = "made directly"
         self._pool = _Pool()
-        self._inside_operator = False
         self._recording: ReferenceReplay | None = None
 
     # ---- storage -------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
         return self._tracked(np.empty(tuple(shape), dtype))
 
-    @operator
-    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-        return np.zeros(tuple(shape), dtype)
+    zeros, copy, fill = _zeros, _copy, _fill
 
     def upload(self, host: np.ndarray) -> np.ndarray:
         check_upload(host)
@@ -129,14 +159,6 @@ class ReferenceDevice(
     def view(self, array: np.ndarray, shape: Sequence[int], offset: int = 0) -> np.ndarray:
         size = int(np.prod(tuple(shape), dtype=np.int64))
         return array.reshape(-1)[offset : offset + size].reshape(tuple(shape))
-
-    @operator
-    def copy(self, src: np.ndarray, out: np.ndarray) -> None:
-        out[...] = src.reshape(out.shape)
-
-    @operator
-    def fill(self, out: np.ndarray, value: float) -> None:
-        out[...] = value
 
     def synchronize(self) -> None:
         return None
@@ -179,3 +201,7 @@ class ReferenceDevice(
     def _tracked(self, array: np.ndarray) -> np.ndarray:
         self._pool.track(array)
         return array
+
+    if TYPE_CHECKING:  # the operators: `bind`
+
+        def __getattr__(self, name: str) -> Any: ...

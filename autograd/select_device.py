@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from wgrad.autograd.checked import checked
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.device.contract import Device
@@ -91,7 +91,7 @@ def _unusable(error: DeviceUnavailable) -> str:
 
 
 def _reference(reason: str) -> Device:
-    device = checked(ReferenceDevice)()
+    device = ReferenceDevice()
     device.reason = reason
     return device
 
@@ -105,7 +105,7 @@ def _hip() -> Device:
             raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
         raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD cards too") from None
     try:
-        device = checked(module.HipDevice)()
+        device = bind(module.HipDevice)()
     except DeviceError as error:
         raise DeviceUnavailable(f"device hip: {error}") from error
     device.reason = "asked for by name"
@@ -116,7 +116,7 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     """A wgpu device, with what kept it from being made in the error."""
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
-        device = checked(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+        device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
     except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
     except DeviceError as error:

@@ -6,6 +6,7 @@ memory returns to the device's pool. A graph can therefore be walked once.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,9 +112,12 @@ class Tensor:
 
     def reshape(self, *shape: int) -> Tensor:
         """The same storage in another shape; one axis may be -1."""
-        from wgrad.autograd.ops.elementwise import Reshape
-
-        return Reshape.apply(self, shape=shape)
+        device, before = self.device, self.shape
+        result = Tensor(device.view(self.data, _filled_in(self.data, shape)), device)
+        if is_recording() and self.requires_grad:
+            node = Node("reshape", device, lambda dy: (device.view(dy, before),), [edge_of(self)], [result.data])
+            result.requires_grad, result.node = True, node
+        return result
 
     def backward(self, seed: Array | None = None) -> None:
         """Add d self / d leaf to the grad of every leaf that requires it.
@@ -143,6 +147,18 @@ class Tensor:
                 f"backward: seed must have the tensor's shape {list(self.shape)}, got {list(seed.shape)}; reshape it"
             )
         run_backward([self], [seed])
+
+
+def _filled_in(x: Array, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with its -1, if any, filled in."""
+    size, known = math.prod(x.shape), math.prod(n for n in shape if n != -1)
+    fits = shape.count(-1) <= 1 and all(n >= -1 for n in shape) and known > 0 and size % known == 0
+    result = tuple(size // known if n == -1 else int(n) for n in shape) if fits else ()
+    if not fits or math.prod(result) != size:
+        raise ShapeError(
+            f"reshape: shape must hold the {size} elements of {list(x.shape)}, got {list(shape)}; one axis may be -1"
+        )
+    return result
 
 
 def parameter(data: Array, device: Device, grad: Array | None = None) -> Tensor:

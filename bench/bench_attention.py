@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.attention_plan import Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
@@ -293,7 +294,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16"))
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    device = WgpuDevice(args.device)
+    device = bind(WgpuDevice)(args.device)
     report = Report("bench_attention", device, args.out)
     for shape in QUICK if args.quick else [SHAPES[int(i)] for i in args.shapes.split(",")]:
         problem = make_problem(device, shape, np.dtype(args.dtype))

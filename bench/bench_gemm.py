@@ -16,8 +16,10 @@ import common
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
-from wgrad.device.contract import Array, NF4Array
+from wgrad.autograd.bind import bind
+from wgrad.device.contract import Array
 from wgrad.device.errors import DeviceError
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
 
@@ -183,7 +185,7 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
     if args.sweep:
         common.WARM_SECONDS = 0.1  # hundreds of variants one after another keep the card warm
-    device = WgpuDevice(args.device)
+    device = bind(WgpuDevice)(args.device)
     report = Report("gemm", device, args.out)
     if args.small:
         dense, nf4 = [("nn", 64, 64, 64), ("tn", 64, 16, 128)], [(64, 64, 128)]

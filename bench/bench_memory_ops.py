@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
 
@@ -248,7 +249,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only what has this in its name")
     parser.add_argument("--out", help="file for the rows (default: bench/results/memory_ops.jsonl)")
     options = parser.parse_args()
-    device = WgpuDevice(options.device)
+    device = bind(WgpuDevice)(options.device)
     check(device, options.columns)
     report = Report("memory_ops", device, options.out)
     copy = 0.0

@@ -23,7 +23,8 @@ import ml_dtypes
 import numpy as np
 from common import Report, has_cuda, median_spread
 
-from wgrad.device.contract import NF4Array
+from wgrad.autograd.bind import bind
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
@@ -204,11 +205,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    report = Report("train", WgpuDevice(args.device), args.out)
+    report = Report("train", bind(WgpuDevice)(args.device), args.out)
     for name in args.shapes.split(","):
         for compute in args.compute.split(","):
             # A device of its own for each, so that one's memory does not count for the next.
-            bench(name, args.seq_len, compute, WgpuDevice(args.device), report, args.profile)
+            bench(name, args.seq_len, compute, bind(WgpuDevice)(args.device), report, args.profile)
         if name in args.peers.split(",") and has_cuda():
             peer(name, args.seq_len, report)
 

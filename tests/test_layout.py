@@ -132,29 +132,6 @@ def test_only_wgsl_imports_wgpu() -> None:
     assert wrong == []
 
 
-# What a device stores and moves; everything else of the contract is called through autograd/functional.py.
-STORAGE = {
-    "empty", "zeros", "upload", "write", "download", "readback", "view", "copy", "fill", "synchronize", "memory",
-    "reset_peak", "pipelines_compiled", "dry_run", "prepare", "kernel_caches", "capture", "profile", "profile_table",
-}  # fmt: skip
-
-
-def test_train_calls_no_operator_past_the_schema() -> None:
-    """functional.py checks arguments; a device does not."""
-    contract = ast.parse((ROOT / "device" / "contract.py").read_text(encoding="utf-8"))
-    (device,) = (n for n in contract.body if isinstance(n, ast.ClassDef) and n.name == "Device")
-    operators = {n.name for n in device.body if isinstance(n, ast.FunctionDef)} - STORAGE
-    assert len(operators) > 30
-    wrong = []
-    for path in python_files("train"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in operators:
-                owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
-                if owner in ("device", "_device"):
-                    wrong.append(f"{relative(path)}:{node.lineno}: {node.attr}")
-    assert wrong == []
-
-
 def test_no_torch_at_run_time() -> None:
     wrong = [
         f"{relative(path)}:{line}: {module}"

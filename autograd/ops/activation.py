@@ -4,9 +4,140 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array
+
+# The tanh form of GELU (Hendrycks and Gimpel, 2016): 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+GELU_SCALE = 0.7978845608028654
+GELU_CUBIC = 0.044715
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp(-x) of a very negative x is infinity, and 1 / infinity the right 0
+        return 1 / (1 + np.exp(-x))
+
+
+def _silu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Value and derivative."""
+    s = sigmoid(x)
+    return x * s, s * (1 + x * (1 - s))
+
+
+def _gelu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Value and derivative. (1 + tanh(z)) / 2 is written as sigmoid(2 z), which keeps its digits for negative x."""
+    inner = 2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x)
+    slope = 2 * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x)
+    s = sigmoid(inner)
+    return x * s, s + x * s * (1 - s) * slope
+
+
+@operator
+def silu(args: Args, x: Array) -> None:
+    """x * sigmoid(x), any shape."""
+    args.any_shape("x", x)
+
+
+@silu.reference
+def _(x: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(x)
+    return finish(_silu(up(x, compute))[0], x.dtype, compute)
+
+
+@operator
+def silu_backward(args: Args, dy: Array, x: Array) -> None:
+    """-> dx."""
+    args.any_shape("dy", dy).same_shape("dy", dy, "x", x)
+
+
+@silu_backward.reference
+def _(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(dy, x)
+    return finish(up(dy, compute) * _silu(up(x, compute))[1], x.dtype, compute)
+
+
+@operator
+def gelu(args: Args, x: Array) -> None:
+    """The tanh approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), any shape."""
+    args.any_shape("x", x)
+
+
+@gelu.reference
+def _(x: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(x)
+    return finish(_gelu(up(x, compute))[0], x.dtype, compute)
+
+
+@operator
+def gelu_backward(args: Args, dy: Array, x: Array) -> None:
+    """-> dx."""
+    args.any_shape("dy", dy).same_shape("dy", dy, "x", x)
+
+
+@gelu_backward.reference
+def _(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(dy, x)
+    return finish(up(dy, compute) * _gelu(up(x, compute))[1], x.dtype, compute)
+
+
+@operator
+def swiglu(args: Args, gate: Array, up: Array) -> None:
+    """silu(gate) * up, of one shape."""
+    args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
+
+
+@swiglu.reference
+def _(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return _gated(_silu, gate, up)
+
+
+@operator
+def swiglu_backward(args: Args, dy: Array, gate: Array, up: Array) -> None:
+    """-> dgate, dup."""
+    args.any_shape("dy", dy).same_shape("dy", dy, "gate", gate).same_shape("dy", dy, "up", up)
+
+
+@swiglu_backward.reference
+def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _gated_backward(_silu, dy, gate, up)
+
+
+@operator
+def geglu(args: Args, gate: Array, up: Array) -> None:
+    """gelu(gate) * up, of one shape."""
+    args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
+
+
+@geglu.reference
+def _(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return _gated(_gelu, gate, up)
+
+
+@operator
+def geglu_backward(args: Args, dy: Array, gate: Array, up: Array) -> None:
+    """-> dgate, dup."""
+    args.any_shape("dy", dy).same_shape("dy", dy, "gate", gate).same_shape("dy", dy, "up", up)
+
+
+@geglu_backward.reference
+def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _gated_backward(_gelu, dy, gate, up)
+
+
+def _gated(act: Any, gate: np.ndarray, value: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(gate, value)
+    return finish(act(up(gate, compute))[0] * up(value, compute), gate.dtype, compute)
+
+
+def _gated_backward(act: Any, dy: np.ndarray, gate: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    compute = compute_dtype(dy, gate, value)
+    grad, (activated, slope) = up(dy, compute), act(up(gate, compute))
+    dgate = finish(grad * up(value, compute) * slope, gate.dtype, compute)
+    return dgate, finish(grad * activated, value.dtype, compute)
 
 
 class Silu(Function):
@@ -14,7 +145,6 @@ class Silu(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
-        schema.unary("silu", ctx.device, x)
         ctx.save(x)
         return ctx.device.silu(x)
 
@@ -28,7 +158,6 @@ class Gelu(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
-        schema.unary("gelu", ctx.device, x)
         ctx.save(x)
         return ctx.device.gelu(x)
 
@@ -42,7 +171,6 @@ class SwiGLU(Function):
 
     @staticmethod
     def forward(ctx: Context, gate: Array, up: Array) -> Array:
-        schema.gated("swiglu", ctx.device, gate, up)
         ctx.save(gate, up)
         return ctx.device.swiglu(gate, up)
 
@@ -56,7 +184,6 @@ class GeGLU(Function):
 
     @staticmethod
     def forward(ctx: Context, gate: Array, up: Array) -> Array:
-        schema.gated("geglu", ctx.device, gate, up)
         ctx.save(gate, up)
         return ctx.device.geglu(gate, up)
 

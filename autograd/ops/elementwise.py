@@ -1,37 +1,130 @@
-"""Plain operators: add, mul, scale, cast, bias, sum, mask, softmax, dropout and reshape."""
+"""Plain operators: mask, add, mul, scale, cast, bias and sums."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
-from wgrad.device.contract import Array
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, finish, store, up
+from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.device.contract import Array, DType
 
 
-def as_rows(ctx: Context, array: Array) -> Array:
-    """[..., C] -> [R, C], the same storage."""
-    if len(array.shape) == 2:
-        return array
-    columns = int(array.shape[-1])
-    return ctx.device.view(array, (math.prod(array.shape[:-1]), columns))
+@operator
+def mask(args: Args, x: Array, keep: Array, value: float) -> None:
+    """x where keep (uint32, same shape) is non-zero, else value."""
+    args.any_shape("x", x)
+    args.array("keep", keep, " ".join(str(n) for n in x.shape), "u32", "keep has one value for each of x")
 
 
-def with_shape(ctx: Context, array: Array, shape: Any) -> Array:
-    """The same storage in another shape."""
-    return array if tuple(array.shape) == tuple(shape) else ctx.device.view(array, tuple(shape))
+@mask.reference
+def _(x: np.ndarray, keep: np.ndarray, value: float) -> np.ndarray:
+    return np.where(keep != 0, x, x.dtype.type(value))
 
 
-class Reshape(Function):
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, shape: tuple[int, ...]) -> Array:
-        ctx.shape = tuple(x.shape)
-        return ctx.device.view(x, schema.reshape(x, shape))
+@operator
+def add(args: Args, a: Array, b: Array, *, out: Array | None = None) -> None:
+    """a + b, same shape, in a's dtype; out may be a or b."""
+    args.any_shape("a", a).same_shape("a", a, "b", b)
+    if out is not None:
+        args.same_shape("a", a, "out", out)
 
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return (ctx.device.view(dy, ctx.shape),)
+
+@add.reference
+def _(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    compute = compute_dtype(a, b)
+    return store(up(a, compute) + up(b, compute), out, False, a.dtype, compute)
+
+
+@operator
+def mul(args: Args, a: Array, b: Array) -> None:
+    """a * b, same shape, in a's dtype."""
+    args.any_shape("a", a).same_shape("a", a, "b", b)
+
+
+@mul.reference
+def _(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(a, b)
+    return finish(up(a, compute) * up(b, compute), a.dtype, compute)
+
+
+@operator
+def scale(args: Args, x: Array, alpha: float) -> None:
+    """alpha * x."""
+    args.any_shape("x", x)
+    args.rule(math.isfinite(alpha), f"alpha must be finite, got {alpha}")
+
+
+@scale.reference
+def _(x: np.ndarray, alpha: float) -> np.ndarray:
+    compute = compute_dtype(x)
+    return finish(up(x, compute) * compute.type(alpha), x.dtype, compute)
+
+
+@operator
+def scale_by(args: Args, x: Array, factor: Array) -> None:
+    """x * factor[0], factor float32 [1] on the device."""
+    args.any_shape("x", x).array("factor", factor, "1", "f32")
+
+
+@scale_by.reference
+def _(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(x, factor)
+    return finish(up(x, compute) * up(factor, compute)[0], x.dtype, compute)
+
+
+@operator
+def cast(args: Args, x: Array, dtype: DType) -> dict[str, Any]:
+    """x in another dtype (bfloat16 where the device has it, from bfloat16 everywhere)."""
+    return {"dtype": args.any_shape("x", x, "weight").dtype("dtype", dtype, x.dtype)}
+
+
+@cast.reference
+def _(x: np.ndarray, dtype: Any) -> np.ndarray:
+    return x.astype(dtype)
+
+
+@operator
+def bias(args: Args, x: Array, b: Array) -> None:
+    """x [R, C] + b float32 [C]."""
+    args.array("x", x, "R C").array("b", b, "C", "f32")
+
+
+@bias.reference
+def _(x: np.ndarray, b: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(x, b)
+    return finish(up(x, compute) + up(b, compute), x.dtype, compute)
+
+
+@operator
+def sum_rows(args: Args, x: Array, *, out: Array | None = None, accumulate: bool = False) -> None:
+    """[R, C] -> float32 [C], into `out` where given (added to it when `accumulate`); the backward of bias."""
+    args.array("x", x, "R C")
+    if out is not None:
+        args.array("out", out, "C", "f32")
+
+
+@sum_rows.reference
+def _(x: np.ndarray, out: np.ndarray | None, accumulate: bool) -> np.ndarray:
+    compute = compute_dtype(x)
+    return store(np.sum(up(x, compute), axis=0), out, accumulate, np.float32, compute)
+
+
+@operator
+def sum(args: Args, x: Array) -> None:
+    """All elements -> float32 [1]."""
+    args.any_shape("x", x)
+
+
+@sum.reference
+def _(x: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(x)
+    return np.sum(up(x, compute)).reshape(1)
 
 
 class Add(Function):
@@ -39,9 +132,9 @@ class Add(Function):
 
     @staticmethod
     def forward(ctx: Context, a: Array, b: Array) -> Array:
-        schema.same_shape("add", ctx.device, a, b)
+        y = ctx.device.add(a, b)
         ctx.dtypes = a.dtype, b.dtype
-        return ctx.device.add(a, b)
+        return y
 
     @staticmethod
     def backward(ctx: Context, dy: Array) -> Any:
@@ -56,10 +149,10 @@ class Mul(Function):
 
     @staticmethod
     def forward(ctx: Context, a: Array, b: Array) -> Array:
-        schema.same_shape("mul", ctx.device, a, b)
+        y = ctx.device.mul(a, b)
         ctx.save(a if ctx.needs_grad[1] else None, b if ctx.needs_grad[0] else None)
         ctx.dtypes = a.dtype, b.dtype
-        return ctx.device.mul(a, b)
+        return y
 
     @staticmethod
     def backward(ctx: Context, dy: Array) -> Any:
@@ -76,7 +169,6 @@ class Scale(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, alpha: float) -> Array:
-        schema.scale(ctx.device, x, alpha)
         ctx.alpha = alpha
         return ctx.device.scale(x, alpha)
 
@@ -88,8 +180,9 @@ class Scale(Function):
 class Cast(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, dtype: Any) -> Array:
+        y = ctx.device.cast(x, dtype)
         ctx.dtype = x.dtype
-        return ctx.device.cast(x, schema.cast(ctx.device, x, dtype))
+        return y
 
     @staticmethod
     def backward(ctx: Context, dy: Array) -> Any:
@@ -101,7 +194,6 @@ class Bias(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, b: Array) -> Array:
-        schema.bias(ctx.device, x, b)
         return with_shape(ctx, ctx.device.bias(as_rows(ctx, x), b), x.shape)
 
     @staticmethod
@@ -123,9 +215,9 @@ class Sum(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
-        schema.unary("sum", ctx.device, x)
+        total = ctx.device.sum(x)
         ctx.shape, ctx.dtype = tuple(x.shape), x.dtype
-        return ctx.device.sum(x)
+        return total
 
     @staticmethod
     def backward(ctx: Context, dy: Array) -> Any:
@@ -139,7 +231,6 @@ class Mask(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, keep: Array, value: float) -> Array:
-        schema.mask(ctx.device, x, keep)
         ctx.save(keep)
         return ctx.device.mask(x, keep, value)
 
@@ -147,35 +238,3 @@ class Mask(Function):
     def backward(ctx: Context, dy: Array) -> Any:
         (keep,) = ctx.saved
         return (ctx.device.mask(dy, keep, 0.0),)
-
-
-class Softmax(Function):
-    """Over the last axis; dx = y (dy - sum(dy y))."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        schema.softmax(ctx.device, x)
-        y = with_shape(ctx, ctx.device.softmax(as_rows(ctx, x)), x.shape)
-        ctx.save(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        (y,) = ctx.saved
-        return (with_shape(ctx, ctx.device.softmax_backward(as_rows(ctx, dy), as_rows(ctx, y)), y.shape),)
-
-
-class Dropout(Function):
-    """Keep with probability 1 - p and divide by 1 - p. Its backward is the same with the same numbers."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, p: float, seed: Array, stream: int) -> Array:
-        schema.dropout(ctx.device, x, p, seed, stream)
-        ctx.save(seed)
-        ctx.p, ctx.stream = p, stream
-        return ctx.device.dropout(x, p, seed, stream)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        (seed,) = ctx.saved
-        return (ctx.device.dropout(dy, ctx.p, seed, ctx.stream),)

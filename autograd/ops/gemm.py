@@ -1,14 +1,123 @@
-"""The matrix product and the linear layer on a plain weight, with bias, residual and LoRA in the epilogue."""
+"""Products of matrices, with their epilogue."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
-from wgrad.autograd.ops.elementwise import as_rows, column_sums, with_shape
-from wgrad.autograd.ops.lora import lora_add_grad_x, lora_forward, lora_grad_u, lora_grad_weights, weight_grad
-from wgrad.device.contract import Array
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, store, up
+from wgrad.device.contract import Array, DType
+
+LowRank = tuple[Array, Array]
+MOST_BATCHES = 65_535  # what one dimension of a dispatch counts up to
+
+
+@operator
+def gemm(
+    args: Args,
+    a: Array,
+    b: Array,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    lowrank: LowRank | None = None,
+    out: Array | None = None,
+    accumulate: bool = False,
+    dtype: DType = None,
+) -> dict[str, Any]:
+    """out = alpha * op(a) op(b) + u op(v) + bias + residual (+ out when `accumulate`).
+
+    a: [M, K] or [K, M] (trans_a); b: [K, N] or [N, K] (trans_b), also bfloat16; a leading batch axis on both
+    makes it batched, of at most 65,535 products. lowrank = (u [M, r], v): v is [N, r] when trans_b, else [r, N]; the
+    LoRA term. bias [N] float32, residual and out [M, N]. Any mix of dtypes is allowed. bias, residual and lowrank are
+    for the unbatched product only. dtype: of the result; out's where there is one, else by default a's.
+    """
+    args.rule(math.isfinite(alpha), f"alpha must be finite, got {alpha}")
+    batch = "B " if len(getattr(a, "shape", ())) == 3 else ""
+    args.array("a", a, batch + ("K M" if trans_a else "M K"))
+    args.array("b", b, batch + ("N K" if trans_b else "K N"), "weight", "check trans_a and trans_b")
+    size = args.size
+    if batch:
+        args.rule(
+            size["B"] <= MOST_BATCHES, f"a batch holds at most {MOST_BATCHES:,} products, got {size['B']:,}; split it"
+        )
+        for name, value in (("bias", bias), ("residual", residual), ("lowrank", lowrank)):
+            args.rule(
+                value is None, f"{name} is for a product without a batch axis, got a {list(a.shape)}; add it after"
+            )
+    epilogue(args, bias, residual, lowrank, trans_b)
+    if out is None:
+        args.rule(not accumulate, "out must be given where the product is added to it, got accumulate without out")
+        return {"dtype": args.dtype("dtype", dtype, a.dtype)}
+    args.array("out", out, batch + "M N")
+    return {"dtype": out.dtype}
+
+
+def epilogue(
+    args: Args, bias: Array | None, residual: Array | None, lowrank: LowRank | None, trans_v: bool, columns: str = "N"
+) -> None:
+    """What is added to a product [M, columns]."""
+    if bias is not None:
+        args.array("bias", bias, columns, "f32")
+    if residual is not None:
+        args.array("residual", residual, f"M {columns}")
+    if lowrank is not None:
+        args.rule(
+            isinstance(lowrank, tuple) and len(lowrank) == 2,
+            f"lowrank must be two arrays (u, v), got {type(lowrank).__name__}; pass u [M, r] and v",
+        )
+        args.array("lowrank[0]", lowrank[0], "M r")
+        args.array("lowrank[1]", lowrank[1], f"{columns} r" if trans_v else f"r {columns}")
+
+
+@gemm.reference
+def _(
+    a: np.ndarray,
+    b: np.ndarray,
+    trans_a: bool,
+    trans_b: bool,
+    alpha: float,
+    bias: np.ndarray | None,
+    residual: np.ndarray | None,
+    lowrank: LowRank | None,
+    out: np.ndarray | None,
+    accumulate: bool,
+    dtype: Any,
+) -> np.ndarray:
+    compute = compute_dtype(a, b, bias, residual, out, *(lowrank or ()))
+    left = up(a, compute).swapaxes(-1, -2) if trans_a else up(a, compute)
+    right = up(b, compute).swapaxes(-1, -2) if trans_b else up(b, compute)
+    y = left @ right
+    if alpha != 1.0:
+        y *= compute.type(alpha)
+    add_epilogue(y, bias, residual, lowrank, trans_b, compute)
+    return store(y, out, accumulate, dtype, compute)
+
+
+def add_epilogue(
+    y: np.ndarray,
+    bias: np.ndarray | None,
+    residual: np.ndarray | None,
+    lowrank: LowRank | None,
+    trans: bool,
+    compute: np.dtype,
+) -> None:
+    """y += u op(v) + bias + residual, in place."""
+    if lowrank is not None:
+        u, v = up(lowrank[0], compute), up(lowrank[1], compute)
+        y += u @ (v.T if trans else v)
+    if bias is not None:
+        y += up(bias, compute)
+    if residual is not None:
+        y += up(residual, compute)
 
 
 class Gemm(Function):
@@ -16,7 +125,6 @@ class Gemm(Function):
 
     @staticmethod
     def forward(ctx: Context, a: Array, b: Array, *, trans_a: bool, trans_b: bool, alpha: float, dtype: Any) -> Array:
-        dtype = schema.gemm(ctx.device, a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
         ctx.save(a, b)
         ctx.trans, ctx.alpha = (trans_a, trans_b), alpha
         return ctx.device.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
@@ -40,64 +148,3 @@ class Gemm(Function):
                 else gemm(a, dy, trans_a=not ta, alpha=alpha, dtype=b.dtype)
             )
         return da, db
-
-
-class Linear(Function):
-    """y = x W^T + u B^T + bias + residual, u = scaling * dropout(x) A^T. Inputs: x, weight, bias, residual, a, b."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        residual: Array | None,
-        a: Array | None,
-        b: Array | None,
-        *,
-        lora: dict[str, Any] | None = None,
-        dtype: Any = None,
-    ) -> Array:
-        dtype = schema.linear(ctx.device, "linear", x, weight, bias, residual, a, b, dtype)
-        rows, u = as_rows(ctx, x), None
-        if lora is not None:
-            schema.lora("linear", ctx.device, **lora)
-            u = lora_forward(ctx, rows, a, lora)
-        wants_x = ctx.needs_grad[1] or lora is not None
-        ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, a, b, u)
-        ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
-        ctx.residual_dtype = None if residual is None else residual.dtype
-        y = ctx.device.gemm(
-            rows,
-            weight,
-            trans_b=True,
-            bias=bias,
-            residual=None if residual is None else as_rows(ctx, residual),
-            lowrank=None if u is None else (u, b),
-            dtype=dtype,
-        )
-        return with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        x, weight, a, b, u = ctx.saved
-        rows, lora = as_rows(ctx, dy), ctx.lora
-        du = None if lora is None else lora_grad_u(ctx, rows, b, lora)
-        dx = da = db = None
-        if ctx.needs_grad[0]:
-            fused = (du, a) if lora is not None and lora["dropout"] == 0 else None
-            dx = ctx.device.gemm(rows, weight, lowrank=fused, dtype=ctx.x_dtype)
-            if lora is not None and fused is None:
-                dx = lora_add_grad_x(ctx, dx, du, a, lora)
-            dx = with_shape(ctx, dx, ctx.x_shape)
-        dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None
-        if lora is not None:
-            da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora)
-        return dx, dweight, column_sums(ctx, 2, dy), residual_grad(ctx, 3, dy), da, db
-
-
-def residual_grad(ctx: Context, i: int, dy: Array) -> Array | None:
-    """The gradient of a residual, input i: dy itself, in the residual's dtype."""
-    if not ctx.needs_grad[i]:
-        return None
-    return dy if dy.dtype == ctx.residual_dtype else ctx.device.cast(dy, ctx.residual_dtype)

@@ -1,4 +1,4 @@
-"""The linear layer on a frozen NF4 weight, which is decoded inside the product; no gradient for the weight.
+"""Linear layers: on a weight that may be trained, and on a frozen NF4 weight, which is decoded inside the product.
 
 Source: Dettmers et al., QLoRA (2023).
 """
@@ -7,60 +7,200 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
-from wgrad.autograd.ops.elementwise import as_rows, column_sums, with_shape
-from wgrad.autograd.ops.gemm import residual_grad
-from wgrad.autograd.ops.lora import lora_add_grad_x, lora_forward, lora_grad_u, lora_grad_weights
-from wgrad.device.contract import Array, NF4Array
+from wgrad.autograd.operators import Rules, operator
+from wgrad.autograd.ops.elementwise import column_sums
+from wgrad.autograd.ops.gemm import LowRank, add_epilogue, epilogue
+from wgrad.autograd.ops.lora import (
+    LoraTerm,
+    lora_add_grad_x,
+    lora_forward,
+    lora_grad_u,
+    lora_grad_weights,
+    lora_term,
+    weight_grad,
+)
+from wgrad.autograd.ops.quantize import frozen_compute_dtype, frozen_weight
+from wgrad.autograd.precision import finish, up
+from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.device.contract import Array, DType
+from wgrad.device.formats.frozen_weight import FrozenWeight
+
+# An NF4 weight is decoded this many elements at a time, so that it never stands in memory whole.
+DECODE_ELEMENTS = 1 << 22
 
 
-class LinearNF4(Function):
-    """y = x dequant(W)^T + u B^T + bias + residual, u = scaling * dropout(x) A^T. Inputs: x, bias, residual, a, b."""
+@operator
+def linear_nf4(
+    args: Args,
+    x: Array,
+    weight: FrozenWeight,
+    *,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    lowrank: LowRank | None = None,
+    dtype: DType = None,
+) -> dict[str, Any]:
+    """[M, K] x dequant([N, K])^T + u v^T (u [M, r], v [N, r]) + bias + residual -> [M, N]; default dtype: x's."""
+    args.array("x", x, "M K")
+    frozen_weight(args, "weight", weight)
+    args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")
+    epilogue(args, bias, residual, lowrank, True)
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+@linear_nf4.reference
+def _(
+    x: np.ndarray,
+    weight: FrozenWeight,
+    bias: np.ndarray | None,
+    residual: np.ndarray | None,
+    lowrank: LowRank | None,
+    dtype: Any,
+) -> np.ndarray:
+    compute = frozen_compute_dtype(weight, x, bias, residual, *(lowrank or ()))
+    left = up(x, compute)
+    y = np.empty((x.shape[0], weight.shape[0]), compute)
+    for rows in _row_chunks(weight):
+        y[:, rows] = left @ weight.rows(rows.start, rows.stop, compute).T
+    add_epilogue(y, bias, residual, lowrank, True, compute)
+    return finish(y, dtype, compute)
+
+
+@operator
+def linear_nf4_backward(
+    args: Args, dy: Array, weight: FrozenWeight, *, lowrank: LowRank | None = None, dtype: DType = None
+) -> dict[str, Any]:
+    """[M, N] dy x dequant([N, K]) + u v (u [M, r], v [r, K]) -> dx [M, K]; default dtype: dy's."""
+    args.array("dy", dy, "M N")
+    frozen_weight(args, "weight", weight)
+    args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")
+    epilogue(args, None, None, lowrank, False, "K")
+    return {"dtype": args.dtype("dtype", dtype, dy.dtype)}
+
+
+@linear_nf4_backward.reference
+def _(dy: np.ndarray, weight: FrozenWeight, lowrank: LowRank | None, dtype: Any) -> np.ndarray:
+    compute = frozen_compute_dtype(weight, dy, *(lowrank or ()))
+    grad = up(dy, compute)
+    dx = np.zeros((dy.shape[0], weight.shape[1]), compute)
+    for rows in _row_chunks(weight):
+        dx += grad[:, rows] @ weight.rows(rows.start, rows.stop, compute)
+    add_epilogue(dx, None, None, lowrank, False, compute)
+    return finish(dx, dtype, compute)
+
+
+def _row_chunks(weight: FrozenWeight) -> list[slice]:
+    rows, columns = weight.shape
+    step = max(1, DECODE_ELEMENTS // columns)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
+
+
+@Rules
+def linear(
+    args: Args,
+    x: Array,
+    weight: Array | FrozenWeight,
+    bias: Array | None,
+    residual: Array | None,
+    a: Array | None,
+    b: Array | None,
+    dtype: DType,
+) -> dict[str, Any]:
+    """x [..., K], weight [N, K], bias [N], residual [..., N], a (lora_A) [r, K], b (lora_B) [N, r] -> dtype of y."""
+    args.array("x", x, "... K")
+    frozen = isinstance(weight, FrozenWeight)
+    args.rule(
+        frozen == (args.op == "linear_nf4"),
+        f"weight must be {'an array: call linear_nf4' if frozen else 'an NF4Array: call linear, or nf4_quantize it'}"
+        f", got {type(weight).__name__}",
+    )
+    if isinstance(weight, FrozenWeight):
+        frozen_weight(args, "weight", weight)
+        args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")
+    else:
+        hint = "a linear weight is [out, in]: transpose it if it is [in, out]"
+        args.array("weight", weight, "N K", "weight", hint)
+    if bias is not None:
+        args.array("bias", bias, "N", "f32")
+    if residual is not None:
+        wanted = (*tuple(x.shape)[:-1], args.size["N"])
+        args.array("residual", residual, "... N")
+        args.rule(
+            tuple(residual.shape) == wanted,
+            f"residual must have the shape of the result {list(wanted)}, got {list(residual.shape)}; reshape it",
+        )
+    if a is not None or b is not None:
+        args.array("lora.a", a, "r K", "f32", "lora_A is [r, in]")
+        args.array("lora.b", b, "N r", "f32", "lora_B is [out, r]")
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+class Linear(Function):
+    """y = x W^T + u B^T + bias + residual, u = scaling * dropout(x) A^T. Inputs: x, weight, bias, residual, a, b.
+
+    A frozen weight is decoded inside the product, and has no gradient.
+    """
 
     @staticmethod
     def forward(
         ctx: Context,
         x: Array,
+        weight: Array | FrozenWeight,
         bias: Array | None,
         residual: Array | None,
         a: Array | None,
         b: Array | None,
         *,
-        weight: NF4Array,
-        lora: dict[str, Any] | None = None,
-        dtype: Any = None,
+        op: str,
+        lora: LoraTerm | None,
+        dtype: DType,
     ) -> Array:
-        dtype = schema.linear(ctx.device, "linear_nf4", x, weight, bias, residual, a, b, dtype)
+        dtype = linear.check(ctx.device, (x, weight, bias, residual, a, b, dtype), {}, op)["dtype"]
         rows, u = as_rows(ctx, x), None
         if lora is not None:
-            schema.lora("linear_nf4", ctx.device, **lora)
+            lora_term.check(ctx.device, (lora.scaling, lora.dropout, lora.seed, lora.stream), {}, op)
             u = lora_forward(ctx, rows, a, lora)
-        ctx.save(rows if lora is not None else None, a, b, u)
-        ctx.weight, ctx.lora, ctx.x_shape, ctx.x_dtype = weight, lora, tuple(x.shape), x.dtype
+        wants_x = ctx.needs_grad[1] or lora is not None
+        ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, a, b, u)
+        ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
         ctx.residual_dtype = None if residual is None else residual.dtype
-        y = ctx.device.linear_nf4(
-            rows,
-            weight,
-            bias=bias,
-            residual=None if residual is None else as_rows(ctx, residual),
-            lowrank=None if u is None else (u, b),
-            dtype=dtype,
-        )
+        options: dict[str, Any] = {
+            "bias": bias,
+            "residual": None if residual is None else as_rows(ctx, residual),
+            "lowrank": None if u is None else (u, b),
+            "dtype": dtype,
+        }
+        if isinstance(weight, FrozenWeight):
+            y = ctx.device.linear_nf4(rows, weight, **options)
+        else:
+            y = ctx.device.gemm(rows, weight, trans_b=True, **options)
         return with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
 
     @staticmethod
     def backward(ctx: Context, dy: Array) -> Any:
-        x, a, b, u = ctx.saved
+        x, weight, a, b, u = ctx.saved
         rows, lora = as_rows(ctx, dy), ctx.lora
         du = None if lora is None else lora_grad_u(ctx, rows, b, lora)
         dx = da = db = None
         if ctx.needs_grad[0]:
-            fused = (du, a) if lora is not None and lora["dropout"] == 0 else None
-            dx = ctx.device.linear_nf4_backward(rows, ctx.weight, lowrank=fused, dtype=ctx.x_dtype)
+            fused = (du, a) if lora is not None and lora.dropout == 0 else None
+            product = ctx.device.linear_nf4_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
+            dx = product(rows, weight, lowrank=fused, dtype=ctx.x_dtype)
             if lora is not None and fused is None:
                 dx = lora_add_grad_x(ctx, dx, du, a, lora)
             dx = with_shape(ctx, dx, ctx.x_shape)
+        dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None
         if lora is not None:
-            da, db = lora_grad_weights(ctx, (3, 4), rows, du, u, x, lora)
-        return dx, column_sums(ctx, 1, dy), residual_grad(ctx, 2, dy), da, db
+            da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora)
+        return dx, dweight, column_sums(ctx, 2, dy), _residual_grad(ctx, 3, dy), da, db
+
+
+def _residual_grad(ctx: Context, i: int, dy: Array) -> Array | None:
+    """The gradient of a residual, input i: dy itself, in the residual's dtype."""
+    if not ctx.needs_grad[i]:
+        return None
+    return dy if dy.dtype == ctx.residual_dtype else ctx.device.cast(dy, ctx.residual_dtype)

@@ -6,12 +6,15 @@ stands in memory. It stays float32 and is what the backward reads again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context
+from wgrad.autograd.operators import Rules
+from wgrad.autograd.ops.dropout import dropout_stream, probability
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
@@ -31,27 +34,28 @@ class LoraTerm:
     seed: Array | None = None
     stream: int = 0
 
-    def options(self) -> dict[str, Any]:
-        return {"scaling": self.scaling, "dropout": self.dropout, "seed": self.seed, "stream": self.stream}
+
+@Rules
+def lora_term(args: Args, scaling: float, rate: float, seed: Array | None, stream: int) -> None:
+    args.rule(math.isfinite(scaling), f"lora.scaling must be finite, got {scaling}; it is alpha / r")
+    probability(args, rate)
+    if rate > 0:
+        args.array("lora.seed", seed, "2", "u32", "dropout needs a seed")
+        dropout_stream(args, stream)
 
 
-def lora_inputs(lora: LoraTerm | None) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
-    """The Function inputs and the options of an optional LoRA term."""
-    return (None, None, {}) if lora is None else (lora.a, lora.b, {"lora": lora.options()})
-
-
-def lora_forward(ctx: Context, x: Array, a: Array, lora: dict[str, Any]) -> Array:
+def lora_forward(ctx: Context, x: Array, a: Array, lora: LoraTerm) -> Array:
     """x [M, K] -> u float32 [M, r]."""
-    return ctx.device.gemm(_dropped(ctx, x, lora), a, trans_b=True, alpha=lora["scaling"], dtype=np.float32)
+    return ctx.device.gemm(_dropped(ctx, x, lora), a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
 
 
-def lora_grad_u(ctx: Context, dy: Array, b: Array, lora: dict[str, Any]) -> Array:
+def lora_grad_u(ctx: Context, dy: Array, b: Array, lora: LoraTerm) -> Array:
     """dy [M, N] -> du float32 [M, r]; scaling is in it, as it is in u."""
-    return ctx.device.gemm(dy, b, alpha=lora["scaling"], dtype=np.float32)
+    return ctx.device.gemm(dy, b, alpha=lora.scaling, dtype=np.float32)
 
 
 def lora_grad_weights(
-    ctx: Context, inputs: tuple[int, int], dy: Array, du: Array, u: Array, x: Array, lora: dict[str, Any]
+    ctx: Context, inputs: tuple[int, int], dy: Array, du: Array, u: Array, x: Array, lora: LoraTerm
 ) -> tuple[Array | None, Array | None]:
     """dA = du^T dropout(x) [r, K] and dB = dy^T u [N, r], added to the leaves' buffers where they have them.
 
@@ -63,10 +67,10 @@ def lora_grad_weights(
     return da, db
 
 
-def lora_add_grad_x(ctx: Context, dx: Array, du: Array, a: Array, lora: dict[str, Any]) -> Array:
+def lora_add_grad_x(ctx: Context, dx: Array, du: Array, a: Array, lora: LoraTerm) -> Array:
     """dx + dropout(du A), for a dx that is ours; only where there is dropout (else the product's epilogue does it)."""
     through = ctx.device.gemm(du, a, dtype=dx.dtype)
-    through = ctx.device.dropout(through, lora["dropout"], lora["seed"], lora["stream"])
+    through = ctx.device.dropout(through, lora.dropout, lora.seed, lora.stream)
     return ctx.device.add(dx, through, out=dx)
 
 
@@ -77,7 +81,7 @@ def weight_grad(ctx: Context, i: int, dy: Array, x: Array) -> Array | None:
     return dw if buffer is None else None
 
 
-def _dropped(ctx: Context, x: Array, lora: dict[str, Any]) -> Array:
-    if lora["dropout"] == 0:
+def _dropped(ctx: Context, x: Array, lora: LoraTerm) -> Array:
+    if lora.dropout == 0:
         return x
-    return ctx.device.dropout(x, lora["dropout"], lora["seed"], lora["stream"])
+    return ctx.device.dropout(x, lora.dropout, lora.seed, lora.stream)

@@ -7,9 +7,58 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, up
 from wgrad.device.contract import Array
+
+IGNORE_INDEX = -100
+# Logits of one chunk of tokens: at most this many elements (a single token is always taken).
+LOGIT_ELEMENTS = 1 << 22
+
+
+@operator
+def linear_cross_entropy(
+    args: Args, x: Array, weight: Array, targets: Array, *, need_dx: bool = True, need_dweight: bool = False
+) -> None:
+    """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored ->
+    loss float32 [1] (sum over targets of -log softmax(x weight^T)), dx [N, C] float32, dweight [V, C] float32
+    (None where not needed). Logits stand in memory only a chunk of tokens (and of vocabulary) at a time."""
+    args.array("x", x, "N C", "float", "flatten batch and time into N")
+    args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
+    args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
+
+
+@linear_cross_entropy.reference
+def _(
+    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, need_dx: bool, need_dweight: bool
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    compute = compute_dtype(x, weight)
+    wide, table = up(x, compute), up(weight, compute)
+    dx = np.zeros(x.shape, compute) if need_dx else None
+    dweight = np.zeros(weight.shape, compute) if need_dweight else None
+    loss = np.zeros(1, np.float64)
+    counted = np.flatnonzero(targets != IGNORE_INDEX)
+    step = max(1, LOGIT_ELEMENTS // table.shape[0])
+    for start in range(0, counted.size, step):
+        rows = counted[start : start + step]
+        logits = wide[rows] @ table.T
+        own = (np.arange(rows.size), targets[rows])
+        logits -= logits.max(axis=1, keepdims=True)
+        at_target = logits[own]
+        p = np.exp(logits, out=logits)
+        total = p.sum(axis=1, keepdims=True)
+        loss += np.sum(np.log(total[:, 0]) - at_target, dtype=np.float64)
+        p /= total
+        p[own] -= 1  # now d loss / d logits
+        if dx is not None:
+            dx[rows] = p @ table
+        if dweight is not None:
+            dweight += p.T @ wide[rows]
+    return loss.astype(compute), dx, dweight
 
 
 class LinearCrossEntropy(Function):
@@ -21,7 +70,6 @@ class LinearCrossEntropy(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array, *, targets: Array) -> Array:
-        schema.linear_cross_entropy(ctx.device, x, weight, targets)
         need_dx, need_dweight = ctx.needs_grad
         loss, dx, dweight = ctx.device.linear_cross_entropy(
             x, weight, targets, need_dx=need_dx, need_dweight=need_dweight

@@ -4,15 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
-from wgrad.autograd.ops.elementwise import as_rows, with_shape
-from wgrad.device.contract import Array
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.device.contract import Array, DType
+
+
+@operator
+def rms_norm(args: Args, x: Array, weight: Array, eps: float, *, dtype: DType = None) -> dict[str, Any]:
+    """x [R, C], weight [C] float32 -> y [R, C] (default dtype: x's), rstd [R] float32.
+
+    y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps).
+    """
+    args.array("x", x, "R C").array("weight", weight, "C", "f32")
+    args.rule(eps > 0, f"eps must be positive, got {eps}; rms_norm_eps of config.json is usually 1e-5")
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+@rms_norm.reference
+def _(x: np.ndarray, weight: np.ndarray, eps: float, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    compute = compute_dtype(x, weight)
+    wide = up(x, compute)
+    rstd = 1 / np.sqrt(np.mean(wide * wide, axis=1) + compute.type(eps))
+    y = wide * rstd[:, None] * up(weight, compute)
+    return finish(y, dtype, compute), rstd
+
+
+@operator
+def rms_norm_backward(
+    args: Args,
+    dy: Array,
+    x: Array,
+    weight: Array,
+    rstd: Array,
+    *,
+    residual_grad: Array | None = None,
+    need_dweight: bool = True,
+    dtype: DType = None,
+) -> dict[str, Any]:
+    """-> dx [R, C] (+ residual_grad when given; default dtype: x's), dweight [C] float32 or None."""
+    args.array("dy", dy, "R C").array("x", x, "R C").array("weight", weight, "C", "f32").array("rstd", rstd, "R", "f32")
+    if residual_grad is not None:
+        args.array("residual_grad", residual_grad, "R C")
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+@rms_norm_backward.reference
+def _(
+    dy: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    rstd: np.ndarray,
+    residual_grad: np.ndarray | None,
+    need_dweight: bool,
+    dtype: Any,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    compute = compute_dtype(dy, x, weight, rstd, residual_grad)
+    grad, normed = up(dy, compute), up(x, compute) * up(rstd, compute)[:, None]
+    weighted = grad * up(weight, compute)
+    dx = (weighted - normed * np.mean(weighted * normed, axis=1, keepdims=True)) * up(rstd, compute)[:, None]
+    if residual_grad is not None:
+        dx += up(residual_grad, compute)
+    dweight = np.sum(grad * normed, axis=0) if need_dweight else None
+    return finish(dx, dtype, compute), dweight
 
 
 def _forward(ctx: Context, op: str, x: Array, weight: Array, eps: float, dtype: Any) -> Array:
-    dtype = schema.rms_norm(ctx.device, x, weight, eps, dtype, op)
     rows = as_rows(ctx, x)
+    rms_norm.check(ctx.device, (rows, weight, eps), {"dtype": dtype}, op)
     y, rstd = ctx.device.rms_norm(rows, weight, eps, dtype=dtype)
     ctx.save(rows, weight, rstd)
     ctx.shape = tuple(x.shape)

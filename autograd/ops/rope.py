@@ -4,9 +4,90 @@ from __future__ import annotations
 
 from typing import Any
 
-from wgrad.autograd import schema
+import numpy as np
+
+from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Function
+from wgrad.autograd.operators import operator
+from wgrad.autograd.ops.decoding import append, cache_dtype, fits_cache
+from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array
+
+
+def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
+    """What goes with the array `name` [N, ..., D] that is rotated."""
+    width = args.size["D"]
+    args.rule(
+        width % 2 == 0, f"{name} must have an even head width D (halves are rotated against each other), got {width}"
+    )
+    args.array("cos", cos, f"P {width // 2}", "f32", "a rotary table has D / 2 columns")
+    args.array("sin", sin, f"P {width // 2}", "f32", "cos and sin are tables of one shape")
+    args.array("positions", positions, "N", "i32")
+
+
+@operator
+def rope(args: Args, x: Array, cos: Array, sin: Array, positions: Array, *, inverse: bool = False) -> None:
+    """x [N, H, D]; cos, sin float32 [P, D/2] (scaling and its factor are in the table); positions int32 [N].
+    Half-split: element i pairs with i + D/2. `inverse` rotates back: that is the backward."""
+    args.array("x", x, "N H D", "float", "flatten batch and time into N")
+    _tables(args, "x", cos, sin, positions)
+
+
+@rope.reference
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, inverse: bool = False) -> np.ndarray:
+    """x [N, H, D], cos and sin [P, D/2], positions [N] -> [N, H, D] in x's dtype (the oracle's where one is wider)."""
+    compute = compute_dtype(x, cos, sin)
+    half = x.shape[-1] // 2
+    c, s = up(cos, compute)[positions][:, None, :], up(sin, compute)[positions][:, None, :]
+    if inverse:
+        s = -s
+    first, second = up(x[..., :half], compute), up(x[..., half:], compute)
+    return finish(np.concatenate([first * c - second * s, second * c + first * s], axis=-1), x.dtype, compute)
+
+
+@operator
+def rope_append(
+    args: Args,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    keys: Array,
+    values: Array,
+    cache_len: Array,
+) -> None:
+    """`rope` of k, and `kv_append` of that and of v, in one launch; keys and values in place:
+    keys[:, cache_len[0] : cache_len[0] + T] = rope(k), values[...] = v. k, v [B T, G, D]; keys, values
+    [B, S, G, D]; all of one dtype; cos, sin, positions [B T] as in `rope`. For decoding: there is no backward."""
+    args.array("k", k, "N G D", "float", "flatten batch and time into N")
+    args.array("v", v, "N G D", "float", "flatten batch and time into N")
+    _tables(args, "k", cos, sin, positions)
+    args.array("keys", keys, "B S G D").array("values", values, "B S G D")
+    n, batch = args.size["N"], args.size["B"]
+    args.rule(
+        n % batch == 0,
+        f"k must have as many tokens for each of the {batch} rows of the cache, got N = {n}; "
+        "append the same number of tokens to every row",
+    )
+    fits_cache(args, "k", n // batch, cache_len)
+    for name, array in (("k", k), ("v", v), ("values", values)):
+        cache_dtype(args, "keys", keys, name, array)
+
+
+@rope_append.reference
+def _(
+    k: np.ndarray,
+    v: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    positions: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    cache_len: np.ndarray,
+) -> None:
+    for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
+        append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(cache_len[0]))
 
 
 class Rope(Function):
@@ -14,7 +95,6 @@ class Rope(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, cos: Array, sin: Array, positions: Array) -> Array:
-        schema.rope(ctx.device, x, cos, sin, positions)
         ctx.save(cos, sin, positions)
         return ctx.device.rope(x, cos, sin, positions)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from wgrad.device.contract import Array, Device, NF4Array
+from wgrad.device.contract import Array, Device
+from wgrad.device.formats.frozen_weight import FrozenWeight
 
 Inputs = dict[str, Any]
 Outputs = dict[str, Array]
@@ -27,7 +28,7 @@ F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.
 class Case:
     """One call of one operator.
 
-    build: random generator -> named inputs: NumPy arrays and NF4Arrays of NumPy arrays.
+    build: random generator -> named inputs: NumPy arrays and frozen weights of NumPy arrays.
     call: device, the same names with the arrays on that device -> named outputs (device arrays).
     finish: name of the host's arithmetic between `call` and what is judged (selftest_finish.py).
     ulps: floor of the limit, in units of float32's epsilon of an output's largest value: what a right implementation
@@ -54,11 +55,10 @@ BUILTIN_ULPS = 16.0
 
 
 def map_arrays(value: Any, change: Callable[[np.ndarray], Any]) -> Any:
-    """Apply `change` to an array, or to each array of an NF4Array."""
-    if not isinstance(value, NF4Array):
+    """Apply `change` to an array, or to each array of a frozen weight."""
+    if not isinstance(value, FrozenWeight):
         return change(value)
-    names = ("packed", "absmax", "nested_absmax", "nested_code", "nested_offset")
-    return replace(value, **{n: change(part) for n in names if (part := getattr(value, n)) is not None})
+    return value.map_arrays(change)
 
 
 def is_float(dtype: np.dtype) -> bool:

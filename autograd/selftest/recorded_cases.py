@@ -6,26 +6,18 @@ call is kept the first time that its shapes, dtypes and options are seen.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, Inputs, Outputs, dtype_name, map_arrays
 from wgrad.autograd.selftest.products import quantized
-from wgrad.device.contract import Device, NF4Array
+from wgrad.device.contract import Device
+from wgrad.device.formats.frozen_weight import FrozenWeight
 
-STORAGE = frozenset(
-    "empty zeros upload write download readback view copy fill synchronize memory reset_peak pipelines_compiled "
-    "capture dry_run".split()
-)
-OPERATORS = {
-    name: inspect.signature(function)
-    for name, function in inspect.getmembers(Device, inspect.isfunction)
-    if not name.startswith("_") and name not in STORAGE
-}
 # Arguments that an operator changes; what it returns is an output anyway.
 _CHANGED = {
     "kv_append": ("cache",),
@@ -64,8 +56,7 @@ class RecordingDevice(ReferenceDevice):
         return call
 
     def _note(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = OPERATORS[op].bind(None, *args, **kwargs).arguments
-        given.pop("self")
+        given = OPERATORS[op].signature.bind(*args, **kwargs).arguments
         arrays, options = _flatten(given)
         key = (op, *((n, _signature(a)) for n, a in arrays.items()), repr(sorted(options.items())), *_aliases(arrays))
         if key in self._seen:
@@ -78,7 +69,7 @@ def _flatten(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments -> arrays by name (parts of a tuple as name.0, name.1), and everything else."""
     arrays, options = {}, {}
     for name, value in given.items():
-        if isinstance(value, np.ndarray | NF4Array):
+        if isinstance(value, np.ndarray | FrozenWeight):
             arrays[name] = value
         elif isinstance(value, tuple) and any(isinstance(part, np.ndarray) for part in value):
             arrays |= {f"{name}.{i}": part for i, part in enumerate(value)}
@@ -88,8 +79,8 @@ def _flatten(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _signature(value: Any) -> Any:
-    if isinstance(value, NF4Array):
-        return (value.shape, value.block_size, value.nested, value.value_dtype)
+    if isinstance(value, FrozenWeight):
+        return (value.shape, *value.constants().items(), *value.parameters())
     return (value.shape, value.dtype.name)
 
 
@@ -111,7 +102,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
         kept["out"] = np.zeros_like(kept["out"])  # memory that nobody has written yet
 
     def pick(x: Inputs, argument: str, value: Any) -> Any:
-        if isinstance(value, np.ndarray | NF4Array):
+        if isinstance(value, np.ndarray | FrozenWeight):
             return x[same.get(argument, argument)]
         if isinstance(value, tuple) and f"{argument}.0" in arrays:
             return tuple(x[same.get(n, n)] for n in (f"{argument}.{i}" for i in range(len(value))))

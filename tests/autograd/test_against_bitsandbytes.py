@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.reference_nf4 import NF4_LEVELS, dynamic_map
-from wgrad.device.contract import NF4Array
+from wgrad.device.formats.nf4 import LEVELS, NF4Array, dynamic_map
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install wgrad[oracle]")
 bnb = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed: pip install wgrad[oracle]")
@@ -52,7 +51,7 @@ def as_ours(packed: Any, state: Any) -> NF4Array:
 
 
 def test_levels() -> None:
-    np.testing.assert_array_equal(bnb.get_4bit_type("nf4", device="cpu").numpy(), NF4_LEVELS)
+    np.testing.assert_array_equal(bnb.get_4bit_type("nf4", device="cpu").numpy(), LEVELS)
 
 
 def test_the_dynamic_map_is_theirs_to_the_bit() -> None:

@@ -38,8 +38,7 @@ def _products(device: Device) -> Cases:
     rng = np.random.default_rng(7)
     seed, kinds = device.upload(SEED), (False, True)
     nf4, double = (
-        F.nf4_quantize(device, device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d)
-        for d in kinds
+        device.nf4_quantize(device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d) for d in kinds
     )
     gemms: Cases = {
         f"gemm {'t' if ta else 'n'}{'t' if tb else 'n'}{' batched' if lead else ''}": (
@@ -162,7 +161,7 @@ class _WrongScale(ReferenceDevice):
     """Its silu_backward forgets the gradient from above where that is 1 only by chance."""
 
     def silu_backward(self, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
-        return super().silu_backward(np.ones_like(dy), x)
+        return super().silu_backward(np.ones_like(dy), x)  # type: ignore[misc]
 
 
 def test_a_dropped_upstream_gradient_is_found() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wgrad.autograd import reference_attention, reference_loss, reference_products
+from wgrad.autograd.ops import attention, linear, loss
+from wgrad.autograd.ops.dropout import dropout_keep, philox
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.reference_elementwise import dropout_keep, philox
 from wgrad.device.contract import (
     HYPER_SIZE,
     STATE_APPLIED,
@@ -66,13 +66,13 @@ def test_attention_in_blocks_of_one_row(
         return [o, lse, *cpu.attention_backward(do, q, k, v, o, lse, doc_start, **args)]
 
     whole = run()
-    monkeypatch.setattr(reference_attention, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(attention, "BLOCK_ELEMENTS", 1)
     for one, other in zip(whole, run()):
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 
 def test_attention_memory_does_not_hold_all_scores(cpu: ReferenceDevice, rng: np.random.Generator) -> None:
-    blocks = list(reference_attention._blocks(np.zeros((1, 3000), np.int32), 0, 3000, 16, 0))
+    blocks = list(attention._blocks(np.zeros((1, 3000), np.int32), 0, 3000, 16, 0))
     assert max((r.stop - r.start) * (k.stop - k.start) * 16 for _, r, k, _ in blocks) <= 2_200_000
     assert sum(r.stop - r.start for _, r, _, _ in blocks) == 3000
 
@@ -83,7 +83,7 @@ def test_loss_in_chunks_of_one_token(
     x, w = rng.standard_normal((9, 5)), rng.standard_normal((11, 5))
     targets = np.array([0, 10, -100, 3, 3, -100, 7, 1, 2], np.int32)
     whole = cpu.linear_cross_entropy(x, w, targets, need_dweight=True)
-    monkeypatch.setattr(reference_loss, "LOGIT_ELEMENTS", 1)
+    monkeypatch.setattr(loss, "LOGIT_ELEMENTS", 1)
     for one, other in zip(whole, cpu.linear_cross_entropy(x, w, targets, need_dweight=True)):
         np.testing.assert_allclose(one, other, atol=1e-12)
 
@@ -95,7 +95,7 @@ def test_nf4_product_in_chunks_of_one_row(
     """Rows of 33 elements: chunks begin and end within bytes and within blocks."""
     weight = cpu.nf4_quantize(rng.standard_normal((7, 33)).astype(np.float32), 32, double=double)
     x, dy = rng.standard_normal((4, 33)), rng.standard_normal((4, 7))
-    monkeypatch.setattr(reference_products, "DECODE_ELEMENTS", 1)
+    monkeypatch.setattr(linear, "DECODE_ELEMENTS", 1)
     dense = cpu.nf4_dequantize(weight).astype(np.float64)
     # The product computes the scale in float64 here, the dense weight was rounded to float32.
     np.testing.assert_allclose(cpu.linear_nf4(x, weight), x @ dense.T, rtol=1e-5, atol=1e-6)

@@ -140,7 +140,7 @@ def test_detach_cuts_the_tape(device: Device) -> None:
 def test_second_backward_is_an_error(cpu: ReferenceDevice) -> None:
     y = F.scale(leaf(cpu, [1.0]), 2.0)
     F.sum(y).backward()
-    with pytest.raises(WgradError, match="walked before through Scale.*run the forward again"):
+    with pytest.raises(WgradError, match="walked before through scale.*run the forward again"):
         F.sum(F.mul(y, y)).backward()
 
 
@@ -153,7 +153,7 @@ def test_backward_of_several_elements_needs_a_seed(cpu: ReferenceDevice) -> None
 
 
 def test_two_devices_are_an_error(cpu: ReferenceDevice) -> None:
-    with pytest.raises(WgradError, match="Add: arguments must be on one device"):
+    with pytest.raises(WgradError, match="add: arguments must be on one device"):
         F.add(leaf(cpu, [1.0]), leaf(ReferenceDevice(), [1.0]))
 
 
@@ -243,7 +243,7 @@ def layer_weights(device: Device, rng: np.random.Generator) -> dict[str, Any]:
         "norm": parameter(device.upload(normal(64)), device),
         "a": parameter(device.upload(normal(3, 64)), device),
         "b": parameter(device.upload(normal(64, 3)), device, device.zeros((64, 3))),
-        "nf4": F.nf4_quantize(device, device.upload(normal(64, 64))),
+        "nf4": device.nf4_quantize(device.upload(normal(64, 64))),
         "seed": device.upload(np.array([5, 6], np.uint32)),
     }
 

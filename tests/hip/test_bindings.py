@@ -24,7 +24,8 @@ import sys; sys.path.append({source!r})
 import numpy as np
 from wgrad.hip.runtime import binding
 from wgrad.hip.device import HipDevice
-device = HipDevice()
+from wgrad.autograd.bind import bind
+device = bind(HipDevice)()
 x = np.arange(67, dtype=np.float32)
 a, total = device.upload(x), device.zeros((67,))
 with device.capture() as recorded:

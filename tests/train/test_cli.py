@@ -418,7 +418,7 @@ class Wrong(ReferenceDevice):
     reason = "made wrong"
 
     def rms_norm_backward(self, *args, **kwargs):
-        dx, *rest = super().rms_norm_backward(*args, **kwargs)
+        dx, *rest = super().rms_norm_backward(*args, **kwargs)  # type: ignore[misc]
         return (dx * np.float32(1.01), *rest)
 
     def silu(self, *args, **kwargs):

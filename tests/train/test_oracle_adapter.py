@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd import functional as F
-from wgrad.device.contract import Device, NF4Array
+from wgrad.device.contract import Device
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.nf4_files import nf4_arrays, save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
@@ -178,7 +178,7 @@ def test_we_load_what_bitsandbytes_quantised(
 def test_bitsandbytes_loads_what_we_quantised(double: bool, columns: int, device: Device, nf4_values: Values) -> None:
     functional = bitsandbytes().functional
     value = np.random.default_rng(2).standard_normal((57, columns)).astype(np.float32)
-    ours = F.nf4_quantize(device, device.upload(value), 64, double=double)
+    ours = device.nf4_quantize(device.upload(value), 64, double=double)
     arrays = {key.removeprefix("w."): torch.tensor(a) for key, a in nf4_arrays("w", ours, device).items()}
     packed = arrays.pop("w")
     state = functional.QuantState.from_dict(arrays, device=torch.device("cpu"))

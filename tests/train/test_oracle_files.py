@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.device.contract import Device, NF4Array
+from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter

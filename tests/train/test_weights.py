@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.device.contract import Device, NF4Array
+from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import safetensors_files
 from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors

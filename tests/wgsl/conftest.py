@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
 
@@ -29,5 +30,5 @@ def _narrow() -> list[WgpuDevice]:
 def narrow(wgpu_device: Device, _narrow: list[WgpuDevice]) -> WgpuDevice:
     """A device whose bindings hold 64 KiB: larger arrays are taken in windows."""
     if not _narrow:
-        _narrow.append(WgpuDevice(max_binding_bytes=NARROW_BYTES))
+        _narrow.append(bind(WgpuDevice)(max_binding_bytes=NARROW_BYTES))
     return _narrow[0]

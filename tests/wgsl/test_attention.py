@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, cases
 from wgrad.autograd.selftest.operators import _attention
@@ -126,13 +127,13 @@ def _all(device: WgpuDevice, x: dict[str, np.ndarray], scale: float) -> list[np.
 def test_batches_larger_than_a_binding(device: WgpuDevice) -> None:
     """One batch element of q takes 20,480 bytes; two fit a binding of 49,152, so that five take three dispatches."""
     x = _inputs((5, 32, 2, 1, 80))
-    small = WgpuDevice(max_binding_bytes=49_152)
+    small = bind(WgpuDevice)(max_binding_bytes=49_152)
     for whole, windowed in zip(_all(device, x, 0.1), _all(small, x, 0.1)):
         np.testing.assert_array_equal(whole, windowed)
 
 
 def test_a_row_larger_than_a_binding_is_refused() -> None:
-    small = WgpuDevice(max_binding_bytes=16_384)
+    small = bind(WgpuDevice)(max_binding_bytes=16_384)
     x = _inputs((1, 64, 2, 1, 64))
     with pytest.raises(DeviceError, match=r"attention: .* 32,768 bytes do not fit one binding.*--seq-len"):
         _all(small, x, 0.1)

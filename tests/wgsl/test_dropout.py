@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wgrad.autograd.reference_elementwise import dropout_keep
+from wgrad.autograd.ops.dropout import dropout_keep
 
 
 @pytest.mark.parametrize("size", [1, 3, 64, 1003, 50_001, 60_000])

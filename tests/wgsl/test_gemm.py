@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.autograd.selftest.run import check_case
@@ -23,15 +24,15 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 @pytest.fixture(scope="module")
-def _tiled() -> list[WgpuDevice]:
+def _tiled() -> list[Any]:
     return []
 
 
 @pytest.fixture
-def tiled(wgpu_device: Any, _tiled: list[WgpuDevice]) -> WgpuDevice:
+def tiled(wgpu_device: Any, _tiled: list[Any]) -> Any:
     """A device that takes the kernels of real cards, whatever the driver."""
     if not _tiled:
-        _tiled.append(WgpuDevice())
+        _tiled.append(bind(WgpuDevice)())
         _tiled[0].software = False
     return _tiled[0]
 
@@ -48,12 +49,12 @@ def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
 
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
-def test_products_on_the_tiled_kernels(case: Case, tiled: WgpuDevice) -> None:
+def test_products_on_the_tiled_kernels(case: Case, tiled: Any) -> None:
     result = check_case(case, tiled)
     assert result.ok, result
 
 
-def _host(device: WgpuDevice, array: Any) -> np.ndarray:
+def _host(device: Any, array: Any) -> np.ndarray:
     assert array is not None
     return device.download(array)
 
@@ -79,7 +80,7 @@ def _limit(a: np.ndarray, b: np.ndarray, exact: np.ndarray) -> float:
 @pytest.mark.parametrize("tile", [MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY, Tile(64, 64, 8, 2, 2)], ids=str)
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
-def test_every_tile_and_split(tiled: WgpuDevice, tile: Tile, splits: int, trans: str) -> None:
+def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -> None:
     trans_a, trans_b = trans[0] == "t", trans[1] == "t"
     a, b, exact = _operands(133, 70, 147, trans_a, trans_b)
     rng = np.random.default_rng(1)
@@ -94,7 +95,7 @@ def test_every_tile_and_split(tiled: WgpuDevice, tile: Tile, splits: int, trans:
     assert np.abs(tiled.download(out) - exact).max() <= limit
 
 
-def test_a_split_product_is_deterministic(tiled: WgpuDevice) -> None:
+def test_a_split_product_is_deterministic(tiled: Any) -> None:
     a, b, _ = _operands(16, 64, 4096, True, False)
     da, db = tiled.upload(a), tiled.upload(b)
     assert choose_tile(16, 64, 4096)[1] > 1
@@ -114,7 +115,7 @@ def test_choice_of_tile(m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device: Any) -> None:
     """Vocabulary in windows: logits, loss and both gradients as with one binding."""
-    narrow = WgpuDevice(max_binding_bytes=1 << 15)
+    narrow = bind(WgpuDevice)(max_binding_bytes=1 << 15)
     narrow.software = software
     rng = np.random.default_rng(3)
     x = rng.standard_normal((13, 33)).astype(np.float32)
@@ -135,7 +136,7 @@ def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device:
     assert np.abs(logits - wide[0] @ wide[1].T).max() <= _limit(x, w.astype(np.float32).T, wide[0] @ wide[1].T)
 
 
-def test_cross_entropy_in_chunks_of_tokens(tiled: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_entropy_in_chunks_of_tokens(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks give what one gives, and no array of all logits is made."""
     from wgrad.wgsl import loss
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
+from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.products import matrix_cases
 from wgrad.autograd.selftest.run import check_case
@@ -17,8 +19,8 @@ from wgrad.wgsl.runtime import compile as wgsl_compile
 
 
 @pytest.fixture(scope="module")
-def _device() -> WgpuDevice:
-    device = WgpuDevice()
+def _device() -> Any:
+    device = bind(WgpuDevice)()
     device.matrix_units = True
     device.software = False  # the ways of a card
     return device
@@ -30,7 +32,7 @@ SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 
 
 @pytest.fixture
-def matrix_device(_device: WgpuDevice, wgpu_device: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[WgpuDevice]:
+def matrix_device(_device: Any, wgpu_device: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[WgpuDevice]:
     """A device that takes gemm_matrix.wgsl, emulated."""
     if not _device.float16:
         pytest.skip("the device has no float16")
@@ -57,7 +59,7 @@ def few_cases() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", few_cases(), ids=lambda case: case.name)
-def test_case(matrix_device: WgpuDevice, case: Case) -> None:
+def test_case(matrix_device: Any, case: Case) -> None:
     before = set(matrix_device._compiler._pipelines)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
@@ -65,7 +67,7 @@ def test_case(matrix_device: WgpuDevice, case: Case) -> None:
     assert not {"gemm"} & made  # no product of these cases goes anywhere else
 
 
-def test_which_products_are_served(matrix_device: WgpuDevice) -> None:
+def test_which_products_are_served(matrix_device: Any) -> None:
     half, single = (matrix_device.empty((128, 128), t) for t in (np.float16, np.float32))
     served = gemm_matrix.served
     assert served(half, half, half, (128, 128, 128), False, False, 128)

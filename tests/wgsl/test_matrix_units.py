@@ -49,7 +49,8 @@ def test_wgpu_works_on_the_copy(cache: Path) -> None:
     matrix_units.write_copy()
     code = (
         "import numpy as np; from wgrad.wgsl.runtime import native; from wgrad.wgsl.device import WgpuDevice;"
-        "d = WgpuDevice();"
+        "from wgrad.autograd.bind import bind;"
+        "d = bind(WgpuDevice)();"
         "print(native.COPY_LOADED, float(d.download(d.add(d.upload(np.ones(3, np.float32)), d.zeros((3,))))[0]))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

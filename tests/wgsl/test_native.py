@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.wgsl.device import WgpuDevice
@@ -39,7 +40,7 @@ def test_what_can_only_be_logged_is_raised() -> None:
 @pytest.mark.parametrize("after", ["launch", "allocate", "download", "readback", "write"])
 def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
     """A real one, destroyed under our hands: whatever comes next says that it was lost."""
-    device = WgpuDevice()
+    device = bind(WgpuDevice)()
     array = device.upload(np.ones(100, np.float32))
     device.synchronize()
     device._device.destroy()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
@@ -18,7 +19,7 @@ from wgrad.wgsl.runtime.runtime import MAX_DISPATCHES, MAX_GROUPS
 @pytest.fixture
 def fresh(wgpu_device: WgpuDevice) -> WgpuDevice:
     """A device of this test's own, so that its pool is empty."""
-    return WgpuDevice()
+    return bind(WgpuDevice)()
 
 
 # ---- pool --------------------------------------------------------------------------------
@@ -228,11 +229,11 @@ def test_a_refused_allocation_is_out_of_memory(fresh: WgpuDevice, monkeypatch: p
 def test_wrong_adapters_are_named(wgpu_device: WgpuDevice) -> None:
     names = [a["name"] for a in adapters.list_adapters()]
     with pytest.raises(DeviceError, match="no such card") as caught:
-        WgpuDevice("no such card")
+        bind(WgpuDevice)("no such card")
     assert all(name in str(caught.value) for name in names)
     with pytest.raises(DeviceError, match=f"'wgpu:{len(names)}' matches no adapter"):
-        WgpuDevice(str(len(names)))
-    assert names[0] in WgpuDevice(names[0][:6].upper()).description
+        bind(WgpuDevice)(str(len(names)))
+    assert names[0] in bind(WgpuDevice)(names[0][:6].upper()).description
 
 
 # ---- recording -----------------------------------------------------------------------------

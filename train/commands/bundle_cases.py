@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from wgrad.autograd import functional as F
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.recorded_cases import RecordingDevice, recorded
 from wgrad.device.contract import Device
@@ -52,7 +51,7 @@ def _frozen(config: ModelConfig, device: Device, rng: np.random.Generator, doubl
     for spec in weight_specs(config):
         value = _value(spec, rng)
         if spec.kind == "projection":
-            weights[spec.name] = F.nf4_quantize(device, device.upload(value), double=double)
+            weights[spec.name] = device.nf4_quantize(device.upload(value), double=double)
         else:
             kept = value if spec.kind in ("norm", "bias") else value.astype(ml_dtypes.bfloat16)
             weights[spec.name] = device.upload(kept)

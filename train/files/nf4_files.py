@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
-from wgrad.device.contract import Device, NF4Array
+from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import make_folder, write_json
-from wgrad.device.formats.nf4 import LEVELS, VALUE_DTYPES
+from wgrad.device.formats.nf4 import LEVELS, VALUE_DTYPES, NF4Array
 from wgrad.train.files.decode import decode_json, show
 from wgrad.train.files.safetensors_files import TensorEntry, TensorSource, from_arrays, write_safetensors
 

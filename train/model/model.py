@@ -17,8 +17,10 @@ import numpy as np
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.functional import LoraTerm
+from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, no_grad
-from wgrad.device.contract import Array, Device, NF4Array
+from wgrad.device.contract import Array, Device
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
@@ -163,13 +165,14 @@ class Model:
     def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
         """k (not rotated yet), v [N, G, D] to the cache of a layer -> all its keys and values [B, S, G, D]."""
         device, keys, values = self.device, cache.keys[index], cache.values[index]
+        check_room("rope_append" if self.config.use_rope[index] else "kv_append", keys, inputs.tokens, inputs.cache_len)
         if self.config.use_rope[index]:
             tables = (self.cos, self.sin, inputs.positions)
-            F.rope_append(device, k.data, v.data, *tables, keys, values, inputs.cache_len)
+            device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len)
         else:
             for part, new in ((keys, k), (values, v)):
                 rows = new.reshape(inputs.batch, inputs.tokens, *new.shape[1:])
-                F.kv_append(device, part, rows.data, inputs.cache_len)
+                device.kv_append(part, rows.data, inputs.cache_len)
         return Tensor(keys, device), Tensor(values, device)
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:

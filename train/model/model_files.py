@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 from msgspec import Struct
 
-from wgrad.autograd import functional
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json, show
@@ -208,7 +207,7 @@ def load_frozen(
             weights[spec.name] = read_nf4(files.entries, spec.name, spec.shape, device, contents)
         elif spec.kind == "projection" and quantize:
             full = _place(files, spec, device, contents)
-            weights[spec.name] = functional.nf4_quantize(device, full, block_size, double=double_quant)
+            weights[spec.name] = device.nf4_quantize(full, block_size, double=double_quant)
             del full
         else:
             weights[spec.name] = _place(files, spec, device, contents)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.reference_loss import LOGIT_ELEMENTS
+from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError

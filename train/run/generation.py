@@ -43,9 +43,9 @@ def generate_ids(
         device.write(uniform, generator.random(1, np.float32))
 
     def choose(logits: Array) -> None:
-        F.add_to(device, odd, F.grad_norm(device, logits))  # the operator that counts what is not finite
+        device.add(odd, device.grad_norm(logits), out=odd)  # the operator that counts what is not finite
         temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        device.copy(F.sample(device, logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p), ids)
+        device.copy(device.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p), ids)
 
     draw()
     ids, odd = device.upload(np.zeros(1, np.int32)), device.zeros((2,))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wgrad.autograd import functional as F
 from wgrad.autograd.tensor import Tensor, parameter
 from wgrad.device.contract import (
     HYPER_GROWTH_INTERVAL,
@@ -110,10 +109,9 @@ class AdamW:
     def step(self) -> None:
         """Update the parameters from the gradients and set those to zero. Only device work: can be captured."""
         p, device, (beta1, beta2) = self.parameters, self.device, self.betas
-        norm = F.grad_norm(device, p.grad)
-        F.clip(device, norm, self.hyper, self.state, self.loss_scale, beta1=beta1, beta2=beta2)
-        F.adamw(
-            device,
+        norm = device.grad_norm(p.grad)
+        device.clip(norm, self.hyper, self.state, self.loss_scale, beta1=beta1, beta2=beta2)
+        device.adamw(
             p.data,
             p.grad,
             self.exp_avg,

@@ -66,7 +66,7 @@ class Trainer:
         inv_tokens = Tensor(self._inv_tokens, device)
         share = F.mul(Tensor(loss.data, device), self._inv_tokens)
         loss.backward(F.mul(inv_tokens, self.optimizer.loss_scale).data)
-        F.add_to(device, self._loss, share.data)
+        device.add(self._loss, share.data, out=self._loss)
 
     def step(self, step: Step, lr: float) -> None:
         """One optimiser step. At most `history_steps` may run between two calls of `read_history`."""
@@ -109,7 +109,7 @@ class Trainer:
             self._write(batch)
             with no_grad():
                 loss = self.model.loss(self.eval_inputs)
-            F.add_to(self.device, self._eval_loss, loss.data)
+            self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
             if progress is not None:
                 if before is not None:
                     before.result()

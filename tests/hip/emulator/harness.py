@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.hip.emulator.build import KERNELS, build_kernels, build_library
+from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.hip.runtime.compile import Modules
 
@@ -92,7 +93,7 @@ class Emulator:
         from wgrad.hip.device import HipDevice
 
         os.environ["WGRAD_EMULATED_ARCH"] = architecture
-        device = HipDevice(**{"exact_blocks": True, **options})
+        device = bind(HipDevice)(**{"exact_blocks": True, **options})
         device.modules._image = partial(self._build_and_load, device.modules)  # type: ignore[method-assign]
         return device
 

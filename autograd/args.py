@@ -59,6 +59,26 @@ class Args:
             self._axis(name, letters, letter, int(size), value, hint)
         return self
 
+    def any_shape(self, name: str, value: Any, kind: str = "float") -> Args:
+        """value must be an array, with any axes."""
+        return self.array(name, value, " ".join(f"{name}{i}" for i in range(len(getattr(value, "shape", ())))), kind)
+
+    def same_shape(self, name: str, value: Any, other_name: str, other: Any) -> Args:
+        """other must be an array of the shape of value, which has been looked at."""
+        self.any_shape(other_name, other)
+        return self.rule(
+            tuple(value.shape) == tuple(other.shape),
+            f"{other_name} must have the shape of {name} {list(value.shape)}, got {list(other.shape)}; "
+            "reshape it (nothing is broadcast)",
+        )
+
+    def axes(self, name: str, value: Any, axes: str, hint: str = "") -> Args:
+        """value, which is no array but has a shape, must have these axes."""
+        letters = axes.split()
+        for letter, size in zip(letters, value.shape):
+            self._axis(name, letters, letter, int(size), value, hint)
+        return self
+
     def _axis(self, name: str, letters: list[str], letter: str, size: int, value: Any, hint: str) -> None:
         wanted = int(letter) if letter.isdigit() else self.size.get(letter)
         if wanted is None:

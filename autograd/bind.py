@@ -1,0 +1,77 @@
+"""A device class joined with the operators: what `select_device` hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.args import Args
+from wgrad.autograd.operators import OPERATORS
+from wgrad.autograd.ops import (  # noqa: F401  (each enters its operators)
+    activation,
+    attention,
+    decoding,
+    dropout,
+    elementwise,
+    embedding,
+    gemm,
+    linear,
+    loss,
+    norm,
+    optimizer,
+    quantize,
+    rope,
+    softmax,
+)
+from wgrad.device.contract import Array
+
+_Base: Any = object  # what `super()` is here: a device class
+
+
+class Bound(_Base):
+    """In front of a device class: the rules of its storage, and a dry run that is bound as well."""
+
+    bound_operators: dict[str, Callable[..., Any]]
+
+    def write(self, array: Array, host: np.ndarray) -> None:
+        shape, dtype = getattr(host, "shape", None), getattr(host, "dtype", None)
+        Args("write").rule(
+            shape is not None and tuple(shape) == tuple(array.shape) and dtype == array.dtype,
+            f"host must be a NumPy array like the one on the device, {array.dtype} {list(array.shape)}, got "
+            f"{type(host).__name__ if shape is None else f'{dtype} {list(shape)}'}; reshape or cast it",
+        )
+        super().write(array, host)
+
+    def copy(self, src: Array, out: Array) -> None:
+        Args("copy").rule(
+            int(src.size) == int(out.size) and src.dtype == out.dtype,
+            f"out must have the size and dtype of src, {src.dtype} {list(src.shape)}, "
+            f"got {out.dtype} {list(out.shape)}",
+        )
+        super().copy(src, out)
+
+    def dry_run(self) -> Any:
+        dry = super().dry_run()
+        if dry is not None:
+            kind: Any = type(dry)
+            dry.__class__ = bind(kind)
+        return dry
+
+
+@cache
+def bind(kind: Any) -> Any:
+    """The device class `kind` with every operator as a method, under its own name.
+
+    An implementation comes from the room's table (`kind.implementations`), or is the class's own method.
+    """
+    if issubclass(kind, Bound):
+        return kind
+    table = getattr(kind, "implementations", {})
+    found = {name: table.get(name) or getattr(kind, name, None) for name in OPERATORS}
+    implemented = {name: function for name, function in found.items() if function is not None}
+    methods = {name: OPERATORS[name] for name in implemented}
+    about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (Bound, kind), {**about, **methods, "bound_operators": implemented})

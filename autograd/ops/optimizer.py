@@ -1,0 +1,140 @@
+"""The optimiser step: norm, clipping and loss scale, AdamW. All parameters lie in one flat float32 buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.autograd.args import Args
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, up
+from wgrad.device.contract import (
+    HYPER_GROWTH_INTERVAL,
+    HYPER_LR,
+    HYPER_MAX_NORM,
+    HYPER_SIZE,
+    STATE_APPLIED,
+    STATE_APPLY,
+    STATE_BIAS1,
+    STATE_BIAS2,
+    STATE_FACTOR,
+    STATE_GOOD,
+    STATE_GRAD_NORM,
+    STATE_SIZE,
+    STATE_SKIPPED,
+    Array,
+)
+
+CLIP_EPS = 1e-6  # added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does
+MAX_LOSS_SCALE = 65536.0
+
+
+@operator
+def grad_norm(args: Args, g: Array) -> None:
+    """Flat gradients [n] -> float32 [2]: sum of squares of the finite elements, number that are not finite."""
+    args.array("g", g, "n", "f32", "pass the flat gradient buffer")
+
+
+@grad_norm.reference
+def _(g: np.ndarray) -> np.ndarray:
+    compute = compute_dtype(g)
+    finite = np.isfinite(g)
+    kept = np.where(finite, up(g, compute), compute.type(0)).reshape(-1)
+    return np.array([np.sum(kept * kept), g.size - np.count_nonzero(finite)], compute)
+
+
+@operator
+def clip(args: Args, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float) -> None:
+    """One thread, in place on `state` and `loss_scale` (float32 [1]); layouts in device/contract.py (HYPER_*,
+    STATE_*). Works out the factor for the gradients (loss scale taken out, clipped to max_norm) and the bias
+    corrections; skips the step when a gradient is not finite; adjusts the dynamic loss scale (halve at a skip, down
+    to 1; double after growth_interval good steps, up to 65536; growth_interval 0: it stays).
+
+    factor = min(1, max_norm / (norm + 1e-6)) / loss_scale. A sum that overflowed counts as not finite."""
+    args.array("norm", norm, "2", "f32", "pass what grad_norm returns")
+    args.array("hyper", hyper, str(HYPER_SIZE), "f32").array("state", state, str(STATE_SIZE), "f32")
+    args.array("loss_scale", loss_scale, "1", "f32")
+
+
+@clip.reference
+def _(
+    norm: np.ndarray, hyper: np.ndarray, state: np.ndarray, loss_scale: np.ndarray, beta1: float, beta2: float
+) -> None:
+    # The bias corrections 1 - beta^n are carried on as c = beta c + (1 - beta), from 0: no digits cancel.
+    compute = compute_dtype(norm, hyper, state, loss_scale)
+    one, interval = compute.type(1), hyper[HYPER_GROWTH_INTERVAL]
+    if norm[1] > 0 or not np.isfinite(norm[0]):
+        state[STATE_APPLY], state[STATE_FACTOR], state[STATE_GRAD_NORM] = 0, 0, -1
+        state[STATE_SKIPPED] += 1
+        state[STATE_GOOD] = 0
+        if interval > 0:
+            loss_scale[0] = max(one, up(loss_scale, compute)[0] / 2)
+        return
+    total = np.sqrt(up(norm, compute)[0]) / up(loss_scale, compute)[0]
+    factor = one / up(loss_scale, compute)[0]
+    if hyper[HYPER_MAX_NORM] > 0:
+        factor *= min(one, up(hyper, compute)[HYPER_MAX_NORM] / (total + compute.type(CLIP_EPS)))
+    state[STATE_APPLY], state[STATE_FACTOR], state[STATE_GRAD_NORM] = 1, factor, total
+    state[STATE_APPLIED] += 1
+    state[STATE_BIAS1] = state[STATE_BIAS1] * compute.type(beta1) + compute.type(1 - beta1)
+    state[STATE_BIAS2] = state[STATE_BIAS2] * compute.type(beta2) + compute.type(1 - beta2)
+    state[STATE_GOOD] += 1
+    if interval > 0 and state[STATE_GOOD] >= interval:
+        loss_scale[0] = min(compute.type(MAX_LOSS_SCALE), loss_scale[0] * 2)
+        state[STATE_GOOD] = 0
+
+
+@operator
+def adamw(
+    args: Args,
+    p: Array,
+    g: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    hyper: Array,
+    state: Array,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decay_elements: int,
+) -> None:
+    """In place on p, exp_avg, exp_avg_sq (float32 [n]). Decoupled weight decay on the first `decay_elements`.
+    Nothing changes where state[STATE_APPLY] is 0.
+
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2."""
+    for name, array in (("p", p), ("g", g), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
+        args.array(name, array, "n", "f32", "all four are flat buffers of one size")
+    args.array("hyper", hyper, str(HYPER_SIZE), "f32").array("state", state, str(STATE_SIZE), "f32")
+    args.rule(
+        0 <= decay_elements <= args.size["n"],
+        f"decay_elements must be between 0 and n = {args.size['n']}, got {decay_elements}; "
+        "decayed parameters come first in the buffer",
+    )
+
+
+@adamw.reference
+def _(
+    p: np.ndarray,
+    g: np.ndarray,
+    exp_avg: np.ndarray,
+    exp_avg_sq: np.ndarray,
+    hyper: np.ndarray,
+    state: np.ndarray,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decay_elements: int,
+) -> None:
+    if state[STATE_APPLY] == 0:
+        return
+    kind = compute_dtype(p, g).type
+    grad, lr = g * kind(state[STATE_FACTOR]), kind(hyper[HYPER_LR])
+    exp_avg *= kind(beta1)
+    exp_avg += kind(1 - beta1) * grad
+    exp_avg_sq *= kind(beta2)
+    exp_avg_sq += kind(1 - beta2) * grad * grad
+    p[:decay_elements] -= lr * kind(weight_decay) * p[:decay_elements]
+    denominator = np.sqrt(exp_avg_sq / kind(state[STATE_BIAS2])) + kind(eps)
+    p -= lr * (exp_avg / kind(state[STATE_BIAS1])) / denominator

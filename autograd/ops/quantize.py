@@ -1,0 +1,53 @@
+"""Frozen weights of few bits: a weight of full precision is brought into a format, and back (device/formats)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.args import Args
+from wgrad.autograd.operators import operator
+from wgrad.autograd.precision import compute_dtype, finish, up
+from wgrad.device.contract import Array, DType
+from wgrad.device.formats.frozen_weight import AGAIN, FrozenWeight
+from wgrad.device.formats.nf4 import NF4Array
+
+
+def frozen_weight(args: Args, name: str, w: FrozenWeight) -> None:
+    """What the weight's format says of its parts."""
+    for holds, message in w.rules():
+        args.rule(holds, f"{name}.{message}; {AGAIN}")
+    arrays = w.arrays()
+    for part, size, kind in w.layout():
+        args.array(f"{name}.{part}", arrays[part], str(size), kind, AGAIN)
+
+
+def frozen_compute_dtype(w: FrozenWeight, *others: np.ndarray | None) -> np.dtype:
+    return compute_dtype(*w.arrays().values(), *others)
+
+
+@operator
+def nf4_quantize(args: Args, w: Array, block_size: int = 64, *, double: bool = False) -> None:
+    """w [out, in] float32, float16 or bfloat16 -> NF4Array, value-compatible with bitsandbytes."""
+    args.array("w", w, "N K", "weight", "only matrices are quantised")
+    for holds, message in NF4Array.quantize_rules(block_size, double):
+        args.rule(holds, message)
+
+
+@nf4_quantize.reference
+def _(w: np.ndarray, block_size: int, double: bool) -> NF4Array:
+    return NF4Array.quantize(up(w, compute_dtype(w)), block_size, double)
+
+
+@operator
+def nf4_dequantize(args: Args, w: FrozenWeight, dtype: DType = np.float32) -> dict[str, Any]:
+    """-> [out, in]."""
+    frozen_weight(args, "w", w)
+    return {"dtype": args.dtype("dtype", dtype, np.float32)}
+
+
+@nf4_dequantize.reference
+def _(w: FrozenWeight, dtype: np.dtype) -> np.ndarray:
+    compute = frozen_compute_dtype(w)
+    return finish(w.rows(0, w.shape[0], compute), dtype, compute)

@@ -1,0 +1,33 @@
+"""The table in which a device room enters its implementation of each operator, under the operator's name.
+
+    implements = Implementations()
+
+    @implements("rms_norm")
+    def rms_norm(device: Runtime, x: Array, weight: Array, eps: float, dtype: np.dtype) -> tuple[Array, Array]: ...
+
+The device comes first; then the operator's own parameters, by the same names in the same order, without defaults and
+without checks: what an argument may be, and what it is when left out, stands once, at the operator
+(autograd/ops). A device class names its room's table as `implementations`; `autograd/bind.py` joins the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Implementations(dict[str, Callable[..., Any]]):
+    """Operator's name -> function."""
+
+    def __call__(self, name: str) -> Callable[[Function], Function]:
+        """A decorator that enters a function under an operator's name."""
+
+        def enter(function: Function) -> Function:
+            if name in self:
+                raise ValueError(f"{name} has an implementation in this room already: {self[name].__module__}")
+            self[name] = function
+            return function
+
+        return enter
