@@ -17,6 +17,7 @@ from tests.hip.executor.binding import Binding, Execution
 from tests.hip.executor.code_object import CodeObject, ExecutorError
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.waves import Order
+from wgrad.autograd.bind import bind
 from wgrad.hip.device import HipDevice
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.compile import Modules
@@ -58,6 +59,7 @@ def _stand_in(fake: Binding) -> Iterator[None]:
             binding._bindings["hip"] = before
 
 
+@bind
 class ExecutedDevice(HipDevice):
     """Every operator, on the machine code of one architecture. Memory that was not written reads as NaN.
 

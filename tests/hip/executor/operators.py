@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def ratio_to_limit(found: dict[str, np.ndarray], oracle: dict[str, np.ndarray], 
     return worst
 
 
-def execute(device: ExecutedDevice, case: Case) -> tuple[float, bool]:
+def execute(device: Any, case: Case) -> tuple[float, bool]:
     """Worst error in units of its limit over both orders, and whether both gave the same bits.
 
     `device.execution.kernels` names what was launched.
@@ -60,14 +61,15 @@ def execute(device: ExecutedDevice, case: Case) -> tuple[float, bool]:
 
 
 @cache
-def _executed(architecture: str) -> ExecutedDevice:
+def _executed(architecture: str) -> Any:
     return ExecutedDevice(architecture)
 
 
 @cache
 def launched(architecture: str) -> dict[str, set[str]]:
     """Kernels that each case launches, by its name. Nothing is executed."""
-    device, found = ExecutedDevice(architecture, dry=True), {}
+    device: Any = ExecutedDevice(architecture, dry=True)
+    found = {}
     for case in all_cases():
         device.forget()
         case.call(device, upload_inputs(device, case.inputs()))
