@@ -24,7 +24,7 @@ from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.finetune_config import RunOptions
 
 _LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
-_CHARACTERS_AT_ONCE = 1 << 16
+_CHARACTERS_AT_ONCE = 1 << 14
 _LISTED = 5  # bad lines
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from wgrad.device.errors import WgradError
 
-WINDOW = 1 << 15  # characters
+WINDOW = 1 << 13  # characters; a window and the next take some 6 MiB, whatever the size of the file
 _LARGEST = 1 << 20  # characters of a window that had to grow
 _AGREE = 24  # tokens
 _LEAD = 256  # tokens in front of those, to get over the beginning of a window
