@@ -155,6 +155,18 @@ def test_no_file_is_named_like_a_standard_module() -> None:
     assert wrong == []
 
 
+def test_what_an_addition_takes_is_there() -> None:
+    """Files and folders in docs/adding.md; a name with <...> stands for what is added."""
+    text = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+    named = [
+        n
+        for n in re.findall(r"(?<![\w/<])(?:[\w.-]+/)+[\w.-]*(?![\w/<>*])", text)
+        if n.split("/")[0] in (*ROOMS, "tests")
+    ]
+    assert len(named) >= 8
+    assert [n for n in named if not (ROOT / n.rstrip(".")).exists()] == []
+
+
 def test_python_files_stay_small() -> None:
     lines = {relative(p): len(p.read_text(encoding="utf-8").splitlines()) for p in python_files(*ROOMS)}
     assert {name: n for name, n in lines.items() if n > LONGEST_FILE} == {}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
 from wgrad.device.contract import Device
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.files.nf4_files import nf4_arrays, save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes

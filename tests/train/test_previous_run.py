@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
-from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import load_frozen

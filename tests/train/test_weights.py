@@ -12,12 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import safetensors_files
-from wgrad.train.files.nf4_files import save_nf4_checkpoint
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, load_frozen, use_own_head

@@ -14,7 +14,7 @@ from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.model.model_files import ModelFiles, use_own_head
+from wgrad.train.model.model_files import open_files
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.build import build_frozen
 from wgrad.train.run.generation import check_positions, generate_ids
@@ -52,9 +52,7 @@ def run_generate(args: GenerateConfig) -> int:
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
-    files = ModelFiles(folder)
-    config, head_note = use_own_head(config, files)
-    files.check(config)
+    _, config, head_note = open_files(folder, config)
     if head_note:
         say(f"note: {head_note}", "stderr")
     if args.chat:

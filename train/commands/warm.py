@@ -9,12 +9,10 @@ from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import ModelFiles, use_own_head
+from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.plan import plan_run
+from wgrad.train.run.plan import PROMPT_TOKENS, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
-
-_PROMPT_TOKENS = 24  # of the sample before and after a run, where its data is not known
 
 
 def run_warm(config: RunOptions) -> int:
@@ -28,13 +26,11 @@ def run_warm(config: RunOptions) -> int:
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")
     folder = resolve_model(config.model)
-    files = ModelFiles(folder)
-    model_config, _ = use_own_head(load_model_config(folder), files)
-    files.check(model_config)
+    _, model_config, _ = open_files(folder, load_model_config(folder))
     folders = device.kernel_caches()
     before, begun = _contents(folders), time.monotonic()
     with display.phase("compiling", unit="shaders") as phase:
-        plan = plan_run(config, model_config, folder, device, _PROMPT_TOKENS)
+        plan = plan_run(config, model_config, folder, device, PROMPT_TOKENS)
         count = device.prepare(plan.dry, phase.update) if plan is not None else 0
     if not count:
         display.say("nothing to do: this device has nothing to compile")

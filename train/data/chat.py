@@ -18,7 +18,7 @@ from wgrad.train.data.template_process import shared_process
 Message = Mapping[str, Any]
 Span = tuple[int, int]  # characters [start, end) of the rendered text
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first the usual one
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first the usual one
 
 
 class MessagesRefused(WgradError):
@@ -163,7 +163,7 @@ class ChatTemplate:
 def _as_template_sees(message: Message) -> dict[str, Any]:
     """As transformers hands a message on: keys of null are left out, a reasoning is there under its usual names."""
     kept = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+    reasoning = next((kept[name] for name in REASONING if name in kept), None)
     if reasoning is None:
         return kept
     return {"thinking": reasoning, **kept, "reasoning_content": reasoning}

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.chat import Conversation, MessagesRefused, Span
+from wgrad.train.data.chat import REASONING, Conversation, MessagesRefused, Span
 from wgrad.train.data.tokenizer import Tokenizer, check_text
-
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class BadLine(WgradError):
@@ -126,7 +124,7 @@ def _messages(value: Any, name: str) -> list[dict]:
         content = message.get("content")
         if not isinstance(content, (str, list, type(None))):
             raise WgradError(f"'content of message {number}' must be text; got {_type_name(content)}")
-        says_more = any(message.get(key) for key in ("tool_calls", *_REASONING))
+        says_more = any(message.get(key) for key in ("tool_calls", *REASONING))
         if content is None and "content" not in message and not says_more:
             raise WgradError(f"'content of message {number}' must be text; got nothing")
         if message["role"] == "assistant" and not content and not says_more:

@@ -14,12 +14,11 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.decode import read_json
+from wgrad.train.files.decode import FETCH, read_json
 from wgrad.train.files.input_files import exists, read_input, reading
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-_FETCH = "fetch the file again"
 _LARGEST = 1 << 28  # bytes of a tokenizer.json; the largest of 2026 have about 40 MiB
 _LONGEST_TEMPLATE = 4 << 20  # bytes of a chat template in a file of its own
 # Model types for which transformers does not take a declared LlamaTokenizer at its word.
@@ -70,7 +69,7 @@ def read_backend(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
         reason = explain(error)
         if reason is None:
             raise
-        raise WgradError(f"--model: {path} is not a tokenizer that can be read: {reason}: {_FETCH}") from error
+        raise WgradError(f"--model: {path} is not a tokenizer that can be read: {reason}: {FETCH}") from error
 
 
 def explain(error: BaseException) -> str | None:
@@ -88,7 +87,7 @@ def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None
     """WgradError where the post-processor or an added token has an id of no token: such ids reach the model; or where
     the post-processor names what is not there, at which the library panics, with lines of its own."""
     for what in _undefined(parts.post_processor):
-        raise WgradError(f"--model: {path}: post_processor names {what}: {_FETCH}")
+        raise WgradError(f"--model: {path}: post_processor names {what}: {FETCH}")
     places = [(id_, "post_processor") for id_ in _ids_of(parts.post_processor)]
     places += [(token.get("id"), "added_tokens") for token in parts.added_tokens]
     for id_, key in places:
@@ -97,7 +96,7 @@ def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None
             size = backend.get_vocab_size(with_added_tokens=True)
             raise WgradError(
                 f"--model: {path}: {key} names the id {id_!r}, which none of the {size} tokens of the vocabulary has: "
-                f"{_FETCH}, or take all files from the same model"
+                f"{FETCH}, or take all files from the same model"
             )
 
 

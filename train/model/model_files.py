@@ -166,11 +166,18 @@ def _place(files: ModelFiles, spec: WeightSpec, device: Device, contents: bool) 
     return device.upload(np.ascontiguousarray(_value(files, spec), dtype))
 
 
-def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
+def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[ModelFiles, ModelConfig, str]:
+    """The files, checked without reading a tensor; configuration and note as of `use_own_head`. WgradError."""
     files = ModelFiles(folder)
-    if use_own_head(config, files)[0] != config:
-        raise ValueError("the head is not tied: take the configuration from use_own_head")
+    config, note = use_own_head(config, files)
     files.check(config)
+    return files, config, note
+
+
+def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
+    files, own, _ = open_files(folder, config)
+    if own != config:
+        raise ValueError("the head is not tied: take the configuration from use_own_head")
     return files
 
 

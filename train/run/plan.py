@@ -17,6 +17,7 @@ from wgrad.train.run.build import build_optimizer, build_trainable
 from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.trainer import Trainer
 
+PROMPT_TOKENS = 24  # of the text that a model goes on from, where no --sample-prompt is given: at most
 SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what it has learnt
 
 

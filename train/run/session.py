@@ -18,18 +18,17 @@ from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.nf4_files import is_nf4
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.model.model_files import ModelFiles, use_own_head
+from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
-from wgrad.train.run.plan import SAMPLE_TOKENS, Plan, plan_run
+from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
 
 ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
-_PROMPT_TOKENS = 24  # of a held-out text, where no --sample-prompt is given
 
 
 @dataclass
@@ -64,9 +63,7 @@ def open_session(config: FinetuneConfig) -> Session:
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
     # A missing or damaged shard is told before the data is tokenised.
-    files = ModelFiles(folder)
-    model_config, head_note = use_own_head(model_config, files)
-    files.check(model_config)
+    files, model_config, head_note = open_files(folder, model_config)
     _refuse_quantised_anew(config, files, model_config)
     with display.phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
@@ -112,7 +109,7 @@ def _sample_prompt(session: Session) -> list[int]:
         return prompt
     document = (session.data.held_out or session.data.train)[0]
     before = next((i for i, learnt in enumerate(document.loss_mask) if learnt), 0)
-    return [int(i) for i in document.ids[: before or min(_PROMPT_TOKENS, (len(document) + 1) // 2)]]
+    return [int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]
 
 
 def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
