@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.elements import GROUP, compute_type, flat_parts, vector_width, wgsl_type
+from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
 
 
-class ActivationOps(Elements):
-    def silu(self, x: Array) -> Array:
-        return self._activation(x, None, None, gelu=False)[0]
+@implements("silu")
+def silu(device: Runtime, x: Array) -> Array:
+    return _activation(device, x, None, None, gelu=False)[0]
 
-    def silu_backward(self, dy: Array, x: Array) -> Array:
-        return self._activation(x, None, dy, gelu=False)[0]
 
-    def gelu(self, x: Array) -> Array:
-        return self._activation(x, None, None, gelu=True)[0]
+@implements("silu_backward")
+def silu_backward(device: Runtime, dy: Array, x: Array) -> Array:
+    return _activation(device, x, None, dy, gelu=False)[0]
 
-    def gelu_backward(self, dy: Array, x: Array) -> Array:
-        return self._activation(x, None, dy, gelu=True)[0]
 
-    def swiglu(self, gate: Array, up: Array) -> Array:
-        return self._activation(gate, up, None, gelu=False)[0]
+@implements("gelu")
+def gelu(device: Runtime, x: Array) -> Array:
+    return _activation(device, x, None, None, gelu=True)[0]
 
-    def swiglu_backward(self, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-        """-> dgate, dup."""
-        dgate, dup = self._activation(gate, up, dy, gelu=False)
-        assert dup is not None
-        return dgate, dup
 
-    def geglu(self, gate: Array, up: Array) -> Array:
-        return self._activation(gate, up, None, gelu=True)[0]
+@implements("gelu_backward")
+def gelu_backward(device: Runtime, dy: Array, x: Array) -> Array:
+    return _activation(device, x, None, dy, gelu=True)[0]
 
-    def geglu_backward(self, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-        """-> dgate, dup."""
-        dgate, dup = self._activation(gate, up, dy, gelu=True)
-        assert dup is not None
-        return dgate, dup
 
-    def _activation(self, x: Array, up: Array | None, dy: Array | None, *, gelu: bool) -> tuple[Array, Array | None]:
-        """y (without dy), or dx and dup: the result has x's dtype, dup has up's."""
-        y = self.empty(x.shape, x.dtype)
-        dup = self.empty(up.shape, up.dtype) if up is not None and dy is not None else None
-        vec = vector_width(x.size)
-        arrays = [x, up, dy, y, dup]
-        per = 4 if dy is None else 2  # a backward reads three arrays: fewer elements keep as many bytes under way
-        constants: dict[str, Constant] = {
-            "PER": per,
-            "GELU": gelu,
-            "GATED": up is not None,
-            "BACKWARD": dy is not None,
-            "DUP": dup is not None,
-            "C_T": compute_type(vec),
-            "X_T": wgsl_type(x.dtype, vec),
-            "UP_T": wgsl_type((x if up is None else up).dtype, vec),
-            "DY_T": wgsl_type((x if dy is None else dy).dtype, vec),
-        }
-        for _, parts in self.flat_parts([a for a in arrays if a is not None]):
-            views = iter(parts)
-            bound = [None if a is None else next(views) for a in arrays]
-            n = parts[0].size // vec
-            work = float(sum(part.nbytes for part in parts))
-            self.launch("activation", bound, [n], self.groups(n, GROUP * per), constants, work=work)
-        return y, dup
+@implements("swiglu")
+def swiglu(device: Runtime, gate: Array, up: Array) -> Array:
+    return _activation(device, gate, up, None, gelu=False)[0]
+
+
+@implements("swiglu_backward")
+def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    dgate, dup = _activation(device, gate, up, dy, gelu=False)
+    assert dup is not None
+    return dgate, dup
+
+
+@implements("geglu")
+def geglu(device: Runtime, gate: Array, up: Array) -> Array:
+    return _activation(device, gate, up, None, gelu=True)[0]
+
+
+@implements("geglu_backward")
+def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    dgate, dup = _activation(device, gate, up, dy, gelu=True)
+    assert dup is not None
+    return dgate, dup
+
+
+def _activation(
+    device: Runtime, x: Array, up: Array | None, dy: Array | None, *, gelu: bool
+) -> tuple[Array, Array | None]:
+    """y (without dy), or dx and dup: the result has x's dtype, dup has up's."""
+    y = device.empty(x.shape, x.dtype)
+    dup = device.empty(up.shape, up.dtype) if up is not None and dy is not None else None
+    vec = vector_width(x.size)
+    arrays = [x, up, dy, y, dup]
+    per = 4 if dy is None else 2  # a backward reads three arrays: fewer elements keep as many bytes under way
+    constants: dict[str, Constant] = {
+        "PER": per,
+        "GELU": gelu,
+        "GATED": up is not None,
+        "BACKWARD": dy is not None,
+        "DUP": dup is not None,
+        "C_T": compute_type(vec),
+        "X_T": wgsl_type(x.dtype, vec),
+        "UP_T": wgsl_type((x if up is None else up).dtype, vec),
+        "DY_T": wgsl_type((x if dy is None else dy).dtype, vec),
+    }
+    for _, parts in flat_parts(device, [a for a in arrays if a is not None]):
+        views = iter(parts)
+        bound = [None if a is None else next(views) for a in arrays]
+        n = parts[0].size // vec
+        work = float(sum(part.nbytes for part in parts))
+        device.launch("activation", bound, [n], device.groups(n, GROUP * per), constants, work=work)
+    return y, dup

@@ -10,289 +10,287 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.wgsl.attention_plan import Plan, ceil_div, plan
+from wgrad.wgsl.elements import wgsl_type
+from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
-_SCALARS = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 
 
 def _element(array: Array, vec: bool) -> str:
-    scalar = _SCALARS[array.dtype]
-    return f"vec4<{scalar}>" if vec else scalar
+    return wgsl_type(array.dtype, 4 if vec else 1)
 
 
-class AttentionOps(Runtime):
-    """attention and attention_backward of the contract (device/contract.py)."""
-
-    attention_plan: Plan | None = None  # in place of the table's choice: for sweeps and tests
-
-    def _plan(self, width: int) -> Plan:
-        found = self.attention_plan or plan(width, self.workgroup_bytes, self.adapter_type)
-        if found is None:
-            raise DeviceError(
-                f"attention with heads of {width} elements does not fit the {self.workgroup_bytes:,} bytes of workgroup"
-                " memory of this device; heads up to 256 elements need 16,384: use another device"
-            )
-        return found
-
-    def _batches(self, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
-        """The arrays (batch first) in windows of batch elements that fit one binding: batch size, views."""
-        batch = arrays[0].shape[0]
-        rows = [a.nbytes // batch for a in arrays]
-        most = min(self.max_binding_bytes // max(r, 1) for r in rows)
-        align = max(256 // math.gcd(r, 256) for r in rows)
-        step = batch if most >= batch else most // align * align
-        if step == 0:
-            raise DeviceError(
-                f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this"
-                f" device ({self.max_binding_bytes:,}); use a smaller --seq-len"
-            )
-        for at in range(0, batch, step):
-            n = min(step, batch - at)
-            yield n, [self.view(a, (n, *a.shape[1:]), at * (a.size // batch)) for a in arrays]
-
-    # ---- forward -------------------------------------------------------------------------
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        doc_start: Array,
-        cache_len: Array,
-        *,
-        scale: float,
-        window: int = 0,
-    ) -> tuple[Array, Array]:
-        """q [B, T, H, D], k v [B, S, G, D], doc_start int32 [B, T], cache_len int32 [1] -> o (q's shape and dtype), lse
-        float32 [B, H, T]. See the contract for the mask."""
-        batch, queries, heads, _ = q.shape
-        o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
-        for _, views in self._batches([q, k, v, doc_start, o, lse]):
-            self._attention(cache_len, *views, scale=float(scale), window=window)
-        return o, lse
-
-    def _attention(
-        self,
-        cache_len: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        doc_start: Array,
-        o: Array,
-        lse: Array,
-        *,
-        scale: float,
-        window: int,
-    ) -> None:
-        batch, queries, heads, width = q.shape
-        if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and self.attention_plan is None:
-            return self._decode(q, k, v, doc_start, o, lse, cache_len, scale, window)
-        chosen = self._plan(width)
-        tile = chosen.forward
-        tiles = ceil_div(queries, tile.rows)
-        groups = tiles * batch * heads
-        splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
-        part, part_lse = self._forward_parts(splits, o, lse)
-        vec = width % 4 == 0
-        types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
-        self.launch(
-            "attention",
-            [q, k, v, doc_start, cache_len, part, part_lse],
-            [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
-            self.groups(splits * groups, 1),
-            {**tile.constants(width), **types},
-            work=2.0 * q.size * k.shape[1],
+def _plan(device: Runtime, width: int) -> Plan:
+    found = device.attention_plan or plan(width, device.workgroup_bytes, device.adapter_type)
+    if found is None:
+        raise DeviceError(
+            f"attention with heads of {width} elements does not fit the {device.workgroup_bytes:,} bytes of workgroup"
+            " memory of this device; heads up to 256 elements need 16,384: use another device"
         )
-        self._combine(part, part_lse, o, lse)
+    return found
 
-    def _decode(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        doc_start: Array,
-        o: Array,
-        lse: Array,
-        cache_len: Array,
-        scale: float,
-        window: int,
-    ) -> None:
-        """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
-        batch, queries, heads, width = q.shape
-        keys, kv_heads = k.shape[1:3]
-        groups = batch * kv_heads
-        splits = min(ceil_div(keys, 64), max(1, 512 // groups), 32)
-        part, part_lse = self._forward_parts(splits, o, lse)
-        vec, width4 = width % 4 == 0, ceil_div(width, 4)
-        columns = max(16, 1 << (width4 - 1).bit_length())
-        constants: dict[str, Constant] = {
-            "ROWS": queries * heads // kv_heads,
-            "STEPS": ceil_div(width4, 4),
-            "COLUMNS": columns,
-            "KEY_STEPS": 64 * columns // 128,
-            "W4_PADDED": ceil_div(width4, 4) * 4,
-            "W4": width4,
-            "WIDTH": width,
-            "VEC": vec,
-        }
-        types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
-        self.launch(
-            "attention_decode",
-            [q, k, v, doc_start, cache_len, part, part_lse],
-            [batch, queries, keys, heads, kv_heads, 1, splits, int(window), scale],
-            self.groups(splits * groups, 1),
-            {**constants, **types},
-            work=float(k.nbytes + v.nbytes),
+
+def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
+    """The arrays (batch first) in windows of batch elements that fit one binding: batch size, views."""
+    batch = arrays[0].shape[0]
+    rows = [a.nbytes // batch for a in arrays]
+    most = min(device.max_binding_bytes // max(r, 1) for r in rows)
+    align = max(256 // math.gcd(r, 256) for r in rows)
+    step = batch if most >= batch else most // align * align
+    if step == 0:
+        raise DeviceError(
+            f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this"
+            f" device ({device.max_binding_bytes:,}); use a smaller --seq-len"
         )
-        self._combine(part, part_lse, o, lse)
+    for at in range(0, batch, step):
+        n = min(step, batch - at)
+        yield n, [device.view(a, (n, *a.shape[1:]), at * (a.size // batch)) for a in arrays]
 
-    def _forward_parts(self, splits: int, o: Array, lse: Array) -> tuple[Array, Array]:
-        """Where a forward kernel writes: the results themselves, or float32 parts of them."""
-        return (o, lse) if splits == 1 else (self.empty((splits, *o.shape)), self.empty((splits, *lse.shape)))
 
-    def _combine(self, part: Array, part_lse: Array, o: Array, lse: Array) -> None:
-        """Parts of the keys put together; nothing to do where the kernel wrote `o` itself."""
-        if part is o:
-            return
-        batch, queries, heads, width = o.shape
-        vec = width % 4 == 0
-        row = width // 4 if vec else width
-        self.launch(
-            "attention_combine",
-            [part, part_lse, o, lse],
-            [batch, queries, heads, part.shape[0]],
-            self.groups(batch * queries * heads * row, 256),
-            {"ROW": row, "P_T": _element(part, vec), "O_T": _element(o, vec)},
-            work=float(part.nbytes),
-        )
+# ---- forward -------------------------------------------------------------------------
 
-    # ---- backward ------------------------------------------------------------------------
-    def attention_backward(
-        self,
-        do: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: Array,
-        doc_start: Array,
-        *,
-        scale: float,
-        window: int = 0,
-    ) -> tuple[Array, Array, Array]:
-        """do o q [B, T, H, D], k v [B, T, G, D], lse float32 [B, H, T], doc_start int32 [B, T] -> dq, dk, dv (shapes
-        and dtypes of q, k, v), overwritten."""
-        dq, dk, dv = (self.empty(a.shape, a.dtype) for a in (q, k, v))
-        for _, views in self._batches([do, q, k, v, o, lse, doc_start, dq, dk, dv]):
-            self._attention_backward(*views, scale=float(scale), window=window)
-        return dq, dk, dv
 
-    def _attention_backward(
-        self,
-        do: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        o: Array,
-        lse: Array,
-        doc_start: Array,
-        dq: Array,
-        dk: Array,
-        dv: Array,
-        *,
-        scale: float,
-        window: int,
-    ) -> None:
-        stats = self._delta(do, o, lse)
-        vec = q.shape[3] % 4 == 0
-        named = zip(("DO_T", "Q_T", "K_T", "V_T"), (do, q, k, v))
-        types: dict[str, Constant] = {name: _element(a, vec) for name, a in named}
-        self._backward_dq([do, q, k, v, stats, doc_start], dq, types, scale, window)
-        self._backward_dkv([do, q, k, v, stats, doc_start], dk, dv, types, scale, window)
+@implements("attention")
+def attention(
+    device: Runtime, q: Array, k: Array, v: Array, doc_start: Array, cache_len: Array, scale: float, window: int
+) -> tuple[Array, Array]:
+    batch, queries, heads, _ = q.shape
+    o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
+    for _, views in _batches(device, [q, k, v, doc_start, o, lse]):
+        _attention(device, cache_len, *views, scale=float(scale), window=window)
+    return o, lse
 
-    def _delta(self, do: Array, o: Array, lse: Array) -> Array:
-        """[B, H, T, 2] float32: lse log2(e), sum(do * o)."""
-        batch, queries, heads, width = do.shape
-        stats = self.empty((batch, heads, queries, 2))
-        vec, lanes = width % 4 == 0, 8
-        steps = ceil_div(width, 4 * lanes)
-        constants: dict[str, Constant] = {"LANES": lanes, "STEPS": steps, "VEC": vec, "W4": width // 4, "WIDTH": width}
-        self.launch(
-            "attention_delta",
-            [do, o, lse, stats],
-            [batch, queries, heads],
-            self.groups(batch * queries * heads, 256 // lanes),
-            {**constants, "DO_T": _element(do, vec), "O_T": _element(o, vec)},
-            work=float(do.nbytes + o.nbytes),
-        )
-        return stats
 
-    def _backward_dq(
-        self, reads: list[Array], dq: Array, types: dict[str, Constant], scale: float, window: int
-    ) -> None:
-        batch, queries, heads, width = dq.shape
-        chosen = self._plan(width)
-        tile = chosen.dq
-        tiles = ceil_div(queries, tile.rows)
-        groups = tiles * batch * heads
-        splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
-        part = dq if splits == 1 else self.empty((splits, *dq.shape))
-        vec = width % 4 == 0
-        self.launch(
-            "attention_backward_dq",
-            [*reads, part],
-            [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
-            self.groups(splits * groups, 1),
-            {**tile.constants(width), **types, "DQ_T": _element(part, vec)},
-            work=3.0 * dq.size * queries,
-        )
-        self._reduce_parts(part, dq)
+def _attention(
+    device: Runtime,
+    cache_len: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    o: Array,
+    lse: Array,
+    *,
+    scale: float,
+    window: int,
+) -> None:
+    batch, queries, heads, width = q.shape
+    if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
+        return _decode(device, q, k, v, doc_start, o, lse, cache_len, scale, window)
+    chosen = _plan(device, width)
+    tile = chosen.forward
+    tiles = ceil_div(queries, tile.rows)
+    groups = tiles * batch * heads
+    splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
+    part, part_lse = _forward_parts(device, splits, o, lse)
+    vec = width % 4 == 0
+    types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
+    device.launch(
+        "attention",
+        [q, k, v, doc_start, cache_len, part, part_lse],
+        [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**tile.constants(width), **types},
+        work=2.0 * q.size * k.shape[1],
+    )
+    _combine(device, part, part_lse, o, lse)
 
-    def _backward_dkv(
-        self, reads: list[Array], dk: Array, dv: Array, types: dict[str, Constant], scale: float, window: int
-    ) -> None:
-        batch, queries, kv_heads, width = dk.shape
-        heads = reads[1].shape[2]
-        group = heads // kv_heads
-        chosen = self._plan(width)
-        tile = chosen.dkv
-        tiles = ceil_div(queries, tile.rows)
-        groups = tiles * batch * kv_heads
-        wanted = ceil_div(chosen.wanted_groups, groups)
-        head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
-        query_splits = min(ceil_div(wanted, head_splits), ceil_div(queries, 4 * tile.columns))
-        splits = head_splits * query_splits
-        parts = [a if splits == 1 else self.empty((splits, *a.shape)) for a in (dk, dv)]
-        vec = width % 4 == 0
-        self.launch(
-            "attention_backward_dkv",
-            [*reads, *parts],
-            [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
-            self.groups(splits * groups, 1),
-            {**tile.constants(width), **types, "DK_T": _element(parts[0], vec), "DV_T": _element(parts[1], vec)},
-            work=4.0 * reads[1].size * queries,
-        )
-        for part, out in zip(parts, (dk, dv)):
-            self._reduce_parts(part, out)
 
-    def _reduce_parts(self, part: Array, out: Array) -> None:
-        """out = sum of `part` over its first axis; nothing to do where the kernel wrote `out` itself."""
-        if part is out:
-            return
-        vec = out.size % 4 == 0
-        size = out.size // 4 if vec else out.size
-        constants: dict[str, Any] = {"P_T": _element(part, vec), "OUT_T": _element(out, vec)}
-        self.launch(
-            "attention_reduce",
-            [part, out],
-            [size, part.shape[0]],
-            self.groups(size, 256),
-            constants,
-            work=float(part.nbytes),
-        )
+def _decode(
+    device: Runtime,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    o: Array,
+    lse: Array,
+    cache_len: Array,
+    scale: float,
+    window: int,
+) -> None:
+    """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
+    batch, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[1:3]
+    groups = batch * kv_heads
+    splits = min(ceil_div(keys, 64), max(1, 512 // groups), 32)
+    part, part_lse = _forward_parts(device, splits, o, lse)
+    vec, width4 = width % 4 == 0, ceil_div(width, 4)
+    columns = max(16, 1 << (width4 - 1).bit_length())
+    constants: dict[str, Constant] = {
+        "ROWS": queries * heads // kv_heads,
+        "STEPS": ceil_div(width4, 4),
+        "COLUMNS": columns,
+        "KEY_STEPS": 64 * columns // 128,
+        "W4_PADDED": ceil_div(width4, 4) * 4,
+        "W4": width4,
+        "WIDTH": width,
+        "VEC": vec,
+    }
+    types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
+    device.launch(
+        "attention_decode",
+        [q, k, v, doc_start, cache_len, part, part_lse],
+        [batch, queries, keys, heads, kv_heads, 1, splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**constants, **types},
+        work=float(k.nbytes + v.nbytes),
+    )
+    _combine(device, part, part_lse, o, lse)
+
+
+def _forward_parts(device: Runtime, splits: int, o: Array, lse: Array) -> tuple[Array, Array]:
+    """Where a forward kernel writes: the results themselves, or float32 parts of them."""
+    return (o, lse) if splits == 1 else (device.empty((splits, *o.shape)), device.empty((splits, *lse.shape)))
+
+
+def _combine(device: Runtime, part: Array, part_lse: Array, o: Array, lse: Array) -> None:
+    """Parts of the keys put together; nothing to do where the kernel wrote `o` itdevice."""
+    if part is o:
+        return
+    batch, queries, heads, width = o.shape
+    vec = width % 4 == 0
+    row = width // 4 if vec else width
+    device.launch(
+        "attention_combine",
+        [part, part_lse, o, lse],
+        [batch, queries, heads, part.shape[0]],
+        device.groups(batch * queries * heads * row, 256),
+        {"ROW": row, "P_T": _element(part, vec), "O_T": _element(o, vec)},
+        work=float(part.nbytes),
+    )
+
+
+# ---- backward ------------------------------------------------------------------------
+
+
+@implements("attention_backward")
+def attention_backward(
+    device: Runtime,
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    doc_start: Array,
+    scale: float,
+    window: int,
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = (device.empty(a.shape, a.dtype) for a in (q, k, v))
+    for _, views in _batches(device, [do, q, k, v, o, lse, doc_start, dq, dk, dv]):
+        _attention_backward(device, *views, scale=float(scale), window=window)
+    return dq, dk, dv
+
+
+def _attention_backward(
+    device: Runtime,
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    doc_start: Array,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+    *,
+    scale: float,
+    window: int,
+) -> None:
+    stats = _delta(device, do, o, lse)
+    vec = q.shape[3] % 4 == 0
+    named = zip(("DO_T", "Q_T", "K_T", "V_T"), (do, q, k, v))
+    types: dict[str, Constant] = {name: _element(a, vec) for name, a in named}
+    _backward_dq(device, [do, q, k, v, stats, doc_start], dq, types, scale, window)
+    _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, types, scale, window)
+
+
+def _delta(device: Runtime, do: Array, o: Array, lse: Array) -> Array:
+    """[B, H, T, 2] float32: lse log2(e), sum(do * o)."""
+    batch, queries, heads, width = do.shape
+    stats = device.empty((batch, heads, queries, 2))
+    vec, lanes = width % 4 == 0, 8
+    steps = ceil_div(width, 4 * lanes)
+    constants: dict[str, Constant] = {"LANES": lanes, "STEPS": steps, "VEC": vec, "W4": width // 4, "WIDTH": width}
+    device.launch(
+        "attention_delta",
+        [do, o, lse, stats],
+        [batch, queries, heads],
+        device.groups(batch * queries * heads, 256 // lanes),
+        {**constants, "DO_T": _element(do, vec), "O_T": _element(o, vec)},
+        work=float(do.nbytes + o.nbytes),
+    )
+    return stats
+
+
+def _backward_dq(
+    device: Runtime, reads: list[Array], dq: Array, types: dict[str, Constant], scale: float, window: int
+) -> None:
+    batch, queries, heads, width = dq.shape
+    chosen = _plan(device, width)
+    tile = chosen.dq
+    tiles = ceil_div(queries, tile.rows)
+    groups = tiles * batch * heads
+    splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
+    part = dq if splits == 1 else device.empty((splits, *dq.shape))
+    vec = width % 4 == 0
+    device.launch(
+        "attention_backward_dq",
+        [*reads, part],
+        [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**tile.constants(width), **types, "DQ_T": _element(part, vec)},
+        work=3.0 * dq.size * queries,
+    )
+    _reduce_parts(device, part, dq)
+
+
+def _backward_dkv(
+    device: Runtime, reads: list[Array], dk: Array, dv: Array, types: dict[str, Constant], scale: float, window: int
+) -> None:
+    batch, queries, kv_heads, width = dk.shape
+    heads = reads[1].shape[2]
+    group = heads // kv_heads
+    chosen = _plan(device, width)
+    tile = chosen.dkv
+    tiles = ceil_div(queries, tile.rows)
+    groups = tiles * batch * kv_heads
+    wanted = ceil_div(chosen.wanted_groups, groups)
+    head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
+    query_splits = min(ceil_div(wanted, head_splits), ceil_div(queries, 4 * tile.columns))
+    splits = head_splits * query_splits
+    parts = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
+    vec = width % 4 == 0
+    device.launch(
+        "attention_backward_dkv",
+        [*reads, *parts],
+        [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**tile.constants(width), **types, "DK_T": _element(parts[0], vec), "DV_T": _element(parts[1], vec)},
+        work=4.0 * reads[1].size * queries,
+    )
+    for part, out in zip(parts, (dk, dv)):
+        _reduce_parts(device, part, out)
+
+
+def _reduce_parts(device: Runtime, part: Array, out: Array) -> None:
+    """out = sum of `part` over its first axis; nothing to do where the kernel wrote `out` itdevice."""
+    if part is out:
+        return
+    vec = out.size % 4 == 0
+    size = out.size // 4 if vec else out.size
+    constants: dict[str, Any] = {"P_T": _element(part, vec), "OUT_T": _element(out, vec)}
+    device.launch(
+        "attention_reduce",
+        [part, out],
+        [size, part.shape[0]],
+        device.groups(size, 256),
+        constants,
+        work=float(part.nbytes),
+    )

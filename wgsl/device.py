@@ -1,50 +1,48 @@
-"""The wgpu device: the runtime, and one mixin per operator family."""
+"""The wgpu device: the runtime, and the table of its operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from wgrad.wgsl.activation import ActivationOps
-from wgrad.wgsl.attention import AttentionOps
-from wgrad.wgsl.decoding import DecodingOps
-from wgrad.wgsl.dropout import DropoutOps
-from wgrad.wgsl.elementwise import ElementwiseOps
-from wgrad.wgsl.embedding import EmbeddingOps
-from wgrad.wgsl.linear import LinearOps
-from wgrad.wgsl.loss import LossOps
-from wgrad.wgsl.norm import NormOps
-from wgrad.wgsl.optimizer import OptimizerOps
-from wgrad.wgsl.quantize import NF4Ops
-from wgrad.wgsl.rope import RopeOps
+from wgrad.device.memory import Array
+from wgrad.wgsl import (  # noqa: F401  (each enters its operators)
+    activation,
+    attention,
+    decoding,
+    dropout,
+    elementwise,
+    embedding,
+    gemm,
+    linear,
+    loss,
+    norm,
+    optimizer,
+    quantize,
+    reduce,
+    rope,
+    softmax,
+)
+from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 from wgrad.wgsl.runtime.dry_run import DryRun, prepare
-from wgrad.wgsl.softmax import SoftmaxOps
+from wgrad.wgsl.runtime.runtime import Runtime
 
 __all__ = ["WgpuDevice", "list_adapters"]
 
 
-class WgpuDevice(
-    LossOps,
-    AttentionOps,
-    NormOps,
-    ActivationOps,
-    RopeOps,
-    SoftmaxOps,
-    ElementwiseOps,
-    DropoutOps,
-    EmbeddingOps,
-    NF4Ops,
-    LinearOps,
-    OptimizerOps,
-    DecodingOps,
-):
-    """Every operator of the contract (device/contract.py), in WGSL through wgpu.
+class WgpuDevice(Runtime):
+    """The device of the contract (device/contract.py) in WGSL through wgpu; autograd/bind.py adds its operators.
 
     spec: None (best adapter), an index or a part of an adapter's name. max_binding_bytes lowers the device's own limit,
     so that tests reach the paths for arrays larger than one binding.
     """
+
+    implementations = implements
+
+    def copy(self, src: Array, out: Array) -> None:
+        elementwise.copy(self, src, out)
 
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
@@ -60,4 +58,4 @@ class WgpuDevice(
 
 
 class DryRunDevice(DryRun, WgpuDevice):
-    """Every operator, on a device where nothing runs."""
+    """The same operators, on a device where nothing runs."""

@@ -51,47 +51,47 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-class Elements(Runtime):
-    """Windows over several arrays at once."""
+def flat_parts(
+    device: Runtime, arrays: Sequence[Array], multiple: int = _FLAT_STEP
+) -> Iterator[tuple[int, list[Array]]]:
+    """Flat pieces of arrays of one size, each within a binding: (first element, views).
 
-    def flat_parts(self, arrays: Sequence[Array], multiple: int = _FLAT_STEP) -> Iterator[tuple[int, list[Array]]]:
-        """Flat pieces of arrays of one size, each within a binding: (first element, views).
+    Pieces start at multiples of `multiple` elements. Arrays that fit are given back as they are.
+    """
+    size, widest = arrays[0].size, max(a.dtype.itemsize for a in arrays)
+    if size == 0:
+        return
+    if size * widest <= device.max_binding_bytes:
+        yield 0, list(arrays)
+        return
+    step = device.max_binding_bytes // widest // multiple * multiple
+    if step == 0:
+        raise DeviceError(f"{multiple} elements do not fit one binding of {device.max_binding_bytes} bytes")
+    for at in range(0, size, step):
+        yield at, [device.view(a, (min(step, size - at),), at) for a in arrays]
 
-        Pieces start at multiples of `multiple` elements. Arrays that fit are given back as they are.
-        """
-        size, widest = arrays[0].size, max(a.dtype.itemsize for a in arrays)
-        if size == 0:
-            return
-        if size * widest <= self.max_binding_bytes:
-            yield 0, list(arrays)
-            return
-        step = self.max_binding_bytes // widest // multiple * multiple
-        if step == 0:
-            raise DeviceError(f"{multiple} elements do not fit one binding of {self.max_binding_bytes} bytes")
-        for at in range(0, size, step):
-            yield at, [self.view(a, (min(step, size - at),), at) for a in arrays]
 
-    def row_parts(self, arrays: Sequence[Array | None]) -> Iterator[tuple[int, int, list[Any]]]:
-        """Pieces by rows (the first axis), each within a binding: (first row, number of rows, views)."""
-        given = [a for a in arrays if a is not None]
-        rows = given[0].shape[0]
-        widest = max(a.nbytes // max(rows, 1) for a in given)
-        if rows == 0 or widest == 0:
-            return
-        if rows * widest <= self.max_binding_bytes:
-            yield 0, rows, list(arrays)
-            return
-        # Rows from one that starts at a multiple of 256 bytes, where a binding may begin, to the next (powers of two).
-        align = max(256 // math.gcd(a.nbytes // rows, 256) for a in given)
-        step = self.max_binding_bytes // widest // align * align
-        if step == 0:
-            raise DeviceError(
-                f"{align} rows of {widest:,} bytes do not fit one binding of {self.max_binding_bytes:,} bytes;"
-                " use a smaller batch or sequence length"
-            )
-        for at in range(0, rows, step):
-            count = min(step, rows - at)
-            views = [
-                None if a is None else self.view(a, (count, *a.shape[1:]), at * math.prod(a.shape[1:])) for a in arrays
-            ]
-            yield at, count, views
+def row_parts(device: Runtime, arrays: Sequence[Array | None]) -> Iterator[tuple[int, int, list[Any]]]:
+    """Pieces by rows (the first axis), each within a binding: (first row, number of rows, views)."""
+    given = [a for a in arrays if a is not None]
+    rows = given[0].shape[0]
+    widest = max(a.nbytes // max(rows, 1) for a in given)
+    if rows == 0 or widest == 0:
+        return
+    if rows * widest <= device.max_binding_bytes:
+        yield 0, rows, list(arrays)
+        return
+    # Rows from one that starts at a multiple of 256 bytes, where a binding may begin, to the next (powers of two).
+    align = max(256 // math.gcd(a.nbytes // rows, 256) for a in given)
+    step = device.max_binding_bytes // widest // align * align
+    if step == 0:
+        raise DeviceError(
+            f"{align} rows of {widest:,} bytes do not fit one binding of {device.max_binding_bytes:,} bytes;"
+            " use a smaller batch or sequence length"
+        )
+    for at in range(0, rows, step):
+        count = min(step, rows - at)
+        views = [
+            None if a is None else device.view(a, (count, *a.shape[1:]), at * math.prod(a.shape[1:])) for a in arrays
+        ]
+        yield at, count, views

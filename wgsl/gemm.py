@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.elements import wgsl_type
 from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -197,38 +200,43 @@ def _reduce_splits(device: Runtime, partial: Array, end: Epilogue, mns: tuple[in
     )
 
 
-class GemmOps(Runtime):
-    """gemm (device/contract.py)."""
+def matmul(
+    device: Runtime, a: Array, b: Array, out: Array, *, trans_a: bool = False, trans_b: bool = False, **options: Any
+) -> None:
+    """out = op(a) op(b) of whole arrays; options: as of `product`. A large b is taken in windows."""
+    batch = a.shape[0] if len(a.shape) == 3 else 1
+    m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
+    n = b.shape[-2] if trans_b else b.shape[-1]
+    options |= {"batch": batch, "trans_a": trans_a, "trans_b": trans_b}
+    if trans_b and batch == 1 and b.nbytes > device.max_binding_bytes:
+        for lo, hi in device.row_windows(n, k * b.dtype.itemsize):
+            part = device.view(b, (hi - lo, k), lo * k)
+            product(device, a, part, out, (m, hi - lo, k), column=lo, ldc=n, **options)
+    else:
+        product(device, a, b, out, (m, n, k), **options)
 
-    def gemm(
-        self,
-        a: Array,
-        b: Array,
-        *,
-        trans_a: bool = False,
-        trans_b: bool = False,
-        alpha: float = 1.0,
-        bias: Array | None = None,
-        residual: Array | None = None,
-        lowrank: tuple[Array, Array] | None = None,
-        out: Array | None = None,
-        accumulate: bool = False,
-        dtype: Any = None,
-    ) -> Array:
-        batch = a.shape[0] if len(a.shape) == 3 else 1
-        m, k = (a.shape[-1], a.shape[-2]) if trans_a else (a.shape[-2], a.shape[-1])
-        n = b.shape[-2] if trans_b else b.shape[-1]
-        if out is None:
-            out = self.empty((*a.shape[:-2], m, n), a.dtype if dtype is None else dtype)
-        ends = dict(alpha=alpha, bias=bias, residual=residual, lowrank=lowrank, accumulate=accumulate)
-        options: dict[str, Any] = {"batch": batch, "trans_a": trans_a, "trans_b": trans_b, **ends}
-        if trans_b and batch == 1 and b.nbytes > self.max_binding_bytes:
-            for lo, hi in self.row_windows(n, k * b.dtype.itemsize):
-                part = self.view(b, (hi - lo, k), lo * k)
-                product(self, a, part, out, (m, hi - lo, k), column=lo, ldc=n, **options)
-        else:
-            product(self, a, b, out, (m, n, k), **options)
-        return out
+
+@implements("gemm")
+def gemm(
+    device: Runtime,
+    a: Array,
+    b: Array,
+    trans_a: bool,
+    trans_b: bool,
+    alpha: float,
+    bias: Array | None,
+    residual: Array | None,
+    lowrank: tuple[Array, Array] | None,
+    out: Array | None,
+    accumulate: bool,
+    dtype: np.dtype,
+) -> Array:
+    if out is None:
+        rows, columns = a.shape[-1 if trans_a else -2], b.shape[-2 if trans_b else -1]
+        out = device.empty((*a.shape[:-2], rows, columns), dtype)
+    added = {"bias": bias, "residual": residual, "lowrank": lowrank, "accumulate": accumulate}
+    matmul(device, a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, **added)
+    return out
 
 
 def _scalar(array: Array, vec: bool) -> str:

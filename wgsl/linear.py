@@ -1,42 +1,46 @@
-"""Products with a frozen weight of blocks, forward and backward."""
+"""Products with a frozen weight of any format, forward and backward."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl.gemm import GemmOps, product
+from wgrad.wgsl.gemm import matmul, product
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.quantize import decode
+from wgrad.wgsl.runtime.runtime import Runtime
 
 
-class LinearOps(GemmOps):
-    """linear_nf4, linear_nf4_backward (device/contract.py)."""
+@implements("linear_nf4")
+def linear_nf4(
+    device: Runtime,
+    x: Array,
+    weight: FrozenWeight,
+    bias: Array | None,
+    residual: Array | None,
+    lowrank: tuple[Array, Array] | None,
+    dtype: np.dtype,
+) -> Array:
+    out = device.empty((x.shape[0], weight.shape[0]), dtype)
+    added = {"bias": bias, "residual": residual, "lowrank": lowrank}
+    return _times_weight(device, x, weight, out, trans_b=True, **added)
 
-    def linear_nf4(
-        self,
-        x: Array,
-        weight: Any,
-        *,
-        bias: Array | None = None,
-        residual: Array | None = None,
-        lowrank: tuple[Array, Array] | None = None,
-        dtype: Any = None,
-    ) -> Array:
-        (m, k), n = x.shape, weight.shape[0]
-        out = self.empty((m, n), x.dtype if dtype is None else dtype)
-        if k % 8 or self.software:
-            # A row would start inside a 32-bit word of codes; or decoding once is cheaper than once a tile.
-            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
-            return self.gemm(x, w, trans_b=True, bias=bias, residual=residual, lowrank=lowrank, out=out)
-        product(self, x, weight, out, (m, n, k), trans_b=True, bias=bias, residual=residual, lowrank=lowrank)
-        return out
 
-    def linear_nf4_backward(
-        self, dy: Array, weight: Any, *, lowrank: tuple[Array, Array] | None = None, dtype: Any = None
-    ) -> Array:
-        (m, n), k = dy.shape, weight.shape[1]
-        out = self.empty((m, k), dy.dtype if dtype is None else dtype)
-        if k % 8 or self.software:
-            w = self.nf4_dequantize(weight)  # type: ignore[attr-defined]
-            return self.gemm(dy, w, lowrank=lowrank, out=out)
-        product(self, dy, weight, out, (m, k, n), lowrank=lowrank)
-        return out
+@implements("linear_nf4_backward")
+def linear_nf4_backward(
+    device: Runtime, dy: Array, weight: FrozenWeight, lowrank: tuple[Array, Array] | None, dtype: np.dtype
+) -> Array:
+    out = device.empty((dy.shape[0], weight.shape[1]), dtype)
+    return _times_weight(device, dy, weight, out, trans_b=False, lowrank=lowrank)
+
+
+def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, **options: Any) -> Array:
+    if weight.shape[1] % weight.unit or device.software:
+        # A row would start inside a unit of codes; or decoding once is cheaper than once a tile.
+        matmul(device, x, decode(device, weight, np.dtype(np.float32)), out, **options)
+    else:
+        product(device, x, weight, out, (x.shape[0], out.shape[1], x.shape[1]), **options)
+    return out

@@ -3,68 +3,72 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.gemm import GemmOps, product
+from wgrad.wgsl.gemm import matmul, product
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.runtime import Runtime
 
 # Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
 CHUNK_BYTES = 128 << 20
 
 
-class LossOps(GemmOps):
-    """linear_cross_entropy (device/contract.py). The backward is part of the forward: logits are never kept."""
+@implements("linear_cross_entropy")
+def linear_cross_entropy(
+    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool
+) -> tuple[Array, Array | None, Array | None]:
+    (n, c), v = x.shape, weight.shape[0]
+    losses = device.empty((n,))
+    dx = device.empty((n, c)) if need_dx else None
+    dweight = device.empty((v, c)) if need_dweight else None
+    rows = min(CHUNK_BYTES, device.max_binding_bytes) // (4 * v) // 128 * 128
+    rows = min(n, max(128, rows))  # a multiple of 128 rows starts where a binding may start, in f16 too
+    # The last chunk may be shorter: its logits are a view of the same memory.
+    memory = device.empty((rows, v))
+    for first in range(0, n, rows):
+        count = min(rows, n - first)
+        part = device.view(x, (count, c), first * c)
+        logits = device.view(memory, (count, v))
+        matmul(device, part, weight, logits, trans_b=True)
+        _loss_and_gradient(device, logits, targets, losses, first, need_dx or need_dweight)
+        if dx is not None:
+            _times_weight(device, logits, weight, device.view(dx, (count, c), first * c))
+        if dweight is not None:
+            _add_to_dweight(device, logits, part, dweight, accumulate=first > 0)
+    loss = device.empty((1,))
+    device.launch(
+        "loss_cross_entropy",
+        [memory, targets, losses, loss],
+        [rows, v, 0, n],
+        (1, 1, 1),
+        {"L_T": "f32", "WIDTH": 1, "GRAD": False},
+        entry="total",
+    )
+    return loss, dx, dweight
 
-    def linear_cross_entropy(
-        self, x: Array, weight: Array, targets: Array, *, need_dx: bool = True, need_dweight: bool = False
-    ) -> tuple[Array, Array | None, Array | None]:
-        (n, c), v = x.shape, weight.shape[0]
-        losses = self.empty((n,))
-        dx = self.empty((n, c)) if need_dx else None
-        dweight = self.empty((v, c)) if need_dweight else None
-        rows = min(CHUNK_BYTES, self.max_binding_bytes) // (4 * v) // 128 * 128
-        rows = min(n, max(128, rows))  # a multiple of 128 rows starts where a binding may start, in f16 too
-        # The last chunk may be shorter: its logits are a view of the same memory.
-        memory = self.empty((rows, v))
-        for first in range(0, n, rows):
-            count = min(rows, n - first)
-            part = self.view(x, (count, c), first * c)
-            logits = self.gemm(part, weight, trans_b=True, out=self.view(memory, (count, v)))
-            self._loss_and_gradient(logits, targets, losses, first, need_dx or need_dweight)
-            if dx is not None:
-                self._times_weight(logits, weight, self.view(dx, (count, c), first * c))
-            if dweight is not None:
-                self._add_to_dweight(logits, part, dweight, accumulate=first > 0)
-        loss = self.empty((1,))
-        self.launch(
-            "loss_cross_entropy",
-            [memory, targets, losses, loss],
-            [rows, v, 0, n],
-            (1, 1, 1),
-            {"L_T": "f32", "WIDTH": 1, "GRAD": False},
-            entry="total",
-        )
-        return loss, dx, dweight
 
-    def _loss_and_gradient(self, logits: Array, targets: Array, losses: Array, first: int, grad: bool) -> None:
-        rows, v = logits.shape
-        vec = v % 4 == 0
-        self.launch(
-            "loss_cross_entropy",
-            [logits, targets, losses, None],
-            [rows, v, first, losses.size],
-            self.groups(rows, 1),
-            {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, "GRAD": grad},
-            work=12.0 * logits.size,
-        )
+def _loss_and_gradient(device: Runtime, logits: Array, targets: Array, losses: Array, first: int, grad: bool) -> None:
+    rows, v = logits.shape
+    vec = v % 4 == 0
+    device.launch(
+        "loss_cross_entropy",
+        [logits, targets, losses, None],
+        [rows, v, first, losses.size],
+        device.groups(rows, 1),
+        {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, "GRAD": grad},
+        work=12.0 * logits.size,
+    )
 
-    def _times_weight(self, dlogits: Array, weight: Array, out: Array) -> None:
-        """out = dlogits weight, the vocabulary in as many pieces as bindings ask for."""
-        (rows, v), c = dlogits.shape, weight.shape[1]
-        for lo, hi in self.row_windows(v, c * weight.dtype.itemsize):
-            part = self.view(weight, (hi - lo, c), lo * c)
-            product(self, dlogits, part, out, (rows, c, hi - lo), accumulate=lo > 0, a_column=lo, lda=v)
 
-    def _add_to_dweight(self, dlogits: Array, x: Array, dweight: Array, *, accumulate: bool) -> None:
-        """dweight (+)= dlogits^T x."""
-        (rows, v), c = dlogits.shape, x.shape[1]
-        for lo, hi in self.row_windows(v, c * 4):
-            part = self.view(dweight, (hi - lo, c), lo * c)
-            product(self, dlogits, x, part, (hi - lo, c, rows), trans_a=True, accumulate=accumulate, a_column=lo, lda=v)
+def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array) -> None:
+    """out = dlogits weight, the vocabulary in as many pieces as bindings ask for."""
+    (rows, v), c = dlogits.shape, weight.shape[1]
+    for lo, hi in device.row_windows(v, c * weight.dtype.itemsize):
+        part = device.view(weight, (hi - lo, c), lo * c)
+        product(device, dlogits, part, out, (rows, c, hi - lo), accumulate=lo > 0, a_column=lo, lda=v)
+
+
+def _add_to_dweight(device: Runtime, dlogits: Array, x: Array, dweight: Array, *, accumulate: bool) -> None:
+    """dweight (+)= dlogits^T x."""
+    (rows, v), c = dlogits.shape, x.shape[1]
+    for lo, hi in device.row_windows(v, c * 4):
+        part = device.view(dweight, (hi - lo, c), lo * c)
+        product(device, dlogits, x, part, (hi - lo, c, rows), trans_a=True, accumulate=accumulate, a_column=lo, lda=v)

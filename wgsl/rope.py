@@ -4,43 +4,52 @@ Shaders: rope.wgsl, rope_append.wgsl."""
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, Elements, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.elements import GROUP, compute_type, row_parts, vector_width, wgsl_type
+from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
 
 
-class RopeOps(Elements):
-    def rope(self, x: Array, cos: Array, sin: Array, positions: Array, *, inverse: bool = False) -> Array:
-        """x [N, H, D]; cos, sin float32 [P, D/2]; positions int32 [N] -> [N, H, D]."""
-        _, heads, width = x.shape
-        y = self.empty(x.shape, x.dtype)
-        vec = vector_width(width // 2)
-        # Heads that an invocation takes: as many as divide the heads, so that no lane is idle.
-        per = next((n for n in (4, 3, 2) if heads % n == 0), min(heads, 4))
-        constants: dict[str, Constant] = {
-            "HEADS": per,
-            "INVERSE": inverse,
-            "C_T": compute_type(vec),
-            "X_T": wgsl_type(x.dtype, vec),
-        }
-        half, blocks = width // 2 // vec, -(-heads // per)
-        for first, tokens, (part, out) in self.row_parts([x, y]):
-            items = tokens * blocks * half
-            params = [items, heads, blocks, half, first]
-            groups = self.groups(items, GROUP)
-            self.launch("rope", [part, cos, sin, positions, out], params, groups, constants, work=2.0 * part.nbytes)
-        return y
+@implements("rope")
+def rope(device: Runtime, x: Array, cos: Array, sin: Array, positions: Array, inverse: bool) -> Array:
+    _, heads, width = x.shape
+    y = device.empty(x.shape, x.dtype)
+    vec = vector_width(width // 2)
+    # Heads that an invocation takes: as many as divide the heads, so that no lane is idle.
+    per = next((n for n in (4, 3, 2) if heads % n == 0), min(heads, 4))
+    constants: dict[str, Constant] = {
+        "HEADS": per,
+        "INVERSE": inverse,
+        "C_T": compute_type(vec),
+        "X_T": wgsl_type(x.dtype, vec),
+    }
+    half, blocks = width // 2 // vec, -(-heads // per)
+    for first, tokens, (part, out) in row_parts(device, [x, y]):
+        items = tokens * blocks * half
+        params = [items, heads, blocks, half, first]
+        groups = device.groups(items, GROUP)
+        device.launch("rope", [part, cos, sin, positions, out], params, groups, constants, work=2.0 * part.nbytes)
+    return y
 
-    def rope_append(
-        self, k: Array, v: Array, cos: Array, sin: Array, positions: Array, keys: Array, values: Array, cache_len: Array
-    ) -> None:
-        """keys, values [B, S, G, D] in place from cache_len[0] on = rope(k), v; k, v [B T, G, D], all of one dtype;
-        cos, sin float32 [P, D/2], positions int32 [B T], cache_len int32 [1]."""
-        n, groups, width = k.shape
-        batch, length = keys.shape[:2]
-        vec = vector_width(width // 2)
-        constants: dict[str, Constant] = {"C_T": compute_type(vec), "X_T": wgsl_type(k.dtype, vec)}
-        half = width // 2 // vec
-        items = n * groups * half
-        arrays = [k, v, cos, sin, positions, cache_len, keys, values]
-        params = [items, groups, half, n // batch, length]
-        self.launch("rope_append", arrays, params, self.groups(2 * items, GROUP), constants, work=4.0 * k.nbytes)
+
+@implements("rope_append")
+def rope_append(
+    device: Runtime,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    keys: Array,
+    values: Array,
+    cache_len: Array,
+) -> None:
+    n, groups, width = k.shape
+    batch, length = keys.shape[:2]
+    vec = vector_width(width // 2)
+    constants: dict[str, Constant] = {"C_T": compute_type(vec), "X_T": wgsl_type(k.dtype, vec)}
+    half = width // 2 // vec
+    items = n * groups * half
+    arrays = [k, v, cos, sin, positions, cache_len, keys, values]
+    params = [items, groups, half, n // batch, length]
+    device.launch("rope_append", arrays, params, device.groups(2 * items, GROUP), constants, work=4.0 * k.nbytes)

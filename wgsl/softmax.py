@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import Elements, wgsl_type
+from wgrad.wgsl.elements import row_parts, wgsl_type
+from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
 
 
-class SoftmaxOps(Elements):
-    def softmax(self, x: Array) -> Array:
-        """Over the last axis of [R, C]."""
-        return self._softmax("main", x, None)
+@implements("softmax")
+def softmax(device: Runtime, x: Array) -> Array:
+    return _softmax(device, "main", x, None)
 
-    def softmax_backward(self, dy: Array, y: Array) -> Array:
-        """y: what the forward gave. -> dx, in dy's dtype."""
-        return self._softmax("backward", dy, y)
 
-    def _softmax(self, entry: str, x: Array, y: Array | None) -> Array:
-        out = self.empty(x.shape, x.dtype)
-        constants: dict[str, Constant] = {"X_T": wgsl_type(x.dtype), "Y_T": wgsl_type((x if y is None else y).dtype)}
-        for _, rows, parts in self.row_parts([x, y, out]):
-            params = [rows, x.shape[-1]]
-            work = 4.0 * rows * x.shape[-1]
-            self.launch("softmax", parts, params, self.groups(rows, 1), constants, entry=entry, work=work)
-        return out
+@implements("softmax_backward")
+def softmax_backward(device: Runtime, dy: Array, y: Array) -> Array:
+    return _softmax(device, "backward", dy, y)
+
+
+def _softmax(device: Runtime, entry: str, x: Array, y: Array | None) -> Array:
+    out = device.empty(x.shape, x.dtype)
+    constants: dict[str, Constant] = {"X_T": wgsl_type(x.dtype), "Y_T": wgsl_type((x if y is None else y).dtype)}
+    for _, rows, parts in row_parts(device, [x, y, out]):
+        params = [rows, x.shape[-1]]
+        work = 4.0 * rows * x.shape[-1]
+        device.launch("softmax", parts, params, device.groups(rows, 1), constants, entry=entry, work=work)
+    return out

@@ -65,6 +65,7 @@ class Runtime(PooledRuntime):
     """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
 
     name = "wgpu"
+    attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
         adapter = adapters.choose(spec)
@@ -81,9 +82,8 @@ class Runtime(PooledRuntime):
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
         self.matrix_units = matrix_units.FEATURE in self._device.features
-        self.matrix_tile = (
-            ""  # "large" or "medium": this one for every product that can have it (the self-test's switch)
-        )
+        # "large" or "medium": this one for every product that can have it (the self-test's switch).
+        self.matrix_tile = ""
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]
