@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from wgrad.device.memory import Array
 from wgrad.wgsl import (  # noqa: F401  (each enters its operators)
@@ -40,6 +41,10 @@ class WgpuDevice(Runtime):
     """
 
     implementations = implements
+
+    if TYPE_CHECKING:  # the operators, as in the contract
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def copy(self, src: Array, out: Array) -> None:
         elementwise.copy(self, src, out)

@@ -1,19 +1,22 @@
-"""The self-test's cases of the memory-bound operators on wgpu, and rules that hold for all families."""
+"""The self-test's cases of the memory-bound operators on wgpu, and rules that hold for all of them."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 
+from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.selftest.case import Case, cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
-from wgrad.device.runtime import PooledRuntime
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.operators import implements
 
 ELSEWHERE = ("attention", "attention_backward", "gemm", "linear_nf4", "linear_nf4_backward", "linear_cross_entropy")
+PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)
 CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
 
 
@@ -25,21 +28,18 @@ def test_case(case: Case, wgpu_device: Any) -> None:
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
 
 
-def test_every_operator_of_the_contract_is_there() -> None:
+def test_storage_of_the_contract_is_there() -> None:
     wanted = {name for name in vars(Device) if not name.startswith("_")}
     assert [name for name in sorted(wanted) if not hasattr(WgpuDevice, name)] == []
 
 
-def test_no_name_is_defined_by_two_families() -> None:
-    """The families are mixins of one class: a helper of the same name in two would silently replace one."""
-    seen: dict[str, type] = {}
-    families = WgpuDevice.__mro__[1 : WgpuDevice.__mro__.index(PooledRuntime)]  # which the runtime completes
-    for family in families:
-        for name in vars(family):
-            if name.startswith("__") or name in ("_abc_impl",):
-                continue
-            assert name not in seen, f"{name} is defined by {seen[name].__name__} and {family.__name__}"
-            seen[name] = family
+def test_the_table_holds_every_operator_as_it_is_specified() -> None:
+    """The device, then the parameters by the same names in the same order, none with a default: those stand once."""
+    found = {name: inspect.signature(function).parameters for name, function in implements.items()}
+    assert {name: tuple(ps)[1:] for name, ps in found.items()} == {n: op.parameters for n, op in OPERATORS.items()}
+    for name, parameters in found.items():
+        assert next(iter(parameters)) == "device"
+        assert {(p.kind, p.default) for p in parameters.values()} == {PLAIN}, name
 
 
 def test_a_new_shape_compiles_nothing(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
