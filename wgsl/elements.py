@@ -75,9 +75,7 @@ def row_parts(device: Runtime, arrays: Sequence[Array | None]) -> Iterator[tuple
     """Pieces by rows (the first axis), each within a binding: (first row, number of rows, views)."""
     given = [a for a in arrays if a is not None]
     rows = given[0].shape[0]
-    widest = max(a.nbytes // max(rows, 1) for a in given)
-    if rows == 0 or widest == 0:
-        return
+    widest = max(a.nbytes // rows for a in given)
     if rows * widest <= device.max_binding_bytes:
         yield 0, rows, list(arrays)
         return

@@ -23,8 +23,6 @@ def embedding(device: Runtime, table: Array, ids: Array, dtype: np.dtype) -> Arr
         "Y_T": wgsl_type(y.dtype, vec),
     }
     n = y.size // vec
-    if n == 0:
-        return y
     for first, last in device.row_windows(vocab_size, columns * table.dtype.itemsize):
         part = device.view(table, (last - first, columns), first * columns)
         params = [n, columns // vec, first, last]
@@ -37,8 +35,6 @@ def embedding(device: Runtime, table: Array, ids: Array, dtype: np.dtype) -> Arr
 def embedding_backward(device: Runtime, dy: Array, ids: Array, vocab_size: int) -> Array:
     columns = dy.shape[-1]
     dtable = device.zeros((vocab_size, columns))
-    if ids.size == 0:
-        return dtable
     vec, n = vector_width(columns), ids.size
     constants: dict[str, Constant] = {"C_T": compute_type(vec), "DY_T": wgsl_type(dy.dtype, vec)}
     links = device.empty((n,), np.uint32)
