@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from wgrad.autograd.bind import bind
+from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
-from wgrad.autograd.selftest.products import matrix_cases
 
 
 @dataclass(frozen=True)

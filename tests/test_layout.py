@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,21 @@ def test_no_module_imports_itself_by_way_of_others(room: str) -> None:
         for name, path in modules.items()
     }
     graphlib.TopologicalSorter(imports).prepare()  # CycleError
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_circle_inside_a_room(room: str) -> None:
+    """Of imports at the top of a file, inside functions and by name."""
+    files = {"wgrad." + relative(p).removesuffix(".py").replace("/", "."): p for p in python_files(room)}
+    graph = {}
+    for name, path in files.items():
+        imported = {module for module, _ in imported_modules(path)}
+        imported |= {module.rpartition(".")[0] for module in imported}
+        graph[name] = sorted((imported & set(files)) - {name})
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
 
 
 def test_only_wgsl_imports_wgpu() -> None:

@@ -85,17 +85,9 @@ def dtype_name(dtype: Any) -> str:
     return np.dtype(dtype).name
 
 
-def cases(float16: bool = True) -> list[Case]:
-    """Every case; without the float16 ones for a device that has no float16."""
-    from wgrad.autograd.selftest import operators as selftest_operators
-    from wgrad.autograd.selftest import products as selftest_products
-    from wgrad.autograd.selftest import training as selftest_training
-
-    found: list[Case] = []
-    for dtype in (F32, F16) if float16 else (F32,):
-        found += selftest_products.cases(dtype)
-        found += selftest_operators.cases(dtype)
-        found += selftest_training.cases(dtype)
-    names = [case.name for case in found]
-    assert len(set(names)) == len(names), "two cases of the self-test have the same name"
-    return found
+def forward_and_backward(op: str, shape: str, dtype: str, build: Any, forward: Any, backward: Any) -> list[Case]:
+    back = f"{op}_backward"
+    return [
+        Case(f"{op}/{shape}/{dtype}", op, "forward", dtype, shape, build, forward, BUILTIN_ULPS),
+        Case(f"{back}/{shape}/{dtype}", back, "backward", dtype, shape, build, backward, BUILTIN_ULPS),
+    ]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import wgrad
-from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import run_selftest
 from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError

@@ -14,7 +14,7 @@ import numpy as np
 from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, Inputs, Outputs, dtype_name, map_arrays
-from wgrad.autograd.selftest.products import quantized
+from wgrad.autograd.selftest.quantize import quantized
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import Case, Outputs, cases, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.case import Case, Outputs, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.finish import FINISH
-from wgrad.autograd.selftest.products import matrix_cases
+from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.device.contract import Device
 
 MULTIPLE = {"forward": 2.0, "backward": 3.0}

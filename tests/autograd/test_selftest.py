@@ -9,7 +9,8 @@ import pytest
 
 from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import Case, cases, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.case import Case, upload_inputs, widen_inputs
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case, run_selftest
 from wgrad.device.contract import Device
 

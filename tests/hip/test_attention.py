@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.hip.executor.table import held, only
-from wgrad.autograd.selftest.case import Case
-from wgrad.autograd.selftest.operators import BUILTIN_ULPS
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError, ShapeError
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.hip.executor.table import held, only
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import Case, cases
-from wgrad.autograd.selftest.operators import BUILTIN_ULPS
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
 
 CASES = [

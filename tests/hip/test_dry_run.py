@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import Case, cases, upload_inputs
+from wgrad.autograd.selftest.case import Case, upload_inputs
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import prepare_selftest
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import Inputs, Outputs, cases
+from wgrad.autograd.selftest.case import Inputs, Outputs
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError, ShapeError
 
@@ -133,7 +134,7 @@ def test_wrong_use_launches_nothing(emulator: Any) -> None:
     device, other = emulator.new("gfx942"), emulator.new("gfx942")
     weight = device.nf4_quantize(device.upload(normal(1, (72, 64))))
     x, w = device.zeros((40, 64)), device.zeros((72, 64))
-    foreign, foreign_bias = other.zeros((40, 64)), other.zeros((72,))
+    foreign, foreign_bias, foreign_dy = other.zeros((40, 64)), other.zeros((72,)), other.zeros((40, 72))
     whole = device.zeros((40, 64), np.int32)
     before = emulator.library.emulator_launches()
     with pytest.raises(DeviceError, match="upload it to this device"):
@@ -141,7 +142,7 @@ def test_wrong_use_launches_nothing(emulator: Any) -> None:
     with pytest.raises(DeviceError, match="upload it to this device"):
         device.linear_nf4(x, weight, bias=foreign_bias)
     with pytest.raises(DeviceError, match="upload it to this device"):
-        device.linear_nf4_backward(other.zeros((40, 72)), weight)
+        device.linear_nf4_backward(foreign_dy, weight)
     with pytest.raises(ShapeError, match=r"b must be \[K, N\] with K = 64 from a, got shape \[72, 64\]; check trans_a"):
         device.gemm(x, w)
     with pytest.raises(ShapeError, match=r"weight must be \[N, K\] with K = 72 from x, got shape \[72, 64\]"):

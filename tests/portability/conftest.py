@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from wgrad.autograd.selftest.bundle import Bundle, make_bundle
-from wgrad.autograd.selftest.case import cases
+from wgrad.autograd.selftest.cases import cases
 from wgrad.train.commands.bundle_cases import training_cases
 
 GiveUp = Callable[[str], NoReturn]

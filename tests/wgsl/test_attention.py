@@ -12,8 +12,9 @@ import pytest
 
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, cases
-from wgrad.autograd.selftest.operators import _attention
+from wgrad.autograd.selftest.attention import attention_case
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import EPSILON, MULTIPLE, check_case
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.attention_plan import BACKWARD, FORWARD, Plan, Tile, plan
@@ -58,7 +59,7 @@ def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, planne
     for backward in (False, True):
         used = tile.backward_bytes(width) if backward else tile.forward_bytes(width)
         if used <= planned.workgroup_bytes:
-            check(_attention("tile", shape, F32, documents=3, window=61, backward=backward), planned)
+            check(attention_case("tile", shape, F32, documents=3, window=61, backward=backward), planned)
 
 
 @pytest.mark.parametrize("wanted", [1, 7, 40, 10_000])
@@ -67,7 +68,7 @@ def test_splits(wanted: int, backward: bool, planned: WgpuDevice) -> None:
     chosen = plan(64, 16_384)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=wanted)
-    check(_attention("splits", (1, 523, 6, 1, 64), F32, documents=2, backward=backward), planned)
+    check(attention_case("splits", (1, 523, 6, 1, 64), F32, documents=2, backward=backward), planned)
 
 
 def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
@@ -75,7 +76,7 @@ def test_part_of_a_split_may_see_no_key(planned: WgpuDevice) -> None:
     chosen = plan(64, 16_384)
     assert chosen is not None
     planned.attention_plan = dataclasses.replace(chosen, wanted_groups=10_000)
-    check(_attention("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, cache_len=1), planned)
+    check(attention_case("empty parts", (2, 2, 4, 2, 64), F32, keys=1003, cache_len=1), planned)
 
 
 @pytest.mark.parametrize(

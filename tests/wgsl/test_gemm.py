@@ -13,7 +13,8 @@ import pytest
 
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile

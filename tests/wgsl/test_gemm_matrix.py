@@ -11,7 +11,7 @@ import pytest
 from tests.wgsl.matrix_emulation import emulated
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
-from wgrad.autograd.selftest.products import matrix_cases
+from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice

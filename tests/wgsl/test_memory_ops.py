@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.operators import OPERATORS
-from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from wgrad.autograd.selftest.bundle import CARDS, Bundle, make_bundle, runner_source, with_coarse_inputs
-from wgrad.autograd.selftest.case import Case, cases
+from wgrad.autograd.selftest.case import Case
+from wgrad.autograd.selftest.cases import cases
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.train.commands.bundle_cases import training_cases

@@ -16,9 +16,9 @@ import numpy as np
 from tests.hip.executor.device import ExecutedDevice
 from tests.hip.executor.table import Object, Row
 from tests.hip.executor.waves import Order
-from wgrad.autograd.selftest import operators as selftest_operators
-from wgrad.autograd.selftest import training as selftest_training
-from wgrad.autograd.selftest.case import BF16, Case, cases, upload_inputs
+from wgrad.autograd.selftest import gemm, linear, quantize
+from wgrad.autograd.selftest.case import BF16, Case, upload_inputs
+from wgrad.autograd.selftest.cases import FAMILIES, cases
 from wgrad.autograd.selftest.run import expected_outputs, largest_difference, to_host
 
 ORDERS: tuple[Order, Order] = ("fwd", "rev")
@@ -29,8 +29,9 @@ SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/
 def all_cases() -> list[Case]:
     """The self-test's, and the operators that read bfloat16 too; without SLOW."""
     found = {case.name: case for case in cases()}
-    for case in (*selftest_operators.cases(BF16), *selftest_training.cases(BF16)):
-        found.setdefault(case.name, case)
+    for family in FAMILIES:
+        if family not in (gemm, linear, quantize):
+            found |= {case.name: case for case in family.cases(BF16) if case.name not in found}
     return [case for name, case in found.items() if not any(part in name for part in SLOW)]
 
 

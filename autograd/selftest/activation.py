@@ -1,0 +1,50 @@
+"""Self-test cases of activations and their gated forms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.autograd.selftest.case import (
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    forward_and_backward,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _activation_cases(dtype)
+
+
+def _activation_cases(t: np.dtype) -> list[Case]:
+    found = []
+    name = dtype_name(t)
+    for shape in ((7, 123), (1, 3), (33, 128)):
+        text = "x".join(map(str, shape))
+
+        def build(rng: np.random.Generator, shape: tuple[int, int] = shape) -> Inputs:
+            return {n: normal(rng, shape, t, s) for n, s in (("x", 3.0), ("up", 1.0), ("dy", 1.0))}
+
+        for op in ("silu", "gelu"):
+
+            def forward(device: Device, x: Inputs, op: str = op) -> Outputs:
+                return {"y": getattr(device, op)(x["x"])}
+
+            def backward(device: Device, x: Inputs, op: str = op) -> Outputs:
+                return {"dx": getattr(device, op + "_backward")(x["dy"], x["x"])}
+
+            found += forward_and_backward(op, text, name, build, forward, backward)
+        for op in ("swiglu", "geglu"):
+
+            def gated(device: Device, x: Inputs, op: str = op) -> Outputs:
+                return {"y": getattr(device, op)(x["x"], x["up"])}
+
+            def gated_backward(device: Device, x: Inputs, op: str = op) -> Outputs:
+                dgate, dup = getattr(device, op + "_backward")(x["dy"], x["x"], x["up"])
+                return {"dgate": dgate, "dup": dup}
+
+            found += forward_and_backward(op, text, name, build, gated, gated_backward)
+    return found

@@ -1,0 +1,98 @@
+"""Self-test cases of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import (
+    BUILTIN_ULPS,
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _attention_cases(dtype)
+
+
+def _document_starts(rng: np.random.Generator, batch: int, length: int, documents: int) -> np.ndarray:
+    doc_start = np.zeros((batch, length), np.int32)
+    for row in doc_start:
+        for first in np.sort(rng.integers(1, max(2, length), documents - 1)):
+            row[first:] = first
+    return doc_start
+
+
+def attention_case(
+    variant: str,
+    shape: tuple[int, int, int, int, int],
+    t: Any,
+    *,
+    keys: int = 0,
+    cache_len: int = 0,
+    window: int = 0,
+    documents: int = 1,
+    backward: bool = False,
+) -> Case:
+    """shape: B, T, H, G, D; `keys` is S where it is not T."""
+    b, length, h, g, d = shape
+    s, scale = keys or length, d**-0.5
+
+    def build(rng: np.random.Generator) -> Inputs:
+        inputs: Inputs = {
+            "q": normal(rng, (b, length, h, d), t),
+            "k": normal(rng, (b, s, g, d), t),
+            "v": normal(rng, (b, s, g, d), t),
+            "doc_start": _document_starts(rng, b, length, documents),
+            "cache_len": np.array([cache_len], np.int32),
+        }
+        if backward:
+            o, lse = ReferenceDevice().attention(*inputs.values(), scale=scale, window=window)
+            inputs |= {"o": o, "lse": lse, "do": normal(rng, o.shape, t)}
+        return inputs
+
+    def forward(device: Device, x: Inputs) -> Outputs:
+        o, lse = device.attention(x["q"], x["k"], x["v"], x["doc_start"], x["cache_len"], scale=scale, window=window)
+        return {"o": o, "lse": lse}
+
+    def back(device: Device, x: Inputs) -> Outputs:
+        arguments = (x[n] for n in ("do", "q", "k", "v", "o", "lse", "doc_start"))
+        return dict(zip(("dq", "dk", "dv"), device.attention_backward(*arguments, scale=scale, window=window)))
+
+    op = "attention_backward" if backward else "attention"
+    text, direction = f"{'x'.join(map(str, shape))}" + (f",{s}" if keys else ""), "backward" if backward else "forward"
+    name = f"{op}/{variant}/{text}/{dtype_name(t)}"
+    return Case(name, op, direction, dtype_name(t), text, build, back if backward else forward, BUILTIN_ULPS)
+
+
+def _attention_cases(t: np.dtype) -> list[Case]:
+    found = []
+    for back in (False, True):
+        found += [
+            attention_case("causal", (1, 37, 2, 2, 64), t, backward=back),
+            attention_case("one token", (1, 1, 2, 1, 64), t, backward=back),
+            attention_case("grouped", (2, 70, 6, 2, 64), t, backward=back),
+            attention_case("one group", (1, 33, 3, 1, 128), t, backward=back),
+            attention_case("tiles", (1, 259, 2, 1, 64), t, backward=back),
+            attention_case("odd width", (1, 41, 4, 2, 40), t, backward=back),
+            attention_case("width 96", (1, 67, 2, 1, 96), t, backward=back),
+            attention_case("width 10", (1, 41, 2, 1, 10), t, backward=back),
+            attention_case("window", (2, 70, 4, 2, 64), t, window=13, backward=back),
+            attention_case("window 1", (1, 37, 2, 2, 40), t, window=1, backward=back),
+            attention_case("packed", (2, 133, 4, 2, 64), t, documents=5, backward=back),
+            attention_case("packed window", (2, 133, 4, 2, 40), t, documents=3, window=29, backward=back),
+        ]
+    return found + [
+        attention_case("decode", (2, 1, 4, 2, 64), t, keys=53, cache_len=41),
+        attention_case("decode long", (1, 1, 6, 2, 64), t, keys=1003, cache_len=1002),
+        attention_case("decode first", (1, 1, 4, 2, 40), t, keys=64, cache_len=0),
+        attention_case("decode window", (1, 1, 4, 1, 128), t, keys=130, cache_len=100, window=17),
+        attention_case("prefill on a cache", (1, 19, 4, 2, 64), t, keys=130, cache_len=70),
+    ]

@@ -1,0 +1,36 @@
+"""All cases of the self-test: those of every operator family, and of storage."""
+
+from __future__ import annotations
+
+from wgrad.autograd.selftest import (
+    activation,
+    attention,
+    decoding,
+    elementwise,
+    embedding,
+    gemm,
+    linear,
+    loss,
+    norm,
+    optimizer,
+    quantize,
+    rope,
+    softmax,
+    storage,
+)
+from wgrad.autograd.selftest.case import F16, F32, Case
+
+FAMILIES = (
+    gemm, linear, quantize, norm, activation, rope, attention, softmax, elementwise, embedding, loss, storage,
+    optimizer, decoding,
+)  # fmt: skip
+
+
+def cases(float16: bool = True) -> list[Case]:
+    """Every case; without the float16 ones for a device that has no float16."""
+    found = [
+        case for dtype in ((F32, F16) if float16 else (F32,)) for family in FAMILIES for case in family.cases(dtype)
+    ]
+    names = [case.name for case in found]
+    assert len(set(names)) == len(names), "two cases of the self-test have the same name"
+    return found

@@ -1,0 +1,68 @@
+"""Self-test cases of the cache and sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.selftest.case import (
+    F32,
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    found = [_kv_append("", 29, dtype), _kv_append("/past the end", 34, dtype)]
+    return found + _sample_cases() if dtype == F32 else found
+
+
+def _kv_append(variant: str, cache_len: int, t: np.dtype) -> Case:
+    def build(rng: np.random.Generator) -> Inputs:
+        cache, new = normal(rng, (2, 37, 3, 10), t), normal(rng, (2, 5, 3, 10), t)
+        return {"cache": cache, "new": new, "cache_len": np.array([cache_len], np.int32)}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        device.kv_append(x["cache"], x["new"], x["cache_len"])
+        return {"cache": x["cache"]}
+
+    name = f"kv_append{variant}/{dtype_name(t)}"
+    return Case(name, "kv_append", "forward", dtype_name(t), "2x37x3x10", build, call)
+
+
+def _sample(variant: str, v: int, uniform: float, **options: Any) -> Case:
+    def build(rng: np.random.Generator) -> Inputs:
+        logits = normal(rng, (v,), scale=2.0)
+        if "tie" in variant:
+            logits[[v // 3, v // 2, v - 1]] = logits.max() + np.float32(1)
+        return {"logits": logits, "uniform": np.array([uniform], np.float32)}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        return {"id": device.sample(x["logits"], x["uniform"], **options)}
+
+    return Case(f"sample/{variant}/{v}/{uniform}", "sample", "forward", "float32", str(v), build, call)
+
+
+def _sample_cases() -> list[Case]:
+    off: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    found = []
+    for v in (123, 5003):
+        found += [
+            _sample("greedy", v, 0.5, **{**off, "temperature": 0.0}),
+            _sample("greedy tie", v, 0.5, **{**off, "temperature": 0.0}),
+        ]
+        for uniform in (0.0, 0.37, 0.81, 0.9999):
+            found += [
+                _sample("temperature", v, uniform, **{**off, "temperature": 0.7}),
+                _sample("top_k", v, uniform, **{**off, "top_k": 7}),
+                _sample("top_k tie", v, uniform, **{**off, "top_k": 2}),
+                _sample("top_p", v, uniform, **{**off, "top_p": 0.73}),
+                _sample("all", v, uniform, temperature=1.3, top_k=20, top_p=0.9),
+                _sample("top_p tiny", v, uniform, **{**off, "top_p": 1e-6}),
+            ]
+    return found

@@ -1,0 +1,120 @@
+"""Self-test cases of the product with a frozen weight and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import (
+    F16,
+    F32,
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _nf4_cases(dtype)
+
+
+def nf4_case(
+    variant: str,
+    m: int,
+    n: int,
+    k: int,
+    x_dtype: Any,
+    *,
+    backward: bool = False,
+    double: bool = False,
+    block_size: int = 64,
+    bias: bool = False,
+    residual: Any = None,
+    rank: int = 0,
+    dtype: Any = None,
+    value_dtype: str = "float32",
+) -> Case:
+    def build(rng: np.random.Generator) -> Inputs:
+        weight = ReferenceDevice().nf4_quantize(normal(rng, (n, k), F32, 0.1), block_size, double=double)
+        weight = replace(weight, value_dtype=value_dtype)
+        inputs: Inputs = {"x": normal(rng, (m, n if backward else k), x_dtype), "weight": weight}
+        if bias:
+            inputs["bias"] = normal(rng, (n,))
+        if residual is not None:
+            inputs["residual"] = normal(rng, (m, n), residual)
+        if rank:
+            inputs["u"] = normal(rng, (m, rank))
+            inputs["v"] = normal(rng, (rank, k) if backward else (n, rank))
+        return inputs
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        lowrank = (x["u"], x["v"]) if rank else None
+        if backward:
+            return {"dx": device.linear_nf4_backward(x["x"], x["weight"], lowrank=lowrank, dtype=dtype)}
+        more = {"bias": x.get("bias"), "residual": x.get("residual")}
+        return {"y": device.linear_nf4(x["x"], x["weight"], lowrank=lowrank, dtype=dtype, **more)}
+
+    op = "linear_nf4_backward" if backward else "linear_nf4"
+    shape = f"{m}x{n}x{k}"
+    name = f"{op}/{variant}{' double' if double else ''}/{shape}/{dtype_name(x_dtype)}"
+    direction = "backward" if backward else "forward"
+    return Case(name, op, direction, dtype_name(x_dtype), shape, build, call)
+
+
+def _nf4_cases(t: np.dtype) -> list[Case]:
+    found = []
+    for backward in (False, True):
+        for double in (False, True):
+            options: dict[str, Any] = {"backward": backward, "double": double}
+            found += [
+                nf4_case("plain", 41, 160, 128, t, **options),
+                nf4_case("blocks across rows", 37, 123, 72, t, **options),
+                nf4_case("odd", 9, 35, 67, t, **options),
+                nf4_case("row", 1, 130, 192, t, **options),
+                nf4_case("tiles", 131, 192, 136, t, **options),
+            ]
+        found += [
+            nf4_case("block 128", 41, 37, 200, t, backward=backward, block_size=128),
+            nf4_case("block 4096", 5, 130, 96, t, backward=backward, block_size=4096),
+            nf4_case("lowrank", 70, 72, 130, t, backward=backward, rank=8),
+            nf4_case("lowrank 5", 41, 37, 64, t, backward=backward, rank=5, double=True, dtype=F32),
+            nf4_case("row lowrank", 1, 72, 128, t, backward=backward, rank=16, double=True),
+        ]
+    found += [
+        nf4_case("bias", 41, 37, 64, t, bias=True),
+        nf4_case("residual", 41, 37, 64, t, residual=t),
+        nf4_case("epilogue", 70, 131, 72, t, bias=True, residual=F32, rank=8, dtype=F32, double=True),
+        nf4_case("row epilogue", 1, 131, 72, t, bias=True, residual=F32, rank=8, dtype=F32),
+    ]
+    if t == F16:
+        found += [
+            nf4_case("mixed, default dtype", 41, 37, 64, F16, residual=F32, bias=True, rank=5),
+            nf4_case("mixed, default dtype", 41, 37, 64, F16, backward=True, rank=5),
+            nf4_case("mixed, default dtype", 41, 37, 67, F32, residual=F16),
+            nf4_case("float16 to float32", 41, 37, 64, F16, dtype=F32),
+            nf4_case("float16 to float32", 41, 37, 64, F16, dtype=F32, backward=True),
+            nf4_case("float32 to float16", 41, 37, 64, F32, dtype=F16, backward=True),
+        ]
+    return found + _rounded_cases(t)
+
+
+def _rounded_cases(t: np.dtype) -> list[Case]:
+    """Weights whose restored values are rounded to 16 bits, as those of bitsandbytes' 16-bit models."""
+    if t != F32:
+        value = dtype_name(t)
+        return [nf4_case(f"of {value}", 41, 160, 128, t, backward=b, value_dtype=value) for b in (False, True)]
+    found = []
+    for value in ("float16", "bfloat16"):
+        found += [
+            nf4_case(f"of {value}", 41, 160, 128, t, double=True, value_dtype=value),
+            nf4_case(f"of {value}", 41, 160, 128, t, backward=True, value_dtype=value),
+            nf4_case(f"odd of {value}", 9, 35, 67, t, value_dtype=value),
+            nf4_case(f"row of {value}", 1, 130, 192, t, value_dtype=value),
+        ]
+    return found

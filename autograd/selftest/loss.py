@@ -1,0 +1,70 @@
+"""Self-test cases of the cross-entropy of a linear layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.selftest.case import (
+    BF16,
+    BUILTIN_ULPS,
+    F16,
+    F32,
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _loss_cases(dtype)
+
+
+def _loss(
+    variant: str,
+    n: int,
+    v: int,
+    c: int,
+    x_dtype: Any,
+    w_dtype: Any,
+    *,
+    dx: bool = True,
+    dw: bool = False,
+    drop: float = 0.2,
+) -> Case:
+    def build(rng: np.random.Generator) -> Inputs:
+        targets = rng.integers(0, v, n).astype(np.int32)
+        targets[rng.random(n) < drop] = -100
+        return {"x": normal(rng, (n, c), x_dtype), "weight": normal(rng, (v, c), w_dtype, 0.3), "targets": targets}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        loss, grad_x, grad_w = device.linear_cross_entropy(
+            x["x"], x["weight"], x["targets"], need_dx=dx, need_dweight=dw
+        )
+        found = {"loss": loss, "dx": grad_x, "dweight": grad_w}
+        return {name: array for name, array in found.items() if array is not None}
+
+    op, shape = "linear_cross_entropy", f"{n}x{v}x{c}"
+    dtypes = dtype_name(x_dtype) + ("" if x_dtype == w_dtype else f"*{dtype_name(w_dtype)}")
+    direction = "backward" if dx or dw else "forward"
+    return Case(f"{op}/{variant}/{shape}/{dtypes}", op, direction, dtypes, shape, build, call, ulps=BUILTIN_ULPS)
+
+
+def _loss_cases(t: np.dtype) -> list[Case]:
+    found = [
+        _loss("loss only", 37, 123, 41, t, t, dx=False),
+        _loss("dx", 37, 123, 41, t, t),
+        _loss("dx dweight", 37, 123, 41, t, t, dw=True),
+        _loss("dweight only", 37, 130, 64, t, t, dx=False, dw=True),
+        _loss("bfloat16 weight", 70, 1003, 64, t, BF16),
+        _loss("large vocabulary", 133, 5003, 72, t, t, dw=True),
+        _loss("one token", 1, 123, 40, t, t, dw=True, drop=0.0),
+        _loss("all ignored", 9, 123, 40, t, t, dw=True, drop=2.0),
+    ]
+    if t == F16:
+        found += [_loss("mixed", 37, 123, 41, F16, F32, dw=True), _loss("mixed", 37, 123, 41, F32, F16)]
+    return found

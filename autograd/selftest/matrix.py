@@ -1,0 +1,69 @@
+"""Self-test cases of products on matrix units."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wgrad.autograd.selftest.case import (
+    BF16,
+    F16,
+    F32,
+    Case,
+    Inputs,
+    Outputs,
+)
+from wgrad.autograd.selftest.gemm import gemm_case
+from wgrad.autograd.selftest.linear import nf4_case
+from wgrad.device.contract import Device
+
+
+def matrix_cases() -> list[Case]:
+    """Float16 products in every form that matrix units serve, on each of their tiles. Beside `cases`, for devices that
+    have them: sides of at least 64, rows that start at multiples of 8 elements, with and without a rest of K."""
+    found: list[Case] = []
+    for tile in ("medium", "large"):
+        forms = [(False, False), (False, True), (True, False), (True, True)]
+        plain = [gemm_case("plain", 264, 136, k, F16, trans_a=ta, trans_b=tb) for ta, tb in forms for k in (136, 256)]
+        found += [_on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_nf4()]
+    found.append(_on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
+    return found
+
+
+def _matrix_epilogues() -> list[Case]:
+    return [
+        gemm_case("long inner", 72, 136, 4104, F16, trans_b=True, dtype=F32),
+        gemm_case("epilogue", 200, 136, 96, F16, trans_b=True, alpha=0.37, bias=True, residual=F32, rank=20, dtype=F32),
+        gemm_case("lowrank", 200, 136, 72, F16, rank=40, residual=F16),
+        gemm_case("accumulate", 136, 264, 72, F16, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),
+        gemm_case("batched", 72, 136, 104, F16, batch=3, trans_b=True),
+        gemm_case("bfloat16", 72, 264, 104, F16, BF16, trans_b=True, dtype=F32),
+        gemm_case("bfloat16", 72, 264, 104, F16, BF16),
+    ]
+
+
+def _matrix_nf4() -> list[Case]:
+    return [
+        nf4_case(name, m, n, k, F16, backward=backward, **options)
+        for backward in (False, True)
+        for name, m, n, k, options in (
+            ("plain", 136, 264, 128, {}),
+            ("lowrank 16", 264, 136, 192, {"rank": 16, "double": True}),
+            ("rest of K", 72, 136, 264, {"double": True}),
+        )
+    ]
+
+
+def _on_tile(case: Case, tile: str) -> Case:
+    """The case with every product on the tile of this name, where the device has it."""
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        before = getattr(device, "matrix_tile", "")
+        device.matrix_tile = tile  # type: ignore[attr-defined]
+        try:
+            return case.call(device, x)
+        finally:
+            device.matrix_tile = before  # type: ignore[attr-defined]
+
+    # The units cut off what a sum of 16 products has below the last place, where others round: an error of one sign.
+    inner = int(case.shape.split("x")[1 if case.direction == "backward" else 2])
+    return replace(case, name=f"{case.name}/{tile or 'any'} tile", call=call, ulps=case.ulps + inner / 32)

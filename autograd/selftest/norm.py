@@ -1,0 +1,80 @@
+"""Self-test cases of RMSNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import (
+    F16,
+    F32,
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _norm_cases(dtype)
+
+
+def _norm(
+    variant: str,
+    r: int,
+    c: int,
+    x_dtype: Any,
+    y_dtype: Any,
+    *,
+    given: bool = True,
+    residual: bool = False,
+    dweight: bool = True,
+    backward: bool = False,
+) -> Case:
+    """given: the dtype of the result is named in the call, dx's as well."""
+    options = {"dtype": x_dtype if backward else y_dtype} if given else {}
+
+    def build(rng: np.random.Generator) -> Inputs:
+        x, weight = normal(rng, (r, c), x_dtype), 1 + normal(rng, (c,), scale=0.2)
+        rstd = ReferenceDevice().rms_norm(x, weight, 1e-5)[1]
+        inputs = {"x": x, "weight": weight, "rstd": rstd, "dy": normal(rng, (r, c), y_dtype)}
+        return {**inputs, "residual_grad": normal(rng, (r, c), x_dtype)} if residual else inputs
+
+    def forward(device: Device, x: Inputs) -> Outputs:
+        y, rstd = device.rms_norm(x["x"], x["weight"], 1e-5, **options)
+        return {"y": y, "rstd": rstd}
+
+    def back(device: Device, x: Inputs) -> Outputs:
+        dx, dw = device.rms_norm_backward(
+            x["dy"],
+            x["x"],
+            x["weight"],
+            x["rstd"],
+            residual_grad=x.get("residual_grad"),
+            need_dweight=dweight,
+            **options,
+        )
+        return {"dx": dx, **({"dweight": dw} if dweight else {})}
+
+    op = "rms_norm_backward" if backward else "rms_norm"
+    shape, dtypes = f"{r}x{c}", f"{dtype_name(x_dtype)}>{dtype_name(y_dtype)}"
+    name, direction = f"{op}/{variant}/{shape}/{dtypes}", "backward" if backward else "forward"
+    return Case(name, op, direction, dtypes, shape, build, back if backward else forward)
+
+
+def _norm_cases(t: np.dtype) -> list[Case]:
+    shapes = ((5, 64), (7, 123), (133, 40), (3, 1003), (33, 576), (1, 2052))
+    found = [_norm("plain", r, c, t, t, backward=b) for r, c in shapes for b in (False, True)]
+    found += [
+        _norm("residual", 41, 123, t, t, residual=True, backward=True),
+        _norm("no dweight", 41, 123, t, t, residual=True, dweight=False, backward=True),
+    ]
+    found += [_norm("default dtype", 41, 123, t, t, given=False, backward=b) for b in (False, True)]
+    if t == F16:
+        found += [_norm("mixed", 41, 123, F32, F16, residual=True, backward=b) for b in (False, True)]
+        found.append(_norm("mixed, default dtype", 41, 123, F32, F16, given=False, residual=True, backward=True))
+    return found

@@ -1,0 +1,89 @@
+"""Self-test cases of quantising weights and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import (
+    BF16,
+    F32,
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Array, Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _quantize_cases(dtype)
+
+
+def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list[Case]:
+    def build(rng: np.random.Generator) -> Inputs:
+        w = normal(rng, (rows, columns), dtype, 0.02)
+        w.reshape(-1)[: block_size // 2] = 0
+        return {"w": w}
+
+    shape, name = f"{rows}x{columns}", dtype_name(dtype)
+    found = []
+    for variant, double in (("block", False), ("double block", True)):
+
+        def call(device: Device, x: Inputs, double: bool = double) -> Outputs:
+            return quantized(device, x["w"], block_size, double)
+
+        label, finish = f"nf4_quantize/{variant} {block_size}/{shape}/{name}", "nf4 double" if double else "nf4"
+        found.append(Case(label, "nf4_quantize", "forward", name, shape, build, call, finish=finish))
+    return found
+
+
+def quantized(device: Device, w: Array, block_size: int, double: bool) -> Outputs:
+    """What `finish` "nf4" or "nf4 double" takes."""
+    plain = device.nf4_quantize(w, block_size)
+    if not double:
+        return {"absmax": plain.absmax, "restored": device.nf4_dequantize(plain, F32), "w": w}
+    weight = device.nf4_quantize(w, block_size, double=True)
+    return {
+        "absmax": plain.absmax,
+        "plain_packed": plain.packed,
+        "packed": weight.packed,
+        "codes": weight.absmax,
+        "nested_absmax": weight.nested_absmax,
+        "code": weight.nested_code,
+        "offset": weight.nested_offset,
+    }
+
+
+def _dequantize(
+    rows: int, columns: int, dtype: Any, double: bool, value_dtype: str = "float32", scale: float = 0.02
+) -> Case:
+    """dtype None: left out of the call."""
+
+    def build(rng: np.random.Generator) -> Inputs:
+        weight = ReferenceDevice().nf4_quantize(normal(rng, (rows, columns), F32, scale), double=double)
+        return {"weight": replace(weight, value_dtype=value_dtype)}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        return {"w": device.nf4_dequantize(x["weight"], *([] if dtype is None else [dtype]))}
+
+    shape, name = f"{rows}x{columns}", "default dtype" if dtype is None else dtype_name(dtype)
+    variant = "double" if double else "plain"
+    if value_dtype != "float32":
+        variant += f" of {value_dtype}" + (" subnormal" if scale < 1e-4 else "")
+    return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "nf4_dequantize", "forward", name, shape, build, call)
+
+
+def _quantize_cases(t: np.dtype) -> list[Case]:
+    found = _quantize(160, 136, t) + _quantize(35, 67, t) + _quantize(37, 200, t, 128)
+    if t == F32:
+        found += _quantize(123, 72, BF16)
+        found += [_dequantize(35, 67, None, double) for double in (False, True)]
+    found += [_dequantize(r, c, t, double) for r, c in ((160, 128), (35, 67)) for double in (False, True)]
+    found += [_dequantize(160, 128, t, True, value) for value in ("float16", "bfloat16")]
+    found.append(_dequantize(35, 67, t, False, "float16", 1e-6))
+    return found

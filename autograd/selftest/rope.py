@@ -1,0 +1,66 @@
+"""Self-test cases of rotary embedding, and of rotating into the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.selftest.case import (
+    Case,
+    Inputs,
+    Outputs,
+    dtype_name,
+    normal,
+)
+from wgrad.device.contract import Device
+
+
+def cases(dtype: np.dtype) -> list[Case]:
+    return _rope_cases(dtype)
+
+
+def _rope_cases(t: np.dtype) -> list[Case]:
+    found = []
+    for n, h, d in ((37, 3, 64), (41, 2, 40), (5, 4, 128), (1, 1, 6)):
+
+        def build(rng: np.random.Generator, n: int = n, h: int = h, d: int = d) -> Inputs:
+            angle = np.outer(np.arange(53), 10000.0 ** (-np.arange(d // 2) / (d // 2)))
+            positions = rng.integers(0, 53, n).astype(np.int32)
+            cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+            return {"x": normal(rng, (n, h, d), t), "cos": cos, "sin": sin, "positions": positions}
+
+        for inverse in (False, True):
+
+            def call(device: Device, x: Inputs, inverse: bool = inverse) -> Outputs:
+                return {"y": device.rope(x["x"], x["cos"], x["sin"], x["positions"], inverse=inverse)}
+
+            shape, direction = f"{n}x{h}x{d}", "backward" if inverse else "forward"
+            name = f"rope/{direction}/{shape}/{dtype_name(t)}"
+            found.append(Case(name, "rope", direction, dtype_name(t), shape, build, call))
+    return found + [
+        _rope_append("prefill", (2, 5, 3, 10), t, keys=37, cache_len=29),
+        _rope_append("full", (3, 7, 2, 64), t, keys=11, cache_len=4),
+        _rope_append("decode", (1, 1, 2, 128), t, keys=53, cache_len=41),
+        _rope_append("past the end", (2, 7, 1, 40), t, keys=19, cache_len=15),
+    ]
+
+
+def _rope_append(variant: str, new: tuple[int, int, int, int], t: Any, *, keys: int, cache_len: int) -> Case:
+    """new: B, T, G, D; `keys` is S."""
+    b, length, g, d = new
+
+    def build(rng: np.random.Generator) -> Inputs:
+        inputs: Inputs = {name: normal(rng, (b * length, g, d), t) for name in ("k", "v")}
+        inputs |= {name: normal(rng, (61, d // 2)) for name in ("cos", "sin")}
+        inputs["positions"] = rng.integers(0, 61, b * length).astype(np.int32)
+        inputs |= {name: normal(rng, (b, keys, g, d), t) for name in ("keys", "values")}
+        return {**inputs, "cache_len": np.array([cache_len], np.int32)}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        device.rope_append(*x.values())
+        return {"keys": x["keys"], "values": x["values"]}
+
+    shape = f"{b}x{length}x{g}x{d}"
+    name = f"rope_append/{variant}/{shape}/{dtype_name(t)}"
+    return Case(name, "rope_append", "forward", dtype_name(t), shape, build, call)
