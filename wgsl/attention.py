@@ -25,6 +25,10 @@ def _element(array: Array, vec: bool) -> str:
     return wgsl_type(array.dtype, 4 if vec else 1)
 
 
+def _types(vec: bool, **arrays: Array) -> dict[str, Constant]:
+    return {name: _element(array, vec) for name, array in arrays.items()}
+
+
 def _plan(device: Runtime, width: int) -> Plan:
     found = device.attention_plan or plan(width, device.workgroup_bytes, device.adapter_type)
     if found is None:
@@ -62,26 +66,15 @@ def attention(
     batch, queries, heads, _ = q.shape
     o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
     for _, views in _batches(device, [q, k, v, doc_start, o, lse]):
-        _attention(device, cache_len, *views, scale=float(scale), window=window)
+        _attention(device, views, cache_len, float(scale), window)
     return o, lse
 
 
-def _attention(
-    device: Runtime,
-    cache_len: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    doc_start: Array,
-    o: Array,
-    lse: Array,
-    *,
-    scale: float,
-    window: int,
-) -> None:
+def _attention(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int) -> None:
+    q, k, v, doc_start, o, lse = views
     batch, queries, heads, width = q.shape
     if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
-        return _decode(device, q, k, v, doc_start, o, lse, cache_len, scale, window)
+        return _decode(device, views, cache_len, scale, window)
     chosen = _plan(device, width)
     tile = chosen.forward
     tiles = ceil_div(queries, tile.rows)
@@ -89,7 +82,7 @@ def _attention(
     splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
     part, part_lse = _forward_parts(device, splits, o, lse)
     vec = width % 4 == 0
-    types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
+    types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
     device.launch(
         "attention",
         [q, k, v, doc_start, cache_len, part, part_lse],
@@ -101,19 +94,9 @@ def _attention(
     _combine(device, part, part_lse, o, lse)
 
 
-def _decode(
-    device: Runtime,
-    q: Array,
-    k: Array,
-    v: Array,
-    doc_start: Array,
-    o: Array,
-    lse: Array,
-    cache_len: Array,
-    scale: float,
-    window: int,
-) -> None:
+def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int) -> None:
     """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
+    q, k, v, doc_start, o, lse = views
     batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1:3]
     groups = batch * kv_heads
@@ -131,7 +114,7 @@ def _decode(
         "WIDTH": width,
         "VEC": vec,
     }
-    types = {"Q_T": _element(q, vec), "K_T": _element(k, vec), "V_T": _element(v, vec), "O_T": _element(part, vec)}
+    types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
     device.launch(
         "attention_decode",
         [q, k, v, doc_start, cache_len, part, part_lse],
@@ -149,7 +132,7 @@ def _forward_parts(device: Runtime, splits: int, o: Array, lse: Array) -> tuple[
 
 
 def _combine(device: Runtime, part: Array, part_lse: Array, o: Array, lse: Array) -> None:
-    """Parts of the keys put together; nothing to do where the kernel wrote `o` itdevice."""
+    """Parts of the keys put together; nothing to do where the kernel wrote `o` itself."""
     if part is o:
         return
     batch, queries, heads, width = o.shape
@@ -183,30 +166,15 @@ def attention_backward(
 ) -> tuple[Array, Array, Array]:
     dq, dk, dv = (device.empty(a.shape, a.dtype) for a in (q, k, v))
     for _, views in _batches(device, [do, q, k, v, o, lse, doc_start, dq, dk, dv]):
-        _attention_backward(device, *views, scale=float(scale), window=window)
+        _attention_backward(device, views, float(scale), window)
     return dq, dk, dv
 
 
-def _attention_backward(
-    device: Runtime,
-    do: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    o: Array,
-    lse: Array,
-    doc_start: Array,
-    dq: Array,
-    dk: Array,
-    dv: Array,
-    *,
-    scale: float,
-    window: int,
-) -> None:
+def _attention_backward(device: Runtime, views: list[Array], scale: float, window: int) -> None:
+    do, q, k, v, o, lse, doc_start, dq, dk, dv = views
     stats = _delta(device, do, o, lse)
     vec = q.shape[3] % 4 == 0
-    named = zip(("DO_T", "Q_T", "K_T", "V_T"), (do, q, k, v))
-    types: dict[str, Constant] = {name: _element(a, vec) for name, a in named}
+    types = _types(vec, DO_T=do, Q_T=q, K_T=k, V_T=v)
     _backward_dq(device, [do, q, k, v, stats, doc_start], dq, types, scale, window)
     _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, types, scale, window)
 
@@ -280,7 +248,7 @@ def _backward_dkv(
 
 
 def _reduce_parts(device: Runtime, part: Array, out: Array) -> None:
-    """out = sum of `part` over its first axis; nothing to do where the kernel wrote `out` itdevice."""
+    """out = sum of `part` over its first axis; nothing to do where the kernel wrote `out` itself."""
     if part is out:
         return
     vec = out.size % 4 == 0

@@ -113,6 +113,13 @@ class Epilogue:
             "VEC_C": vec,
         }
 
+    @staticmethod
+    def of_parts(n: int) -> dict[str, Constant]:
+        """Of a product split over K, whose parts are left as they are."""
+        vec = n % 4 == 0
+        switches = dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "ACCUMULATE"), False)
+        return {**switches, "C_T": "vec4<f32>" if vec else "f32", "R_T": "f32", "VEC_C": vec}
+
 
 def product(
     device: Runtime,
@@ -157,13 +164,9 @@ def product(
         shader = "gemm_direct" if device.software and weight is None else "gemm"
         constants |= tile.constants(operand.unit)
         constants |= {"VEC_A": lda % 4 == 0 and a_column % 4 == 0, "VEC_B": (k if trans_b else n) % 4 == 0}
-    target, now = out, end.constants(n)
-    k_per_split = k
-    if splits > 1:
-        k_per_split = -(-k // splits // tile.k) * tile.k
-        target = device.empty((splits, m, n))
-        vec = n % 4 == 0
-        now = {**dict.fromkeys(now, False), "VEC_C": vec, "C_T": "vec4<f32>" if vec else "f32", "R_T": "f32"}
+    k_per_split = -(-k // splits // tile.k) * tile.k if splits > 1 else k
+    target = device.empty((splits, m, n)) if splits > 1 else out
+    now = Epilogue.of_parts(n) if splits > 1 else end.constants(n)
     u, v = lowrank or (None, None)
     rank = 0 if u is None else u.shape[1]
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
