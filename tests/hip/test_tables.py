@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.hip.executor import remake as remaking
 from tests.hip.executor import table as tables
-from tests.hip.executor.code_object import CodeObject, object_digest
+from tests.hip.executor.code_object import CodeObject, ExecutorError, object_digest
 from tests.hip.executor.table import (
     COMMAND,
     OBJECTS,
@@ -115,6 +118,31 @@ def test_one_row_that_is_missing_skips(table: Table) -> None:
     with pytest.raises(pytest.skip.Exception, match=COMMAND), held("planted") as rows:
         assert only(rows, "rope")["spills"] == 0
         only(rows, "norm")
+
+
+def test_remade_rows_are_of_what_ships_and_the_others_stay(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Object] = []
+
+    def rows(which: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
+        made.append(which)
+        return [{"kernel": k, "spills": 0} for k in kernels]
+
+    monkeypatch.setattr(remaking, "outdated", lambda folder: [])
+    monkeypatch.setattr(remaking, "missing", lambda: "")
+    monkeypatch.setattr(remaking, "shipped", lambda s, a: SimpleNamespace(kernels={"norm": {}}, digest="2" * 16))
+    monkeypatch.setitem(remaking.MAKERS, "planted", rows)
+    options: dict[str, Any] = {"everything": False, "architectures": [], "source": ""}
+    remaking.remake("planted", remaking.wanted(table, **options), print)
+    assert made == [Object("gfx942", "norm")] and remaking.wanted(table, **options) == []
+    assert [r["kernel"] for r in table.rows()] == ["norm", "rope"]
+    nothing_spills()
+    assert len(remaking.wanted(table, **{**options, "everything": True})) == 2
+    monkeypatch.setitem(remaking.MAKERS, "planted", lambda *_: [])
+    with pytest.raises(ExecutorError, match="nothing launches a kernel of gfx942/rope"):
+        remaking.remake("planted", [NEW], print)
+    monkeypatch.setattr(remaking, "outdated", lambda folder: ["gfx942/rope.co was made from another rope.hip"])
+    with pytest.raises(ExecutorError, match="rope.co was made from another rope.hip.*run `make objects` first"):
+        remaking.remake("planted", [NEW], print)
 
 
 def test_digests_are_those_of_the_files() -> None:

@@ -159,18 +159,17 @@ def _emulator() -> Emulator:
     return start(Path(kept or mkdtemp(prefix="wgrad-emulator-")))
 
 
-@cache
-def _all_rows(architecture: str) -> list[Row]:
-    device, found = _emulator().counting(architecture), []
+def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
+    """Those of the kernels of one code object, in every family that launches one of them."""
+    device, found = _emulator().counting(made.architecture), []
     for family in FAMILIES:
         for dtype in DTYPES:
+            dry = device.dry_run()
+            family(dry, Arrays(dry, DTYPES[dtype]))
+            if made.source not in {source for source, _ in dry.kernels}:
+                continue
             about = {"family": family.__name__, "dtype": dtype}
-            found += [about | as_row(k, c) for k, c in count(_emulator(), device, family, dtype).items()]
-    return found
-
-
-def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
-    """Those of the kernels of one code object."""
-    found = [row for row in _all_rows(made.architecture) if row["kernel"] in kernels]
-    say(f"{len(found)} rows")
+            counts = count(_emulator(), device, family, dtype)
+            found += [about | as_row(kernel, n) for kernel, n in counts.items() if kernel in kernels]
+            say(f"{family.__name__} {dtype}: {len(counts)} kernels")
     return found

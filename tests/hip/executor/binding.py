@@ -58,14 +58,13 @@ class Memory:
 
 
 class Binding:
-    """Stands in for hip-python's `hip`. order: which wave runs first. dry: launches are noted, not executed."""
+    """Stands in for hip-python's `hip`. order: which wave runs first."""
 
     hipMemcpyKind = hipStreamCaptureMode = staticmethod(int)
 
     def __init__(self, architecture: str, lanes: int) -> None:
         self.architecture, self.lanes = architecture, lanes
         self.order: Order = "fwd"
-        self.dry = False
         self.memory = Memory()
         self.execution = Execution()
         self._recorded: list[tuple[Any, ...]] | None = None
@@ -133,8 +132,6 @@ class Binding:
 
     def _execute(self, kernel: Any, grid: Grid, threads: int, packed: bytes) -> None:
         self.execution.kernels.append(kernel.name)
-        if self.dry:
-            return
         before = kernel.executed()
         try:
             arguments = segment(kernel, packed, grid, threads)

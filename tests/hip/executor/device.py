@@ -16,12 +16,13 @@ import numpy as np
 from tests.hip.executor.binding import Binding, Execution
 from tests.hip.executor.code_object import CodeObject, ExecutorError
 from tests.hip.executor.kernel import Kernel
+from tests.hip.executor.table import OBJECTS
 from tests.hip.executor.waves import Order
 from wgrad.autograd.bind import bind
 from wgrad.hip.device import HipDevice
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.compile import Modules
-from wgrad.hip.runtime.objects import find_object, objects_folder, read_object
+from wgrad.hip.runtime.objects import find_object, read_object
 
 
 @cache
@@ -31,7 +32,7 @@ def shipped(source: str, architecture: str) -> CodeObject:
     Raises:
         ExecutorError: there is none.
     """
-    path = find_object(objects_folder(), architecture, source)
+    path = find_object(OBJECTS, architecture, source)
     if path is None:
         raise ExecutorError(f"no code object of {source}.hip for {architecture}: run `make objects`")
     return CodeObject(read_object(path), architecture, str(path))
@@ -61,15 +62,11 @@ def _stand_in(fake: Binding) -> Iterator[None]:
 
 @bind
 class ExecutedDevice(HipDevice):
-    """Every operator, on the machine code of one architecture. Memory that was not written reads as NaN.
+    """Every operator, on the machine code of one architecture. Memory that was not written reads as NaN."""
 
-    dry: kernels are looked up and launches noted, and nothing is executed.
-    """
-
-    def __init__(self, architecture: str, *, dry: bool = False) -> None:
+    def __init__(self, architecture: str) -> None:
         with _stand_in(Binding(architecture, 64 if architecture.startswith("gfx9") else 32)):
             super().__init__(exact_blocks=True)
-        self._hip.dry = dry
         self.modules = ExecutedModules(architecture)
 
     @property

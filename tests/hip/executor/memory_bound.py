@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -114,26 +113,16 @@ FAMILIES = (norm, activation, softmax, rope, elementwise, dropout, embedding, nf
             decoding)  # fmt: skip
 
 
-@cache
-def _launched(architecture: str) -> dict[tuple[str, str], set[str]]:
-    """Kernels that a family launches with a type. Nothing is executed."""
-    device, found = ExecutedDevice(architecture, dry=True), {}
-    for family in FAMILIES:
-        for kind, dtype in DTYPES.items():
-            device.forget()
-            family(device, Arrays(device, dtype))
-            found[family.__name__, kind] = set(device.execution.kernels)
-    return found
-
-
-def executed(architecture: str, kernels: list[str]) -> dict[str, dict[str, dict[str, int]]]:
-    """By kernel and type: how many loads and stores of each width waves made."""
-    device = ExecutedDevice(architecture)
+def executed(made: Object) -> dict[str, dict[str, dict[str, int]]]:
+    """By kernel and type: how many loads and stores of each width waves made, in families that launch this source."""
+    device = ExecutedDevice(made.architecture)
     found: dict[str, dict[str, dict[str, int]]] = {}
     for kind, dtype in DTYPES.items():
         device.forget()
         for family in FAMILIES:
-            if _launched(architecture)[family.__name__, kind] & set(kernels):
+            dry = device.dry_run()
+            family(dry, Arrays(dry, dtype))
+            if made.source in {source for source, _ in dry.kernels}:
                 family(device, Arrays(device, dtype))
         for kernel, counts in device.execution.accesses.items():
             named = {f"{what} {bits}": n for (what, bits), n in counts.items()}
@@ -144,7 +133,7 @@ def executed(architecture: str, kernels: list[str]) -> dict[str, dict[str, dict[
 def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
     """A row for each kernel of a code object."""
     code = shipped(made.source, made.architecture)
-    counts = executed(made.architecture, kernels) if made.architecture in EXECUTED else {}
+    counts = executed(made) if made.architecture in EXECUTED else {}
     found = []
     for name in kernels:
         listing = instructions(code, name)
