@@ -36,7 +36,7 @@ class Arrays:
 
 def elementwise(d: Any, x: Arrays) -> None:
     a = x(ROWS, COLUMNS)
-    d.add(a, a), d.scale(a, 2.0), d.bias(a, x(COLUMNS)), d.cast(a, np.float32)
+    d.add(a, a), d.scale(a, 2.0), d.bias(a, x(COLUMNS, dtype=np.float32)), d.cast(a, np.float32)
     d.mask(a, d.upload(np.ones((ROWS, COLUMNS), np.uint32)), -1.0)
 
 

@@ -60,7 +60,7 @@ def rope(d: Any, x: Arrays) -> None:
 
 def elementwise(d: Any, x: Arrays) -> None:
     a, keep = x(32, 256), x.below(2, 32, 256, dtype=np.uint32)
-    for made in (d.add(a, x(32, 256)), d.scale(a, 2.0), d.bias(a, x(256)), d.mask(a, keep, 0.0)):
+    for made in (d.add(a, x(32, 256)), d.scale(a, 2.0), d.bias(a, x(256, dtype=np.float32)), d.mask(a, keep, 0.0)):
         d.cast(made, np.float32)
 
 
