@@ -20,7 +20,7 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.operators import OPERATORS
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
-from wgrad.device.runtime import check_upload
+from wgrad.device.runtime import HostCopy, check_upload
 
 
 class _Pool:
@@ -64,19 +64,6 @@ class ReferenceReplay:
             for old, new in zip(arrays_of(result), arrays_of(call())):
                 if old is not new:  # an operator that was given `out` wrote there itself
                     old[...] = new
-
-
-class Copied:
-    """The `Readback` of a device that has nothing to wait for."""
-
-    def __init__(self, value: np.ndarray) -> None:
-        self._value = value
-
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> np.ndarray:
-        return self._value
 
 
 def arrays_of(result: Any) -> Iterator[np.ndarray]:
@@ -153,8 +140,8 @@ class ReferenceDevice:
     def download(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
 
-    def readback(self, array: np.ndarray) -> Copied:
-        return Copied(array.copy())
+    def readback(self, array: np.ndarray) -> HostCopy:
+        return HostCopy(array.copy())
 
     def view(self, array: np.ndarray, shape: Sequence[int], offset: int = 0) -> np.ndarray:
         size = int(np.prod(tuple(shape), dtype=np.int64))
