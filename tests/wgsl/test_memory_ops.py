@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
@@ -34,11 +33,9 @@ def test_storage_of_the_contract_is_there() -> None:
     assert [name for name in sorted(wanted) if not hasattr(WgpuDevice, name)] == []
 
 
-def test_the_table_holds_every_operator_as_it_is_specified() -> None:
-    """The device, then the parameters by the same names in the same order, none with a default: those stand once."""
-    found = {name: inspect.signature(function).parameters for name, function in implements.items()}
-    assert {name: tuple(ps)[1:] for name, ps in found.items()} == {n: op.parameters for n, op in OPERATORS.items()}
-    for name, parameters in found.items():
+def test_an_operators_defaults_do_not_stand_here() -> None:
+    for name, function in implements.items():
+        parameters = inspect.signature(function).parameters
         assert next(iter(parameters)) == "device"
         assert {(p.kind, p.default) for p in parameters.values()} == {PLAIN}, name
 
