@@ -3,48 +3,58 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.hip.elements import Elements, type_codes
-from wgrad.hip.runtime.runtime import Long
+from wgrad.hip.elements import eights, implements, type_codes
+from wgrad.hip.runtime.runtime import Long, Runtime
 
 
-class ActivationOps(Elements):
-    def silu(self, x: Array) -> Array:
-        return self._activation(x, None, None, gelu=False)[0]
+@implements("silu")
+def silu(device: Runtime, x: Array) -> Array:
+    return _activation(device, x, None, None, gelu=False)[0]
 
-    def silu_backward(self, dy: Array, x: Array) -> Array:
-        return self._activation(x, None, dy, gelu=False)[0]
 
-    def gelu(self, x: Array) -> Array:
-        return self._activation(x, None, None, gelu=True)[0]
+@implements("silu_backward")
+def silu_backward(device: Runtime, dy: Array, x: Array) -> Array:
+    return _activation(device, x, None, dy, gelu=False)[0]
 
-    def gelu_backward(self, dy: Array, x: Array) -> Array:
-        return self._activation(x, None, dy, gelu=True)[0]
 
-    def swiglu(self, gate: Array, up: Array) -> Array:
-        return self._activation(gate, up, None, gelu=False)[0]
+@implements("gelu")
+def gelu(device: Runtime, x: Array) -> Array:
+    return _activation(device, x, None, None, gelu=True)[0]
 
-    def swiglu_backward(self, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-        """-> dgate, dup."""
-        dgate, dup = self._activation(gate, up, dy, gelu=False)
-        assert dup is not None
-        return dgate, dup
 
-    def geglu(self, gate: Array, up: Array) -> Array:
-        return self._activation(gate, up, None, gelu=True)[0]
+@implements("gelu_backward")
+def gelu_backward(device: Runtime, dy: Array, x: Array) -> Array:
+    return _activation(device, x, None, dy, gelu=True)[0]
 
-    def geglu_backward(self, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-        """-> dgate, dup."""
-        dgate, dup = self._activation(gate, up, dy, gelu=True)
-        assert dup is not None
-        return dgate, dup
 
-    def _activation(self, x: Array, up: Array | None, dy: Array | None, *, gelu: bool) -> tuple[Array, Array | None]:
-        """y (without dy), or dx and dup: the result has x's dtype, dup has up's."""
-        y = self.empty(x.shape, x.dtype)
-        dup = self.empty(up.shape, up.dtype) if up is not None and dy is not None else None
-        arrays = [x, up, dy, y, dup]
-        if x.size:
-            work = sum(a.nbytes for a in arrays if a is not None)
-            arguments = [*arrays, Long(x.size), int(gelu), type_codes(*arrays)]
-            self.launch("activation", "activation", arguments, self.eights(x.size), work=work)
-        return y, dup
+@implements("swiglu")
+def swiglu(device: Runtime, gate: Array, up: Array) -> Array:
+    return _activation(device, gate, up, None, gelu=False)[0]
+
+
+@implements("swiglu_backward")
+def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array | None]:
+    return _activation(device, gate, up, dy, gelu=False)
+
+
+@implements("geglu")
+def geglu(device: Runtime, gate: Array, up: Array) -> Array:
+    return _activation(device, gate, up, None, gelu=True)[0]
+
+
+@implements("geglu_backward")
+def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array | None]:
+    return _activation(device, gate, up, dy, gelu=True)
+
+
+def _activation(
+    device: Runtime, x: Array, up: Array | None, dy: Array | None, *, gelu: bool
+) -> tuple[Array, Array | None]:
+    """y (without dy), or dx and dup: the result has x's dtype, dup has up's."""
+    y = device.empty(x.shape, x.dtype)
+    dup = device.empty(up.shape, up.dtype) if up is not None and dy is not None else None
+    arrays = [x, up, dy, y, dup]
+    work = sum(a.nbytes for a in arrays if a is not None)
+    arguments = [*arrays, Long(x.size), int(gelu), type_codes(*arrays)]
+    device.launch("activation", "activation", arguments, eights(x.size), work=work)
+    return y, dup

@@ -7,7 +7,10 @@ from typing import Any
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
-from wgrad.hip.attention_backward import KINDS, AttentionBackwardOps, served
+from wgrad.hip.attention_backward import KINDS, served
+from wgrad.hip.attention_plain import plain_attention
+from wgrad.hip.elements import implements
+from wgrad.hip.runtime.runtime import Runtime
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
 _TILE_KEYS = 64
@@ -16,13 +19,9 @@ _MAX_SPLITS = 16
 _DECODING_KEYS = 2048
 
 
-class AttentionOps(AttentionBackwardOps):
-    """attention and attention_backward (device/contract.py): float16 and bfloat16 with heads of 64 or 128 elements on
-    the matrix units; the rest (float32, other widths, unaligned arrays, a scale that is not positive, one query and few
-    keys) by the plain kernels.
-
-    How the probabilities of a bfloat16 forward are rounded is the caller's choice: `attention_rounding` is "rtne" (to
-    nearest even, the default), "rtna" (nearest, ties away) or "rtz" (towards zero: fastest, biased low).
+class AttentionRounding(Runtime):
+    """How the probabilities of a bfloat16 forward are rounded is the caller's choice: `attention_rounding` is "rtne"
+    (to nearest even, the default), "rtna" (nearest, ties away) or "rtz" (towards zero: fastest, biased low).
     $WGRAD_ATTENTION_ROUNDING sets it for a process.
     """
 
@@ -40,52 +39,54 @@ class AttentionOps(AttentionBackwardOps):
             raise DeviceError(f"attention_rounding (or $WGRAD_ATTENTION_ROUNDING) is '{mode}'; use one of {ROUNDINGS}")
         self._rounding = mode
 
-    def attention(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        doc_start: Array,
-        cache_len: Array,
-        *,
-        scale: float,
-        window: int = 0,
-    ) -> tuple[Array, Array]:
-        """q [B, T, H, D], k v [B, S, G, D], doc_start int32 [B, T], cache_len int32 [1] -> o (q's shape and dtype), lse
-        float32 [B, H, T]. See the contract for the mask."""
-        # Two tiles beyond the last key are addressed too, and not read.
-        rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
-        if scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
-            return super().attention(q, k, v, doc_start, cache_len, scale=scale, window=window)
-        batch, queries, heads, width = q.shape
-        keys, kv_heads = k.shape[1], k.shape[2]
-        kind = KINDS[q.dtype.name]
-        mode = f"{kind}_{self._rounding}" if kind == "bf16" else kind
-        block, threads = (384, 512) if self.wave == 64 else (128, 256)  # attention_forward.hip
-        blocks = -(-queries // block)
-        splits = self._shares(blocks * heads * batch, keys)
-        o, lse = self.empty(q.shape, q.dtype), self.empty((batch, heads, queries))
-        parts, part_lse = o, lse
-        if splits > 1:
-            parts, part_lse = self.empty((splits, *q.shape)), self.empty((splits, *lse.shape))
-        numbers = [batch, queries, keys, heads, kv_heads, splits, int(window), float(scale)]
-        self.launch(
-            "attention_forward", f"attention_forward_{mode}_{width}",
-            [q, k, v, doc_start, cache_len, parts, part_lse, *numbers],
-            (splits * blocks, heads, batch), threads=threads,
-            work=2.0 * q.size * keys,  # a causal half of 2 products' 2 FLOP
-        )  # fmt: skip
-        if splits > 1:
-            self.launch(
-                "attention_combine", f"attention_combine_{kind}",
-                [parts, part_lse, o, lse, lse.size, queries, heads, width, splits], self.groups(o.size // 4, 256),
-                work=parts.nbytes + o.nbytes,
-            )  # fmt: skip
-        return o, lse
 
-    def _shares(self, groups: int, keys: int) -> int:
-        """Shares of the keys: until every compute unit has a work-group, each of at least _MIN_TILES tiles."""
-        return max(1, min(self.compute_units // max(1, groups), keys // (_TILE_KEYS * _MIN_TILES), _MAX_SPLITS))
+@implements("attention")
+def attention(
+    device: AttentionRounding,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    cache_len: Array,
+    scale: float,
+    window: int,
+) -> tuple[Array, Array]:
+    """float16 and bfloat16 with heads of 64 or 128 elements on the matrix units; the rest (float32, other widths,
+    unaligned arrays, a scale that is not positive, one query and few keys) by the plain kernels."""
+    # Two tiles beyond the last key are addressed too, and not read.
+    rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
+    if scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
+        return plain_attention(device, q, k, v, doc_start, cache_len, scale, window)
+    batch, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    kind = KINDS[q.dtype.name]
+    mode = f"{kind}_{device.attention_rounding}" if kind == "bf16" else kind
+    block, threads = (384, 512) if device.wave == 64 else (128, 256)  # attention_forward.hip
+    blocks = -(-queries // block)
+    splits = _shares(device, blocks * heads * batch, keys)
+    o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
+    parts, part_lse = o, lse
+    if splits > 1:
+        parts, part_lse = device.empty((splits, *q.shape)), device.empty((splits, *lse.shape))
+    numbers = [batch, queries, keys, heads, kv_heads, splits, window, float(scale)]
+    device.launch(
+        "attention_forward", f"attention_forward_{mode}_{width}",
+        [q, k, v, doc_start, cache_len, parts, part_lse, *numbers],
+        (splits * blocks, heads, batch), threads=threads,
+        work=2.0 * q.size * keys,  # a causal half of 2 products' 2 FLOP
+    )  # fmt: skip
+    if splits > 1:
+        device.launch(
+            "attention_combine", f"attention_combine_{kind}",
+            [parts, part_lse, o, lse, lse.size, queries, heads, width, splits], device.groups(o.size // 4, 256),
+            work=parts.nbytes + o.nbytes,
+        )  # fmt: skip
+    return o, lse
+
+
+def _shares(device: Runtime, groups: int, keys: int) -> int:
+    """Shares of the keys: until every compute unit has a work-group, each of at least _MIN_TILES tiles."""
+    return max(1, min(device.compute_units // max(1, groups), keys // (_TILE_KEYS * _MIN_TILES), _MAX_SPLITS))
 
 
 def _short_decoding(q: Array, k: Array) -> bool:

@@ -7,22 +7,22 @@ import math
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.hip.elements import GROUP, PER, Elements, type_codes
+from wgrad.hip.elements import GROUP, PER, implements, type_codes
+from wgrad.hip.runtime.runtime import Runtime
 
 
-class DecodingOps(Elements):
-    def kv_append(self, cache: Array, new: Array, cache_len: Array) -> None:
-        """cache [B, S, G, D] in place: cache[:, cache_len[0] : cache_len[0] + T] = new [B, T, G, D]."""
-        batch, tokens = new.shape[:2]
-        row = math.prod(new.shape[2:])
-        if new.size:
-            grid = (-(-tokens * row // (GROUP * PER)), batch, 1)
-            arguments = [cache, new, cache_len, cache.shape[1], tokens, row, type_codes(cache, new)]
-            self.launch("decoding", "kv_append", arguments, grid, work=2 * new.nbytes)
+@implements("kv_append")
+def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> None:
+    batch, tokens = new.shape[:2]
+    row = math.prod(new.shape[2:])
+    grid = (-(-tokens * row // (GROUP * PER)), batch, 1)
+    arguments = [cache, new, cache_len, cache.shape[1], tokens, row, type_codes(cache, new)]
+    device.launch("decoding", "kv_append", arguments, grid, work=2 * new.nbytes)
 
-    def sample(self, logits: Array, uniform: Array, *, temperature: float, top_k: int, top_p: float) -> Array:
-        """logits float32 [V], uniform float32 [1] in [0, 1) -> id int32 [1]."""
-        out = self.empty((1,), np.int32)
-        arguments = [logits, uniform, out, logits.size, top_k, float(temperature), float(top_p)]
-        self.launch("decoding", "sample", arguments, (1, 1, 1), work=logits.nbytes)
-        return out
+
+@implements("sample")
+def sample(device: Runtime, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> Array:
+    out = device.empty((1,), np.int32)
+    arguments = [logits, uniform, out, logits.size, top_k, float(temperature), float(top_p)]
+    device.launch("decoding", "sample", arguments, (1, 1, 1), work=logits.nbytes)
+    return out

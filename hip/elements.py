@@ -1,4 +1,4 @@
-"""What the memory-bound operators share: the type codes of elements.hpp, and a work-item's eight elements."""
+"""What the operators of this room share: their table, the type codes of elements.hpp, eight elements a work-item."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import DeviceError
+from wgrad.device.implementations import Implementations
 from wgrad.device.memory import Array
 from wgrad.hip.runtime.runtime import Runtime
 
 GROUP = 256  # work-items of a work-group
 PER = 8  # elements of a work-item
 _CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+implements = Implementations()
 
 
 def type_code(dtype: Any) -> int:
@@ -32,9 +35,6 @@ def type_codes(*arrays: Array | None) -> int:
     return sum((0 if a is None else type_code(a.dtype)) << 4 * i for i, a in enumerate(arrays))
 
 
-class Elements(Runtime):
-    """Launch sizes by elements."""
-
-    def eights(self, n: int) -> tuple[int, int, int]:
-        """Work-groups for n elements, eight a work-item."""
-        return self.groups(n, GROUP * PER)
+def eights(n: int) -> tuple[int, int, int]:
+    """Work-groups for n elements, eight a work-item."""
+    return Runtime.groups(n, GROUP * PER)

@@ -1,51 +1,92 @@
-"""add, mul, scale, bias, mask, cast. Kernel: elementwise.hip."""
+"""add, mul, scale, bias, mask, cast; sums, deterministic. Kernels: elementwise.hip, reduce.hip."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.hip.elements import Elements, type_code
-from wgrad.hip.runtime.runtime import Long
+from wgrad.hip.elements import GROUP, PER, eights, implements, type_code, type_codes
+from wgrad.hip.runtime.runtime import Long, Runtime
 
 _ADD, _MUL, _SCALE, _SCALE_BY, _BIAS, _MASK, _CAST = range(7)
+ROWS_PER_PART = 64
+MOST_PARTS = 512  # work-groups of the first pass of a sum
 
 
-class ElementwiseOps(Elements):
-    def add(self, a: Array, b: Array, *, out: Array | None = None) -> Array:
-        """a + b, same shape; out may be a or b."""
-        return self._elementwise(_ADD, a, b, self.empty(a.shape, a.dtype) if out is None else out)
+@implements("add")
+def add(device: Runtime, a: Array, b: Array, out: Array | None) -> Array:
+    return _elementwise(device, _ADD, a, b, device.empty(a.shape, a.dtype) if out is None else out)
 
-    def mul(self, a: Array, b: Array) -> Array:
-        return self._elementwise(_MUL, a, b, self.empty(a.shape, a.dtype))
 
-    def scale(self, x: Array, alpha: float) -> Array:
-        return self._elementwise(_SCALE, x, None, self.empty(x.shape, x.dtype), alpha=alpha)
+@implements("mul")
+def mul(device: Runtime, a: Array, b: Array) -> Array:
+    return _elementwise(device, _MUL, a, b, device.empty(a.shape, a.dtype))
 
-    def scale_by(self, x: Array, factor: Array) -> Array:
-        """x * factor[0], factor float32 [1]."""
-        return self._elementwise(_SCALE_BY, x, factor, self.empty(x.shape, x.dtype))
 
-    def bias(self, x: Array, b: Array) -> Array:
-        """x [R, C] + b [C]."""
-        return self._elementwise(_BIAS, x, b, self.empty(x.shape, x.dtype), columns=b.size)
+@implements("scale")
+def scale(device: Runtime, x: Array, alpha: float) -> Array:
+    return _elementwise(device, _SCALE, x, None, device.empty(x.shape, x.dtype), alpha=alpha)
 
-    def mask(self, x: Array, keep: Array, value: float) -> Array:
-        """x where keep (uint32, same shape) is not zero, else value."""
-        return self._elementwise(_MASK, x, keep, self.empty(x.shape, x.dtype), alpha=value)
 
-    def cast(self, x: Array, dtype: Any) -> Array:
-        return self._elementwise(_CAST, x, None, self.empty(x.shape, dtype))
+@implements("scale_by")
+def scale_by(device: Runtime, x: Array, factor: Array) -> Array:
+    return _elementwise(device, _SCALE_BY, x, factor, device.empty(x.shape, x.dtype))
 
-    def _elementwise(
-        self, op: int, a: Array, b: Array | None, y: Array, *, alpha: float = 0.0, columns: int = 1
-    ) -> Array:
-        second = 0 if b is None or b.dtype == np.uint32 else type_code(b.dtype)
-        types = type_code(a.dtype) | second << 4 | type_code(y.dtype) << 8
-        if a.size:
-            arguments = [a, b, y, Long(a.size), op, types, columns, float(alpha)]
-            work = a.nbytes + y.nbytes + (0 if b is None else b.nbytes)
-            self.launch("elementwise", "elementwise", arguments, self.eights(a.size), work=work)
-        return y
+
+@implements("bias")
+def bias(device: Runtime, x: Array, b: Array) -> Array:
+    return _elementwise(device, _BIAS, x, b, device.empty(x.shape, x.dtype), columns=b.size)
+
+
+@implements("mask")
+def mask(device: Runtime, x: Array, keep: Array, value: float) -> Array:
+    return _elementwise(device, _MASK, x, keep, device.empty(x.shape, x.dtype), alpha=value)
+
+
+@implements("cast")
+def cast(device: Runtime, x: Array, dtype: np.dtype) -> Array:
+    return _elementwise(device, _CAST, x, None, device.empty(x.shape, dtype))
+
+
+def _elementwise(
+    device: Runtime, op: int, a: Array, b: Array | None, y: Array, *, alpha: float = 0.0, columns: int = 1
+) -> Array:
+    second = 0 if b is None or b.dtype == np.uint32 else type_code(b.dtype)
+    types = type_code(a.dtype) | second << 4 | type_code(y.dtype) << 8
+    arguments = [a, b, y, Long(a.size), op, types, columns, float(alpha)]
+    work = a.nbytes + y.nbytes + (0 if b is None else b.nbytes)
+    device.launch("elementwise", "elementwise", arguments, eights(a.size), work=work)
+    return y
+
+
+# ---- sums --------------------------------------------------------------------------------
+@implements("sum_rows")
+def sum_rows(device: Runtime, x: Array, out: Array | None, accumulate: bool) -> Array:
+    """In parts of ROWS_PER_PART rows, then the parts, until one is left."""
+    rows, columns = x.shape
+    out = device.empty((columns,)) if out is None else out
+    while rows > ROWS_PER_PART:
+        parts = -(-rows // ROWS_PER_PART)
+        part = device.empty((parts, columns))
+        _launch_sum_rows(device, x, part, rows, ROWS_PER_PART, False)
+        x, rows = part, parts
+    _launch_sum_rows(device, x, out, rows, rows, accumulate)
+    return out
+
+
+def _launch_sum_rows(device: Runtime, x: Array, out: Array, rows: int, rows_per: int, accumulate: bool) -> None:
+    columns = x.shape[1]
+    grid = (-(-columns // GROUP), -(-rows // rows_per), 1)
+    arguments = [x, out, rows, columns, rows_per, int(accumulate), type_codes(x, out)]
+    device.launch("reduce", "sum_rows", arguments, grid, work=x.nbytes)
+
+
+@implements("sum")
+def sum_all(device: Runtime, x: Array) -> Array:
+    parts = min(MOST_PARTS, -(-x.size // (GROUP * PER)))
+    out = device.empty((1,))
+    part = out if parts == 1 else device.empty((parts,))
+    device.launch("reduce", "sum", [x, part, Long(x.size), type_codes(x)], (parts, 1, 1), work=x.nbytes)
+    if part is not out:
+        device.launch("reduce", "sum", [part, out, Long(parts), 0], (1, 1, 1), work=part.nbytes)
+    return out

@@ -84,14 +84,14 @@ def dense(
     return _wide(card, f"gemm_any_{layout}", mnk, batch, True)
 
 
-def nf4(card: Card, kind: int, out: int, nested: bool, layout: str, mnk: tuple[int, int, int]) -> Plan:
-    """kind of x or dy; layout nt (forward) or nn (backward). Rows of the weight are multiples of 8.
+def frozen(card: Card, kind: int, out: int, name: str, layout: str, mnk: tuple[int, int, int]) -> Plan:
+    """A product with a frozen weight. kind of x or dy; name: of the weight's format in weight_formats.hpp; layout nt
+    (forward) or nn (backward). Rows of the weight are multiples of 8.
 
     The 16-bit matrix unit rounds the decoded weight to x's type: only for a result of 16 bits, where that does not
     show. Where only one of x and the result has 16 bits, gemm_split.hip takes both in pieces.
     """
     m, n, _ = mnk
-    name = "nf4_nested" if nested else "nf4"
     if m == 1 and layout == "nt":
         return Plan("gemv", f"gemv_{name}", _GEMV, kinds=True)
     if kind and out and card.matrix16:

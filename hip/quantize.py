@@ -1,53 +1,56 @@
-"""NF4 with and without double quantisation, quantised and dequantised on the device. Kernel: quantize.hip."""
+"""NF4 with and without double quantisation: quantised and dequantised on the device. Kernels: quantize.hip."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE, NF4Array, dynamic_map, thresholds
 from wgrad.device.memory import Array
-from wgrad.hip.elements import GROUP, Elements, type_code
-from wgrad.hip.runtime.runtime import Long
+from wgrad.hip.elements import GROUP, implements, type_code
+from wgrad.hip.elementwise import cast
+from wgrad.hip.runtime.runtime import Long, Runtime
 
 _RUN = 16  # elements of a work-item
 
 
-class QuantizeOps(Elements):
-    _nf4_tables: tuple[Array, Array] | None = None
+@implements("nf4_quantize")
+def nf4_quantize(device: Runtime, w: Array, block_size: int, double: bool) -> NF4Array:
+    n = w.size
+    packed, absmax = device.empty((-(-n // 2),), np.uint8), device.empty((-(-n // block_size),))
+    runs = max(1, block_size // (_RUN * GROUP))
+    arguments = [w, packed, absmax, Long(n), block_size, type_code(w.dtype)]
+    groups = device.groups(n, _RUN * runs * GROUP)
+    device.launch("quantize", "nf4_quantize", arguments, groups, work=w.nbytes + packed.nbytes)
+    plain = NF4Array(packed, absmax, (int(w.shape[0]), int(w.shape[1])), block_size)
+    return _nest(device, plain) if double else plain
 
-    def nf4_quantize(self, w: Array, block_size: int = 64, *, double: bool = False) -> NF4Array:
-        """w [out, in] float32, float16 or bfloat16 -> packed codes and absmax (8-bit absmax when double)."""
-        n = w.size
-        packed, absmax = self.empty((-(-n // 2),), np.uint8), self.empty((-(-n // block_size),))
-        runs = max(1, block_size // (_RUN * GROUP))
-        arguments = [w, packed, absmax, Long(n), block_size, type_code(w.dtype)]
-        self.launch(
-            "quantize", "nf4_quantize", arguments, self.groups(n, _RUN * runs * GROUP), work=w.nbytes + packed.nbytes
-        )
-        shape = (int(w.shape[0]), int(w.shape[1]))
-        return self._nest(packed, absmax, shape, block_size) if double else NF4Array(packed, absmax, shape, block_size)
 
-    def _nest(self, packed: Array, absmax: Array, shape: tuple[int, int], block_size: int) -> NF4Array:
-        blocks = absmax.size
-        codes, offset = self.empty((blocks,), np.uint8), self.empty((1,))
-        nested_absmax = self.empty((-(-blocks // NESTED_BLOCK_SIZE),))
-        if self._nf4_tables is None:  # shared by all weights of this device
-            self._nf4_tables = (self.upload(dynamic_map()), self.upload(thresholds(dynamic_map())))
-        nested_code, limits = self._nf4_tables
-        self.launch("quantize", "nf4_mean", [absmax, offset, blocks], (1, 1, 1), work=absmax.nbytes)
-        arguments = [absmax, offset, limits, codes, nested_absmax, blocks]
-        self.launch("quantize", "nf4_nest", arguments, self.groups(blocks, NESTED_BLOCK_SIZE), work=absmax.nbytes)
-        return NF4Array(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
+def _nest(device: Runtime, w: NF4Array) -> NF4Array:
+    """The same weight with its absmax quantised."""
+    blocks = w.absmax.size
+    codes, offset = device.empty((blocks,), np.uint8), device.empty((1,))
+    nested_absmax = device.empty((-(-blocks // NESTED_BLOCK_SIZE),))
+    nested_code, limits = device.once(_tables)
+    device.launch("quantize", "nf4_mean", [w.absmax, offset, blocks], (1, 1, 1), work=w.absmax.nbytes)
+    arguments = [w.absmax, offset, limits, codes, nested_absmax, blocks]
+    groups = device.groups(blocks, NESTED_BLOCK_SIZE)
+    device.launch("quantize", "nf4_nest", arguments, groups, work=w.absmax.nbytes)
+    return NF4Array(w.packed, codes, w.shape, w.block_size, nested_absmax, nested_code, offset)
 
-    def nf4_dequantize(self, w: NF4Array, dtype: Any = np.float32) -> Array:
-        """-> [out, in] float32, float16 or bfloat16."""
-        if w.value_dtype not in ("float32", np.dtype(dtype).name):  # storing rounds to the type of y
-            return self.cast(self.nf4_dequantize(w, np.dtype(w.value_dtype)), dtype)  # type: ignore[attr-defined]
-        y = self.empty(w.shape, dtype)
-        parts = [w.packed, w.absmax, w.nested_absmax, w.nested_code, w.nested_offset]
-        groups = self.groups(y.size, _RUN * GROUP)
-        arguments = [*parts, y, Long(y.size), w.block_size, w.nested_block_size, type_code(dtype)]
-        self.launch("quantize", "nf4_dequantize", arguments, groups, work=y.nbytes + w.packed.nbytes)
-        return y
+
+def _tables(device: Runtime) -> tuple[Array, Array]:
+    """The 8-bit map and its thresholds, shared by all weights of a device."""
+    return device.upload(dynamic_map()), device.upload(thresholds(dynamic_map()))
+
+
+@implements("nf4_dequantize")
+def nf4_dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
+    if w.value_dtype not in ("float32", dtype.name):  # storing rounds to the type of y
+        return cast(device, nf4_dequantize(device, w, np.dtype(w.value_dtype)), dtype)
+    y = device.empty(w.shape, dtype)
+    blocks = [1 << shift for shift in w.parameters()]  # products take logarithms, this kernel the sizes
+    arguments = [*w.arrays().values(), y, Long(y.size), *blocks, type_code(dtype)]
+    work = y.nbytes + w.nbytes
+    device.launch("quantize", f"{w.format}_dequantize", arguments, device.groups(y.size, _RUN * GROUP), work=work)
+    return y

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.hip.elements import Elements, type_codes
+from wgrad.hip.elements import implements, type_codes
+from wgrad.hip.runtime.runtime import Runtime
 
 
-class SoftmaxOps(Elements):
-    def softmax(self, x: Array) -> Array:
-        """Over the last axis of [R, C]."""
-        y = self.empty(x.shape, x.dtype)
-        if x.size:
-            arguments = [x, y, x.shape[-1], type_codes(x, y)]
-            self.launch("softmax", "softmax", arguments, (x.shape[0], 1, 1), work=2 * x.nbytes)
-        return y
+@implements("softmax")
+def softmax(device: Runtime, x: Array) -> Array:
+    y = device.empty(x.shape, x.dtype)
+    arguments = [x, y, x.shape[-1], type_codes(x, y)]
+    device.launch("softmax", "softmax", arguments, (x.shape[0], 1, 1), work=2 * x.nbytes)
+    return y
 
-    def softmax_backward(self, dy: Array, y: Array) -> Array:
-        """y: what the forward gave. -> dx, in dy's dtype."""
-        dx = self.empty(dy.shape, dy.dtype)
-        if dy.size:
-            arguments = [dy, y, dx, dy.shape[-1], type_codes(dy, y, dx)]
-            self.launch("softmax", "softmax_backward", arguments, (dy.shape[0], 1, 1), work=3 * dy.nbytes)
-        return dx
+
+@implements("softmax_backward")
+def softmax_backward(device: Runtime, dy: Array, y: Array) -> Array:
+    dx = device.empty(dy.shape, dy.dtype)
+    arguments = [dy, y, dx, dy.shape[-1], type_codes(dy, y, dx)]
+    device.launch("softmax", "softmax_backward", arguments, (dy.shape[0], 1, 1), work=3 * dy.nbytes)
+    return dx

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import wgrad
+from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import run_selftest
@@ -68,7 +69,7 @@ def verdict(device: Any) -> Verdict:
             return Verdict(bool(known["passed"]), str(known["reason"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # not there, or damaged: checked now, as one of another format is
-    found, lasting = check_in_a_process("self_check")
+    found, lasting = check_in_a_process("selftest.probe")
     if lasting:
         try:
             text = json.dumps({"format": FORMAT, "device": device.identity, **asdict(found)}) + "\n"
@@ -127,4 +128,4 @@ def main() -> int:
     """The check of the HIP device, in this process."""
     from wgrad.hip.device import HipDevice
 
-    return report(HipDevice, chosen_cases())
+    return report(bind(HipDevice), chosen_cases())

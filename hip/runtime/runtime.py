@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from wgrad.hip.runtime.compile import Modules
 from wgrad.hip.runtime.profiler import Profiler
 from wgrad.hip.runtime.readback import Readback, Readbacks
 
+T = TypeVar("T")
 TO_DEVICE, TO_HOST = 1, 2  # hipMemcpyKind
 MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
 MAX_GROUPS = 65_535  # work-groups along y and z
@@ -181,6 +182,13 @@ class Runtime(PooledRuntime):
             lambda: f"work on {self.description} failed (last launch: {self._last})",
         )
         self._uploads.clear()
+
+    def once(self, make: Callable[[Runtime], T]) -> T:
+        """make(self), made at the first call and kept as long as this device."""
+        made = self.__dict__.setdefault("_made", {})
+        if make not in made:
+            made[make] = make(self)
+        return made[make]
 
     @property
     def identity(self) -> tuple[str, str, str, str]:

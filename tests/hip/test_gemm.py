@@ -14,7 +14,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Inputs, Outputs
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
-from wgrad.device.errors import DeviceError, ShapeError
+from wgrad.device.errors import DeviceError
 
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
@@ -79,17 +79,6 @@ def test_pieces(emulator: Any, compare: Any, dtype: Any, layout: str, m: int, n:
     assert names(device, lambda: device.gemm(x, y, trans_b=trans_b))[0] == f"gemm_split_{short}_bf16_{layout}"
 
 
-@pytest.mark.parametrize("shape", [(0, 8, 16), (8, 0, 16), (8, 5, 0), (1, 5, 0), (136, 0, 0)])
-def test_empty_products(hip_device: Any, shape: tuple[int, int, int]) -> None:
-    """An empty result launches nothing; an empty sum leaves what is added."""
-    m, n, k = shape
-    a, b, bias = hip_device.zeros((m, k)), hip_device.zeros((n, k)), hip_device.upload(normal(1, (n,)))
-    y = hip_device.download(hip_device.gemm(a, b, trans_b=True, bias=bias))
-    np.testing.assert_array_equal(y, np.broadcast_to(normal(1, (n,)), (m, n)))
-    if not m * n:
-        assert names(hip_device, lambda: hip_device.gemm(a, b, trans_b=True)) == []
-
-
 @pytest.mark.parametrize(
     "dtype, offset, kernel", [(F16, 1, "gemm_f16_nt_unaligned"), (F32, 1, "gemm_any_nt"), (F16, 8, None)]
 )
@@ -126,31 +115,23 @@ def test_nf4_of_a_view_that_starts_anywhere(hip_device: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-5)
     packed = hip_device.view(hip_device.zeros((weight.packed.size + 1,), np.uint8), weight.packed.shape, 1)
     object.__setattr__(weight, "packed", packed)
-    with pytest.raises(DeviceError, match="weight.packed.*multiples of 4 bytes.*copy"):
+    with pytest.raises(DeviceError, match="weight.packed.*multiple of 4 bytes.*copy"):
         hip_device.linear_nf4(hip_device.upload(x), weight)
 
 
-def test_wrong_use_launches_nothing(emulator: Any) -> None:
+def test_arrays_of_another_device_launch_nothing(emulator: Any) -> None:
     device, other = emulator.new("gfx942"), emulator.new("gfx942")
     weight = device.nf4_quantize(device.upload(normal(1, (72, 64))))
     x, w = device.zeros((40, 64)), device.zeros((72, 64))
-    foreign, foreign_bias, foreign_dy = other.zeros((40, 64)), other.zeros((72,)), other.zeros((40, 72))
-    whole = device.zeros((40, 64), np.int32)
+    foreign, foreign_bias = other.zeros((40, 64)), other.zeros((72,))
+    foreign_gradient = other.zeros((40, 72))
     before = emulator.library.emulator_launches()
     with pytest.raises(DeviceError, match="upload it to this device"):
         device.gemm(foreign, w, trans_b=True)
     with pytest.raises(DeviceError, match="upload it to this device"):
         device.linear_nf4(x, weight, bias=foreign_bias)
     with pytest.raises(DeviceError, match="upload it to this device"):
-        device.linear_nf4_backward(foreign_dy, weight)
-    with pytest.raises(ShapeError, match=r"b must be \[K, N\] with K = 64 from a, got shape \[72, 64\]; check trans_a"):
-        device.gemm(x, w)
-    with pytest.raises(ShapeError, match=r"weight must be \[N, K\] with K = 72 from x, got shape \[72, 64\]"):
-        device.linear_nf4(device.empty((40, 72)), weight)
-    with pytest.raises(ShapeError, match="a must be float32, float16 or bfloat16, got int32"):
-        device.gemm(whole, w, trans_b=True)
-    with pytest.raises(ShapeError, match="at most 65,535 products, got 65,536"):
-        device.gemm(device.empty((65536, 1, 1)), device.empty((65536, 1, 1)))
+        device.linear_nf4_backward(foreign_gradient, weight)
     assert emulator.library.emulator_launches() == before
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wgrad.hip.gemm_plan import Card, dense, nf4
+from wgrad.hip.gemm_plan import Card, dense, frozen
 
 MI300X, RX7900 = Card(64, 304, True, True), Card(32, 96, True, False)
 MI250 = Card(64, 104, True, False, flushes_denormals=True)
@@ -51,33 +51,31 @@ def test_dense(
     assert (plan.source, plan.name) == (source, name.format(shape="small" if card is MI300X else "big"))
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_nf4(nested: bool) -> None:
-    name = "nf4_nested" if nested else "nf4"
+@pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
+def test_frozen_weights(name: str) -> None:
     forward, backward = (TOKENS, MLP, HIDDEN), (TOKENS, HIDDEN, MLP)
-    assert nf4(RX7900, F16, F16, nested, "nt", forward).name == f"gemm_{name}_f16_nt_big"
-    assert nf4(RX7900, F16, F16, nested, "nn", backward).name == f"gemm_{name}_f16_nn_big"
-    assert nf4(MI300X, F16, F16, nested, "nt", (41, 160, 128)).name == f"gemm_{name}_f16_nt_small"
-    assert nf4(RX7900, F32, F32, nested, "nt", forward).name == f"gemm_{name}_f32_nt"
-    assert nf4(RX7900, F32, F32, nested, "nn", backward).name == f"gemm_{name}_f32_nn"
+    assert frozen(RX7900, F16, F16, name, "nt", forward).name == f"gemm_{name}_f16_nt_big"
+    assert frozen(RX7900, F16, F16, name, "nn", backward).name == f"gemm_{name}_f16_nn_big"
+    assert frozen(MI300X, F16, F16, name, "nt", (41, 160, 128)).name == f"gemm_{name}_f16_nt_small"
+    assert frozen(RX7900, F32, F32, name, "nt", forward).name == f"gemm_{name}_f32_nt"
+    assert frozen(RX7900, F32, F32, name, "nn", backward).name == f"gemm_{name}_f32_nn"
     for kind in (F32, F16):
-        assert nf4(MI300X, kind, F32, nested, "nt", (1, MLP, HIDDEN)).name == f"gemv_{name}"
+        assert frozen(MI300X, kind, F32, name, "nt", (1, MLP, HIDDEN)).name == f"gemv_{name}"
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_mixed_widths(nested: bool) -> None:
+@pytest.mark.parametrize("name", ["nf4", "nf4_nested"])
+def test_mixed_widths(name: str) -> None:
     """The head on bfloat16, and NF4 layers beside the float32 stream: in pieces on the MI300X's 16-bit unit."""
     head, back = (256, VOCABULARY, HIDDEN), (256, HIDDEN, VOCABULARY)
-    name = "nf4_nested" if nested else "nf4"
     for kind, short in ((F32, "f32"), (F16, "f16")):
         assert dense(MI300X, (kind, BF16), "nt", head, 1, True).name == f"gemm_split_{short}_bf16_nt"
         assert dense(MI300X, (kind, BF16), "nn", back, 1, True).name == f"gemm_split_{short}_bf16_nn"
         assert dense(RX7900, (kind, BF16), "nt", head, 1, True).name == "gemm_mix_nt"
     down = (TOKENS, HIDDEN, MLP)
-    assert nf4(MI300X, F16, F32, nested, "nt", down).name == f"gemm_split_{name}_f16_nt"
-    assert nf4(MI300X, F32, F16, nested, "nn", down).name == f"gemm_split_{name}_f32_nn"
-    assert nf4(RX7900, F16, F32, nested, "nt", down).name == f"gemm_{name}_f32_nt"
-    assert nf4(MI300X, F32, F32, nested, "nt", down).name == f"gemm_{name}_f32_nt"
+    assert frozen(MI300X, F16, F32, name, "nt", down).name == f"gemm_split_{name}_f16_nt"
+    assert frozen(MI300X, F32, F16, name, "nn", down).name == f"gemm_split_{name}_f32_nn"
+    assert frozen(RX7900, F16, F32, name, "nt", down).name == f"gemm_{name}_f32_nt"
+    assert frozen(MI300X, F32, F32, name, "nt", down).name == f"gemm_{name}_f32_nt"
 
 
 @pytest.mark.parametrize("card", [MI300X, RX7900], ids=["wave64", "wave32"])

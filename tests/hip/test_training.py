@@ -27,7 +27,7 @@ def train_tests(name: str) -> ModuleType:
     return module
 
 
-FIXTURES, LOOP, GENERATE, RESUME = (train_tests(n) for n in ("conftest", "test_loop", "test_generate", "test_resume"))
+FIXTURES, LOOP, GENERATE, RESUME = (train_tests(n) for n in ("conftest", "test_loop", "test_generation", "test_resume"))
 make_checkpoint, text_data = FIXTURES.make_checkpoint, FIXTURES.text_data
 # These take the fixture `device`, which is the HIP device here: of one wave size, as they are about the room above.
 test_one_batch_of_eight_is_eight_batches_of_one = LOOP.test_one_batch_of_eight_is_eight_batches_of_one
