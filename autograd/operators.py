@@ -89,7 +89,7 @@ def _looked_at(value: Any) -> Any:
     """What rules may look at of an argument: shape and dtype of an array, the parts of a weight, a plain value."""
     if isinstance(value, tuple):
         return tuple(_looked_at(part) for part in value)
-    if value is None or isinstance(value, int | float | str | type | np.dtype | np.generic):
+    if value is None or isinstance(value, int | float | str | type | np.dtype):
         return value
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
