@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.packing import IGNORE_INDEX, BatchStream, Document, eval_batches, make_batch, pack_documents
-from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 
 def document(length: int, seed: int = 0, learn: int = 0) -> Document:
@@ -137,7 +137,7 @@ def test_a_restored_stream_goes_on_where_it_was(step: int) -> None:
 
 
 def test_other_data_is_noticed_on_resume() -> None:
-    config = FinetuneConfig(seq_len=41)
+    config = RunOptions(seq_len=41)
     fingerprint = BatchStream(documents(9, 41), config).fingerprint()
     changed = documents(9, 41)
     changed[4].ids[1] += 1
