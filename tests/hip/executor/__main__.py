@@ -3,7 +3,7 @@
     make hip-tables                                  remake the rows of objects that have changed
     python -m tests.hip.executor tables --list       which rows are of older objects
     python -m tests.hip.executor tables --source rope --arch gfx942 --table hip_executed
-    python -m tests.hip.executor tables --all        every row: hours
+    python -m tests.hip.executor tables --all        every row: about an hour
     python -m tests.hip.executor report gemm --arch gfx942 --kernel nt_big
 
 After a change to a kernel: `make objects`, then `make hip-tables`, and commit both. It needs clang-19, lld-19, llvm-19
