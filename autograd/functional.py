@@ -1,6 +1,6 @@
 """Every operator that has a gradient, as a function on Tensors; the others are methods of a device.
 
-Constants (positions, ids, targets, doc_start, seeds, frozen weights, NF4Arrays) are arrays of the device; what may have
+Constants (positions, ids, targets, doc_start, seeds, frozen weights) are arrays of the device; what may have
 a gradient is a Tensor. Weights may be either.
 """
 
@@ -22,11 +22,11 @@ from wgrad.autograd.ops import softmax as _softmax
 from wgrad.autograd.ops.lora import LoraTerm
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 from wgrad.device.contract import Array, Device, DType
-from wgrad.device.formats.nf4 import NF4Array
+from wgrad.device.formats.frozen_weight import FrozenWeight
 
 __all__ = [
     "LoraTerm", "Tensor", "add", "attention", "bias", "cast", "checkpoint", "dropout", "embedding", "geglu", "gelu",
-    "gemm", "linear", "linear_cross_entropy", "linear_nf4", "mask", "mul", "no_grad", "parameter", "rms_norm",
+    "gemm", "linear", "linear_cross_entropy", "linear_quantized", "mask", "mul", "no_grad", "parameter", "rms_norm",
     "rms_norm_residual", "rope", "scale", "silu", "softmax", "sum", "swiglu",
 ]  # fmt: skip
 
@@ -55,18 +55,18 @@ def linear(
     return _linear.Linear.apply(x, weight, bias, residual, a, b, op="linear", lora=lora, dtype=dtype)
 
 
-def linear_nf4(
+def linear_quantized(
     x: Tensor,
-    weight: NF4Array,
+    weight: FrozenWeight,
     *,
     bias: Weight | None = None,
     residual: Tensor | None = None,
     lora: LoraTerm | None = None,
     dtype: DType = None,
 ) -> Tensor:
-    """`linear` on a frozen NF4 weight, decoded inside the product."""
+    """`linear` on a frozen weight of some format (device/formats), decoded inside the product."""
     a, b = (None, None) if lora is None else (lora.a, lora.b)
-    return _linear.Linear.apply(x, weight, bias, residual, a, b, op="linear_nf4", lora=lora, dtype=dtype)
+    return _linear.Linear.apply(x, weight, bias, residual, a, b, op="linear_quantized", lora=lora, dtype=dtype)
 
 
 # ---- norms, activations, rotary, attention -----------------------------------------------

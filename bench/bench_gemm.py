@@ -129,7 +129,7 @@ def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep:
     weight."""
     rng = np.random.default_rng(0)
     weight = random_nf4(device, n, k)
-    decoded = device.download(device.nf4_dequantize(weight)).astype(np.float64)
+    decoded = device.download(device.dequantize(weight)).astype(np.float64)
     for backward in (False, True):
         inner, outer = (n, k) if backward else (k, n)
         x, u = rng.standard_normal((m, inner)), rng.standard_normal((m, 16))

@@ -171,9 +171,9 @@ def quantisation(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Ite
             import bitsandbytes.functional as host
         except ImportError:
             host = None
-    yield Work(f"nf4_quantize {rows}x{columns}", "float32", 4.5625 * n, lambda: device.nf4_quantize(w))
+    yield Work(f"nf4_quantize {rows}x{columns}", "float32", 4.5625 * n, lambda: device.quantize(w))
     for double in (False, True):
-        packed = device.nf4_quantize(w, double=double)
+        packed = device.quantize(w, double=double)
         for dtype in (F32, F16):
             if dtype == F16 and not device.float16:
                 continue
@@ -188,7 +188,7 @@ def quantisation(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Ite
 
             nbytes = n * (0.5 + (1 if double else 4) / 64 + dtype.itemsize)
             name = f"nf4_dequantize{' nested' if double else ''} {rows}x{columns}"
-            yield Work(name, str(dtype), nbytes, lambda q=packed, t=dtype: device.nf4_dequantize(q, t), peer)
+            yield Work(name, str(dtype), nbytes, lambda q=packed, t=dtype: device.dequantize(q, t), peer)
 
 
 def small_ones(device: WgpuDevice, rows: int, columns: int) -> Iterator[Work]:

@@ -11,12 +11,12 @@ from wgrad.device.memory import Array
 from wgrad.hip import gemm_plan
 from wgrad.hip.elements import implements, type_code
 from wgrad.hip.gemm import Epilogue, LowRank, card_of, dense_product, launch_product, multiple
-from wgrad.hip.quantize import nf4_dequantize
+from wgrad.hip.quantize import dequantize
 from wgrad.hip.runtime.runtime import Runtime
 
 
-@implements("linear_nf4")
-def linear_nf4(
+@implements("linear_quantized")
+def linear_quantized(
     device: Runtime,
     x: Array,
     weight: FrozenWeight,
@@ -29,8 +29,8 @@ def linear_nf4(
     return _product(device, x, weight, (x.shape[0], weight.shape[0], x.shape[1]), True, dtype, epilogue)
 
 
-@implements("linear_nf4_backward")
-def linear_nf4_backward(
+@implements("linear_quantized_backward")
+def linear_quantized_backward(
     device: Runtime, dy: Array, weight: FrozenWeight, lowrank: LowRank | None, dtype: np.dtype
 ) -> Array:
     mnk = (dy.shape[0], weight.shape[1], dy.shape[1])
@@ -53,7 +53,7 @@ def _product(
     rounds = w.value_dtype != "float32" and (plan.source != "linear" or w.value_dtype != x.dtype.name)
     if w.shape[1] % w.unit or k % 8 or not multiple(16, x) or n * k >= 1 << 32 or rounds:
         # A row would start inside of what is decoded at once, or one of x inside of a vector.
-        decoded = nf4_dequantize(device, w, np.dtype(np.float32))
+        decoded = dequantize(device, w, np.dtype(np.float32))
         return dense_product(device, x, decoded, None, dtype, epilogue, trans_b=trans_b)
     _check_aligned(w)
     out = device.empty((m, n), dtype)
@@ -71,6 +71,6 @@ def _check_aligned(w: FrozenWeight) -> None:
     for name, array in w.arrays().items():
         if array is not None and array.address % 4:
             raise DeviceError(
-                f"linear_nf4: weight.{name} must start at a multiple of 4 bytes, got address {array.address:#x};"
+                f"linear_quantized: weight.{name} must start at a multiple of 4 bytes, got address {array.address:#x};"
                 " copy the view into an array of its own"
             )

@@ -14,8 +14,8 @@ from wgrad.hip.runtime.runtime import Long, Runtime
 _RUN = 16  # elements of a work-item
 
 
-@implements("nf4_quantize")
-def nf4_quantize(device: Runtime, w: Array, block_size: int, double: bool) -> NF4Array:
+@implements("quantize")
+def quantize(device: Runtime, w: Array, block_size: int, double: bool, format: str) -> NF4Array:
     n = w.size
     packed, absmax = device.empty((-(-n // 2),), np.uint8), device.empty((-(-n // block_size),))
     runs = max(1, block_size // (_RUN * GROUP))
@@ -44,10 +44,10 @@ def _tables(device: Runtime) -> tuple[Array, Array]:
     return device.upload(dynamic_map()), device.upload(thresholds(dynamic_map()))
 
 
-@implements("nf4_dequantize")
-def nf4_dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
+@implements("dequantize")
+def dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     if w.value_dtype not in ("float32", dtype.name):  # storing rounds to the type of y
-        return cast(device, nf4_dequantize(device, w, np.dtype(w.value_dtype)), dtype)
+        return cast(device, dequantize(device, w, np.dtype(w.value_dtype)), dtype)
     y = device.empty(w.shape, dtype)
     blocks = [1 << shift for shift in w.parameters()]  # products take logarithms, this kernel the sizes
     arguments = [*w.arrays().values(), y, Long(y.size), *blocks, type_code(dtype)]

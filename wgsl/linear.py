@@ -14,8 +14,8 @@ from wgrad.wgsl.quantize import decode
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
-@implements("linear_nf4")
-def linear_nf4(
+@implements("linear_quantized")
+def linear_quantized(
     device: Runtime,
     x: Array,
     weight: FrozenWeight,
@@ -29,8 +29,8 @@ def linear_nf4(
     return _times_weight(device, x, weight, out, trans_b=True, **added)
 
 
-@implements("linear_nf4_backward")
-def linear_nf4_backward(
+@implements("linear_quantized_backward")
+def linear_quantized_backward(
     device: Runtime, dy: Array, weight: FrozenWeight, lowrank: tuple[Array, Array] | None, dtype: np.dtype
 ) -> Array:
     out = device.empty((dy.shape[0], weight.shape[1]), dtype)

@@ -18,8 +18,8 @@ from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
-@implements("nf4_quantize")
-def nf4_quantize(device: Runtime, w: Array, block_size: int, double: bool) -> NF4Array:
+@implements("quantize")
+def quantize(device: Runtime, w: Array, block_size: int, double: bool, format: str) -> NF4Array:
     n = w.size
     packed = device.empty((-(-n // 2),), np.uint8)
     absmax = device.empty((-(-n // block_size),))
@@ -62,7 +62,7 @@ def _nested_tables(device: Runtime) -> tuple[Array, Array]:
     return tables
 
 
-@implements("nf4_dequantize")
+@implements("dequantize")
 def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     y = device.empty(w.shape, dtype)
     vec = vector_width(y.size)

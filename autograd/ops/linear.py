@@ -27,14 +27,14 @@ from wgrad.autograd.ops.quantize import frozen_compute_dtype, frozen_weight
 from wgrad.autograd.precision import finish, up
 from wgrad.autograd.rows import as_rows, with_shape
 from wgrad.device.contract import Array, DType
-from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 
 # An NF4 weight is decoded this many elements at a time, so that it never stands in memory whole.
 DECODE_ELEMENTS = 1 << 22
 
 
 @operator
-def linear_nf4(
+def linear_quantized(
     args: Args,
     x: Array,
     weight: FrozenWeight,
@@ -52,7 +52,7 @@ def linear_nf4(
     return {"dtype": args.dtype("dtype", dtype, x.dtype)}
 
 
-@linear_nf4.reference
+@linear_quantized.reference
 def _(
     x: np.ndarray,
     weight: FrozenWeight,
@@ -71,7 +71,7 @@ def _(
 
 
 @operator
-def linear_nf4_backward(
+def linear_quantized_backward(
     args: Args, dy: Array, weight: FrozenWeight, *, lowrank: LowRank | None = None, dtype: DType = None
 ) -> dict[str, Any]:
     """[M, N] dy x dequant([N, K]) + u v (u [M, r], v [r, K]) -> dx [M, K]; default dtype: dy's."""
@@ -82,7 +82,7 @@ def linear_nf4_backward(
     return {"dtype": args.dtype("dtype", dtype, dy.dtype)}
 
 
-@linear_nf4_backward.reference
+@linear_quantized_backward.reference
 def _(dy: np.ndarray, weight: FrozenWeight, lowrank: LowRank | None, dtype: Any) -> np.ndarray:
     compute = frozen_compute_dtype(weight, dy, *(lowrank or ()))
     grad = up(dy, compute)
@@ -113,9 +113,10 @@ def linear(
     """x [..., K], weight [N, K], bias [N], residual [..., N], a (lora_A) [r, K], b (lora_B) [N, r] -> dtype of y."""
     args.array("x", x, "... K")
     frozen = isinstance(weight, FrozenWeight)
+    kinds = " or ".join(kind.__name__ for kind in formats().values())
     args.rule(
-        frozen == (args.op == "linear_nf4"),
-        f"weight must be {'an array: call linear_nf4' if frozen else 'an NF4Array: call linear, or nf4_quantize it'}"
+        frozen == (args.op == "linear_quantized"),
+        f"weight must be {'an array: call linear_quantized' if frozen else f'an {kinds}: call linear, or quantize it'}"
         f", got {type(weight).__name__}",
     )
     if isinstance(weight, FrozenWeight):
@@ -175,7 +176,7 @@ class Linear(Function):
             "dtype": dtype,
         }
         if isinstance(weight, FrozenWeight):
-            y = ctx.device.linear_nf4(rows, weight, **options)
+            y = ctx.device.linear_quantized(rows, weight, **options)
         else:
             y = ctx.device.gemm(rows, weight, trans_b=True, **options)
         return with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
@@ -188,7 +189,7 @@ class Linear(Function):
         dx = da = db = None
         if ctx.needs_grad[0]:
             fused = (du, a) if lora is not None and lora.dropout == 0 else None
-            product = ctx.device.linear_nf4_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
+            product = ctx.device.linear_quantized_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
             dx = product(rows, weight, lowrank=fused, dtype=ctx.x_dtype)
             if lora is not None and fused is None:
                 dx = lora_add_grad_x(ctx, dx, du, a, lora)

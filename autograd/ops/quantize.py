@@ -10,7 +10,7 @@ from wgrad.autograd.args import Args
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array, DType
-from wgrad.device.formats.frozen_weight import AGAIN, FrozenWeight
+from wgrad.device.formats.frozen_weight import AGAIN, FrozenWeight, formats
 from wgrad.device.formats.nf4 import NF4Array
 
 
@@ -28,26 +28,30 @@ def frozen_compute_dtype(w: FrozenWeight, *others: np.ndarray | None) -> np.dtyp
 
 
 @operator
-def nf4_quantize(args: Args, w: Array, block_size: int = 64, *, double: bool = False) -> None:
-    """w [out, in] float32, float16 or bfloat16 -> NF4Array, value-compatible with bitsandbytes."""
+def quantize(
+    args: Args, w: Array, block_size: int = 64, *, double: bool = False, format: str = NF4Array.format
+) -> None:
+    """w [out, in] float32, float16 or bfloat16 -> a weight of the format (device/formats): NF4Array, value-compatible
+    with bitsandbytes. double: its scales are quantised too."""
     args.array("w", w, "N K", "weight", "only matrices are quantised")
-    for holds, message in NF4Array.quantize_rules(block_size, double):
+    args.rule(format in formats(), f"format must be one of {', '.join(formats())}, got {format!r}; nf4 is usual")
+    for holds, message in formats()[format].quantize_rules(block_size, double):
         args.rule(holds, message)
 
 
-@nf4_quantize.reference
-def _(w: np.ndarray, block_size: int, double: bool) -> NF4Array:
-    return NF4Array.quantize(up(w, compute_dtype(w)), block_size, double)
+@quantize.reference
+def _(w: np.ndarray, block_size: int, double: bool, format: str) -> FrozenWeight:
+    return formats()[format].quantize(up(w, compute_dtype(w)), block_size, double)
 
 
 @operator
-def nf4_dequantize(args: Args, w: FrozenWeight, dtype: DType = np.float32) -> dict[str, Any]:
+def dequantize(args: Args, w: FrozenWeight, dtype: DType = np.float32) -> dict[str, Any]:
     """-> [out, in]."""
     frozen_weight(args, "w", w)
     return {"dtype": args.dtype("dtype", dtype, np.float32)}
 
 
-@nf4_dequantize.reference
+@dequantize.reference
 def _(w: FrozenWeight, dtype: np.dtype) -> np.ndarray:
     compute = frozen_compute_dtype(w)
     return finish(w.rows(0, w.shape[0], compute), dtype, compute)

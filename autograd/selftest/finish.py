@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-HostOutputs = dict[str, np.ndarray]
+from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE
 
-_NESTED_BLOCK_SIZE = 256
+HostOutputs = dict[str, np.ndarray]
 
 
 def _elements(made: HostOutputs) -> HostOutputs:
@@ -34,7 +34,7 @@ def _nf4(made: HostOutputs) -> HostOutputs:
 
 def _nf4_double(made: HostOutputs) -> HostOutputs:
     codes, outer, absmax = made["codes"], made["nested_absmax"], made["absmax"]
-    restored = made["code"][codes] * np.repeat(outer, _NESTED_BLOCK_SIZE)[: codes.size] + made["offset"]
+    restored = made["code"][codes] * np.repeat(outer, NESTED_BLOCK_SIZE)[: codes.size] + made["offset"]
     # Not `restored` itself: at an edge either code is right, and both are equally far off. The largest absmax
     # stands at the end to give the scale: offset and restored value are rounded to float32 at that size.
     return {

@@ -41,7 +41,7 @@ def nf4_case(
     value_dtype: str = "float32",
 ) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
-        weight = ReferenceDevice().nf4_quantize(normal(rng, (n, k), F32, 0.1), block_size, double=double)
+        weight = ReferenceDevice().quantize(normal(rng, (n, k), F32, 0.1), block_size, double=double)
         weight = replace(weight, value_dtype=value_dtype)
         inputs: Inputs = {"x": normal(rng, (m, n if backward else k), x_dtype), "weight": weight}
         if bias:
@@ -56,13 +56,14 @@ def nf4_case(
     def call(device: Device, x: Inputs) -> Outputs:
         lowrank = (x["u"], x["v"]) if rank else None
         if backward:
-            return {"dx": device.linear_nf4_backward(x["x"], x["weight"], lowrank=lowrank, dtype=dtype)}
+            return {"dx": device.linear_quantized_backward(x["x"], x["weight"], lowrank=lowrank, dtype=dtype)}
         more = {"bias": x.get("bias"), "residual": x.get("residual")}
-        return {"y": device.linear_nf4(x["x"], x["weight"], lowrank=lowrank, dtype=dtype, **more)}
+        return {"y": device.linear_quantized(x["x"], x["weight"], lowrank=lowrank, dtype=dtype, **more)}
 
-    op = "linear_nf4_backward" if backward else "linear_nf4"
+    suffix = "_backward" if backward else ""
+    op, label = "linear_quantized" + suffix, "linear_nf4" + suffix
     shape = f"{m}x{n}x{k}"
-    name = f"{op}/{variant}{' double' if double else ''}/{shape}/{dtype_name(x_dtype)}"
+    name = f"{label}/{variant}{' double' if double else ''}/{shape}/{dtype_name(x_dtype)}"
     direction = "backward" if backward else "forward"
     return Case(name, op, direction, dtype_name(x_dtype), shape, build, call)
 

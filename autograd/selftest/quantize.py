@@ -38,16 +38,16 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
             return quantized(device, x["w"], block_size, double)
 
         label, finish = f"nf4_quantize/{variant} {block_size}/{shape}/{name}", "nf4 double" if double else "nf4"
-        found.append(Case(label, "nf4_quantize", "forward", name, shape, build, call, finish=finish))
+        found.append(Case(label, "quantize", "forward", name, shape, build, call, finish=finish))
     return found
 
 
 def quantized(device: Device, w: Array, block_size: int, double: bool) -> Outputs:
     """What `finish` "nf4" or "nf4 double" takes."""
-    plain = device.nf4_quantize(w, block_size)
+    plain = device.quantize(w, block_size)
     if not double:
-        return {"absmax": plain.absmax, "restored": device.nf4_dequantize(plain, F32), "w": w}
-    weight = device.nf4_quantize(w, block_size, double=True)
+        return {"absmax": plain.absmax, "restored": device.dequantize(plain, F32), "w": w}
+    weight = device.quantize(w, block_size, double=True)
     return {
         "absmax": plain.absmax,
         "plain_packed": plain.packed,
@@ -65,17 +65,17 @@ def _dequantize(
     """dtype None: left out of the call."""
 
     def build(rng: np.random.Generator) -> Inputs:
-        weight = ReferenceDevice().nf4_quantize(normal(rng, (rows, columns), F32, scale), double=double)
+        weight = ReferenceDevice().quantize(normal(rng, (rows, columns), F32, scale), double=double)
         return {"weight": replace(weight, value_dtype=value_dtype)}
 
     def call(device: Device, x: Inputs) -> Outputs:
-        return {"w": device.nf4_dequantize(x["weight"], *([] if dtype is None else [dtype]))}
+        return {"w": device.dequantize(x["weight"], *([] if dtype is None else [dtype]))}
 
     shape, name = f"{rows}x{columns}", "default dtype" if dtype is None else dtype_name(dtype)
     variant = "double" if double else "plain"
     if value_dtype != "float32":
         variant += f" of {value_dtype}" + (" subnormal" if scale < 1e-4 else "")
-    return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "nf4_dequantize", "forward", name, shape, build, call)
+    return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "dequantize", "forward", name, shape, build, call)
 
 
 def _quantize_cases(t: np.dtype) -> list[Case]:

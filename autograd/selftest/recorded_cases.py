@@ -109,7 +109,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
         return value
 
     def call(device: Device, x: Inputs) -> Outputs:
-        if op == "nf4_quantize":
+        if op == "quantize":
             return quantized(device, x["w"], given.get("block_size", 64), double)
         made = getattr(device, op)(**{n: pick(x, n, value) for n, value in given.items()})
         results = made if isinstance(made, tuple) else (made,)
@@ -120,7 +120,7 @@ def _case(name: str, op: str, given: dict[str, Any], arrays: dict[str, Any]) -> 
         return {n: map_arrays(a, np.copy) for n, a in kept.items()}
 
     double = given.get("double", False)
-    finish = {**_FINISH, "nf4_quantize": "nf4 double" if double else "nf4"}.get(op, "")
+    finish = {**_FINISH, "quantize": "nf4 double" if double else "nf4"}.get(op, "")
     first = next((a for a in arrays.values() if isinstance(a, np.ndarray)), None)
     dtype = dtype_name(first.dtype) if first is not None else ""
     shape = "x".join(map(str, first.shape)) if first is not None else ""

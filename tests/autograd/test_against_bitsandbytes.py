@@ -73,9 +73,9 @@ def test_their_values_are_the_formula(
 def test_quantised_values_are_equal(shape: tuple[int, int], block_size: int, nf4_values: Values) -> None:
     w, cpu = weight(shape), ReferenceDevice()
     packed, state = theirs(w, block_size, double=False)
-    ours = cpu.nf4_quantize(w, block_size)
+    ours = cpu.quantize(w, block_size)
     np.testing.assert_array_equal(ours.packed, packed.numpy().reshape(-1))
-    np.testing.assert_array_equal(cpu.nf4_dequantize(ours), nf4_values(packed, state))
+    np.testing.assert_array_equal(cpu.dequantize(ours), nf4_values(packed, state))
     np.testing.assert_array_equal(ours.absmax, np.where(state.absmax.numpy() < 1e-30, 0, state.absmax.numpy()))
 
 
@@ -85,7 +85,7 @@ def test_half_precision_weights(dtype: str) -> None:
     w, cpu = weight((35, 192)).astype(kind), ReferenceDevice()
     tensor = torch.tensor(w.astype(np.float32)).to(getattr(torch, dtype))
     packed, state = bnb.quantize_4bit(tensor, quant_type="nf4")
-    ours = cpu.nf4_dequantize(cpu.nf4_quantize(w), kind)
+    ours = cpu.dequantize(cpu.quantize(w), kind)
     np.testing.assert_array_equal(ours.astype(np.float32), bnb.dequantize_4bit(packed, state).to(torch.float32).numpy())
 
 
@@ -93,14 +93,14 @@ def test_half_precision_weights(dtype: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_their_weight_reads_the_same_here(shape: tuple[int, int], double: bool, nf4_values: Values) -> None:
     packed, state = theirs(weight(shape), 64, double)
-    values = ReferenceDevice().nf4_dequantize(as_ours(packed, state))
+    values = ReferenceDevice().dequantize(as_ours(packed, state))
     np.testing.assert_array_equal(values, nf4_values(packed, state))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_our_double_quantised_weight_reads_the_same_there(shape: tuple[int, int], nf4_values: Values) -> None:
     cpu = ReferenceDevice()
-    ours = cpu.nf4_quantize(weight(shape), double=True)
+    ours = cpu.quantize(weight(shape), double=True)
     assert ours.nested_absmax is not None and ours.nested_code is not None and ours.nested_offset is not None
     _, state = theirs(weight(shape), 64, double=True)
     state.absmax = torch.tensor(ours.absmax)
@@ -108,9 +108,9 @@ def test_our_double_quantised_weight_reads_the_same_there(shape: tuple[int, int]
     state.state2.absmax = torch.tensor(ours.nested_absmax)
     state.state2.code = torch.tensor(ours.nested_code)
     packed = torch.tensor(ours.packed).reshape(-1, 1)
-    np.testing.assert_array_equal(cpu.nf4_dequantize(ours), nf4_values(packed, state))
+    np.testing.assert_array_equal(cpu.dequantize(ours), nf4_values(packed, state))
     if shape[1] % 64 == 0:
-        np.testing.assert_array_equal(cpu.nf4_dequantize(ours), bnb.dequantize_4bit(packed, state).numpy())
+        np.testing.assert_array_equal(cpu.dequantize(ours), bnb.dequantize_4bit(packed, state).numpy())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -120,7 +120,7 @@ def test_double_quantised_scales_are_at_least_as_near(seed: int) -> None:
     w, cpu = weight((1000, 192), seed), ReferenceDevice()
     _, plain = theirs(w, 64, double=False)
     _, state = theirs(w, 64, double=True)
-    ours = cpu.nf4_quantize(w, double=True)
+    ours = cpu.quantize(w, double=True)
     assert ours.nested_absmax is not None and ours.nested_offset is not None
     eps = float(np.finfo(np.float32).eps)
     np.testing.assert_allclose(ours.nested_offset[0], state.offset.item(), rtol=2 * eps)

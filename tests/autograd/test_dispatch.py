@@ -189,8 +189,8 @@ def _wrong_calls(device: Any) -> dict[str, Any]:
         "rope_append: keys must be": lambda: device.rope_append(
             f32(1, 2, 8), f32(1, 2, 8), f32(3, 4), f32(3, 4), i32, f32(1, 4, 3, 8), f32(1, 4, 3, 8), i32
         ),
-        "nf4_quantize: block_size must be": lambda: device.nf4_quantize(f32(4, 4), 17),
-        "nf4_dequantize: dtype must be": lambda: device.nf4_dequantize(device.nf4_quantize(f32(4, 4)), np.int32),
+        "quantize: block_size must be": lambda: device.quantize(f32(4, 4), 17),
+        "dequantize: dtype must be": lambda: device.dequantize(device.quantize(f32(4, 4)), np.int32),
         "write: host must be": lambda: device.write(flat, np.zeros(10, np.float32)),
         "write: host must": lambda: device.write(flat, np.zeros(9, np.float64)),
         "copy: out must have": lambda: device.copy(flat, f32(8)),

@@ -38,7 +38,7 @@ def _products(device: Device) -> Cases:
     rng = np.random.default_rng(7)
     seed, kinds = device.upload(SEED), (False, True)
     nf4, double = (
-        device.nf4_quantize(device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d) for d in kinds
+        device.quantize(device.upload(rng.standard_normal((7, 10)).astype(np.float32)), 32, double=d) for d in kinds
     )
     gemms: Cases = {
         f"gemm {'t' if ta else 'n'}{'t' if tb else 'n'}{' batched' if lead else ''}": (
@@ -60,14 +60,14 @@ def _products(device: Device) -> Cases:
             lambda x, w, a, b: F.linear(x, w, lora=lora(a, b, 0.4, seed)),
             ((5, 10), (7, 10), (2, 10), (7, 2)),
         ),
-        "linear_nf4": (lambda x: F.linear_nf4(x, nf4), ((5, 10),)),
-        "linear_nf4 double": (lambda x: F.linear_nf4(x, double), ((5, 10),)),
-        "linear_nf4 all": (
-            lambda x, a, b, c, r: F.linear_nf4(x, nf4, lora=lora(a, b), bias=c, residual=r),
+        "linear_quantized": (lambda x: F.linear_quantized(x, nf4), ((5, 10),)),
+        "linear_quantized double": (lambda x: F.linear_quantized(x, double), ((5, 10),)),
+        "linear_quantized all": (
+            lambda x, a, b, c, r: F.linear_quantized(x, nf4, lora=lora(a, b), bias=c, residual=r),
             ((2, 3, 10), (2, 10), (7, 2), (7,), (2, 3, 7)),
         ),
-        "linear_nf4 dropout": (
-            lambda x, a, b: F.linear_nf4(x, double, lora=lora(a, b, 0.4, seed)),
+        "linear_quantized dropout": (
+            lambda x, a, b: F.linear_quantized(x, double, lora=lora(a, b, 0.4, seed)),
             ((5, 10), (2, 10), (7, 2)),
         ),
     }
@@ -151,7 +151,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def test_every_differentiable_operator_is_checked() -> None:
-    without_gradient = {"nf4_quantize", "nf4_dequantize", "kv_append", "rope_append", "grad_norm", "clip", "adamw"}
+    without_gradient = {"quantize", "dequantize", "kv_append", "rope_append", "grad_norm", "clip", "adamw"}
     without_gradient |= {"sample", "add_to"}
     helpers = {"LoraTerm", "Tensor", "parameter", "no_grad"}
     assert set(F.__all__) - without_gradient - helpers <= {name.split()[0].rstrip(",") for name in CASES}
@@ -192,10 +192,10 @@ def test_attention_of_any_shape(
        double=st.booleans(), seed=st.integers(0, 2**16))  # fmt: skip
 def test_nf4_linear_of_any_shape(m: int, n: int, k: int, r: int, p: float, double: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    weight = ReferenceDevice().nf4_quantize(rng.standard_normal((n, k)).astype(np.float32), 32, double=double)
+    weight = ReferenceDevice().quantize(rng.standard_normal((n, k)).astype(np.float32), 32, double=double)
 
     def op(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return F.linear_nf4(x, weight, lora=lora(a, b, p))
+        return F.linear_quantized(x, weight, lora=lora(a, b, p))
 
     arrays = [rng.standard_normal(shape) for shape in ((m, k), (r, k), (n, r))]
     assert gradcheck(op, *arrays, rng=rng, checks=4) < LIMIT

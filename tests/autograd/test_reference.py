@@ -93,13 +93,13 @@ def test_nf4_product_in_chunks_of_one_row(
     cpu: ReferenceDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, double: bool
 ) -> None:
     """Rows of 33 elements: chunks begin and end within bytes and within blocks."""
-    weight = cpu.nf4_quantize(rng.standard_normal((7, 33)).astype(np.float32), 32, double=double)
+    weight = cpu.quantize(rng.standard_normal((7, 33)).astype(np.float32), 32, double=double)
     x, dy = rng.standard_normal((4, 33)), rng.standard_normal((4, 7))
     monkeypatch.setattr(linear, "DECODE_ELEMENTS", 1)
-    dense = cpu.nf4_dequantize(weight).astype(np.float64)
+    dense = cpu.dequantize(weight).astype(np.float64)
     # The product computes the scale in float64 here, the dense weight was rounded to float32.
-    np.testing.assert_allclose(cpu.linear_nf4(x, weight), x @ dense.T, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(cpu.linear_nf4_backward(dy, weight), dy @ dense, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(cpu.linear_quantized(x, weight), x @ dense.T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(cpu.linear_quantized_backward(dy, weight), dy @ dense, rtol=1e-5, atol=1e-6)
 
 
 # ---- random numbers ----------------------------------------------------------------------

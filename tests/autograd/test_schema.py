@@ -18,8 +18,8 @@ from wgrad.device.contract import HYPER_SIZE, STATE_SIZE
 from wgrad.device.errors import ShapeError, WgradError
 
 CPU = ReferenceDevice()
-NF4 = CPU.nf4_quantize(np.ones((7, 10), np.float32))
-DOUBLE = CPU.nf4_quantize(np.ones((7, 10), np.float32), double=True)
+NF4 = CPU.quantize(np.ones((7, 10), np.float32))
+DOUBLE = CPU.quantize(np.ones((7, 10), np.float32), double=True)
 
 
 def f32(*shape: int) -> np.ndarray:
@@ -96,12 +96,12 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"linear: lora.a must be \[r, K\] with K = 10 .*, got shape \[10, 2\]; lora_A is \[r, in\]",
     ),
     "lora b": (
-        lambda: F.linear_nf4(t(3, 10), NF4, lora=lora(t(2, 10), t(2, 7))),
-        r"linear_nf4: lora.b must be \[N, r\] with N = 7.*, got shape \[2, 7\]; lora_B is \[out, r\]",
+        lambda: F.linear_quantized(t(3, 10), NF4, lora=lora(t(2, 10), t(2, 7))),
+        r"linear_quantized: lora.b must be \[N, r\] with N = 7.*, got shape \[2, 7\]; lora_B is \[out, r\]",
     ),
     "lora seed": (
-        lambda: F.linear_nf4(t(3, 10), NF4, lora=lora(t(2, 10), t(7, 2), dropout=0.1)),
-        r"linear_nf4: lora.seed must be an array on the device, got NoneType",
+        lambda: F.linear_quantized(t(3, 10), NF4, lora=lora(t(2, 10), t(7, 2), dropout=0.1)),
+        r"linear_quantized: lora.seed must be an array on the device, got NoneType",
     ),
     "lora stream": (
         lambda: F.linear(
@@ -119,40 +119,44 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "linear of nf4": (
         lambda: F.linear(t(3, 10), NF4),
-        r"linear: weight must be an array: call linear_nf4, got NF4Array",
+        r"linear: weight must be an array: call linear_quantized, got NF4Array",
     ),
-    "linear_nf4 of an array": (
-        lambda: F.linear_nf4(t(3, 10), f32(7, 10)),  # type: ignore[arg-type]
-        r"linear_nf4: weight must be an NF4Array: call linear, or nf4_quantize it, got ndarray",
+    "linear_quantized of an array": (
+        lambda: F.linear_quantized(t(3, 10), f32(7, 10)),  # type: ignore[arg-type]
+        r"linear_quantized: weight must be an NF4Array: call linear, or quantize it, got ndarray",
     ),
     # NF4
     "nf4 width": (
-        lambda: F.linear_nf4(t(3, 11), NF4),
-        r"linear_nf4: weight must be \[N, K\] with K = 11 from x, got shape \[7, 10\]; pass the weight of this layer",
+        lambda: F.linear_quantized(t(3, 11), NF4),
+        r"linear_quantized: weight must be \[N, K\] with K = 11 from x, got shape \[7, 10\]; pass the weight of this",
     ),
     "nf4 packed": (
-        lambda: F.linear_nf4(t(3, 10), replace(NF4, packed=NF4.packed[:-1])),
-        r"linear_nf4: weight.packed must hold 35 bytes for shape \[7, 10\], got 34; quantise the weight again",
+        lambda: F.linear_quantized(t(3, 10), replace(NF4, packed=NF4.packed[:-1])),
+        r"linear_quantized: weight.packed must hold 35 bytes for shape \[7, 10\], got 34; quantise the weight again",
     ),
     "nf4 absmax": (
-        lambda: CPU.nf4_dequantize(replace(NF4, absmax=f32(3))),
-        r"nf4_dequantize: w.absmax must be \[2\], got shape \[3\]",
+        lambda: CPU.dequantize(replace(NF4, absmax=f32(3))),
+        r"dequantize: w.absmax must be \[2\], got shape \[3\]",
     ),
     "nf4 nested dtype": (
-        lambda: CPU.nf4_dequantize(replace(DOUBLE, absmax=f32(2))),
-        r"nf4_dequantize: w.absmax must be uint8, got float32",
+        lambda: CPU.dequantize(replace(DOUBLE, absmax=f32(2))),
+        r"dequantize: w.absmax must be uint8, got float32",
     ),
     "nf4 nested code": (
-        lambda: CPU.nf4_dequantize(replace(DOUBLE, nested_code=f32(16))),
-        r"nf4_dequantize: w.nested_code must be \[256\]",
+        lambda: CPU.dequantize(replace(DOUBLE, nested_code=f32(16))),
+        r"dequantize: w.nested_code must be \[256\]",
     ),
     "nf4 block size": (
-        lambda: CPU.nf4_quantize(f32(7, 10), 48),
-        r"nf4_quantize: block_size must be one of \(32, 64, .*\), got 48; 64 is usual",
+        lambda: CPU.quantize(f32(7, 10), 48),
+        r"quantize: block_size must be one of \(32, 64, .*\), got 48; 64 is usual",
+    ),
+    "unknown format": (
+        lambda: CPU.quantize(f32(7, 10), format="q3_k"),
+        r"quantize: format must be one of nf4.*, got 'q3_k'; nf4 is usual",
     ),
     "nf4 vector": (
-        lambda: CPU.nf4_quantize(f32(70)),
-        r"nf4_quantize: w must be \[N, K\], got shape \[70\]; only mat",
+        lambda: CPU.quantize(f32(70)),
+        r"quantize: w must be \[N, K\], got shape \[70\]; only mat",
     ),
     # norms, activations, rotary
     "rms_norm weight": (
@@ -312,7 +316,7 @@ def test_a_wrong_argument_is_explained(name: str) -> None:
 
 def test_right_arguments_pass() -> None:
     """The calls above are wrong in one thing each: put right, they run."""
-    F.linear_nf4(t(2, 3, 10), NF4, bias=f32(7), residual=t(2, 3, 7), lora=lora(t(2, 10), t(7, 2)))
+    F.linear_quantized(t(2, 3, 10), NF4, bias=f32(7), residual=t(2, 3, 7), lora=lora(t(2, 10), t(7, 2)))
     F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(3))
     attend(t(1, 4, 4, 8), t(1, 4, 2, 8), t(1, 4, 2, 8))
     check_room("kv_append", f32(1, 4, 2, 8), 2, i32(1) + 2)

@@ -44,7 +44,7 @@ def test_cases_cover_what_training_needs() -> None:
     found = self_check.chosen_cases()
     operators = {case.op for case in found}
     assert len(found) == len(self_check.CASES)
-    assert any("gemm" in op for op in operators) and any("nf4" in op for op in operators)
+    assert any("gemm" in op for op in operators) and any("quantized" in op for op in operators)
     assert any("attention" in op for op in operators) and any("rms_norm" in op for op in operators)
     assert {case.direction for case in found} == {"forward", "backward"}
 

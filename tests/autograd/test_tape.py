@@ -232,7 +232,7 @@ def layer(device: Device, weights: dict[str, Any], x: Tensor) -> Tensor:
     y, h = F.rms_norm_residual(x, weights["norm"], 1e-5)
     seed = weights["seed"]
     term = F.LoraTerm(weights["a"], weights["b"], 2.0, 0.3, seed, 11)
-    return F.dropout(F.linear_nf4(F.silu(y), weights["nf4"], lora=term, residual=h), 0.2, seed, 12)
+    return F.dropout(F.linear_quantized(F.silu(y), weights["nf4"], lora=term, residual=h), 0.2, seed, 12)
 
 
 def layer_weights(device: Device, rng: np.random.Generator) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def layer_weights(device: Device, rng: np.random.Generator) -> dict[str, Any]:
         "norm": parameter(device.upload(normal(64)), device),
         "a": parameter(device.upload(normal(3, 64)), device),
         "b": parameter(device.upload(normal(64, 3)), device, device.zeros((64, 3))),
-        "nf4": device.nf4_quantize(device.upload(normal(64, 64))),
+        "nf4": device.quantize(device.upload(normal(64, 64))),
         "seed": device.upload(np.array([5, 6], np.uint32)),
     }
 

@@ -75,7 +75,7 @@ def test_case(device: Any, name: str) -> None:
 @pytest.mark.parametrize("block_size", [32, 4096])
 def test_nf4_bit_for_bit(device: Any, block_size: int) -> None:
     x = np.random.default_rng(5).standard_normal((67, 131)).astype(np.float32)
-    wanted, found = ReferenceDevice().nf4_quantize(x, block_size), device.nf4_quantize(device.upload(x), block_size)
+    wanted, found = ReferenceDevice().quantize(x, block_size), device.quantize(device.upload(x), block_size)
     np.testing.assert_array_equal(device.download(found.absmax), wanted.absmax)
     np.testing.assert_array_equal(device.download(found.packed), wanted.packed)
 

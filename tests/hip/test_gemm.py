@@ -106,22 +106,22 @@ def test_views_that_start_anywhere(hip_device: Any, dtype: Any, offset: int, ker
 
 def test_nf4_of_a_view_that_starts_anywhere(hip_device: Any) -> None:
     """x off by an element: the weight is decoded first. Its codes off by a byte: an error."""
-    weight = hip_device.nf4_quantize(hip_device.upload(normal(1, (72, 64))), double=True)
+    weight = hip_device.quantize(hip_device.upload(normal(1, (72, 64))), double=True)
     x = normal(2, (40, 64), F16)
     memory = hip_device.upload(np.concatenate([np.zeros(1, F16), x.ravel()]))
     view = hip_device.view(memory, x.shape, 1)
-    found = hip_device.download(hip_device.linear_nf4(view, weight, dtype=F32))
-    wanted = hip_device.download(hip_device.linear_nf4(hip_device.upload(x), weight, dtype=F32))
+    found = hip_device.download(hip_device.linear_quantized(view, weight, dtype=F32))
+    wanted = hip_device.download(hip_device.linear_quantized(hip_device.upload(x), weight, dtype=F32))
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-5)
     packed = hip_device.view(hip_device.zeros((weight.packed.size + 1,), np.uint8), weight.packed.shape, 1)
     object.__setattr__(weight, "packed", packed)
     with pytest.raises(DeviceError, match="weight.packed.*multiple of 4 bytes.*copy"):
-        hip_device.linear_nf4(hip_device.upload(x), weight)
+        hip_device.linear_quantized(hip_device.upload(x), weight)
 
 
 def test_arrays_of_another_device_launch_nothing(emulator: Any) -> None:
     device, other = emulator.new("gfx942"), emulator.new("gfx942")
-    weight = device.nf4_quantize(device.upload(normal(1, (72, 64))))
+    weight = device.quantize(device.upload(normal(1, (72, 64))))
     x, w = device.zeros((40, 64)), device.zeros((72, 64))
     foreign, foreign_bias = other.zeros((40, 64)), other.zeros((72,))
     foreign_gradient = other.zeros((40, 72))
@@ -129,9 +129,9 @@ def test_arrays_of_another_device_launch_nothing(emulator: Any) -> None:
     with pytest.raises(DeviceError, match="upload it to this device"):
         device.gemm(foreign, w, trans_b=True)
     with pytest.raises(DeviceError, match="upload it to this device"):
-        device.linear_nf4(x, weight, bias=foreign_bias)
+        device.linear_quantized(x, weight, bias=foreign_bias)
     with pytest.raises(DeviceError, match="upload it to this device"):
-        device.linear_nf4_backward(foreign_gradient, weight)
+        device.linear_quantized_backward(foreign_gradient, weight)
     assert emulator.library.emulator_launches() == before
 
 
@@ -150,6 +150,6 @@ def test_other_architectures(emulator: Any, architecture: str) -> None:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_one_row_of_nf4(hip_device: Any, compare: Any, dtype: Any, nested: bool) -> None:
-    weight = ReferenceDevice().nf4_quantize(normal(1, (131, 2120)), double=nested)
+    weight = ReferenceDevice().quantize(normal(1, (131, 2120)), double=nested)
     inputs = {"x": normal(2, (1, 2120), dtype), "weight": weight, "bias": normal(3, (131,))}
-    compare(hip_device, lambda d, x: {"y": d.linear_nf4(x["x"], x["weight"], bias=x["bias"], dtype=F32)}, inputs)
+    compare(hip_device, lambda d, x: {"y": d.linear_quantized(x["x"], x["weight"], bias=x["bias"], dtype=F32)}, inputs)

@@ -170,7 +170,7 @@ def test_we_load_what_bitsandbytes_quantised(
     assert {value.shape[1] for value in wanted.values()} == {48, 64, 96}
     for name, value in wanted.items():
         assert isinstance(weights[name], NF4Array) and weights[name].nested == double
-        np.testing.assert_array_equal(device.download(device.nf4_dequantize(weights[name])), value)
+        np.testing.assert_array_equal(device.download(device.dequantize(weights[name])), value)
 
 
 @pytest.mark.parametrize("columns", [96, 128])
@@ -178,12 +178,12 @@ def test_we_load_what_bitsandbytes_quantised(
 def test_bitsandbytes_loads_what_we_quantised(double: bool, columns: int, device: Device, nf4_values: Values) -> None:
     functional = bitsandbytes().functional
     value = np.random.default_rng(2).standard_normal((57, columns)).astype(np.float32)
-    ours = device.nf4_quantize(device.upload(value), 64, double=double)
+    ours = device.quantize(device.upload(value), 64, double=double)
     arrays = {key.removeprefix("w."): torch.tensor(a) for key, a in nf4_arrays("w", ours, device).items()}
     packed = arrays.pop("w")
     state = functional.QuantState.from_dict(arrays, device=torch.device("cpu"))
     theirs = nf4_values(packed, state)
-    np.testing.assert_array_equal(theirs, device.download(device.nf4_dequantize(ours)))
+    np.testing.assert_array_equal(theirs, device.download(device.dequantize(ours)))
     if columns % 64 == 0:  # elsewhere its own kernel is wrong on some CPUs: see nf4_values
         np.testing.assert_array_equal(functional.dequantize_4bit(packed, state).numpy(), theirs)
     # And the values are those that bitsandbytes' own quantisation gives. The mean of the scales, which double
@@ -248,7 +248,7 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
     state = model.state_dict()
     for name, weight in weights.items():
         if isinstance(weight, NF4Array):
-            state[name].copy_(torch.tensor(device.download(device.nf4_dequantize(weight))))
+            state[name].copy_(torch.tensor(device.download(device.dequantize(weight))))
     return model
 
 

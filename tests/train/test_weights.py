@@ -69,7 +69,7 @@ def test_projections_are_quantised_and_nothing_else(double: bool, make_checkpoin
         if isinstance(weight, NF4Array):
             assert weight.nested == double and weight.block_size == 32
             exact = stored[name].astype(np.float32)
-            got = device.download(device.nf4_dequantize(weight))
+            got = device.download(device.dequantize(weight))
             # NF4's widest gap is 0.31 of a block's largest value, so no value moves by more than half of that
             # (double quantisation moves the scales too, by up to half of its own widest step).
             assert np.abs(got - exact).max() <= (0.2 if double else 0.16) * np.abs(exact).max()
@@ -103,7 +103,7 @@ def test_a_quantised_checkpoint_is_read_back_to_the_same_bits(
         again = load_frozen(out, config, device)
         for name, weight in weights.items():
             if isinstance(weight, NF4Array):
-                got, wanted = (device.download(device.nf4_dequantize(w)) for w in (again[name], weight))
+                got, wanted = (device.download(device.dequantize(w)) for w in (again[name], weight))
             else:
                 got, wanted = device.download(again[name]), device.download(weight)
             np.testing.assert_array_equal(got, wanted)

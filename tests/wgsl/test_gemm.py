@@ -19,7 +19,7 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
 
-OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_nf4", "linear_nf4_backward")
+OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
 PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op == "linear_cross_entropy"]
 EPS = float(np.finfo(np.float32).eps)
 
@@ -39,7 +39,7 @@ def tiled(wgpu_device: Any, _tiled: list[Any]) -> Any:
 
 
 def test_there_are_cases_of_every_product() -> None:
-    assert {c.op for c in PRODUCTS} >= {"linear_nf4", "linear_nf4_backward", "linear_cross_entropy"}
+    assert {c.op for c in PRODUCTS} >= {"linear_quantized", "linear_quantized_backward", "linear_cross_entropy"}
     assert any(c.op.startswith("gemm") for c in PRODUCTS)
 
 

@@ -15,7 +15,8 @@ from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.operators import implements
 
-ELSEWHERE = ("attention", "attention_backward", "gemm", "linear_nf4", "linear_nf4_backward", "linear_cross_entropy")
+ELSEWHERE = {"attention", "attention_backward", "gemm", "linear_quantized", "linear_quantized_backward"}
+ELSEWHERE |= {"linear_cross_entropy"}
 PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)
 CASES = [c for c in cases(True) if c.op not in ELSEWHERE]
 

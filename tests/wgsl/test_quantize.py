@@ -34,13 +34,13 @@ def test_quantize_and_back(shape, dtype, block_size, wgpu_device, rng) -> None:
     reference = ReferenceDevice()
     w = (0.02 * rng.standard_normal(shape)).astype(dtype)
     w.reshape(-1)[: min(block_size, w.size // 2)] = 0  # for the smaller block sizes, a block of zeros
-    quantised = wgpu_device.nf4_quantize(wgpu_device.upload(w), block_size)
-    found, wanted = to_host(wgpu_device, quantised), reference.nf4_quantize(w, block_size)
+    quantised = wgpu_device.quantize(wgpu_device.upload(w), block_size)
+    found, wanted = to_host(wgpu_device, quantised), reference.quantize(w, block_size)
     assert same_codes(found, wanted)
     np.testing.assert_array_equal(found.absmax, wanted.absmax)
     for out in (np.float32, np.float16) if wgpu_device.float16 else (np.float32,):
-        y = wgpu_device.download(wgpu_device.nf4_dequantize(quantised, out))
-        np.testing.assert_array_equal(y, reference.nf4_dequantize(wanted, out))
+        y = wgpu_device.download(wgpu_device.dequantize(quantised, out))
+        np.testing.assert_array_equal(y, reference.dequantize(wanted, out))
 
 
 @pytest.mark.parametrize("block_size", [64, 32, 4096])
@@ -49,9 +49,9 @@ def test_double_quantisation(shape, block_size, wgpu_device, rng) -> None:
     """The mean is a float32 sum here and may differ in its last bits; all that follows from it must not."""
     reference = ReferenceDevice()
     w = (0.02 * rng.standard_normal(shape) * rng.uniform(0.5, 2, (shape[0], 1))).astype(np.float32)
-    quantised = wgpu_device.nf4_quantize(wgpu_device.upload(w), block_size, double=True)
+    quantised = wgpu_device.quantize(wgpu_device.upload(w), block_size, double=True)
     found = to_host(wgpu_device, quantised)
-    plain = reference.nf4_quantize(w, block_size)
+    plain = reference.quantize(w, block_size)
     assert same_codes(found, plain)
     assert found.nested_absmax is not None and found.nested_offset is not None and found.nested_code is not None
     np.testing.assert_array_equal(found.nested_code, dynamic_map())
@@ -65,8 +65,8 @@ def test_double_quantisation(shape, block_size, wgpu_device, rng) -> None:
     codes = np.searchsorted(limits, np.nan_to_num(scaled).reshape(-1)[: centred.size], side="left")
     np.testing.assert_array_equal(found.absmax, codes)
     for out in (np.float32, np.float16) if wgpu_device.float16 else (np.float32,):
-        y = wgpu_device.download(wgpu_device.nf4_dequantize(quantised, out)).astype(np.float64)
-        wanted = reference.nf4_dequantize(found, out).astype(np.float64)
+        y = wgpu_device.download(wgpu_device.dequantize(quantised, out)).astype(np.float64)
+        wanted = reference.dequantize(found, out).astype(np.float64)
         # code * absmax + offset may be one fused multiply-add or two roundings: a unit or two in the last place.
         np.testing.assert_allclose(y, wanted, rtol=2 * float(np.finfo(out).eps), atol=1e-8)
 
@@ -77,8 +77,8 @@ def test_values_next_to_a_threshold(wgpu_device: WgpuDevice, rng: np.random.Gene
     peaks = peaks.astype(np.float32)
     w = peaks[:, None] * thresholds(LEVELS)[rng.integers(0, 15, (20_000, 32))]
     w[:, 0] = peaks
-    wanted = ReferenceDevice().nf4_quantize(w, 32)
-    assert same_codes(to_host(wgpu_device, wgpu_device.nf4_quantize(wgpu_device.upload(w), 32)), wanted)
+    wanted = ReferenceDevice().quantize(w, 32)
+    assert same_codes(to_host(wgpu_device, wgpu_device.quantize(wgpu_device.upload(w), 32)), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
@@ -86,12 +86,12 @@ def test_values_next_to_a_threshold(wgpu_device: WgpuDevice, rng: np.random.Gene
 def test_windows(double, dtype, wgpu_device, narrow, rng) -> None:
     w = rng.standard_normal((601, 123)).astype(dtype)
     assert w.nbytes > narrow.max_binding_bytes
-    one = wgpu_device.nf4_quantize(wgpu_device.upload(w), 64, double=double)
-    many = narrow.nf4_quantize(narrow.upload(w), 64, double=double)
+    one = wgpu_device.quantize(wgpu_device.upload(w), 64, double=double)
+    many = narrow.quantize(narrow.upload(w), 64, double=double)
     for a, b in zip(dataclasses.astuple(to_host(wgpu_device, one)), dataclasses.astuple(to_host(narrow, many))):
         np.testing.assert_array_equal(a, b)
-    y = narrow.download(narrow.nf4_dequantize(many))
-    np.testing.assert_array_equal(y, wgpu_device.download(wgpu_device.nf4_dequantize(one)))
+    y = narrow.download(narrow.dequantize(many))
+    np.testing.assert_array_equal(y, wgpu_device.download(wgpu_device.dequantize(one)))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.02, 1e-4, 1e-5, 1e-6, 1e-7])
@@ -101,11 +101,11 @@ def test_restored_values_are_rounded_to_nearest_even(columns, value_dtype, scale
     """Bit for bit as NumPy rounds, float16's subnormals included (all of the smaller scales)."""
     w = (scale * rng.standard_normal((96, columns))).astype(np.float32)
     for double in (False, True):
-        plain = ReferenceDevice().nf4_quantize(w, 64, double=double)
-        wanted = ReferenceDevice().nf4_dequantize(plain).astype(value_dtype).astype(np.float32)
+        plain = ReferenceDevice().quantize(w, 64, double=double)
+        wanted = ReferenceDevice().dequantize(plain).astype(value_dtype).astype(np.float32)
         arrays = {n: wgpu_device.upload(a) for n, a in vars(plain).items() if isinstance(a, np.ndarray)}
         weight = dataclasses.replace(plain, **arrays, value_dtype=value_dtype)
-        np.testing.assert_array_equal(wgpu_device.download(wgpu_device.nf4_dequantize(weight)), wanted)
+        np.testing.assert_array_equal(wgpu_device.download(wgpu_device.dequantize(weight)), wanted)
 
 
 @pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
@@ -119,10 +119,10 @@ def test_ties_go_to_the_even_value(value_dtype, wgpu_device, monkeypatch) -> Non
     packed = np.full(scales.size * 16, 0xF0, np.uint8)  # 1 and -1
     weight = NF4Array(packed, scales, (scales.size, 32), 32, value_dtype=value_dtype)
     wanted = np.stack([scales, -scales], axis=1).astype(value_dtype).astype(np.float32)
-    np.testing.assert_array_equal(ReferenceDevice().nf4_dequantize(weight)[:, :2], wanted)
+    np.testing.assert_array_equal(ReferenceDevice().dequantize(weight)[:, :2], wanted)
     there = dataclasses.replace(weight, packed=wgpu_device.upload(packed), absmax=wgpu_device.upload(scales))
-    found = wgpu_device.download(wgpu_device.nf4_dequantize(there))
+    found = wgpu_device.download(wgpu_device.dequantize(there))
     np.testing.assert_array_equal(found, np.tile(wanted, 16))
     monkeypatch.setattr(wgpu_device, "software", False)  # the product that decodes by itself
     eye = wgpu_device.upload(np.eye(32, dtype=np.float32))
-    np.testing.assert_array_equal(wgpu_device.download(wgpu_device.linear_nf4(eye, there)).T, found)
+    np.testing.assert_array_equal(wgpu_device.download(wgpu_device.linear_quantized(eye, there)).T, found)

@@ -89,8 +89,8 @@ def test_rope(wgpu_device, n, heads, half, seed, dtype) -> None:
 def test_nf4(wgpu_device, r, c, block_size, seed) -> None:
     w = np.random.default_rng(seed).standard_normal((r, c)).astype(np.float32)
     reference = ReferenceDevice()
-    found = wgpu_device.nf4_dequantize(wgpu_device.nf4_quantize(wgpu_device.upload(w), block_size))
-    wanted = reference.nf4_dequantize(reference.nf4_quantize(w, block_size))
+    found = wgpu_device.dequantize(wgpu_device.quantize(wgpu_device.upload(w), block_size))
+    wanted = reference.dequantize(reference.quantize(w, block_size))
     np.testing.assert_array_equal(wgpu_device.download(found), wanted)
 
 

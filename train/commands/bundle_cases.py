@@ -51,7 +51,7 @@ def _frozen(config: ModelConfig, device: Device, rng: np.random.Generator, doubl
     for spec in weight_specs(config):
         value = _value(spec, rng)
         if spec.kind == "projection":
-            weights[spec.name] = device.nf4_quantize(device.upload(value), double=double)
+            weights[spec.name] = device.quantize(device.upload(value), double=double)
         else:
             kept = value if spec.kind in ("norm", "bias") else value.astype(ml_dtypes.bfloat16)
             weights[spec.name] = device.upload(kept)

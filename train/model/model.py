@@ -20,7 +20,7 @@ from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
-from wgrad.device.formats.nf4 import NF4Array
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
@@ -68,7 +68,7 @@ class KVCache:
 class Model:
     """A decoder on a device.
 
-    weights: name -> frozen Array or NF4Array, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
+    weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
     input for the backward. dtype: float32, float16 or bfloat16, see above.
     """
@@ -192,7 +192,8 @@ class Model:
             "lora": self._lora(module, inputs.seed),
             "dtype": self.dtype if residual is None else np.float32,
         }
-        return F.linear_nf4(x, weight, **options) if isinstance(weight, NF4Array) else F.linear(x, weight, **options)
+        linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
+        return linear(x, weight, **options)
 
     def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
         lora = self.adapter.modules.get(module) if self.adapter else None

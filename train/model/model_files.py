@@ -214,7 +214,7 @@ def load_frozen(
             weights[spec.name] = read_nf4(files.entries, spec.name, spec.shape, device, contents)
         elif spec.kind == "projection" and quantize:
             full = _place(files, spec, device, contents)
-            weights[spec.name] = device.nf4_quantize(full, block_size, double=double_quant)
+            weights[spec.name] = device.quantize(full, block_size, double=double_quant)
             del full
         else:
             weights[spec.name] = _place(files, spec, device, contents)

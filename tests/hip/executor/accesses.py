@@ -83,9 +83,9 @@ def cross_entropy(d: Any, x: Arrays) -> None:
 
 
 def nf4(d: Any, x: Arrays) -> None:
-    weight = d.nf4_quantize(x(ROWS * 8, COLUMNS), 64, double=True)
-    d.nf4_dequantize(weight, x.dtype)
-    d.nf4_dequantize(d.nf4_quantize(x(ROWS * 8, COLUMNS), 64), x.dtype)
+    weight = d.quantize(x(ROWS * 8, COLUMNS), 64, double=True)
+    d.dequantize(weight, x.dtype)
+    d.dequantize(d.quantize(x(ROWS * 8, COLUMNS), 64), x.dtype)
 
 
 def optimizer(d: Any, x: Arrays) -> None:
@@ -114,9 +114,9 @@ def decoding(d: Any, x: Arrays) -> None:
 def products(d: Any, x: Arrays) -> None:
     a, b = x(136, 200), x(72, 200)
     d.gemm(a, b, trans_b=True), d.gemm(a, x(200, 72)), d.gemm(a, x(136, 72), trans_a=True)
-    weight = d.nf4_quantize(x(136, 256, dtype=np.float32), 64)
-    d.linear_nf4(x(72, 256), weight), d.linear_nf4_backward(x(72, 136), weight)
-    d.linear_nf4(x(1, 256), weight), d.gemm(x(1, 200), b, trans_b=True)
+    weight = d.quantize(x(136, 256, dtype=np.float32), 64)
+    d.linear_quantized(x(72, 256), weight), d.linear_quantized_backward(x(72, 136), weight)
+    d.linear_quantized(x(1, 256), weight), d.gemm(x(1, 200), b, trans_b=True)
 
 
 def skinny(d: Any, x: Arrays) -> None:

@@ -75,7 +75,7 @@ def embedding(d: Any, x: Arrays) -> None:
 
 
 def nf4(d: Any, x: Arrays) -> None:
-    d.nf4_dequantize(d.nf4_quantize(x(32, 256), double=True), x.dtype)
+    d.dequantize(d.quantize(x(32, 256), double=True), x.dtype)
 
 
 def reduce(d: Any, x: Arrays) -> None:
