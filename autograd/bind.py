@@ -65,13 +65,11 @@ class Bound(_Base):
 def bind(kind: Any) -> Any:
     """The device class `kind` with every operator as a method, under its own name.
 
-    An implementation comes from the room's table (`kind.implementations`), or is the class's own method.
+    The implementations come from the room's table, `kind.implementations`.
     """
     if issubclass(kind, Bound):
         return kind
-    table = getattr(kind, "implementations", {})
-    found = {name: table.get(name) or getattr(kind, name, None) for name in OPERATORS}
-    implemented = {name: function for name, function in found.items() if function is not None}
+    implemented = {name: kind.implementations[name] for name in OPERATORS if name in kind.implementations}
     methods = {name: OPERATORS[name] for name in implemented}
     about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (Bound, kind), {**about, **methods, "bound_operators": implemented})
