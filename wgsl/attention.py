@@ -12,6 +12,8 @@ from typing import Any
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
+from wgrad.wgsl import attention_matrix
+from wgrad.wgsl.attention_matrix import MatrixRows
 from wgrad.wgsl.attention_plan import Plan, ceil_div, plan
 from wgrad.wgsl.elements import wgsl_type
 from wgrad.wgsl.operators import implements
@@ -75,8 +77,8 @@ def _attention(device: Runtime, views: list[Array], cache_len: Array, scale: flo
     batch, queries, heads, width = q.shape
     if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
         return _decode(device, views, cache_len, scale, window)
-    chosen = _plan(device, width)
-    tile = chosen.forward
+    chosen, units = _plan(device, width), _on_units(device, q, k, v)
+    tile = units or chosen.forward
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
     splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
@@ -84,7 +86,7 @@ def _attention(device: Runtime, views: list[Array], cache_len: Array, scale: flo
     vec = width % 4 == 0
     types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
     device.launch(
-        "attention",
+        "attention_matrix" if units else "attention",
         [q, k, v, doc_start, cache_len, part, part_lse],
         [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
         device.groups(splits * groups, 1),
@@ -92,6 +94,11 @@ def _attention(device: Runtime, views: list[Array], cache_len: Array, scale: flo
         work=2.0 * q.size * k.shape[1],
     )
     _combine(device, part, part_lse, o, lse)
+
+
+def _on_units(device: Runtime, *arrays: Array) -> MatrixRows | None:
+    """The tile on matrix units, where the device has them and they serve these arrays."""
+    return attention_matrix.served(device.workgroup_bytes, *arrays) if device.matrix_units else None
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int) -> None:
@@ -201,15 +208,15 @@ def _backward_dq(
     device: Runtime, reads: list[Array], dq: Array, types: dict[str, Constant], scale: float, window: int
 ) -> None:
     batch, queries, heads, width = dq.shape
-    chosen = _plan(device, width)
-    tile = chosen.dq
+    chosen, units = _plan(device, width), _on_units(device, *reads[:4])
+    tile = units or chosen.dq
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
     splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
     part = dq if splits == 1 else device.empty((splits, *dq.shape))
     vec = width % 4 == 0
     device.launch(
-        "attention_backward_dq",
+        "attention_matrix_dq" if units else "attention_backward_dq",
         [*reads, part],
         [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
         device.groups(splits * groups, 1),
@@ -225,8 +232,8 @@ def _backward_dkv(
     batch, queries, kv_heads, width = dk.shape
     heads = reads[1].shape[2]
     group = heads // kv_heads
-    chosen = _plan(device, width)
-    tile = chosen.dkv
+    chosen, units = _plan(device, width), _on_units(device, *reads[:4])
+    tile = units or chosen.dkv
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * kv_heads
     wanted = ceil_div(chosen.wanted_groups, groups)
@@ -236,11 +243,16 @@ def _backward_dkv(
     parts = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
     vec = width % 4 == 0
     device.launch(
-        "attention_backward_dkv",
+        "attention_matrix_dkv" if units else "attention_backward_dkv",
         [*reads, *parts],
         [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
         device.groups(splits * groups, 1),
-        {**tile.constants(width), **types, "DK_T": _element(parts[0], vec), "DV_T": _element(parts[1], vec)},
+        {
+            **(units.key_constants(width) if units else tile.constants(width)),
+            **types,
+            "DK_T": _element(parts[0], vec),
+            "DV_T": _element(parts[1], vec),
+        },
         work=4.0 * reads[1].size * queries,
     )
     for part, out in zip(parts, (dk, dv)):

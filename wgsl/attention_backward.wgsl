@@ -1,12 +1,5 @@
-// Part of attention_backward_dq.wgsl and attention_backward_dkv.wgsl: what they read.
-@group(0) @binding(1) var<storage, read> dy: array<DO_T>;
-@group(0) @binding(2) var<storage, read> q: array<Q_T>;
-@group(0) @binding(3) var<storage, read> k: array<K_T>;
-@group(0) @binding(4) var<storage, read> v: array<V_T>;
-@group(0) @binding(5) var<storage, read> stats: array<vec2<f32>>;
-@group(0) @binding(6) var<storage, read> doc_start: array<i32>;
-
-#include "attention_common.wgsl"
+// Part of attention_backward_dq.wgsl and attention_backward_dkv.wgsl: what they read, and how.
+#include "attention_backward_bindings.wgsl"
 #include "attention_load.wgsl" x=q
 #include "attention_load.wgsl" x=dy
 #include "attention_load.wgsl" x=k

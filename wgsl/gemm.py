@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl import gemm_matrix
+from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny
 from wgrad.wgsl.elements import wgsl_type
 from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
@@ -145,6 +145,11 @@ def product(
 ) -> None:
     """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight."""
     m, n, k = mnk
+    plain = bias is None and residual is None and lowrank is None and batch == 1 and ldc is None and lda is None
+    if device.matrix_units and plain and isinstance(b, Array):
+        skinny = gemm_matrix_skinny.served(a, b, out, mnk, trans_a, trans_b)
+        if skinny is not None:
+            return gemm_matrix_skinny.launch(device, skinny, out, alpha, accumulate)
     lda = lda or (m if trans_a else k)
     end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)
     weight = None if isinstance(b, Array) else b

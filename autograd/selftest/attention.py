@@ -39,9 +39,11 @@ def attention_case(
     cache_len: int = 0,
     window: int = 0,
     documents: int = 1,
+    rising: float = 0.0,
     backward: bool = False,
 ) -> Case:
-    """shape: B, T, H, G, D; `keys` is S where it is not T."""
+    """shape: B, T, H, G, D; `keys` is S where it is not T. rising: how much more each query makes of the last key
+    than of the first."""
     b, length, h, g, d = shape
     s, scale = keys or length, d**-0.5
 
@@ -53,6 +55,9 @@ def attention_case(
             "doc_start": _document_starts(rng, b, length, documents),
             "cache_len": np.array([cache_len], np.int32),
         }
+        if rising:
+            inputs["q"][..., 0] += 8
+            inputs["k"][..., 0] += np.linspace(0, rising / 8 / scale, s).astype(t)[None, :, None]
         if backward:
             o, lse = ReferenceDevice().attention(*inputs.values(), scale=scale, window=window)
             inputs |= {"o": o, "lse": lse, "do": normal(rng, o.shape, t)}

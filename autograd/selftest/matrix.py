@@ -1,9 +1,10 @@
-"""Self-test cases of products on matrix units."""
+"""Self-test cases of what runs on matrix units, for devices that have them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import (
     BF16,
     F16,
@@ -18,8 +19,36 @@ from wgrad.device.contract import Device
 
 
 def matrix_cases() -> list[Case]:
-    """Float16 products in every form that matrix units serve, on each of their tiles. Beside `cases`, for devices that
-    have them: sides of at least 64, rows that start at multiples of 8 elements, with and without a rest of K."""
+    """Beside `cases`, which hold much that runs there as well."""
+    return product_cases() + skinny_cases() + attention_cases()
+
+
+def skinny_cases() -> list[Case]:
+    """Products with a LoRA's rank: float16 with float32, which keep all of float32."""
+    shapes = [
+        gemm_case("skinny", 208, 20, 624, F16, F32, trans_b=True, alpha=0.37, dtype=F32),
+        gemm_case("skinny", 208, 16, 624, F16, F32, dtype=F32),
+        gemm_case("skinny", 16, 624, 208, F32, F16, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),
+        gemm_case("skinny", 624, 20, 208, F16, F32, trans_a=True, accumulate=F32, dtype=F32),
+        gemm_case("skinny", 64, 64, 4112, F16, F32, trans_b=True, dtype=F32),
+    ]
+    return [_on_tile(case, "") for case in shapes]
+
+
+def attention_cases() -> list[Case]:
+    """Scores that rise from key to key, so that sums are scaled again and again; widths, many tiles, prefill."""
+    return [
+        attention_case("rising", (1, 133, 2, 1, 64), F16, rising=40.0),
+        attention_case("rising window", (2, 70, 4, 2, 32), F16, rising=40.0, window=37),
+        attention_case("prefill on a cache", (1, 48, 4, 2, 128), F16, keys=200, cache_len=100),
+        *(attention_case("packed", (1, 200, 4, 1, 128), F16, documents=4, backward=back) for back in (False, True)),
+        *(attention_case("window", (2, 133, 4, 2, 32), F16, window=70, backward=back) for back in (False, True)),
+    ]
+
+
+def product_cases() -> list[Case]:
+    """Float16 products in every form that matrix units serve, on each of their tiles: sides of at least 64, rows that
+    start at multiples of 8 elements, with and without a rest of K."""
     found: list[Case] = []
     for tile in ("medium", "large"):
         forms = [(False, False), (False, True), (True, False), (True, True)]

@@ -1,40 +1,62 @@
-"""gemm_matrix.wgsl on a device without matrix units: cooperative operations rewritten as plain WGSL.
+"""Shaders for matrix units on a device without them: cooperative operations rewritten as plain WGSL.
 
-An accumulator becomes eight floats of each of the 32 invocations of a subgroup, an operand the place in workgroup
-memory where it was loaded from; all else of the shader, staging, edges, decoding and epilogue, runs as it is.
+Of a product of 16 x 16, each of a subgroup's 32 invocations has eight elements, half a row, in registers: of the
+accumulator those, of the left operand the row. The right operand is the place in workgroup memory where it lies, so it
+has to be multiplied before that is written again. All else of a shader, staging, edges, masks, epilogue, runs as it is.
 """
 
 from __future__ import annotations
 
 import re
 
-_HELPERS = """
-fn element_a(at: u32, ld: u32, by_rows: bool, row: u32, col: u32) -> f32 {
-  let i = select(col, row, by_rows) * ld * 4u + select(row, col, by_rows);
-  return f32(a_tile[at + i / 4u][i % 4u]);
+_LOAD_A = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, A>>\(&(\w+)\[(\w+)\], (\w+)\)")
+_LOAD_B = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, B>>\(&(\w+)\[(\w+)\], (\w+)\)")
+_LOAD_C = re.compile(r"coopLoadT<coop_mat16x16<f32, C>>\(&(\w+)\[(\w+)\], (\w+)\)")
+_STORE = re.compile(r"coopStoreT\((\w+), &(\w+)\[(\w+)\], (\w+)\)")
+_TYPES = """
+struct Left { at: array<f32, 16> }
+struct Right { tile: u32, at: u32, ld: u32, by_rows: bool }
+struct Sums { at: array<f32, 8> }
+"""
+_LEFT = """
+fn left_NAME(lane: u32, at: u32, ld: u32, by_rows: bool) -> Left {
+  var row: Left;
+  for (var k = 0u; k < 16u; k++) {
+    let i = select(k, lane / 2u, by_rows) * ld * 4u + select(lane / 2u, k, by_rows);
+    row.at[k] = f32(NAME[at + i / 4u][i % 4u]);
+  }
+  return row;
 }
-fn element_b(at: u32, ld: u32, by_rows: bool, row: u32, col: u32) -> f32 {
-  let i = select(col, row, by_rows) * ld * 4u + select(row, col, by_rows);
-  return f32(b_tile[at + i / 4u][i % 4u]);
-}
-struct Operand { at: u32, ld: u32, by_rows: bool }
-fn multiply_add(lane: u32, x: Operand, y: Operand, sum: array<f32, 8>) -> array<f32, 8> {
-  var r = sum;
+"""
+_MULTIPLY = """
+fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
+  var x = a;
+  var sum = c;
   for (var e = 0u; e < 8u; e++) {
-    let i = lane * 8u + e;
     for (var k = 0u; k < 16u; k++) {
-      r[e] += element_a(x.at, x.ld, x.by_rows, i / 16u, k) * element_b(y.at, y.ld, y.by_rows, k, i % 16u);
+      let column = (lane % 2u) * 8u + e;
+      let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
+      sum.at[e] += x.at[k] * right(b.tile, b.at + i / 4u, i % 4u);
     }
   }
-  return r;
+  return sum;
 }
-fn store_strip(lane: u32, sum: array<f32, 8>, at: u32, ld: u32) {
-  var s = sum;
+"""
+_SUMS = """
+fn store_NAME(lane: u32, c: Sums, at: u32, ld: u32) {
+  var sum = c;
   for (var e = 0u; e < 8u; e++) {
-    let i = lane * 8u + e;
-    let to = (i / 16u) * ld * 4u + i % 16u;
-    strips[at + to / 4u][to % 4u] = s[e];
+    let i = lane / 2u * ld * 4u + (lane % 2u) * 8u + e;
+    NAME[at + i / 4u][i % 4u] = sum.at[e];
   }
+}
+fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
+  var sum: Sums;
+  for (var e = 0u; e < 8u; e++) {
+    let i = lane / 2u * ld * 4u + (lane % 2u) * 8u + e;
+    sum.at[e] = NAME[at + i / 4u][i % 4u];
+  }
+  return sum;
 }
 """
 
@@ -42,11 +64,22 @@ fn store_strip(lane: u32, sum: array<f32, 8>, at: u32, ld: u32) {
 def emulated(text: str) -> str:
     """The assembled text of a variant without cooperative operations. ValueError where one is left."""
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
-    text = re.sub(r"coop_mat16x16<f32, C>\(\)", "array<f32, 8>()", text)
-    text = re.sub(r"coopLoadT<coop_mat16x16<f16, [AB]>>\(&\w+\[(\w+)\], (\w+)\)", r"Operand(\1, \2, true)", text)
-    text = re.sub(r"coopLoad<coop_mat16x16<f16, [AB]>>\(&\w+\[(\w+)\], (\w+)\)", r"Operand(\1, \2, false)", text)
+    lefts = sorted({m[1] for m in _LOAD_A.findall(text)})
+    rights = sorted({m[1] for m in _LOAD_B.findall(text)})
+    sums = sorted({m[1] for m in _STORE.findall(text)})
+
+    def by_rows(letter: str) -> str:
+        return "true" if letter else "false"
+
+    text = _LOAD_A.sub(lambda m: f"left_{m[2]}(lid % 32u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
+    text = _LOAD_B.sub(lambda m: f"Right({rights.index(m[2])}u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
+    text = _LOAD_C.sub(r"load_\1(lid % 32u, \2, \3)", text)
+    text = _STORE.sub(r"store_\2(lid % 32u, \1, \3, \4)", text)
+    text = re.sub(r"coop_mat16x16<f32, C>\(\)", "Sums()", text)
     text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", r"multiply_add(lid % 32u, \1, \2, \3)", text)
-    text = re.sub(r"coopStoreT\((\w+), &strips\[(\w+)\], (\w+)\)", r"store_strip(lid % 32u, \1, \2, \3)", text)
     if "coop" in re.sub(r"//.*", "", text):
         raise ValueError("a cooperative operation that the emulation does not know")
-    return text + _HELPERS
+    choices = "".join(f"  if (tile == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
+    right = f"fn right(tile: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
+    helpers = [_TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
+    return text + "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])

@@ -11,7 +11,7 @@ import pytest
 from tests.wgsl.matrix_emulation import emulated
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
-from wgrad.autograd.selftest.matrix import matrix_cases
+from wgrad.autograd.selftest.matrix import product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice
@@ -51,20 +51,21 @@ def matrix_device(_device: Any, wgpu_device: object, monkeypatch: pytest.MonkeyP
 
 def few_cases() -> list[Case]:
     """Every form on one tile, and on the other what hangs on the tile's layout. A compilation takes seconds."""
-    medium = [c for c in matrix_cases() if "large tile" not in c.name and "x256/" not in c.name]
+    medium = [c for c in product_cases() if "large tile" not in c.name and "x256/" not in c.name]
     words = ("gemm_nn/plain", "gemm_tt/plain", "gemm_nt/epilogue", "linear_nf4_backward/lowrank")
     return medium + [
-        c for c in matrix_cases() if "large tile" in c.name and "x256/" not in c.name and c.name.startswith(words)
+        c for c in product_cases() if "large tile" in c.name and "x256/" not in c.name and c.name.startswith(words)
     ]
 
 
-@pytest.mark.parametrize("case", few_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few_cases() + skinny_cases(), ids=lambda case: case.name)
 def test_case(matrix_device: Any, case: Case) -> None:
     before = set(matrix_device._compiler._pipelines)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     made = {key[0] for key in set(matrix_device._compiler._pipelines) - before}
     assert not {"gemm"} & made  # no product of these cases goes anywhere else
+    assert not case.name.split("/")[1] == "skinny" or made <= {"gemm_matrix_skinny"}
 
 
 def test_which_products_are_served(matrix_device: Any) -> None:

@@ -10,8 +10,7 @@ from wgrad.wgsl.runtime import matrix_units, native, vulkan_memory
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
-WANTED_FEATURES = ("shader-f16", "timestamp-query")
-MATRIX_FEATURES = ("subgroup", matrix_units.FEATURE)
+WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
 WANTED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -107,7 +106,7 @@ def open_device(adapter: Any) -> Any:
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
     if matrix_units.FEATURE in adapter.features and "shader-f16" in features and may_use_matrix_units(adapter):
         try:  # a stock library lists the feature and may refuse it
-            wanted = [*features, *(f for f in MATRIX_FEATURES if f in adapter.features)]
+            wanted = [*features, matrix_units.FEATURE]
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)
         except Exception:
             native.error_log().messages.clear()

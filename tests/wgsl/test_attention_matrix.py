@@ -1,0 +1,80 @@
+"""Attention on matrix units, on an emulation of them: masks, splits, groups, rising scores, and what goes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.wgsl.matrix_emulation import emulated
+from wgrad.autograd.bind import bind
+from wgrad.autograd.selftest.attention import attention_case
+from wgrad.autograd.selftest.case import F16, Case
+from wgrad.autograd.selftest.run import check_case
+from wgrad.wgsl import attention_matrix
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import compile as wgsl_compile
+
+
+@pytest.fixture(scope="module")
+def _device() -> Any:
+    device = bind(WgpuDevice)()
+    device.matrix_units = True
+    return device
+
+
+@pytest.fixture
+def matrix_device(_device: Any, wgpu_device: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A device that takes attention_matrix*.wgsl, emulated."""
+    if not _device.float16:
+        pytest.skip("the device has no float16")
+    plain = wgsl_compile.assemble
+
+    def assemble(source: str, constants: dict) -> str:
+        text = plain(source, constants)
+        return emulated(text) if "wgpu_cooperative_matrix" in text else text
+
+    monkeypatch.setattr(wgsl_compile, "assemble", assemble)
+    yield _device
+    _device.synchronize()
+
+
+def few_cases() -> list[Case]:
+    """Every mask, of heads that a software driver compiles soon: the shapes share their shaders."""
+    found = []
+    for back in (False, True):
+        found += [
+            attention_case("grouped", (2, 70, 6, 2, 32), F16, backward=back),
+            attention_case("packed", (2, 133, 4, 2, 32), F16, documents=5, backward=back),
+            attention_case("window", (2, 70, 4, 2, 32), F16, window=37, backward=back),
+        ]
+    rising = attention_case("rising window", (2, 70, 4, 2, 32), F16, rising=40.0, window=37)
+    two_parts = attention_case("width of two tiles", (1, 45, 2, 1, 64), F16)
+    return [
+        *found,
+        rising,
+        two_parts,
+        attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=70),
+    ]
+
+
+@pytest.mark.parametrize("case", few_cases(), ids=lambda case: case.name)
+def test_case(matrix_device: Any, case: Case) -> None:
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    used = {key[0] for key in matrix_device._compiler._pipelines}
+    assert {"attention_matrix_dq", "attention_matrix_dkv"} <= used if case.direction == "backward" else used
+    assert "attention" not in used and "attention_backward_dq" not in used
+
+
+def test_which_attention_is_served(matrix_device: Any) -> None:
+    def tile(*shape: int, dtype: Any = np.float16, memory: int = 49152) -> Any:
+        return attention_matrix.served(memory, matrix_device.empty(shape, dtype))
+
+    assert tile(1, 64, 2, 64) == tile(1, 16, 2, 128) == attention_matrix.TILES[0]
+    assert tile(1, 64, 2, 64, memory=32768) == attention_matrix.TILES[1]
+    assert tile(1, 64, 2, 128, memory=32768) is None  # its tiles do not fit
+    assert tile(1, 15, 2, 64) is None and tile(1, 64, 2, 40) is None and tile(1, 64, 2, 256) is None
+    assert tile(1, 64, 2, 64, dtype=np.float32) is None

@@ -1,0 +1,146 @@
+// Products with a side of a LoRA's rank, on matrix units: X f16 [rows, columns], S f32 of that rank, sums and result f32.
+//
+//   TN false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
+//   TN true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
+//
+// S is read as [reduction, rank] (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. X is read
+// straight from storage, once: these products are bound by that. S goes as f16 in two pieces, what f16 holds of it and what
+// it leaves out, so that nothing of it is lost beside float32.
+//
+// Dispatch: TN false: rows / 16 workgroups; true: columns / (16 CF). A workgroup of SGS subgroups of 32 invocations deals
+// the reduction out in blocks of KB; their sums meet in workgroup memory.
+// Wants: subgroups of 32; rows and columns of X multiples of 16.
+enable f16;
+enable wgpu_cooperative_matrix;
+
+struct Params { rows: u32, columns: u32, rank: u32, zero: u32, alpha: f32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f16>>;
+@group(0) @binding(2) var<storage, read> s: array<f32>;
+@group(0) @binding(3) var<storage, read_write> c: array<f32>;
+
+#include "optimisation_barrier.wgsl"
+
+const THREADS: u32 = 32u * SGS;
+const KB4: u32 = KB / 4u;
+const LD: u32 = KB4 + 2u;  // of a row of pieces, in vec4
+const PIECES: u32 = 16u * RF * LD;  // vec4 of one piece of a subgroup's block
+
+var<workgroup> pieces: array<vec4<f16>, SGS * 2u * PIECES>;
+var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let lane = lid % 32u;
+  let subgroup = lid / 32u;
+  let mine = subgroup * 2u * PIECES;
+  let ld = LD;
+  let ld_x = p.columns / 4u;
+  let ld_strip = 4u;
+#if TN
+  let depth = p.rows;
+  let column = wg.x * 16u * CF;
+#else
+  let depth = p.columns;
+  let row = wg.x * 16u;
+#endif
+  let blocks = (depth + KB * SGS - 1u) / (KB * SGS);
+#unroll i RF
+#unroll j CF
+  var acc_$i_$j = coop_mat16x16<f32, C>();
+#end
+#end
+  for (var n = 0u; n < blocks; n++) {
+    let k0 = (n * SGS + subgroup) * KB;
+    // Beyond the end the last block is read again, and multiplied by zeros.
+#unroll k STEPS
+#unroll j CF
+#if TN
+    let x_at_$k_$j = min(k0 + 16u * $ku, depth - 16u) * ld_x + min(column + 16u * $ju, p.columns - 16u) / 4u;
+    let x_$k_$j = coopLoadT<coop_mat16x16<f16, B>>(&x[x_at_$k_$j], ld_x);
+#else
+    let x_at_$k_$j = row * ld_x + min(k0 + 16u * $ku, depth - 16u) / 4u;
+    let x_$k_$j = coopLoadT<coop_mat16x16<f16, A>>(&x[x_at_$k_$j], ld_x);
+#endif
+#end
+#end
+#unroll e LOADS
+    {
+      let at = lane + 32u * $eu;
+#if RANK_INNER
+      let r = at % (16u * RF);
+      let k = k0 + 4u * (at / (16u * RF));
+      let first = min(k, depth - 4u) * p.rank + min(r, p.rank - 1u);
+      let step = p.rank;
+#else
+      let r = at / KB4;
+      let k = k0 + 4u * (at % KB4);
+      let first = min(r, p.rank - 1u) * depth + min(k, depth - 4u);
+      let step = 1u;
+#endif
+      let value = select(vec4<f32>(), vec4<f32>(s[first], s[first + step], s[first + 2u * step], s[first + 3u * step]),
+                         r < p.rank && k < depth);
+      // Without the barrier f32(f16(x)) is taken for x: see gemm_matrix.wgsl.
+      let low = unpack2x16float(optimisation_barrier(pack2x16float(value.xy)));
+      let high = unpack2x16float(optimisation_barrier(pack2x16float(value.zw)));
+      let held = vec4<f32>(low, high);
+      pieces[mine + r * LD + (k - k0) / 4u] = vec4<f16>(held);
+      pieces[mine + PIECES + r * LD + (k - k0) / 4u] = vec4<f16>(value - held);
+    }
+#end
+    workgroupBarrier();
+#unroll k STEPS
+#unroll i RF
+#unroll piece 2
+    {
+      let s_at = mine + $pieceu * PIECES + 16u * $iu * LD + 4u * $ku;
+#if TN
+      let s_a = coopLoadT<coop_mat16x16<f16, A>>(&pieces[s_at], ld);
+#unroll j CF
+      acc_$i_$j = coopMultiplyAdd(s_a, x_$k_$j, acc_$i_$j);
+#end
+#else
+      let s_b = coopLoad<coop_mat16x16<f16, B>>(&pieces[s_at], ld);
+      acc_$i_0 = coopMultiplyAdd(x_$k_0, s_b, acc_$i_0);
+#endif
+    }
+#end
+#end
+#end
+    workgroupBarrier();
+  }
+
+#unroll i RF
+#unroll j CF
+  {
+    let strip = subgroup * 64u;
+    coopStoreT(acc_$i_$j, &strips[strip], ld_strip);
+    workgroupBarrier();
+    for (var at = lid; at < 256u; at += THREADS) {
+      var sum = 0.0;
+      for (var other = 0u; other < SGS; other++) { sum += strips[other * 64u + at / 4u][at % 4u]; }
+#if TN
+      let r = 16u * $iu + at / 16u;
+      let col = column + 16u * $ju + at % 16u;
+      let inside = r < p.rank && col < p.columns;
+#if C_TRANS
+      let to = col * p.rank + r;
+#else
+      let to = r * p.columns + col;
+#endif
+#else
+      let r = 16u * $iu + at % 16u;
+      let inside = r < p.rank;
+      let to = (row + at / 16u) * p.rank + r;
+#endif
+#if ACCUMULATE
+      if (inside) { c[to] += sum * p.alpha; }
+#else
+      if (inside) { c[to] = sum * p.alpha; }
+#endif
+    }
+    workgroupBarrier();
+  }
+#end
+#end
+}
