@@ -5,8 +5,11 @@ Shaders: reduce.wgsl, reduce_rows.wgsl.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import (
+    GROUP,
     compute_type,
     flat_parts,
     next_power_of_two,
@@ -64,34 +67,49 @@ def sum_rows(device: Runtime, x: Array, out: Array | None, accumulate: bool) -> 
         out, accumulate = device.empty((columns,)), False
     elif same_block(x, out):
         raise ValueError("sum_rows: x and out lie in one buffer; give out memory of its own")
-    vec = vector_width(columns)
-    wide = min(64, max(8, next_power_of_two(columns // vec)))
-    tiles = -(-columns // vec // wide)
-    row_step = 4 * 256 // wide
     for first, count, (part,) in row_parts(device, [x]):
-        chunks = max(1, min(-(-count // row_step), _MAX_CHUNKS, 2048 // tiles))
-        step = -(-count // chunks)
-        chunks = -(-count // step)
+        plan = plan_chunks(count, columns)
         add = accumulate or first > 0
-        if chunks == 1:
-            _sum_rows(device, part, out, count, 1, vec, wide, add)
+        if plan.chunks == 1:
+            _sum_rows(device, part, out, plan, add)
         else:
-            middle = device.empty((chunks, columns))
-            _sum_rows(device, part, middle, step, chunks, vec, wide, False)
-            _sum_rows(device, middle, out, chunks, 1, vec, wide, add)
+            middle = device.empty((plan.chunks, columns))
+            _sum_rows(device, part, middle, plan, False)
+            _sum_rows(device, middle, out, plan._replace(step=plan.chunks, chunks=1), add)
     return out
 
 
-def _sum_rows(
-    device: Runtime, x: Array, out: Array, step: int, chunks: int, vec: int, wide: int, accumulate: bool
-) -> None:
+class Chunks(NamedTuple):
+    """How the rows of a matrix are divided among workgroups of reduce_columns.wgsl.
+
+    vec: numbers of an element. wide: elements of a row that a workgroup takes. chunks: of `step` rows each.
+    """
+
+    vec: int
+    wide: int
+    step: int
+    chunks: int
+
+    def groups(self, columns: int) -> tuple[int, int, int]:
+        return (-(-columns // self.vec // self.wide), self.chunks, 1)
+
+
+def plan_chunks(rows: int, columns: int) -> Chunks:
+    vec = vector_width(columns)
+    wide = min(64, max(8, next_power_of_two(columns // vec)))
+    tiles = -(-columns // vec // wide)
+    chunks = max(1, min(-(-rows // (4 * GROUP // wide)), _MAX_CHUNKS, 2048 // tiles))
+    step = -(-rows // chunks)
+    return Chunks(vec, wide, step, -(-rows // step))
+
+
+def _sum_rows(device: Runtime, x: Array, out: Array, plan: Chunks, accumulate: bool) -> None:
     rows, columns = x.shape
     constants: dict[str, Constant] = {
-        "WIDE": wide,
+        "WIDE": plan.wide,
         "ACCUMULATE": accumulate,
-        "C_T": compute_type(vec),
-        "X_T": wgsl_type(x.dtype, vec),
+        "C_T": compute_type(plan.vec),
+        "X_T": wgsl_type(x.dtype, plan.vec),
     }
-    params = [rows, columns // vec, step]
-    groups = (-(-columns // vec // wide), chunks, 1)
-    device.launch("reduce_rows", [x, out], params, groups, constants, work=float(x.nbytes))
+    params = [rows, columns // plan.vec, plan.step]
+    device.launch("reduce_rows", [x, out], params, plan.groups(columns), constants, work=float(x.nbytes))

@@ -7,28 +7,9 @@
 // columns.hpp. The first eight elements of a work-item stay in registers between the two passes over a row.
 // Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 #include "columns.hpp"
+#include "rows.hpp"
 
 using namespace gpu;
-
-// LANES work-items for a row: their numbers, and the sum over them.
-template <u32 LANES>
-struct Team {
-  u32 row, first;  // the row, and the first column of this work-item
-  bool active;
-  float* memory;
-
-  GPU_FN Team(u32 rows, float* lds) : memory(lds) {
-    row = block_x() * (256 / LANES) + thread() / LANES;
-    active = row < rows;
-    row = min(row, rows - 1);  // all lanes take part in the sums
-    first = thread() % LANES * 8;
-  }
-  GPU_FN float sum(float x) const {
-    if constexpr (LANES == 16) return row_reduce(x, Sum{});
-    if constexpr (LANES == GPU_WAVE) return wave_sum(x);
-    return block_sum<256>(x, memory);
-  }
-};
 
 template <u32 LANES>
 GPU_FN void forward(const void* x, const float* w, void* y, float* rstd, u32 rows, u32 columns, float eps, u32 types,

@@ -1,10 +1,12 @@
-"""RMSNorm, activations, rotary embedding and softmax: long rows, short rows, many rows, windows, extreme values."""
+"""Norms, activations, rotary embedding and softmax: long rows, short rows, many rows, windows, extreme values."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from wgrad.autograd.operators import OPERATORS
+from wgrad.autograd.ops import norm as ops
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.norm import lanes_of_row
@@ -15,46 +17,73 @@ F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 SHAPES = [(67, 64), (37, 96), (41, 128), (4099, 64), (9, 4096), (5, 8192), (3, 16384), (3, 16388), (3, 1024), (3, 5001)]
 
 
-def norm_inputs(rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype) -> dict[str, np.ndarray]:
-    x, dy, extra = (rng.standard_normal(shape).astype(dtype) for _ in range(3))
-    weight = (1 + 0.2 * rng.standard_normal(shape[1])).astype(np.float32)
-    rstd = ReferenceDevice().rms_norm(x, weight, 1e-5)[1]
-    return {"x": x, "dy": dy, "extra": extra, "weight": weight, "rstd": rstd}
+# Every norm is tested by what its specification names: the inputs below, and what its forward leaves for its backward.
+NORMS = [n for n, op in OPERATORS.items() if op.__module__ == ops.__name__ and f"{n}_backward" in OPERATORS]
 
 
-def norm_forward(d, a):
-    y, rstd = d.rms_norm(a["x"], a["weight"], 1e-5)
-    return {"y": y, "rstd": rstd}
+def required(op: str) -> list[str]:
+    return [n for n in OPERATORS[op].parameters if n not in OPERATORS[op].defaults and n != "eps"]
 
 
-def norm_backward(d, a):
-    first = ("dy", "x", "weight", "rstd")
-    dx, dweight = d.rms_norm_backward(*(a[n] for n in first), residual_grad=a["extra"])
-    plain, nothing = d.rms_norm_backward(*(a[n] for n in first), need_dweight=False)
-    assert nothing is None
-    return {"dx": dx, "dweight": dweight, "plain": plain}
+def norm_inputs(op: str, rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype) -> dict[str, np.ndarray]:
+    a = {name: rng.standard_normal(shape).astype(dtype) for name in ("x", "dy", "residual_grad")}
+    a["weight"], a["bias"] = (0.2 * rng.standard_normal((2, shape[1])) + [[1], [0]]).astype(np.float32)
+    statistics = norm_forward(op)(ReferenceDevice(), a)
+    return {**a, **{name: array for name, array in statistics.items() if name != "y"}}
+
+
+def norm_forward(op: str):
+    statistics = [n for n in required(f"{op}_backward") if n not in ("dy", "x", "weight", "bias")]
+
+    def call(d, a):
+        return dict(zip(["y", *statistics], getattr(d, op)(*(a[n] for n in required(op)), 1e-5), strict=True))
+
+    return call
+
+
+def norm_backward(op: str):
+    options = OPERATORS[f"{op}_backward"].defaults
+    needs = [n for n in options if n.startswith("need_")]
+
+    def call(d, a):
+        first = [a[n] for n in required(f"{op}_backward")]
+        run = getattr(d, f"{op}_backward")
+        full = run(*first, **{n: a[n] for n in options if n in a})
+        plain, *nothing = run(*first, **dict.fromkeys(needs, False))
+        assert nothing == [None] * len(needs) and len(needs) >= 1
+        names = ["dx", *(n.removeprefix("need_") for n in needs)]
+        return {**dict(zip(names, full, strict=True)), "plain": plain}
+
+    return call
+
+
+def test_norms_are_found() -> None:
+    assert "rms_norm" in NORMS
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rms_norm(shape, wgpu_device, compare, rng) -> None:
-    inputs = norm_inputs(rng, shape, F32)
-    compare(wgpu_device, norm_forward, inputs)
+@pytest.mark.parametrize("op", NORMS)
+def test_norm(op, shape, wgpu_device, compare, rng) -> None:
+    inputs = norm_inputs(op, rng, shape, F32)
+    compare(wgpu_device, norm_forward(op), inputs)
     # dweight sums as many terms as there are rows, in another order than NumPy.
-    compare(wgpu_device, norm_backward, inputs, backward=True, ulps=4 + shape[0] ** 0.5)
+    compare(wgpu_device, norm_backward(op), inputs, backward=True, ulps=4 + shape[0] ** 0.5)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(601, 64), (433, 123), (131, 200)], ids=str)
-def test_rms_norm_over_windows(shape, dtype, narrow, compare, rng) -> None:
-    inputs = norm_inputs(rng, shape, dtype)
-    compare(narrow, norm_forward, inputs)
-    compare(narrow, norm_backward, inputs, backward=True, ulps=4 + shape[0] ** 0.5)
+@pytest.mark.parametrize("op", NORMS)
+def test_norm_over_windows(op, shape, dtype, narrow, compare, rng) -> None:
+    inputs = norm_inputs(op, rng, shape, dtype)
+    compare(narrow, norm_forward(op), inputs)
+    compare(narrow, norm_backward(op), inputs, backward=True, ulps=4 + shape[0] ** 0.5)
 
 
-def test_rms_norm_backward_is_the_same_bits_each_time(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
-    inputs = norm_inputs(rng, (1003, 72), F32)
+@pytest.mark.parametrize("op", NORMS)
+def test_norm_backward_is_the_same_bits_each_time(op, wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
+    inputs = norm_inputs(op, rng, (1003, 72), F32)
     arrays = {name: wgpu_device.upload(a) for name, a in inputs.items()}
-    found = [norm_backward(wgpu_device, arrays) for _ in range(3)]
+    found = [norm_backward(op)(wgpu_device, arrays) for _ in range(3)]
     for name in found[0]:
         first = wgpu_device.download(found[0][name])
         assert all((wgpu_device.download(other[name]) == first).all() for other in found[1:])
