@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import yaml
@@ -32,178 +33,141 @@ A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <=
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
+in_files = partial(option, group="files")
+of_adapter = partial(option, group="adapter", fixed=True)
+of_training = partial(option, group="training")
+of_machine = partial(option, group="machine")
+
 
 @dataclass(frozen=True)
 class RunOptions(Options):
     """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
     WgradError, naming the option, where a value breaks its rule."""
 
-    model: str = option(
+    model: str = in_files(
         "",
         "checkpoint in Hugging Face layout: a folder, or a hub id such as org/name",
         metavar="DIR_OR_HUB_ID",
-        group="files",
         path=True,
         required=True,
     )
-    data: str = option(
+    data: str = in_files(
         "",
         "training data: JSONL with text, prompt + completion or messages; or plain text (.txt)",
         metavar="FILE",
-        group="files",
         path=True,
         required=True,
     )
-    out: str = option(
+    out: str = in_files(
         "",
         "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints",
         metavar="DIR",
-        group="files",
         path=True,
         required=True,
     )
-    eval_data: str | None = option(
-        None,
-        "held-out data in a file of its own; --eval-fraction is then not used",
-        metavar="FILE",
-        group="files",
-        path=True,
+    eval_data: str | None = in_files(
+        None, "held-out data in a file of its own; --eval-fraction is then not used", metavar="FILE", path=True
     )
-    on_bad_line: str = option(
+    on_bad_line: str = in_files(
         "skip",
         "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
         choices=("skip", "stop"),
-        group="files",
     )
-    adapter: str | None = option(
+    adapter: str | None = in_files(
         None,
         "start from this PEFT adapter instead of a new one (rank, alpha, targets are its own)",
         metavar="DIR",
-        group="files",
         path=True,
         fixed=True,
     )
-    resume: bool = option(
-        False, "go on from the newest checkpoint in --out; options not given are those of the run", group="files"
-    )
+    resume: bool = in_files(False, "go on from the newest checkpoint in --out; options not given are those of the run")
 
-    rank: int = option(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R", group="adapter", fixed=True)
-    alpha: float = option(
-        32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A", group="adapter", fixed=True
+    rank: int = of_adapter(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R")
+    alpha: float = of_adapter(32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
+    dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
+    target_modules: tuple[str, ...] = of_adapter(
+        PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME"
     )
-    dropout: float = option(
-        0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P", group="adapter", fixed=True
+    rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
+    full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole checkpoint")
+    double_quant: bool = of_adapter(
+        True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)"
     )
-    target_modules: tuple[str, ...] = option(
-        PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME", group="adapter", fixed=True
-    )
-    rslora: bool = option(False, "scale by alpha / sqrt(r) instead of alpha / r", group="adapter", fixed=True)
-    full: bool = option(
-        False, "train all parameters instead of adapters; saves a whole checkpoint", group="adapter", fixed=True
-    )
-    double_quant: bool = option(
-        True,
-        "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)",
-        group="adapter",
-        fixed=True,
-    )
-    block_size: int = option(
-        64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N", group="adapter", fixed=True
-    )
+    block_size: int = of_adapter(64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N")
 
-    lr: float = option(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR", group="training")
-    schedule: str = option(
-        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant"), group="training"
-    )
-    warmup: float = option(
+    lr: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
+    schedule: str = of_training("cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant"))
+    warmup: float = of_training(
         0.03,
         "warm-up: a share of all steps where below 1, else a number of steps; the first step has LR / steps of the "
         "warm-up (transformers: 0)",
         rule=A_WARMUP,
         metavar="W",
-        group="training",
     )
-    weight_decay: float = option(
-        0.0, "decoupled weight decay (AdamW) of matrices", rule=NOT_NEGATIVE, metavar="D", group="training"
+    weight_decay: float = of_training(0.0, "decoupled weight decay (AdamW) of matrices", rule=NOT_NEGATIVE, metavar="D")
+    max_grad_norm: float = of_training(
+        1.0, "gradients are scaled down to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G"
     )
-    max_grad_norm: float = option(
-        1.0, "gradients are scaled down to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G", group="training"
+    batch_size: int = of_training(1, "rows in one forward and backward", rule=A_COUNT, metavar="B", fixed=True)
+    accumulate: int = of_training(
+        8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", fixed=True
     )
-    batch_size: int = option(
-        1, "rows in one forward and backward", rule=A_COUNT, metavar="B", group="training", fixed=True
+    seq_len: int = of_training(
+        1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", fixed=True
     )
-    accumulate: int = option(
-        8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", group="training", fixed=True
+    epochs: int = of_training(1, "passes over the data", rule=A_COUNT, metavar="N")
+    max_steps: int | None = of_training(
+        None, "stop after this many optimiser steps, whatever --epochs says", rule=A_COUNT, metavar="N"
     )
-    seq_len: int = option(
-        1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", group="training", fixed=True
-    )
-    epochs: int = option(1, "passes over the data", rule=A_COUNT, metavar="N", group="training")
-    max_steps: int | None = option(
-        None,
-        "stop after this many optimiser steps, whatever --epochs says",
-        rule=A_COUNT,
-        metavar="N",
-        group="training",
-    )
-    packing: bool = option(
-        True, "put several short documents in one row; each still sees only itself", group="training", fixed=True
-    )
-    loss_on: str = option(
+    packing: bool = of_training(True, "put several short documents in one row; each still sees only itself", fixed=True)
+    loss_on: str = of_training(
         "completion",
         "tokens that count: completions and assistant turns, or all",
         choices=("completion", "all"),
-        group="training",
         fixed=True,
     )
-    eval_fraction: float = option(
+    eval_fraction: float = of_training(
         0.05,
         "share of the data held out to measure the loss before and after",
         rule=SHARE_BELOW_1,
         metavar="F",
-        group="training",
         fixed=True,
     )
-    eval_tokens: int = option(
+    eval_tokens: int = of_training(
         16384,
         "measure it on about this many tokens of what is held out, the same before and after; 0: on all",
         rule=(f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST),
         metavar="N",
-        group="training",
         fixed=True,
     )
-    seed: int = option(
-        0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", group="training", fixed=True
+    seed: int = of_training(
+        0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True
     )
 
-    compute: str = option(
+    compute: str = of_machine(
         "float32",
         "type of activations (bfloat16: on HIP); products accumulate in float32 either way",
         choices=COMPUTE_TYPES,
-        group="machine",
         fixed=True,
     )
-    device: str = option("auto", DEVICE_HELP, metavar="DEVICE", group="machine")
-    checkpointing: bool | None = option(
-        None,
-        "keep only each layer's input and compute it again in the backward (default: where it is needed)",
-        group="machine",
+    device: str = of_machine("auto", DEVICE_HELP, metavar="DEVICE")
+    checkpointing: bool | None = of_machine(
+        None, "keep only each layer's input and compute it again in the backward (default: where it is needed)"
     )
-    save_every: int = option(
-        100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N", group="machine"
+    save_every: int = of_machine(
+        100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N"
     )
-    log_every: int = option(
+    log_every: int = of_machine(
         10,
         "steps between printed lines where the output is no terminal: at most one a second, at least one in ten; "
         "metrics.jsonl has every step",
         rule=A_COUNT,
         metavar="N",
-        group="machine",
     )
-    profile: bool = option(False, "measure each kernel and print a table at the end", group="machine")
-    sample: bool = option(True, "continue a text before and after, to see what was learnt", group="machine")
-    sample_prompt: str | None = option(
-        None, "the text to continue; else the begin of a held-out one", metavar="TEXT", group="machine"
+    profile: bool = of_machine(False, "measure each kernel and print a table at the end")
+    sample: bool = of_machine(True, "continue a text before and after, to see what was learnt")
+    sample_prompt: str | None = of_machine(
+        None, "the text to continue; else the begin of a held-out one", metavar="TEXT"
     )
 
     def __post_init__(self) -> None:
