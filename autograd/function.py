@@ -1,21 +1,50 @@
-"""Function: the forward and the backward of one operator, side by side."""
+"""Functions on Tensors: the forward and the backward of each side by side, and its operator on devices.
+
+    @differentiable
+    def rms_norm(ctx, x: Tensor, weight: Weight, eps: float, *, dtype: DType = None) -> Tensor:
+        '''What a caller sees: this signature without ctx, and these words.'''
+        ctx.save(...)
+        return y
+
+    @rms_norm.backward
+    def _(ctx, dy):
+        return dx, dweight
+
+    @rms_norm.operator
+    def _(args, x, weight, eps, *, dtype=None): ...the rules of `device.rms_norm`, see operators.py...
+
+    @rms_norm.reference
+    def _(x, weight, eps, dtype): ...NumPy...
+
+The forward is annotated for its callers: inside, every Tensor is its device array. The backward returns one gradient
+(or None) for each argument, in their order, as far as they may have one. What it is given is None for an output that
+was not used, and is never written to: others may hold the same array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from wgrad.autograd.args import Args
+from wgrad.autograd.operators import Operator, operator
 from wgrad.autograd.tensor import Edge, Node, Tensor, edge_of, is_recording
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
+
+P = ParamSpec("P")
+T = TypeVar("T", covariant=True)
+Weight = Tensor | Array
 
 
 class Context:
     """What a forward leaves for its backward.
 
-    name: the function's, for errors. device: where to compute. needs_grad[i]: whether input i wants a gradient.
+    name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
     saved: what `save` was given.
-    A Function may set further attributes for plain values.
+    A forward may set further attributes; they live as long.
     """
 
     def __init__(self, name: str, device: Device, edges: Sequence[Edge]) -> None:
@@ -29,8 +58,8 @@ class Context:
         self.saved = arrays
 
     def grad_buffer(self, i: int) -> Array | None:
-        """The float32 buffer of input i, when it is a leaf that has one: an operator that can add its gradient to
-        it in place does so and returns None for that input."""
+        """The float32 buffer of argument i, when it is a leaf that has one: an operator that can add its gradient to
+        it in place does so and returns None for that argument."""
         edge = self._edges[i]
         return edge.grad if isinstance(edge, Tensor) and edge.has_grad_buffer else None
 
@@ -41,35 +70,97 @@ class Context:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-class Function:
-    """Subclasses define `forward(ctx, *inputs, **options)` on device arrays, returning an array or a tuple of them, and
-    `backward(ctx, *grads)`, returning one gradient (or None) for each input. A grad is None where that output was not
-    used. A backward never writes to a gradient that it was given: others may hold the same array."""
+class Function(Generic[P, T]):
+    """What `differentiable` makes: a function on Tensors (and raw arrays or None, which get no gradient) -> a Tensor or
+    a tuple of them. A tuple as an argument (LoraTerm) stands for its parts."""
 
-    @staticmethod
-    def forward(ctx: Context, *inputs: Any, **options: Any) -> Any:
-        raise NotImplementedError
+    def __init__(self, forward: Callable[..., Any], described: Callable[..., Any]) -> None:
+        """described: whose name, docstring and signature, after the first parameter, are shown."""
+        self.__name__, self.__doc__, self.__module__ = described.__name__, described.__doc__, described.__module__
+        given = inspect.signature(described)
+        self.__signature__ = given.replace(parameters=list(given.parameters.values())[1:])
+        self._parameters = tuple(self.__signature__.parameters)
+        self._forward = forward
+        self._backward: Callable[..., Sequence[Array | None]]
+        self.rules: Operator
 
-    @staticmethod
-    def backward(ctx: Context, *grads: Any) -> Sequence[Array | None]:
-        raise NotImplementedError
+    def backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: from the gradients of the outputs to those of the arguments."""
+        self._backward = function
+        return function
 
-    @classmethod
-    def apply(cls, *inputs: Any, device: Device | None = None, **options: Any) -> Any:
-        """Run the forward on Tensors (and raw arrays or None, which get no gradient) and put the node on the tape.
+    def operator(self, rules: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: the operator of this name on devices."""
+        self.rules = operator(rules, self.__name__)
+        return rules
 
-        device: needed only when no input is a Tensor. Returns a Tensor, or a tuple of them.
-        """
-        device = _device_of(cls.__name__.lower(), inputs, device)
+    def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: that operator in NumPy."""
+        return self.rules.reference(function)
+
+    def renamed(self, name: str, doc: str) -> Function[P, T]:
+        """The same forward and backward; `ctx.name` tells them apart."""
+        other = copy.copy(self)
+        other.__name__, other.__doc__ = name, doc
+        return other
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> T:
+        """Run the forward and put the node on the tape. Without a Tensor, an argument `device` says where."""
+        given: dict[str, Any] = {**dict(zip(self._parameters, args)), **options}
+        inputs = [part for name in self._parameters for part in _parts(given.get(name))]
+        device = _device_of(self.__name__, inputs, given.get("device"))
         edges = [edge_of(x) if isinstance(x, Tensor) and is_recording() else None for x in inputs]
-        ctx = Context(cls.__name__.lower(), device, edges)
-        arrays = [x.data if isinstance(x, Tensor) else x for x in inputs]
-        result = cls.forward(ctx, *arrays, **options)
+        ctx = Context(self.__name__, device, edges)
+        result = self._forward(ctx, *map(_data, args), **{name: _data(value) for name, value in options.items()})
         outputs = result if isinstance(result, tuple) else (result,)
-        tensors = tuple(Tensor(out, device) for out in outputs)
+        tensors: Any = tuple(Tensor(out, device) for out in outputs)
         if any(ctx.needs_grad):
-            attach(ctx, lambda *grads: cls.backward(ctx, *grads), edges, tensors)
+            attach(ctx, lambda *grads: self._gradients(ctx, grads), edges, tensors)
         return tensors if isinstance(result, tuple) else tensors[0]
+
+    def _gradients(self, ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
+        """One for each argument: None after those that the backward knows of."""
+        found, count = list(self._backward(ctx, *grads)), len(ctx.needs_grad)
+        if any(ctx.needs_grad[len(found) :]):
+            raise WgradError(f"{self.__name__}: an argument without gradient is a Tensor that requires one; detach it")
+        return (found + [None] * count)[:count]
+
+
+def differentiable(forward: Callable[Concatenate[Context, P], T]) -> Function[P, T]:
+    """Decorator: a function on Tensors with this forward, under its name."""
+    return Function(forward, forward)
+
+
+def with_backward(name: str) -> Callable[[Callable[Concatenate[Args, P], None]], Function[P, Tensor]]:
+    """Decorator of an operator's rules, annotated for callers as a forward is: Tensors go through it as arrays do, and
+    its gradients are what the operator `name` makes of dy and the same arguments."""
+
+    def make(rules: Callable[Concatenate[Args, P], None]) -> Function[P, Tensor]:
+        def forward(ctx: Context, *args: Any, **options: Any) -> Array:
+            ctx.arguments = {**dict(zip(made.rules.parameters, args)), **options}
+            return getattr(ctx.device, made.__name__)(**ctx.arguments)
+
+        def backward(ctx: Context, dy: Array) -> Sequence[Array | None]:
+            found = getattr(ctx.device, name)(dy, **ctx.arguments)
+            return found if isinstance(found, tuple) else (found,)
+
+        made: Function[P, Tensor] = Function(forward, rules)
+        made.operator(rules)
+        made.backward(backward)
+        return made
+
+    return make
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _data(value: Any) -> Any:
+    """An argument with device arrays for its Tensors."""
+    if isinstance(value, tuple):
+        return type(value)(*map(_data, value))
+    return value.data if isinstance(value, Tensor) else value
 
 
 def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:

@@ -33,8 +33,8 @@ class Rules:
     """What the arguments of a call must be: a function of an Args and the call's arguments. It raises ShapeError, and
     may return arguments to be replaced."""
 
-    def __init__(self, rules: Callable[..., Any]) -> None:
-        self.name, self.__doc__, self.__module__ = rules.__name__, rules.__doc__, rules.__module__
+    def __init__(self, rules: Callable[..., Any], name: str = "") -> None:
+        self.name, self.__doc__, self.__module__ = name or rules.__name__, rules.__doc__, rules.__module__
         self._rules = rules
         self._passed: dict[Any, dict[str, Any]] = {}
 
@@ -63,8 +63,8 @@ class Rules:
 class Operator(Rules):
     """A method of every bound device. parameters: their names in order; defaults: of those that have one."""
 
-    def __init__(self, rules: Callable[..., Any]) -> None:
-        super().__init__(rules)
+    def __init__(self, rules: Callable[..., Any], name: str = "") -> None:
+        super().__init__(rules, name)
         given = list(inspect.signature(rules).parameters.values())[1:]
         self.signature = inspect.Signature(given)
         self.parameters = tuple(p.name for p in given)
@@ -98,9 +98,9 @@ def _looked_at(value: Any) -> Any:
     return (tuple(shape), dtype) if shape and dtype is not None else value
 
 
-def operator(rules: Callable[..., Any]) -> Operator:
-    """Decorator: the operator with these rules, under the function's name."""
-    made = Operator(rules)
+def operator(rules: Callable[..., Any], name: str = "") -> Operator:
+    """Decorator: the operator with these rules, under the function's name or another."""
+    made = Operator(rules, name)
     assert made.name not in OPERATORS, f"two operators are called {made.name}"
     OPERATORS[made.name] = made
     return made

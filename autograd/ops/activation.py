@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Tensor, with_backward
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array
@@ -36,8 +36,8 @@ def _gelu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x * s, s + x * s * (1 - s) * slope
 
 
-@operator
-def silu(args: Args, x: Array) -> None:
+@with_backward("silu_backward")
+def silu(args: Args, x: Tensor) -> None:
     """x * sigmoid(x), any shape."""
     args.any_shape("x", x)
 
@@ -60,8 +60,8 @@ def _(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     return finish(up(dy, compute) * _silu(up(x, compute))[1], x.dtype, compute)
 
 
-@operator
-def gelu(args: Args, x: Array) -> None:
+@with_backward("gelu_backward")
+def gelu(args: Args, x: Tensor) -> None:
     """The tanh approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), any shape."""
     args.any_shape("x", x)
 
@@ -84,8 +84,8 @@ def _(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     return finish(up(dy, compute) * _gelu(up(x, compute))[1], x.dtype, compute)
 
 
-@operator
-def swiglu(args: Args, gate: Array, up: Array) -> None:
+@with_backward("swiglu_backward")
+def swiglu(args: Args, gate: Tensor, up: Tensor) -> None:
     """silu(gate) * up, of one shape."""
     args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
 
@@ -106,8 +106,8 @@ def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.
     return _gated_backward(_silu, dy, gate, up)
 
 
-@operator
-def geglu(args: Args, gate: Array, up: Array) -> None:
+@with_backward("geglu_backward")
+def geglu(args: Args, gate: Tensor, up: Tensor) -> None:
     """gelu(gate) * up, of one shape."""
     args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
 
@@ -138,55 +138,3 @@ def _gated_backward(act: Any, dy: np.ndarray, gate: np.ndarray, value: np.ndarra
     grad, (activated, slope) = up(dy, compute), act(up(gate, compute))
     dgate = finish(grad * up(value, compute) * slope, gate.dtype, compute)
     return dgate, finish(grad * activated, value.dtype, compute)
-
-
-class Silu(Function):
-    """x * sigmoid(x)."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        ctx.save(x)
-        return ctx.device.silu(x)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return (ctx.device.silu_backward(dy, *ctx.saved),)
-
-
-class Gelu(Function):
-    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        ctx.save(x)
-        return ctx.device.gelu(x)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return (ctx.device.gelu_backward(dy, *ctx.saved),)
-
-
-class SwiGLU(Function):
-    """silu(gate) * up."""
-
-    @staticmethod
-    def forward(ctx: Context, gate: Array, up: Array) -> Array:
-        ctx.save(gate, up)
-        return ctx.device.swiglu(gate, up)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return ctx.device.swiglu_backward(dy, *ctx.saved)
-
-
-class GeGLU(Function):
-    """gelu(gate) * up."""
-
-    @staticmethod
-    def forward(ctx: Context, gate: Array, up: Array) -> Array:
-        ctx.save(gate, up)
-        return ctx.device.geglu(gate, up)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return ctx.device.geglu_backward(dy, *ctx.saved)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import MAX_HEAD_DIM, Array
@@ -37,8 +37,35 @@ def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: i
     args.rule(q.dtype == k.dtype == v.dtype, f"q, k, v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast")
 
 
-@operator
+@differentiable
 def attention(
+    ctx: Context,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    doc_start: Array,
+    cache_len: Array,
+    *,
+    scale: float,
+    window: int = 0,
+) -> Tensor:
+    """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the mask is described at the operator.
+    A gradient needs T = S and cache_len = 0: it saves o and lse, and the backward makes the scores again."""
+    ctx.options = {"scale": scale, "window": window}
+    o, lse = ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options)
+    if any(ctx.needs_grad):
+        has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
+    ctx.save(q, k, v, o, lse, doc_start)
+    return o
+
+
+@attention.backward
+def _(ctx: Context, do: Array) -> Any:
+    return ctx.device.attention_backward(do, *ctx.saved, **ctx.options)
+
+
+@attention.operator
+def _(
     args: Args,
     q: Array,
     k: Array,
@@ -172,22 +199,3 @@ def _sum_heads(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     """sum over the heads of a group of weights^T x: [G, h, t, s], [G, h, t, D] -> [s, G, D]."""
     groups, h, t, s = weights.shape
     return (weights.reshape(groups, h * t, s).swapaxes(1, 2) @ x.reshape(groups, h * t, -1)).transpose(1, 0, 2)
-
-
-class Attention(Function):
-    """q [B, T, H, D], k v [B, S, G, D] -> [B, T, H, D]. Saves o and lse; scores are made again in the backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Context, q: Array, k: Array, v: Array, *, doc_start: Array, cache_len: Array, scale: float, window: int
-    ) -> Array:
-        o, lse = ctx.device.attention(q, k, v, doc_start, cache_len, scale=scale, window=window)
-        if any(ctx.needs_grad):
-            has_key_for_each(Args("attention"), q.shape[1], k.shape[1])
-        ctx.save(q, k, v, o, lse, doc_start)
-        ctx.scale, ctx.window = scale, window
-        return o
-
-    @staticmethod
-    def backward(ctx: Context, do: Array) -> Any:
-        return ctx.device.attention_backward(do, *ctx.saved, scale=ctx.scale, window=ctx.window)

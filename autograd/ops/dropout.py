@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
-from wgrad.autograd.operators import operator
+from wgrad.autograd.function import Context, Tensor, differentiable
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array
 
@@ -58,8 +57,20 @@ def dropout_stream(args: Args, stream: int) -> None:
     args.rule(0 <= stream < 2**32, f"stream must be in [0, 2^32), got {stream}; number the dropout layers from 0")
 
 
-@operator
-def dropout(args: Args, x: Array, p: float, seed: Array, stream: int) -> None:
+@differentiable
+def dropout(ctx: Context, x: Tensor, p: float, seed: Array, stream: int) -> Tensor:
+    """Keep with probability 1 - p, divide by 1 - p; seed uint32 [2], stream a number of this layer's own."""
+    ctx.p, ctx.seed, ctx.stream = p, seed, stream
+    return ctx.device.dropout(x, p, seed, stream)
+
+
+@dropout.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return (ctx.device.dropout(dy, ctx.p, ctx.seed, ctx.stream),)
+
+
+@dropout.operator
+def _(args: Args, x: Array, p: float, seed: Array, stream: int) -> None:
     """Keep with probability 1 - p and divide by 1 - p. Keep bit of element i: counter-based, from
     (i, stream, seed uint32 [2]) by Philox-4x32-10, the same on every device. Its own backward."""
     args.any_shape("x", x).array("seed", seed, "2", "u32")
@@ -72,18 +83,3 @@ def _(x: np.ndarray, p: float, seed: np.ndarray, stream: int) -> np.ndarray:
     compute = compute_dtype(x)
     keep = dropout_keep(x.size, p, seed, stream).reshape(x.shape)
     return finish(np.where(keep, up(x, compute) / compute.type(1 - p), compute.type(0)), x.dtype, compute)
-
-
-class Dropout(Function):
-    """Keep with probability 1 - p and divide by 1 - p. Its backward is the same with the same numbers."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, p: float, seed: Array, stream: int) -> Array:
-        ctx.save(seed)
-        ctx.p, ctx.stream = p, stream
-        return ctx.device.dropout(x, p, seed, stream)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        (seed,) = ctx.saved
-        return (ctx.device.dropout(dy, ctx.p, seed, ctx.stream),)

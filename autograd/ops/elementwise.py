@@ -8,15 +8,27 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, store, up
 from wgrad.autograd.rows import as_rows, with_shape
 from wgrad.device.contract import Array, DType
 
 
-@operator
-def mask(args: Args, x: Array, keep: Array, value: float) -> None:
+@differentiable
+def mask(ctx: Context, x: Tensor, keep: Array, value: float) -> Tensor:
+    """x where keep (uint32, same shape) is non-zero, else value."""
+    ctx.keep = keep
+    return ctx.device.mask(x, keep, value)
+
+
+@mask.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return (ctx.device.mask(dy, ctx.keep, 0.0),)
+
+
+@mask.operator
+def _(args: Args, x: Array, keep: Array, value: float) -> None:
     """x where keep (uint32, same shape) is non-zero, else value."""
     args.any_shape("x", x)
     args.array("keep", keep, " ".join(str(n) for n in x.shape), "u32", "keep has one value for each of x")
@@ -27,8 +39,24 @@ def _(x: np.ndarray, keep: np.ndarray, value: float) -> np.ndarray:
     return np.where(keep != 0, x, x.dtype.type(value))
 
 
-@operator
-def add(args: Args, a: Array, b: Array, *, out: Array | None = None) -> None:
+@differentiable
+def add(ctx: Context, a: Tensor, b: Weight) -> Tensor:
+    """a + b, same shape, in a's dtype."""
+    y = ctx.device.add(a, b)
+    ctx.dtypes = a.dtype, b.dtype
+    return y
+
+
+@add.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return tuple(
+        None if not wanted else dy if dtype == dy.dtype else ctx.device.cast(dy, dtype)
+        for wanted, dtype in zip(ctx.needs_grad, ctx.dtypes)
+    )
+
+
+@add.operator
+def _(args: Args, a: Array, b: Array, *, out: Array | None = None) -> None:
     """a + b, same shape, in a's dtype; out may be a or b."""
     args.any_shape("a", a).same_shape("a", a, "b", b)
     if out is not None:
@@ -41,8 +69,27 @@ def _(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     return store(up(a, compute) + up(b, compute), out, False, a.dtype, compute)
 
 
-@operator
-def mul(args: Args, a: Array, b: Array) -> None:
+@differentiable
+def mul(ctx: Context, a: Tensor, b: Weight) -> Tensor:
+    """a * b, same shape, in a's dtype."""
+    y = ctx.device.mul(a, b)
+    ctx.save(a if ctx.needs_grad[1] else None, b if ctx.needs_grad[0] else None)
+    ctx.dtype = b.dtype
+    return y
+
+
+@mul.backward
+def _(ctx: Context, dy: Array) -> Any:
+    a, b = ctx.saved
+    da = None if b is None else ctx.device.mul(dy, b)
+    db = None if a is None else ctx.device.mul(dy, a)
+    if db is not None and db.dtype != ctx.dtype:
+        db = ctx.device.cast(db, ctx.dtype)
+    return da, db
+
+
+@mul.operator
+def _(args: Args, a: Array, b: Array) -> None:
     """a * b, same shape, in a's dtype."""
     args.any_shape("a", a).same_shape("a", a, "b", b)
 
@@ -53,8 +100,20 @@ def _(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return finish(up(a, compute) * up(b, compute), a.dtype, compute)
 
 
-@operator
-def scale(args: Args, x: Array, alpha: float) -> None:
+@differentiable
+def scale(ctx: Context, x: Tensor, alpha: float) -> Tensor:
+    """alpha * x."""
+    ctx.alpha = alpha
+    return ctx.device.scale(x, alpha)
+
+
+@scale.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return (ctx.device.scale(dy, ctx.alpha),)
+
+
+@scale.operator
+def _(args: Args, x: Array, alpha: float) -> None:
     """alpha * x."""
     args.any_shape("x", x)
     args.rule(math.isfinite(alpha), f"alpha must be finite, got {alpha}")
@@ -78,8 +137,21 @@ def _(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return finish(up(x, compute) * up(factor, compute)[0], x.dtype, compute)
 
 
-@operator
-def cast(args: Args, x: Array, dtype: DType) -> dict[str, Any]:
+@differentiable
+def cast(ctx: Context, x: Tensor, dtype: DType) -> Tensor:
+    """x in another dtype."""
+    y = ctx.device.cast(x, dtype)
+    ctx.dtype = x.dtype
+    return y
+
+
+@cast.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return (ctx.device.cast(dy, ctx.dtype),)
+
+
+@cast.operator
+def _(args: Args, x: Array, dtype: DType) -> dict[str, Any]:
     """x in another dtype (bfloat16 where the device has it, from bfloat16 everywhere)."""
     return {"dtype": args.any_shape("x", x, "weight").dtype("dtype", dtype, x.dtype)}
 
@@ -89,8 +161,28 @@ def _(x: np.ndarray, dtype: Any) -> np.ndarray:
     return x.astype(dtype)
 
 
-@operator
-def bias(args: Args, x: Array, b: Array) -> None:
+@differentiable
+def bias(ctx: Context, x: Tensor, b: Weight) -> Tensor:
+    """x [..., C] + b float32 [C]."""
+    return with_shape(ctx, ctx.device.bias(as_rows(ctx, x), b), x.shape)
+
+
+@bias.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return dy if ctx.needs_grad[0] else None, column_sums(ctx, 1, dy)
+
+
+def column_sums(ctx: Context, i: int, dy: Array) -> Array | None:
+    """The gradient of a bias [C], argument i: the sum of dy's rows, into the leaf's buffer where it has one."""
+    if not ctx.needs_grad[i]:
+        return None
+    buffer = ctx.grad_buffer(i)
+    total = ctx.device.sum_rows(as_rows(ctx, dy), out=buffer, accumulate=buffer is not None)
+    return total if buffer is None else None
+
+
+@bias.operator
+def _(args: Args, x: Array, b: Array) -> None:
     """x [R, C] + b float32 [C]."""
     args.array("x", x, "R C").array("b", b, "C", "f32")
 
@@ -115,8 +207,23 @@ def _(x: np.ndarray, out: np.ndarray | None, accumulate: bool) -> np.ndarray:
     return store(np.sum(up(x, compute), axis=0), out, accumulate, np.float32, compute)
 
 
-@operator
-def sum(args: Args, x: Array) -> None:
+@differentiable
+def sum(ctx: Context, x: Tensor) -> Tensor:
+    """All elements -> float32 [1]."""
+    total = ctx.device.sum(x)
+    ctx.shape, ctx.dtype = tuple(x.shape), x.dtype
+    return total
+
+
+@sum.backward
+def _(ctx: Context, dy: Array) -> Any:
+    ones = ctx.device.empty(ctx.shape, ctx.dtype)
+    ctx.device.fill(ones, 1.0)
+    return (ctx.device.scale_by(ones, dy),)
+
+
+@sum.operator
+def _(args: Args, x: Array) -> None:
     """All elements -> float32 [1]."""
     args.any_shape("x", x)
 
@@ -125,116 +232,3 @@ def sum(args: Args, x: Array) -> None:
 def _(x: np.ndarray) -> np.ndarray:
     compute = compute_dtype(x)
     return np.sum(up(x, compute)).reshape(1)
-
-
-class Add(Function):
-    """a + b, same shape; the result has a's dtype."""
-
-    @staticmethod
-    def forward(ctx: Context, a: Array, b: Array) -> Array:
-        y = ctx.device.add(a, b)
-        ctx.dtypes = a.dtype, b.dtype
-        return y
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return tuple(
-            None if not wanted else dy if dtype == dy.dtype else ctx.device.cast(dy, dtype)
-            for wanted, dtype in zip(ctx.needs_grad, ctx.dtypes)
-        )
-
-
-class Mul(Function):
-    """a * b, same shape; the result has a's dtype."""
-
-    @staticmethod
-    def forward(ctx: Context, a: Array, b: Array) -> Array:
-        y = ctx.device.mul(a, b)
-        ctx.save(a if ctx.needs_grad[1] else None, b if ctx.needs_grad[0] else None)
-        ctx.dtypes = a.dtype, b.dtype
-        return y
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        a, b = ctx.saved
-        da = ctx.device.mul(dy, b) if ctx.needs_grad[0] else None
-        db = ctx.device.mul(dy, a) if ctx.needs_grad[1] else None
-        if db is not None and db.dtype != ctx.dtypes[1]:
-            db = ctx.device.cast(db, ctx.dtypes[1])
-        return da, db
-
-
-class Scale(Function):
-    """alpha * x."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, alpha: float) -> Array:
-        ctx.alpha = alpha
-        return ctx.device.scale(x, alpha)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return (ctx.device.scale(dy, ctx.alpha),)
-
-
-class Cast(Function):
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, dtype: Any) -> Array:
-        y = ctx.device.cast(x, dtype)
-        ctx.dtype = x.dtype
-        return y
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return (ctx.device.cast(dy, ctx.dtype),)
-
-
-class Bias(Function):
-    """x [..., C] + b [C]."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, b: Array) -> Array:
-        return with_shape(ctx, ctx.device.bias(as_rows(ctx, x), b), x.shape)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return dy if ctx.needs_grad[0] else None, column_sums(ctx, 1, dy)
-
-
-def column_sums(ctx: Context, i: int, dy: Array) -> Array | None:
-    """The gradient of a bias [C], input i: the sum of dy's rows, into the leaf's buffer where it has one."""
-    if not ctx.needs_grad[i]:
-        return None
-    buffer = ctx.grad_buffer(i)
-    total = ctx.device.sum_rows(as_rows(ctx, dy), out=buffer, accumulate=buffer is not None)
-    return total if buffer is None else None
-
-
-class Sum(Function):
-    """All elements -> float32 [1]."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        total = ctx.device.sum(x)
-        ctx.shape, ctx.dtype = tuple(x.shape), x.dtype
-        return total
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        ones = ctx.device.empty(ctx.shape, ctx.dtype)
-        ctx.device.fill(ones, 1.0)
-        return (ctx.device.scale_by(ones, dy),)
-
-
-class Mask(Function):
-    """x where keep (uint32, same shape) is non-zero, else value."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, keep: Array, value: float) -> Array:
-        ctx.save(keep)
-        return ctx.device.mask(x, keep, value)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        (keep,) = ctx.saved
-        return (ctx.device.mask(dy, keep, 0.0),)

@@ -7,14 +7,28 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
-from wgrad.device.contract import Array, DType
+from wgrad.device.contract import Array, Device, DType
 
 
-@operator
-def embedding(args: Args, table: Array, ids: Array, *, dtype: DType = np.float32) -> dict[str, Any]:
+@differentiable
+def embedding(
+    ctx: Context, table: Weight, ids: Array, *, dtype: DType = np.float32, device: Device | None = None
+) -> Tensor:
+    """table [V, C], ids int32 [N] -> [N, C]. `device` is needed when the table is not a Tensor."""
+    ctx.ids, ctx.vocab_size = ids, table.shape[0]
+    return ctx.device.embedding(table, ids, dtype=dtype)
+
+
+@embedding.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return (ctx.device.embedding_backward(dy, ctx.ids, ctx.vocab_size),)
+
+
+@embedding.operator
+def _(args: Args, table: Array, ids: Array, *, dtype: DType = np.float32) -> dict[str, Any]:
     """table [V, C] float32, float16 or bfloat16, ids int32 [N] -> [N, C]."""
     args.array("table", table, "V C", "weight").array("ids", ids, "N", "i32", "flatten it")
     return {"dtype": args.dtype("dtype", dtype, np.float32)}
@@ -42,19 +56,3 @@ def _(dy: np.ndarray, ids: np.ndarray, vocab_size: int) -> np.ndarray:
         rows, first = np.unique(ids[order], return_index=True)
         dtable[rows] = np.add.reduceat(up(dy, compute)[order], first, axis=0)
     return dtable
-
-
-class Embedding(Function):
-    """table [V, C], ids int32 [N] -> [N, C]. The backward (for a trained table) adds up the rows of each id."""
-
-    @staticmethod
-    def forward(ctx: Context, table: Array, *, ids: Array, dtype: Any) -> Array:
-        rows = ctx.device.embedding(table, ids, dtype=dtype)
-        ctx.save(ids)
-        ctx.vocab_size = int(table.shape[0])
-        return rows
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        (ids,) = ctx.saved
-        return (ctx.device.embedding_backward(dy, ids, ctx.vocab_size),)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
-from wgrad.autograd.operators import operator
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.precision import compute_dtype, store, up
 from wgrad.device.contract import Array, DType
 
@@ -17,8 +16,46 @@ LowRank = tuple[Array, Array]
 MOST_BATCHES = 65_535  # what one dimension of a dispatch counts up to
 
 
-@operator
+@differentiable
 def gemm(
+    ctx: Context,
+    a: Tensor,
+    b: Weight,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    alpha: float = 1.0,
+    dtype: DType = None,
+) -> Tensor:
+    """alpha * op(a) op(b): [M, K] (trans_a: [K, M]) times [K, N] (trans_b: [N, K]); a leading batch axis on both."""
+    ctx.save(a, b)
+    ctx.trans, ctx.alpha = (trans_a, trans_b), alpha
+    return ctx.device.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
+
+
+@gemm.backward
+def _(ctx: Context, dy: Array) -> Any:
+    a, b = ctx.saved
+    ta, tb = ctx.trans
+    gemm, alpha = ctx.device.gemm, ctx.alpha
+    da = db = None
+    if ctx.needs_grad[0]:  # d op(a) = dy op(b)^T, transposed when a was
+        da = (
+            gemm(b, dy, trans_a=tb, trans_b=True, alpha=alpha, dtype=a.dtype)
+            if ta
+            else gemm(dy, b, trans_b=not tb, alpha=alpha, dtype=a.dtype)
+        )
+    if ctx.needs_grad[1]:  # d op(b) = op(a)^T dy, transposed when b was
+        db = (
+            gemm(dy, a, trans_a=True, trans_b=ta, alpha=alpha, dtype=b.dtype)
+            if tb
+            else gemm(a, dy, trans_a=not ta, alpha=alpha, dtype=b.dtype)
+        )
+    return da, db
+
+
+@gemm.operator
+def _(
     args: Args,
     a: Array,
     b: Array,
@@ -118,33 +155,3 @@ def add_epilogue(
         y += up(bias, compute)
     if residual is not None:
         y += up(residual, compute)
-
-
-class Gemm(Function):
-    """alpha * op(a) op(b), batched or not; without `dtype` the result has a's."""
-
-    @staticmethod
-    def forward(ctx: Context, a: Array, b: Array, *, trans_a: bool, trans_b: bool, alpha: float, dtype: Any) -> Array:
-        ctx.save(a, b)
-        ctx.trans, ctx.alpha = (trans_a, trans_b), alpha
-        return ctx.device.gemm(a, b, trans_a=trans_a, trans_b=trans_b, alpha=alpha, dtype=dtype)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        a, b = ctx.saved
-        ta, tb = ctx.trans
-        gemm, alpha = ctx.device.gemm, ctx.alpha
-        da = db = None
-        if ctx.needs_grad[0]:  # d op(a) = dy op(b)^T, transposed when a was
-            da = (
-                gemm(b, dy, trans_a=tb, trans_b=True, alpha=alpha, dtype=a.dtype)
-                if ta
-                else gemm(dy, b, trans_b=not tb, alpha=alpha, dtype=a.dtype)
-            )
-        if ctx.needs_grad[1]:  # d op(b) = op(a)^T dy, transposed when b was
-            db = (
-                gemm(dy, a, trans_a=True, trans_b=ta, alpha=alpha, dtype=b.dtype)
-                if tb
-                else gemm(a, dy, trans_a=not ta, alpha=alpha, dtype=b.dtype)
-            )
-        return da, db

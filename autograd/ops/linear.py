@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.operators import Rules, operator
 from wgrad.autograd.ops.elementwise import column_sums
 from wgrad.autograd.ops.gemm import LowRank, add_epilogue, epilogue
@@ -33,8 +33,115 @@ from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 DECODE_ELEMENTS = 1 << 22
 
 
-@operator
-def linear_quantized(
+@Rules
+def _linear_rules(
+    args: Args,
+    x: Array,
+    weight: Array | FrozenWeight,
+    bias: Array | None,
+    residual: Array | None,
+    a: Array | None,
+    b: Array | None,
+    dtype: DType,
+) -> dict[str, Any]:
+    """x [..., K], weight [N, K], bias [N], residual [..., N], a (lora_A) [r, K], b (lora_B) [N, r] -> dtype of y."""
+    args.array("x", x, "... K")
+    frozen = isinstance(weight, FrozenWeight)
+    kinds = " or ".join(kind.__name__ for kind in formats().values())
+    args.rule(
+        frozen == (args.op == "linear_quantized"),
+        f"weight must be {'an array: call linear_quantized' if frozen else f'an {kinds}: call linear, or quantize it'}"
+        f", got {type(weight).__name__}",
+    )
+    if isinstance(weight, FrozenWeight):
+        frozen_weight(args, "weight", weight)
+        args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")
+    else:
+        hint = "a linear weight is [out, in]: transpose it if it is [in, out]"
+        args.array("weight", weight, "N K", "weight", hint)
+    if bias is not None:
+        args.array("bias", bias, "N", "f32")
+    if residual is not None:
+        wanted = (*tuple(x.shape)[:-1], args.size["N"])
+        args.array("residual", residual, "... N")
+        args.rule(
+            tuple(residual.shape) == wanted,
+            f"residual must have the shape of the result {list(wanted)}, got {list(residual.shape)}; reshape it",
+        )
+    if a is not None or b is not None:
+        args.array("lora.a", a, "r K", "f32", "lora_A is [r, in]")
+        args.array("lora.b", b, "N r", "f32", "lora_B is [out, r]")
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+@differentiable
+def linear(
+    ctx: Context,
+    x: Tensor,
+    weight: Weight,
+    *,
+    bias: Weight | None = None,
+    residual: Tensor | None = None,
+    lora: LoraTerm | None = None,
+    dtype: DType = None,
+) -> Tensor:
+    """x [..., K] times weight [N, K] transposed, + LoRA + bias [N] + residual [..., N] -> [..., N]."""
+    a, b = (None, None) if lora is None else (lora.a, lora.b)
+    dtype = _linear_rules.check(ctx.device, (x, weight, bias, residual, a, b, dtype), {}, ctx.name)["dtype"]
+    rows, u = as_rows(ctx, x), None
+    if lora is not None:
+        lora_term.check(ctx.device, (lora.scaling, lora.dropout, lora.seed, lora.stream), {}, ctx.name)
+        u = lora_forward(ctx, rows, lora)
+    wants_x = ctx.needs_grad[1] or lora is not None
+    ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, u)
+    ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
+    ctx.residual_dtype = None if residual is None else residual.dtype
+    options: dict[str, Any] = {
+        "bias": bias,
+        "residual": None if residual is None else as_rows(ctx, residual),
+        "lowrank": None if u is None else (u, b),
+        "dtype": dtype,
+    }
+    if isinstance(weight, FrozenWeight):
+        y = ctx.device.linear_quantized(rows, weight, **options)
+    else:
+        y = ctx.device.gemm(rows, weight, trans_b=True, **options)
+    return with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
+
+
+@linear.backward
+def _(ctx: Context, dy: Array) -> Any:
+    x, weight, u = ctx.saved
+    rows, lora = as_rows(ctx, dy), ctx.lora
+    du = None if lora is None else lora_grad_u(ctx, rows, lora)
+    dx = da = db = None
+    if ctx.needs_grad[0]:
+        fused = (du, lora.a) if lora is not None and lora.dropout == 0 else None
+        product = ctx.device.linear_quantized_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
+        dx = product(rows, weight, lowrank=fused, dtype=ctx.x_dtype)
+        if lora is not None and fused is None:
+            dx = lora_add_grad_x(ctx, dx, du, lora)
+        dx = with_shape(ctx, dx, ctx.x_shape)
+    dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None
+    if lora is not None:
+        da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora)
+    return dx, dweight, column_sums(ctx, 2, dy), _residual_grad(ctx, 3, dy), da, db
+
+
+def _residual_grad(ctx: Context, i: int, dy: Array) -> Array | None:
+    """The gradient of a residual, argument i: dy itself, in the residual's dtype."""
+    if not ctx.needs_grad[i]:
+        return None
+    return dy if dy.dtype == ctx.residual_dtype else ctx.device.cast(dy, ctx.residual_dtype)
+
+
+linear_quantized = linear.renamed(
+    "linear_quantized", "`linear` on a frozen weight of some format (device/formats), decoded inside the product."
+)
+
+
+@linear_quantized.operator
+def _(
     args: Args,
     x: Array,
     weight: FrozenWeight,
@@ -97,111 +204,3 @@ def _row_chunks(weight: FrozenWeight) -> list[slice]:
     rows, columns = weight.shape
     step = max(1, DECODE_ELEMENTS // columns)
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
-
-
-@Rules
-def linear(
-    args: Args,
-    x: Array,
-    weight: Array | FrozenWeight,
-    bias: Array | None,
-    residual: Array | None,
-    a: Array | None,
-    b: Array | None,
-    dtype: DType,
-) -> dict[str, Any]:
-    """x [..., K], weight [N, K], bias [N], residual [..., N], a (lora_A) [r, K], b (lora_B) [N, r] -> dtype of y."""
-    args.array("x", x, "... K")
-    frozen = isinstance(weight, FrozenWeight)
-    kinds = " or ".join(kind.__name__ for kind in formats().values())
-    args.rule(
-        frozen == (args.op == "linear_quantized"),
-        f"weight must be {'an array: call linear_quantized' if frozen else f'an {kinds}: call linear, or quantize it'}"
-        f", got {type(weight).__name__}",
-    )
-    if isinstance(weight, FrozenWeight):
-        frozen_weight(args, "weight", weight)
-        args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")
-    else:
-        hint = "a linear weight is [out, in]: transpose it if it is [in, out]"
-        args.array("weight", weight, "N K", "weight", hint)
-    if bias is not None:
-        args.array("bias", bias, "N", "f32")
-    if residual is not None:
-        wanted = (*tuple(x.shape)[:-1], args.size["N"])
-        args.array("residual", residual, "... N")
-        args.rule(
-            tuple(residual.shape) == wanted,
-            f"residual must have the shape of the result {list(wanted)}, got {list(residual.shape)}; reshape it",
-        )
-    if a is not None or b is not None:
-        args.array("lora.a", a, "r K", "f32", "lora_A is [r, in]")
-        args.array("lora.b", b, "N r", "f32", "lora_B is [out, r]")
-    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
-
-
-class Linear(Function):
-    """y = x W^T + u B^T + bias + residual, u = scaling * dropout(x) A^T. Inputs: x, weight, bias, residual, a, b.
-
-    A frozen weight is decoded inside the product, and has no gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        x: Array,
-        weight: Array | FrozenWeight,
-        bias: Array | None,
-        residual: Array | None,
-        a: Array | None,
-        b: Array | None,
-        *,
-        op: str,
-        lora: LoraTerm | None,
-        dtype: DType,
-    ) -> Array:
-        dtype = linear.check(ctx.device, (x, weight, bias, residual, a, b, dtype), {}, op)["dtype"]
-        rows, u = as_rows(ctx, x), None
-        if lora is not None:
-            lora_term.check(ctx.device, (lora.scaling, lora.dropout, lora.seed, lora.stream), {}, op)
-            u = lora_forward(ctx, rows, a, lora)
-        wants_x = ctx.needs_grad[1] or lora is not None
-        ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, a, b, u)
-        ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
-        ctx.residual_dtype = None if residual is None else residual.dtype
-        options: dict[str, Any] = {
-            "bias": bias,
-            "residual": None if residual is None else as_rows(ctx, residual),
-            "lowrank": None if u is None else (u, b),
-            "dtype": dtype,
-        }
-        if isinstance(weight, FrozenWeight):
-            y = ctx.device.linear_quantized(rows, weight, **options)
-        else:
-            y = ctx.device.gemm(rows, weight, trans_b=True, **options)
-        return with_shape(ctx, y, (*ctx.x_shape[:-1], y.shape[-1]))
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        x, weight, a, b, u = ctx.saved
-        rows, lora = as_rows(ctx, dy), ctx.lora
-        du = None if lora is None else lora_grad_u(ctx, rows, b, lora)
-        dx = da = db = None
-        if ctx.needs_grad[0]:
-            fused = (du, a) if lora is not None and lora.dropout == 0 else None
-            product = ctx.device.linear_quantized_backward if isinstance(weight, FrozenWeight) else ctx.device.gemm
-            dx = product(rows, weight, lowrank=fused, dtype=ctx.x_dtype)
-            if lora is not None and fused is None:
-                dx = lora_add_grad_x(ctx, dx, du, a, lora)
-            dx = with_shape(ctx, dx, ctx.x_shape)
-        dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None
-        if lora is not None:
-            da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora)
-        return dx, dweight, column_sums(ctx, 2, dy), _residual_grad(ctx, 3, dy), da, db
-
-
-def _residual_grad(ctx: Context, i: int, dy: Array) -> Array | None:
-    """The gradient of a residual, input i: dy itself, in the residual's dtype."""
-    if not ctx.needs_grad[i]:
-        return None
-    return dy if dy.dtype == ctx.residual_dtype else ctx.device.cast(dy, ctx.residual_dtype)

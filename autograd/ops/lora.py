@@ -7,7 +7,7 @@ stands in memory. It stays float32 and is what the backward reads again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
 
 
-@dataclass(frozen=True)
-class LoraTerm:
+class LoraTerm(NamedTuple):
     """a: lora_A [r, K], b: lora_B [N, r], float32. scaling: alpha / r (rsLoRA: alpha / sqrt(r)).
 
     dropout: probability, on the way into A only. It needs seed (uint32 [2] on the device) and a stream of its own per
@@ -44,14 +43,14 @@ def lora_term(args: Args, scaling: float, rate: float, seed: Array | None, strea
         dropout_stream(args, stream)
 
 
-def lora_forward(ctx: Context, x: Array, a: Array, lora: LoraTerm) -> Array:
+def lora_forward(ctx: Context, x: Array, lora: LoraTerm) -> Array:
     """x [M, K] -> u float32 [M, r]."""
-    return ctx.device.gemm(_dropped(ctx, x, lora), a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
+    return ctx.device.gemm(_dropped(ctx, x, lora), lora.a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
 
 
-def lora_grad_u(ctx: Context, dy: Array, b: Array, lora: LoraTerm) -> Array:
+def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm) -> Array:
     """dy [M, N] -> du float32 [M, r]; scaling is in it, as it is in u."""
-    return ctx.device.gemm(dy, b, alpha=lora.scaling, dtype=np.float32)
+    return ctx.device.gemm(dy, lora.b, alpha=lora.scaling, dtype=np.float32)
 
 
 def lora_grad_weights(
@@ -59,7 +58,7 @@ def lora_grad_weights(
 ) -> tuple[Array | None, Array | None]:
     """dA = du^T dropout(x) [r, K] and dB = dy^T u [N, r], added to the leaves' buffers where they have them.
 
-    inputs: which inputs of the Function A and B are.
+    inputs: which arguments A and B are.
     """
     i, j = inputs
     da = weight_grad(ctx, i, du, _dropped(ctx, x, lora)) if ctx.needs_grad[i] else None
@@ -67,15 +66,15 @@ def lora_grad_weights(
     return da, db
 
 
-def lora_add_grad_x(ctx: Context, dx: Array, du: Array, a: Array, lora: LoraTerm) -> Array:
+def lora_add_grad_x(ctx: Context, dx: Array, du: Array, lora: LoraTerm) -> Array:
     """dx + dropout(du A), for a dx that is ours; only where there is dropout (else the product's epilogue does it)."""
-    through = ctx.device.gemm(du, a, dtype=dx.dtype)
+    through = ctx.device.gemm(du, lora.a, dtype=dx.dtype)
     through = ctx.device.dropout(through, lora.dropout, lora.seed, lora.stream)
     return ctx.device.add(dx, through, out=dx)
 
 
 def weight_grad(ctx: Context, i: int, dy: Array, x: Array) -> Array | None:
-    """dW = dy^T x float32, for input i of the Function: into its leaf's buffer (then None), or a new array."""
+    """dW = dy^T x float32, for argument i: into its leaf's buffer (then None), or a new array."""
     buffer = ctx.grad_buffer(i)
     dw = ctx.device.gemm(dy, x, trans_a=True, out=buffer, accumulate=buffer is not None, dtype=np.float32)
     return dw if buffer is None else None

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
-from wgrad.autograd.operators import operator
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.precision import compute_dtype, up
 from wgrad.device.contract import Array
 
@@ -20,10 +19,32 @@ IGNORE_INDEX = -100
 LOGIT_ELEMENTS = 1 << 22
 
 
-@operator
-def linear_cross_entropy(
-    args: Args, x: Array, weight: Array, targets: Array, *, need_dx: bool = True, need_dweight: bool = False
-) -> None:
+@differentiable
+def linear_cross_entropy(ctx: Context, x: Tensor, weight: Weight, targets: Array) -> Tensor:
+    """x [N, C], weight [V, C], targets int32 [N] (-100 ignored) -> loss float32 [1], summed over the targets.
+
+    The gradients come out of the forward (logits stand there a chunk at a time); the backward multiplies them by its
+    seed, in float32, before x's dtype is restored: a loss scale must act before the rounding to float16.
+    """
+    need_dx, need_dweight, _ = ctx.needs_grad
+    options = {"need_dx": need_dx, "need_dweight": need_dweight}
+    loss, dx, dweight = ctx.device.linear_cross_entropy(x, weight, targets, **options)
+    ctx.save(dx, dweight)
+    ctx.dtype = x.dtype
+    return loss
+
+
+@linear_cross_entropy.backward
+def _(ctx: Context, dloss: Array) -> Any:
+    dx, dweight = ctx.saved
+    if dx is not None:
+        dx = ctx.device.scale_by(dx, dloss)
+        dx = dx if dx.dtype == ctx.dtype else ctx.device.cast(dx, ctx.dtype)
+    return dx, None if dweight is None else ctx.device.scale_by(dweight, dloss)
+
+
+@linear_cross_entropy.operator
+def _(args: Args, x: Array, weight: Array, targets: Array, *, need_dx: bool = True, need_dweight: bool = False) -> None:
     """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored ->
     loss float32 [1] (sum over targets of -log softmax(x weight^T)), dx [N, C] float32, dweight [V, C] float32
     (None where not needed). Logits stand in memory only a chunk of tokens (and of vocabulary) at a time."""
@@ -59,29 +80,3 @@ def _(
         if dweight is not None:
             dweight += p.T @ wide[rows]
     return loss.astype(compute), dx, dweight
-
-
-class LinearCrossEntropy(Function):
-    """x [N, C], weight [V, C], targets int32 [N] (-100 ignored) -> float32 [1], summed over the targets.
-
-    The gradients come out of the forward (logits stand there a chunk at a time); the backward multiplies them by its
-    seed, in float32, before x's dtype is restored: a loss scale must act before the rounding to float16.
-    """
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, *, targets: Array) -> Array:
-        need_dx, need_dweight = ctx.needs_grad
-        loss, dx, dweight = ctx.device.linear_cross_entropy(
-            x, weight, targets, need_dx=need_dx, need_dweight=need_dweight
-        )
-        ctx.save(dx, dweight)
-        ctx.dtype = x.dtype
-        return loss
-
-    @staticmethod
-    def backward(ctx: Context, dloss: Array) -> Any:
-        dx, dweight = ctx.saved
-        if dx is not None:
-            dx = ctx.device.scale_by(dx, dloss)
-            dx = dx if dx.dtype == ctx.dtype else ctx.device.cast(dx, ctx.dtype)
-        return dx, None if dweight is None else ctx.device.scale_by(dweight, dloss)

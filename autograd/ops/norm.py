@@ -7,15 +7,56 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
 from wgrad.device.contract import Array, DType
 
 
-@operator
-def rms_norm(args: Args, x: Array, weight: Array, eps: float, *, dtype: DType = None) -> dict[str, Any]:
+@differentiable
+def rms_norm(ctx: Context, x: Tensor, weight: Weight, eps: float, *, dtype: DType = None) -> Tensor:
+    """x [..., C], weight float32 [C] -> x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
+    return _normed(ctx, x, weight, eps, dtype)
+
+
+@rms_norm.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return _norm_grads(ctx, dy, None)
+
+
+@differentiable
+def rms_norm_residual(
+    ctx: Context, h: Tensor, weight: Weight, eps: float, *, dtype: DType = None
+) -> tuple[Tensor, Tensor]:
+    """-> norm(h), h. Use the second output from here on: it is h itself (the same storage), and its gradient is added
+    inside the norm's backward rather than by a launch of its own."""
+    return _normed(ctx, h, weight, eps, dtype), h
+
+
+@rms_norm_residual.backward
+def _(ctx: Context, dy: Array | None, dh: Array | None) -> Any:
+    return (dh, None) if dy is None else _norm_grads(ctx, dy, dh)
+
+
+def _normed(ctx: Context, x: Array, weight: Array, eps: float, dtype: DType) -> Array:
+    rows = as_rows(ctx, x)
+    rms_norm.rules.check(ctx.device, (rows, weight, eps), {"dtype": dtype}, ctx.name)
+    y, rstd = ctx.device.rms_norm(rows, weight, eps, dtype=dtype)
+    ctx.save(rows, weight, rstd)
+    ctx.shape = tuple(x.shape)
+    return with_shape(ctx, y, x.shape)
+
+
+def _norm_grads(ctx: Context, dy: Array, dh: Array | None) -> tuple[Array, Array | None]:
+    residual_grad = None if dh is None else as_rows(ctx, dh)
+    options = {"residual_grad": residual_grad, "need_dweight": ctx.needs_grad[1]}
+    dx, dweight = ctx.device.rms_norm_backward(as_rows(ctx, dy), *ctx.saved, **options)
+    return with_shape(ctx, dx, ctx.shape), dweight
+
+
+@rms_norm.operator
+def _(args: Args, x: Array, weight: Array, eps: float, *, dtype: DType = None) -> dict[str, Any]:
     """x [R, C], weight [C] float32 -> y [R, C] (default dtype: x's), rstd [R] float32.
 
     y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps).
@@ -71,53 +112,3 @@ def _(
         dx += up(residual_grad, compute)
     dweight = np.sum(grad * normed, axis=0) if need_dweight else None
     return finish(dx, dtype, compute), dweight
-
-
-def _forward(ctx: Context, op: str, x: Array, weight: Array, eps: float, dtype: Any) -> Array:
-    rows = as_rows(ctx, x)
-    rms_norm.check(ctx.device, (rows, weight, eps), {"dtype": dtype}, op)
-    y, rstd = ctx.device.rms_norm(rows, weight, eps, dtype=dtype)
-    ctx.save(rows, weight, rstd)
-    ctx.shape = tuple(x.shape)
-    return with_shape(ctx, y, x.shape)
-
-
-def _backward(ctx: Context, dy: Array, dh: Array | None) -> tuple[Array, Array | None]:
-    x, weight, rstd = ctx.saved
-    dx, dweight = ctx.device.rms_norm_backward(
-        as_rows(ctx, dy),
-        x,
-        weight,
-        rstd,
-        residual_grad=None if dh is None else as_rows(ctx, dh),
-        need_dweight=ctx.needs_grad[1],
-        dtype=x.dtype,
-    )
-    return with_shape(ctx, dx, ctx.shape), dweight
-
-
-class RMSNorm(Function):
-    """y = x * rstd * weight over the last axis, rstd = 1 / sqrt(mean(x^2) + eps). x [..., C], weight float32 [C]."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array, *, eps: float, dtype: Any) -> Array:
-        return _forward(ctx, "rms_norm", x, weight, eps, dtype)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return _backward(ctx, dy, None)
-
-
-class RMSNormResidual(Function):
-    """h -> norm(h), h. The second output is h itself (the same storage) on its way along the residual stream, so that
-    its gradient is added inside the backward of the norm rather than by a launch of its own."""
-
-    @staticmethod
-    def forward(ctx: Context, h: Array, weight: Array, *, eps: float, dtype: Any) -> tuple[Array, Array]:
-        return _forward(ctx, "rms_norm_residual", h, weight, eps, dtype), h
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array | None, dh: Array | None) -> Any:
-        if dy is None:
-            return dh, None
-        return _backward(ctx, dy, dh)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.decoding import append, cache_dtype, fits_cache
 from wgrad.autograd.precision import compute_dtype, finish, up
@@ -25,8 +25,20 @@ def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> 
     args.array("positions", positions, "N", "i32")
 
 
-@operator
-def rope(args: Args, x: Array, cos: Array, sin: Array, positions: Array, *, inverse: bool = False) -> None:
+@differentiable
+def rope(ctx: Context, x: Tensor, cos: Array, sin: Array, positions: Array) -> Tensor:
+    """x [N, H, D], cos and sin float32 [P, D/2], positions int32 [N]; half-split."""
+    ctx.save(cos, sin, positions)
+    return ctx.device.rope(x, cos, sin, positions)
+
+
+@rope.backward
+def _(ctx: Context, dy: Array) -> Any:
+    return (ctx.device.rope(dy, *ctx.saved, inverse=True),)
+
+
+@rope.operator
+def _(args: Args, x: Array, cos: Array, sin: Array, positions: Array, *, inverse: bool = False) -> None:
     """x [N, H, D]; cos, sin float32 [P, D/2] (scaling and its factor are in the table); positions int32 [N].
     Half-split: element i pairs with i + D/2. `inverse` rotates back: that is the backward."""
     args.array("x", x, "N H D", "float", "flatten batch and time into N")
@@ -88,16 +100,3 @@ def _(
 ) -> None:
     for cache, new in ((keys, rotate(k, cos, sin, positions)), (values, v)):
         append(cache, new.reshape(cache.shape[0], -1, *cache.shape[2:]), int(cache_len[0]))
-
-
-class Rope(Function):
-    """x [N, H, D], cos and sin float32 [P, D/2], positions int32 [N]. The backward rotates the other way."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, *, cos: Array, sin: Array, positions: Array) -> Array:
-        ctx.save(cos, sin, positions)
-        return ctx.device.rope(x, cos, sin, positions)
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        return (ctx.device.rope(dy, *ctx.saved, inverse=True),)

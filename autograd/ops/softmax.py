@@ -7,15 +7,29 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
-from wgrad.autograd.function import Context, Function
+from wgrad.autograd.function import Context, Tensor, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
 from wgrad.device.contract import Array
 
 
-@operator
-def softmax(args: Args, x: Array) -> None:
+@differentiable
+def softmax(ctx: Context, x: Tensor) -> Tensor:
+    """Over the last axis."""
+    y = with_shape(ctx, ctx.device.softmax(as_rows(ctx, x)), x.shape)
+    ctx.save(y)
+    return y
+
+
+@softmax.backward
+def _(ctx: Context, dy: Array) -> Any:
+    (y,) = ctx.saved
+    return (with_shape(ctx, ctx.device.softmax_backward(as_rows(ctx, dy), as_rows(ctx, y)), y.shape),)
+
+
+@softmax.operator
+def _(args: Args, x: Array) -> None:
     """Over the last axis of [R, C]."""
     args.array("x", x, "R C")
 
@@ -39,18 +53,3 @@ def _(dy: np.ndarray, y: np.ndarray) -> np.ndarray:
     compute = compute_dtype(dy, y)
     grad, out = up(dy, compute), up(y, compute)
     return finish(out * (grad - np.sum(grad * out, axis=-1, keepdims=True)), dy.dtype, compute)
-
-
-class Softmax(Function):
-    """Over the last axis; dx = y (dy - sum(dy y))."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        y = with_shape(ctx, ctx.device.softmax(as_rows(ctx, x)), x.shape)
-        ctx.save(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Context, dy: Array) -> Any:
-        (y,) = ctx.saved
-        return (with_shape(ctx, ctx.device.softmax_backward(as_rows(ctx, dy), as_rows(ctx, y)), y.shape),)

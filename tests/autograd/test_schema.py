@@ -163,6 +163,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.rms_norm(t(3, 10), f32(9), 1e-5),
         r"rms_norm: weight must be \[C\] with C = 10 from x, got shape \[9\]",
     ),
+    "rms_norm axes": (
+        lambda: F.rms_norm(t(10), f32(10), 1e-5),
+        r"rms_norm: x must have at least 2 axes, got shape \[10\]; reshape it",
+    ),
     "rms_norm eps": (lambda: F.rms_norm_residual(t(3, 10), f32(10), 0.0), r"rms_norm_residual: eps must be positive"),
     "swiglu": (
         lambda: F.swiglu(t(3, 10), t(3, 9)),

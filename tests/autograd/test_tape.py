@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from typing import Any
 
@@ -173,6 +174,38 @@ def test_a_gradient_in_another_dtype_is_cast(device: Device) -> None:
     F.sum(y).backward()
     assert grad(x).dtype == np.float32
     np.testing.assert_array_equal(grad(x), np.full((2, 3), 3.0))
+
+
+def test_a_constant_gets_no_gradient_silently(cpu: ReferenceDevice) -> None:
+    x, positions = leaf(cpu, np.ones((3, 2, 6))), np.zeros(3, np.int32)
+    cos, sin = leaf(cpu, np.ones((9, 3))), np.zeros((9, 3), np.float32)
+    y = F.sum(F.rope(x, cos, sin, positions))
+    with pytest.raises(WgradError, match="rope: an argument without gradient is a Tensor that requires one; detach it"):
+        y.backward()
+    F.sum(F.rope(x, cos.detach(), sin, positions)).backward()
+    assert cos.grad is None and grad(x).shape == (3, 2, 6)
+
+
+def test_a_function_shows_its_forward() -> None:
+    """Its signature without the context, or its operator's, and its words."""
+    shown = {name: list(inspect.signature(getattr(F, name)).parameters) for name in ("rms_norm", "linear", "swiglu")}
+    assert shown["rms_norm"] == ["x", "weight", "eps", "dtype"] and shown["swiglu"] == ["gate", "up"]
+    assert shown["linear"] == list(inspect.signature(F.linear_quantized).parameters)
+    assert inspect.signature(F.dropout).return_annotation == "Tensor"
+    for name, function in ((n, getattr(F, n)) for n in F.__all__):
+        assert function.__doc__ and function.__name__ == name
+
+
+def test_arguments_by_name_are_those_by_place(device: Device) -> None:
+    """In any order, each gets its own gradient."""
+    rng = np.random.default_rng(0)
+    for function, by_place in ((F.swiglu, ("gate", "up")), (F.mul, ("a", "b"))):
+        arrays = [rng.standard_normal((3, 4)) for _ in by_place]
+        placed, named = ([leaf(device, a) for a in arrays] for _ in range(2))
+        F.sum(function(*placed)).backward()
+        F.sum(function(**dict(reversed(list(zip(by_place, named)))))).backward()
+        for one, other in zip(placed, named):
+            np.testing.assert_array_equal(grad(one), grad(other))
 
 
 # ---- memory ------------------------------------------------------------------------------
