@@ -19,7 +19,6 @@ from wgrad.train.data.tokenizer_files import (
     explain,
     read_backend,
     read_options,
-    read_special_tokens,
     read_templates,
     token_text,
 )
@@ -162,7 +161,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
                 "(AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)), or take a repository that has it"
             )
         raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files beside the weights")
-    config = read_special_tokens(folder)
-    tokenizer = Tokenizer(read_backend(folder, config), config, read_templates(folder, config), str(folder))
+    backend, config = read_backend(folder)
+    tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder))
     tokenizer.stop_ids |= _stop_ids(folder)
     return tokenizer

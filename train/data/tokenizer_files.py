@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.tokenizer_classes import choose_class, finish, rebuild
 from wgrad.train.files.decode import FETCH, read_json
 from wgrad.train.files.input_files import exists, read_input, reading
 
@@ -21,8 +22,6 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 _LARGEST = 1 << 28  # bytes of a tokenizer.json; the largest of 2026 have about 40 MiB
 _LONGEST_TEMPLATE = 4 << 20  # bytes of a chat template in a file of its own
-# Model types for which transformers does not take a declared LlamaTokenizer at its word.
-_NOT_AS_LLAMA = ("mistral", "qwen2")
 
 
 class _Parts(msgspec.Struct):
@@ -40,29 +39,36 @@ def read_options(folder: Path, name: str) -> dict[str, Any]:
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json with what special_tokens_map.json adds to it, or says otherwise where the former has no
-    list of added tokens."""
+    list of added tokens; extra tokens with names of their own stand beside the others."""
     config, special = read_options(folder, "tokenizer_config.json"), read_options(folder, "special_tokens_map.json")
-    return special | config if "added_tokens_decoder" in config else config | special
+    config = special | config if "added_tokens_decoder" in config else config | special
+    more = config.get("extra_special_tokens")
+    return config | more if isinstance(more, dict) else config
 
 
-def read_backend(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of tokenizer.json, rebuilt where transformers rebuilds it. config: tokenizer_config.json.
+def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The tokenizer of tokenizer.json, rebuilt where transformers rebuilds it, and what `read_special_tokens` gives,
+    with the special tokens that the tokenizer's class adds to it.
 
-    WgradError: not there, not readable, ids that it does not have.
+    WgradError: not there, not readable, ids that it does not have, a class that cannot be rebuilt.
     """
-    path = folder / "tokenizer.json"
+    path, config = folder / "tokenizer.json", read_special_tokens(folder)
     data = read_input(path, "--model", _LARGEST)
+    chosen = choose_class(config, read_options(folder, "config.json"), data, str(folder))
     try:
         backend = tokenizers.Tokenizer.from_buffer(data)
         parts = msgspec.json.decode(data, type=_Parts)
         _check_ids(backend, parts, path)
-        if _is_llama(folder, config, data):
-            backend = _rebuild_as_llama(config, data, backend)
-        _add_tokens(backend, _added_tokens(folder, config, parts), config)
+        if chosen is not None:
+            config = chosen.tokens | config
+            backend = rebuild(chosen, config, data, backend)
+        special = _add_tokens(backend, _added_tokens(folder, config, parts), config)
+        if chosen is not None:
+            finish(chosen, backend, token_text(config.get("bos_token")), special)
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         backend.no_padding()
         backend.no_truncation()
-        return backend
+        return backend, config
     except WgradError:
         raise
     except BaseException as error:
@@ -137,35 +143,6 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _is_llama(folder: Path, config: dict[str, Any], data: bytes) -> bool:
-    """Whether transformers would build its LlamaTokenizer, with a pre-tokenizer and a decoder of its own."""
-    model = read_options(folder, "config.json")
-    declared = config.get("tokenizer_class") or model.get("tokenizer_class")
-    if not isinstance(declared, str) or declared.removesuffix("Fast") != "LlamaTokenizer":
-        return False
-    return model.get("model_type") not in _NOT_AS_LLAMA and b'"ByteLevel"' not in data
-
-
-def _rebuild_as_llama(config: dict[str, Any], data: bytes, backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer of the vocabulary, merges and post-processor of `backend` (tokenizer.json: `data`), else as
-    LlamaTokenizer."""
-    file = msgspec.json.decode(data)
-    vocab, merges = file["model"]["vocab"], file["model"].get("merges", [])
-    if isinstance(vocab, list):  # of a Unigram model: its scores are not used
-        vocab = {entry[0] if isinstance(entry, list) else entry: number for number, entry in enumerate(vocab)}
-    pairs: Any = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
-    rebuilt = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, fuse_unk=True, byte_fallback=True))
-    spaced = config.get("add_prefix_space")
-    spaced = True if spaced is None else bool(spaced)
-    first = "always" if config.get("legacy", False) else "first"
-    rebuilt.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", first if spaced else "never", split=False)
-    steps: list[Any] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    rebuilt.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if spaced else steps)
-    if backend.post_processor is not None:
-        rebuilt.post_processor = backend.post_processor
-    return rebuilt
-
-
 def _added_tokens(folder: Path, config: dict[str, Any], parts: _Parts) -> dict[int, AddedToken]:
     """Added tokens by id, from the first of the places that transformers looks at."""
     if "added_tokens_decoder" in config:
@@ -184,23 +161,34 @@ def _added_token(value: dict[str, Any], **flags: bool) -> AddedToken:
     return AddedToken(value["content"], **(kept | flags))
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, added: dict[int, AddedToken], config: dict[str, Any]) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, added: dict[int, AddedToken], config: dict[str, Any]) -> list[str]:
     """Tokens that are cut out of a text before all else: those of the files, and those that the configuration names,
-    which are special.
+    which are special and returned.
 
     A name that no token has stays without one: transformers would append it, with an id that the model lacks.
     """
-    there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    backend.add_tokens([token for _, token in sorted(added.items()) if repr(token) not in there])
-    known = {token.content: token for token in added.values()}
-    for name in SPECIAL:
-        value = config.get(name)
-        text = token_text(value)
-        if text and backend.token_to_id(text) is not None:
-            written = (
-                _added_token(value) if isinstance(value, dict) else AddedToken(text, special=True, normalized=False)
-            )
-            backend.add_special_tokens([known.get(text, written)])
+    there = list(backend.get_added_tokens_decoder().values())
+    same = {repr(token) for token in there}
+    new = [token for _, token in sorted(added.items()) if repr(token) not in same]
+    held = {token.content for token in there + new}
+    own = [key for key, value in config.items() if key.endswith("_token") and isinstance(value, str)]
+    named = _tokens([config.get(name) for name in dict.fromkeys((*SPECIAL, *own))])
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    special = named + _tokens(more)
+    special = [token for token in special if token.content in held or backend.token_to_id(token.content) is not None]
+    new += [token for token in special if token.content not in held]
+    for token in new:
+        token.special = token.special or token.content in {name.content for name in named}
+    backend.add_tokens(new)
+    return [token.content for token in special]
+
+
+def _tokens(values: Any) -> list[AddedToken]:
+    return [
+        _added_token(value) if isinstance(value, dict) else AddedToken(text, special=True, normalized=False)
+        for value in (values if isinstance(values, list) else ())
+        if (text := token_text(value))
+    ]
 
 
 # ---- chat templates --------------------------------------------------------------------------------
