@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    forward_and_backward,
-    normal,
-)
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, forward_and_backward, normal
 from wgrad.device.contract import Device
 
 
-def cases(dtype: np.dtype) -> list[Case]:
-    return _activation_cases(dtype)
-
-
-def _activation_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = []
     name = dtype_name(t)
     for shape in ((7, 123), (1, 3), (33, 128)):

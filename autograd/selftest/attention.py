@@ -7,19 +7,8 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import (
-    BUILTIN_ULPS,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
-
-
-def cases(dtype: np.dtype) -> list[Case]:
-    return _attention_cases(dtype)
 
 
 def _document_starts(rng: np.random.Generator, batch: int, length: int, documents: int) -> np.ndarray:
@@ -77,7 +66,7 @@ def attention_case(
     return Case(name, op, direction, dtype_name(t), text, build, back if backward else forward, BUILTIN_ULPS)
 
 
-def _attention_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = []
     for back in (False, True):
         found += [

@@ -30,7 +30,7 @@ class Case:
 
     build: random generator -> named inputs: NumPy arrays and frozen weights of NumPy arrays.
     call: device, the same names with the arrays on that device -> named outputs (device arrays).
-    finish: name of the host's arithmetic between `call` and what is judged (selftest_finish.py).
+    finish: name of the host's arithmetic between `call` and what is judged (finish.py).
     ulps: floor of the limit, in units of float32's epsilon of an output's largest value: what a right implementation
         may differ by from the order of a sum and from the shading language's own functions.
     """

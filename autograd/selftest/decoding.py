@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
 

@@ -1,4 +1,4 @@
-"""Self-test cases of the plain operators, and dropout."""
+"""Self-test cases of the plain operators, and of dropout, which takes the same inputs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    BF16,
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest import dropout
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Array, Device
 
 Call = Callable[[Device, Inputs], Array]
 
 
-def cases(dtype: np.dtype) -> list[Case]:
-    return _plain_cases(dtype)
-
-
-def _plain_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     """Operators of one line: the same inputs for all of them."""
     name = dtype_name(t)
     calls: dict[str, Call] = {
@@ -42,8 +30,7 @@ def _plain_cases(t: np.dtype) -> list[Case]:
         "sum_rows": lambda device, x: device.sum_rows(x["x"]),
         "sum_rows accumulate": lambda device, x: device.sum_rows(x["x"], out=x["b"], accumulate=True),
         "sum": lambda device, x: device.sum(x["x"]),
-        "dropout": lambda device, x: device.dropout(x["x"], 0.3, x["seed"], 7),
-        "dropout 0.05": lambda device, x: device.dropout(x["x"], 0.05, x["seed"], 123456789),
+        **dropout.CALLS,
     }
     if t == F16:
         calls["cast to float16"] = lambda device, x: device.cast(x["f32"], F16)

@@ -6,24 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    BF16,
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
 
-def cases(dtype: np.dtype) -> list[Case]:
-    return _embedding_cases(dtype)
-
-
-def _embedding_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     vocab, width, count = 71, 37, 123
     shape, name = f"{vocab}x{width},{count}", dtype_name(t)
 

@@ -6,21 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    BF16,
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
-
-
-def cases(dtype: np.dtype) -> list[Case]:
-    return _gemm_cases(dtype)
 
 
 def gemm_case(
@@ -83,7 +70,7 @@ def gemm_case(
     return Case(f"gemm_{form}/{variant}/{shape}/{dtypes}", "gemm", "forward", dtypes, shape, build, call)
 
 
-def _gemm_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = [
         gemm_case("plain", m, n, k, t, trans_a=ta, trans_b=tb)
         for ta, tb in ((False, False), (False, True), (True, False), (True, True))

@@ -8,20 +8,8 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import (
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
-
-
-def cases(dtype: np.dtype) -> list[Case]:
-    return _nf4_cases(dtype)
 
 
 def nf4_case(
@@ -68,7 +56,7 @@ def nf4_case(
     return Case(name, op, direction, dtype_name(x_dtype), shape, build, call)
 
 
-def _nf4_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = []
     for backward in (False, True):
         for double in (False, True):

@@ -6,22 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    BF16,
-    BUILTIN_ULPS,
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import BF16, BUILTIN_ULPS, F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
-
-
-def cases(dtype: np.dtype) -> list[Case]:
-    return _loss_cases(dtype)
 
 
 def _loss(
@@ -54,7 +40,7 @@ def _loss(
     return Case(f"{op}/{variant}/{shape}/{dtypes}", op, direction, dtypes, shape, build, call, ulps=BUILTIN_ULPS)
 
 
-def _loss_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = [
         _loss("loss only", 37, 123, 41, t, t, dx=False),
         _loss("dx", 37, 123, 41, t, t),

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wgrad.autograd.selftest.attention import attention_case
-from wgrad.autograd.selftest.case import (
-    BF16,
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-)
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import nf4_case
 from wgrad.device.contract import Device

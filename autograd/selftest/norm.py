@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import (
-    F16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
 

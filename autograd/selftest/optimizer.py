@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    normal,
-)
+from wgrad.autograd.selftest.case import F32, Case, Inputs, Outputs, normal
 from wgrad.device.contract import HYPER_SIZE, STATE_BIAS1, STATE_BIAS2, STATE_SIZE, Array, Device
 
 BETAS = {"beta1": 0.9, "beta2": 0.999}

@@ -8,20 +8,8 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import (
-    BF16,
-    F32,
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import BF16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Array, Device
-
-
-def cases(dtype: np.dtype) -> list[Case]:
-    return _quantize_cases(dtype)
 
 
 def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list[Case]:
@@ -78,7 +66,7 @@ def _dequantize(
     return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "dequantize", "forward", name, shape, build, call)
 
 
-def _quantize_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = _quantize(160, 136, t) + _quantize(35, 67, t) + _quantize(37, 200, t, 128)
     if t == F32:
         found += _quantize(123, 72, BF16)

@@ -6,21 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
 
-def cases(dtype: np.dtype) -> list[Case]:
-    return _rope_cases(dtype)
-
-
-def _rope_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = []
     for n, h, d in ((37, 3, 64), (41, 2, 40), (5, 4, 128), (1, 1, 6)):
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import (
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    forward_and_backward,
-    normal,
-)
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, forward_and_backward, normal
 from wgrad.device.contract import Device
 
 
-def cases(dtype: np.dtype) -> list[Case]:
-    return _softmax_cases(dtype)
-
-
-def _softmax_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     found = []
     for shape in ((5, 123), (41, 7), (3, 1003), (9, 64)):
 

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import (
-    Case,
-    Inputs,
-    Outputs,
-    dtype_name,
-    normal,
-)
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
 
-def cases(dtype: np.dtype) -> list[Case]:
-    return _storage_cases(dtype)
-
-
-def _storage_cases(t: np.dtype) -> list[Case]:
+def cases(t: np.dtype) -> list[Case]:
     def build(rng: np.random.Generator) -> Inputs:
         return {"x": normal(rng, (5, 64), t), "y": normal(rng, (3, 64), t)}
 
