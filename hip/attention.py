@@ -50,13 +50,14 @@ def attention(
     cache_len: Array,
     scale: float,
     window: int,
+    softcap: float,
 ) -> tuple[Array, Array]:
     """float16 and bfloat16 with heads of 64 or 128 elements on the matrix units; the rest (float32, other widths,
-    unaligned arrays, a scale that is not positive, one query and few keys) by the plain kernels."""
+    unaligned arrays, a scale that is not positive, a soft-cap, one query and few keys) by the plain kernels."""
     # Two tiles beyond the last key are addressed too, and not read.
     rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
-    if scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
-        return plain_attention(device, q, k, v, doc_start, cache_len, scale, window)
+    if softcap or scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
+        return plain_attention(device, q, k, v, doc_start, cache_len, scale, window, softcap)
     batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     kind = KINDS[q.dtype.name]

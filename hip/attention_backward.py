@@ -25,12 +25,13 @@ def attention_backward(
     doc_start: Array,
     scale: float,
     window: int,
+    softcap: float,
 ) -> tuple[Array, Array, Array]:
     """float16 and bfloat16 with heads of 64 or 128 elements on the matrix units; what they do not serve (float32, other
-    widths, arrays that are not aligned to 16 bytes) by the plain kernels."""
+    widths, a soft-cap, arrays that are not aligned to 16 bytes) by the plain kernels."""
     # A tile beyond the end is addressed too: one work-group's rows more.
-    if not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
-        return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window)
+    if softcap or not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
+        return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window, softcap)
     batch, length, heads, width = q.shape
     kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
     columns, threads = (256, 512) if device.wave == 64 else (64, 128)  # attention_gradient.hpp

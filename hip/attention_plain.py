@@ -8,13 +8,22 @@ from wgrad.hip.runtime.runtime import Runtime
 
 
 def plain_attention(
-    device: Runtime, q: Array, k: Array, v: Array, doc_start: Array, cache_len: Array, scale: float, window: int
+    device: Runtime,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    cache_len: Array,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> tuple[Array, Array]:
     batch, queries, heads, width = q.shape
     o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
     sizes = [queries, k.shape[1], heads, k.shape[2], width, window, type_codes(o, None, q, k, v)]
     device.launch(
-        "attention_plain", "attention_plain", [q, k, v, doc_start, cache_len, o, lse, *sizes, float(scale)],
+        "attention_plain", "attention_plain",
+        [q, k, v, doc_start, cache_len, o, lse, *sizes, float(scale), float(softcap)],
         (batch * queries * heads, 1, 1), work=2.0 * q.size * k.shape[1],
     )  # fmt: skip
     return o, lse
@@ -31,6 +40,7 @@ def plain_attention_backward(
     doc_start: Array,
     scale: float,
     window: int,
+    softcap: float,
 ) -> tuple[Array, Array, Array]:
     batch, queries, heads, width = q.shape
     kv_heads = k.shape[2]
@@ -40,7 +50,7 @@ def plain_attention_backward(
     rows = (batch * queries * heads, 1, 1)
     device.launch("attention_plain", "attention_delta", [do, o, delta, queries, heads, width, types], rows)
     inputs = [do, q, k, v, lse, delta, doc_start]
-    sizes = [queries, heads, kv_heads, width, window, types, float(scale)]
+    sizes = [queries, heads, kv_heads, width, window, types, float(scale), float(softcap)]
     work = 3.0 * q.size * queries
     device.launch("attention_plain", "attention_plain_dq", [*inputs, dq, *sizes], rows, work=work)
     keys = (batch * queries * kv_heads, 1, 1)

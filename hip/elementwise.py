@@ -1,4 +1,4 @@
-"""add, mul, scale, bias, mask, cast; sums, deterministic. Kernels: elementwise.hip, reduce.hip."""
+"""add, mul, scale, bias, mask, soft-cap, cast; sums, deterministic. Kernels: elementwise.hip, reduce.hip."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ def bias(device: Runtime, x: Array, b: Array) -> Array:
 @implements("mask")
 def mask(device: Runtime, x: Array, keep: Array, value: float) -> Array:
     return _elementwise(device, _MASK, x, keep, device.empty(x.shape, x.dtype), alpha=value)
+
+
+@implements("softcap")
+def softcap(device: Runtime, x: Array, cap: float) -> Array:
+    y = device.empty(x.shape, x.dtype)
+    arguments = [x, y, Long(x.size), type_codes(x, y), float(cap)]
+    device.launch("elementwise", "softcap", arguments, eights(x.size), work=x.nbytes + y.nbytes)
+    return y
 
 
 @implements("cast")

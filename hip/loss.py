@@ -15,7 +15,7 @@ CHUNK_BYTES = 128 << 20
 
 @implements("linear_cross_entropy")
 def linear_cross_entropy(
-    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool
+    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool, softcap: float
 ) -> tuple[Array, Array | None, Array | None]:
     (n, c), v = x.shape, weight.shape[0]
     losses = device.empty((n,))
@@ -28,7 +28,7 @@ def linear_cross_entropy(
         count = min(rows, n - first)
         part, logits = device.view(x, (count, c), first * c), device.view(memory, (count, v))
         dense_product(device, part, weight, logits, None, Epilogue(), trans_b=True)
-        arguments = [logits, targets, losses, v, first, int(need_dx or need_dweight)]
+        arguments = [logits, targets, losses, v, first, int(need_dx or need_dweight), float(softcap)]
         device.launch("softmax", "cross_entropy", arguments, (count, 1, 1), work=3 * logits.nbytes)
         if dx is not None:
             dense_product(device, logits, weight, device.view(dx, (count, c), first * c), None, Epilogue())

@@ -63,21 +63,31 @@ def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, li
 
 @implements("attention")
 def attention(
-    device: Runtime, q: Array, k: Array, v: Array, doc_start: Array, cache_len: Array, scale: float, window: int
+    device: Runtime,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    cache_len: Array,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> tuple[Array, Array]:
     batch, queries, heads, _ = q.shape
     o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
     for _, views in _batches(device, [q, k, v, doc_start, o, lse]):
-        _attention(device, views, cache_len, float(scale), window)
+        _attention(device, views, cache_len, float(scale), window, float(softcap))
     return o, lse
 
 
-def _attention(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int) -> None:
+def _attention(
+    device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float
+) -> None:
     q, k, v, doc_start, o, lse = views
     batch, queries, heads, width = q.shape
     if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
-        return _decode(device, views, cache_len, scale, window)
-    chosen, units = _plan(device, width), _on_units(device, q, k, v)
+        return _decode(device, views, cache_len, scale, window, softcap)
+    chosen, units = _plan(device, width), _on_units(device, softcap, q, k, v)
     tile = units or chosen.forward
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
@@ -90,18 +100,19 @@ def _attention(device: Runtime, views: list[Array], cache_len: Array, scale: flo
         [q, k, v, doc_start, cache_len, part, part_lse],
         [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
         device.groups(splits * groups, 1),
-        {**tile.constants(width), **types},
+        {**tile.constants(width), **types, "SOFTCAP": softcap},
         work=2.0 * q.size * k.shape[1],
     )
     _combine(device, part, part_lse, o, lse)
 
 
-def _on_units(device: Runtime, *arrays: Array) -> MatrixRows | None:
-    """The tile on matrix units, where the device has them and they serve these arrays."""
-    return attention_matrix.served(device.workgroup_bytes, *arrays) if device.matrix_units else None
+def _on_units(device: Runtime, softcap: Constant, *arrays: Array) -> MatrixRows | None:
+    """The tile on matrix units, where the device has them and they serve these arrays; they know no soft-cap."""
+    wanted = device.matrix_units and not softcap
+    return attention_matrix.served(device.workgroup_bytes, *arrays) if wanted else None
 
 
-def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int) -> None:
+def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:
     """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
     q, k, v, doc_start, o, lse = views
     batch, queries, heads, width = q.shape
@@ -127,7 +138,7 @@ def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float,
         [q, k, v, doc_start, cache_len, part, part_lse],
         [batch, queries, keys, heads, kv_heads, 1, splits, int(window), scale],
         device.groups(splits * groups, 1),
-        {**constants, **types},
+        {**constants, **types, "SOFTCAP": softcap},
         work=float(k.nbytes + v.nbytes),
     )
     _combine(device, part, part_lse, o, lse)
@@ -170,18 +181,19 @@ def attention_backward(
     doc_start: Array,
     scale: float,
     window: int,
+    softcap: float,
 ) -> tuple[Array, Array, Array]:
     dq, dk, dv = (device.empty(a.shape, a.dtype) for a in (q, k, v))
     for _, views in _batches(device, [do, q, k, v, o, lse, doc_start, dq, dk, dv]):
-        _attention_backward(device, views, float(scale), window)
+        _attention_backward(device, views, float(scale), window, float(softcap))
     return dq, dk, dv
 
 
-def _attention_backward(device: Runtime, views: list[Array], scale: float, window: int) -> None:
+def _attention_backward(device: Runtime, views: list[Array], scale: float, window: int, softcap: float) -> None:
     do, q, k, v, o, lse, doc_start, dq, dk, dv = views
     stats = _delta(device, do, o, lse)
     vec = q.shape[3] % 4 == 0
-    types = _types(vec, DO_T=do, Q_T=q, K_T=k, V_T=v)
+    types = {**_types(vec, DO_T=do, Q_T=q, K_T=k, V_T=v), "SOFTCAP": softcap}
     _backward_dq(device, [do, q, k, v, stats, doc_start], dq, types, scale, window)
     _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, types, scale, window)
 
@@ -208,7 +220,7 @@ def _backward_dq(
     device: Runtime, reads: list[Array], dq: Array, types: dict[str, Constant], scale: float, window: int
 ) -> None:
     batch, queries, heads, width = dq.shape
-    chosen, units = _plan(device, width), _on_units(device, *reads[:4])
+    chosen, units = _plan(device, width), _on_units(device, types["SOFTCAP"], *reads[:4])
     tile = units or chosen.dq
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
@@ -232,7 +244,7 @@ def _backward_dkv(
     batch, queries, kv_heads, width = dk.shape
     heads = reads[1].shape[2]
     group = heads // kv_heads
-    chosen, units = _plan(device, width), _on_units(device, *reads[:4])
+    chosen, units = _plan(device, width), _on_units(device, types["SOFTCAP"], *reads[:4])
     tile = units or chosen.dkv
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * kv_heads

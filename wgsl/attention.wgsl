@@ -12,6 +12,8 @@
 // product. The row maximum is shared after each tile; the row sum stays in parts until the end, as all parts are scaled
 // alike.
 //
+// SOFTCAP > 0 caps the scores: SOFTCAP tanh(scale q . k / SOFTCAP).
+//
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1; the exponent in base 2.
 #include "attention_forward.wgsl"
 #include "attention_tiles.wgsl"
@@ -159,6 +161,11 @@ fn main(
 #end
     }
 
+#if SOFTCAP
+#unroll n SCORES
+    s[$n] = capped(s[$n]);
+#end
+#endif
     // Masks only where a query of the tile may not see a key of it.
     if (j0 + BN > first_position + 1u || j0 + BN > p.keys || j0 < last_low) {
 #unroll i RM

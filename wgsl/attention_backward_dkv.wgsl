@@ -147,12 +147,18 @@ fn main(
 #unroll i RM
         {
           let key = vec4<u32>(j0 + $iu * TY + ty);
+#if SOFTCAP
+          let y = capped(s[$iu * RN4 + $gu] * (p.scale * LOG2E));
+          let x = select(vec4<f32>(0.0), exp2(y - lse), (key >= low) & (key <= t));
+          dp[$iu * RN4 + $gu] = x * (dp[$iu * RN4 + $gu] - delta) * cap_slope(y);
+#else
           let x = select(
             vec4<f32>(0.0),
             exp2(fma(s[$iu * RN4 + $gu], vec4<f32>(p.scale * LOG2E), -lse)),
             (key >= low) & (key <= t),
           );
           dp[$iu * RN4 + $gu] = x * (dp[$iu * RN4 + $gu] - delta);
+#endif
           p_tile[$i][ty].at[c / VN4][c % VN4] = x;
         }
 #end

@@ -99,8 +99,14 @@ fn main(
 #unroll i RM
 #unroll g RN4
     {
+#if SOFTCAP
+      let y = capped(s[$iu * RN4 + $gu] * (p.scale * LOG2E));
+      let x = exp2(y - vec4<f32>(stat[$i].x));
+      var ds = x * (dp[$iu * RN4 + $gu] - vec4<f32>(stat[$i].y)) * cap_slope(y);
+#else
       let x = exp2(fma(s[$iu * RN4 + $gu], vec4<f32>(p.scale * LOG2E), vec4<f32>(-stat[$i].x)));
       var ds = x * (dp[$iu * RN4 + $gu] - vec4<f32>(stat[$i].y));
+#endif
       if (masked) {
         let key = vec4<u32>(j0 + 4u * (tx + TX * $gu)) + vec4<u32>(0u, 1u, 2u, 3u);
         ds = select(vec4<f32>(0.0), ds, (key >= vec4<u32>(low[$i])) & (key <= vec4<u32>(t0 + $iu * TY + ty)));

@@ -101,6 +101,9 @@ fn main(
         }
       }
 #end
+#if SOFTCAP
+      s = select(capped(s), s, s == vec4<f32>(MASKED));
+#endif
     }
     reduce_tile[r_mine][lid % 16u] = max(max(s.x, s.y), max(s.z, s.w));
     workgroupBarrier();

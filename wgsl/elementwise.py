@@ -103,6 +103,11 @@ def mask(device: Runtime, x: Array, keep: Array, value: float) -> Array:
     return _elementwise(device, "mask", x, keep, device.empty(x.shape, x.dtype), value)
 
 
+@implements("softcap")
+def softcap(device: Runtime, x: Array, cap: float) -> Array:
+    return _elementwise(device, "softcap", x, None, device.empty(x.shape, x.dtype), cap)
+
+
 @implements("cast")
 def cast(device: Runtime, x: Array, dtype: np.dtype) -> Array:
     y = device.empty(x.shape, dtype)

@@ -13,7 +13,7 @@ CHUNK_BYTES = 128 << 20
 
 @implements("linear_cross_entropy")
 def linear_cross_entropy(
-    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool
+    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool, softcap: float
 ) -> tuple[Array, Array | None, Array | None]:
     (n, c), v = x.shape, weight.shape[0]
     losses = device.empty((n,))
@@ -28,7 +28,7 @@ def linear_cross_entropy(
         part = device.view(x, (count, c), first * c)
         logits = device.view(memory, (count, v))
         matmul(device, part, weight, logits, trans_b=True)
-        _loss_and_gradient(device, logits, targets, losses, first, need_dx or need_dweight)
+        _loss_and_gradient(device, logits, targets, losses, first, need_dx or need_dweight, float(softcap))
         if dx is not None:
             _times_weight(device, logits, weight, device.view(dx, (count, c), first * c))
         if dweight is not None:
@@ -39,13 +39,15 @@ def linear_cross_entropy(
         [memory, targets, losses, loss],
         [rows, v, 0, n],
         (1, 1, 1),
-        {"L_T": "f32", "WIDTH": 1, "GRAD": False},
+        {"L_T": "f32", "WIDTH": 1, "GRAD": False, "SOFTCAP": 0.0},
         entry="total",
     )
     return loss, dx, dweight
 
 
-def _loss_and_gradient(device: Runtime, logits: Array, targets: Array, losses: Array, first: int, grad: bool) -> None:
+def _loss_and_gradient(
+    device: Runtime, logits: Array, targets: Array, losses: Array, first: int, grad: bool, softcap: float
+) -> None:
     rows, v = logits.shape
     vec = v % 4 == 0
     device.launch(
@@ -53,7 +55,7 @@ def _loss_and_gradient(device: Runtime, logits: Array, targets: Array, losses: A
         [logits, targets, losses, None],
         [rows, v, first, losses.size],
         device.groups(rows, 1),
-        {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, "GRAD": grad},
+        {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, "GRAD": grad, "SOFTCAP": softcap},
         work=12.0 * logits.size,
     )
 

@@ -1,5 +1,6 @@
 // Cross-entropy of rows of logits and its gradient, in place.
-//   logits [rows, V] f32: in: x W^T; out (GRAD): softmax(row) - onehot(target), 0 for an ignored row
+//   logits [rows, V] f32: in: x W^T; out (GRAD): softmax(row) - onehot(target), 0 for an ignored row. SOFTCAP > 0: of the
+//   logits SOFTCAP tanh(x W^T / SOFTCAP), which stand in memory between the passes
 //   targets [N] i32 (IGNORE: -100), losses [N] f32; this dispatch does rows first .. first + rows of them
 // main:  one workgroup a row (folded); one pass for max and sum together (online softmax, Milakov and Gimelshein 2018),
 //        one to write.
@@ -13,6 +14,9 @@ struct Params { rows: u32, v: u32, first: u32, n: u32 }
 
 const IGNORE: i32 = -100;
 const LOWEST: f32 = -3.0e38;
+#if SOFTCAP
+#include "softcap.wgsl" of=logits T=L_T
+#endif
 var<workgroup> part_max: array<f32, 256>;
 var<workgroup> part_sum: array<f32, 256>;
 
@@ -33,7 +37,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   var peak = LOWEST;
   var sum = 0.0;
   for (var i = lid; i < width; i += 256u) {
+#if SOFTCAP
+    let x = SOFTCAP * tanh_of_logits(logits[base + i] / SOFTCAP);
+    logits[base + i] = x;
+#else
     let x = logits[base + i];
+#endif
 #if WIDTH == 4
     let local = max(max(x.x, x.y), max(x.z, x.w));
     let higher = max(peak, local);
@@ -56,6 +65,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
       part_max[lid] = higher;
     }
   }
+#if SOFTCAP
+  storageBarrier();  // the target's logit is read capped
+#endif
   workgroupBarrier();
   let top = part_max[0];
   let total_sum = part_sum[0];
@@ -71,11 +83,17 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #if GRAD
   let inverse = 1.0 / total_sum;
   for (var i = lid; i < width; i += 256u) {
+#if SOFTCAP
+    let capped = logits[base + i];
+#endif
     var g = exp(logits[base + i] - L_T(top)) * inverse;
 #if WIDTH == 4
     if (base + i == at >> 2u) { g[at & 3u] -= 1.0; }
 #else
     if (base + i == at) { g -= 1.0; }
+#endif
+#if SOFTCAP
+    g *= 1.0 - (capped / SOFTCAP) * (capped / SOFTCAP);
 #endif
     logits[base + i] = g;
   }

@@ -14,6 +14,7 @@ import numpy as np
 from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context, Tensor, differentiable
 from wgrad.autograd.operators import operator
+from wgrad.autograd.ops.elementwise import capped, check_softcap, softcap_slope
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import MAX_HEAD_DIM, Array
 
@@ -22,7 +23,7 @@ BLOCK_ELEMENTS = 1 << 21
 MASKED = -1e30  # finite, as on the devices: exp(MASKED - lse) is 0
 
 
-def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: int) -> None:
+def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: int, softcap: float) -> None:
     args.array("q", q, "B T H D").array("k", k, "B S G D").array("v", v, "B S G D")
     args.array("doc_start", doc_start, "B T", "i32")
     size = args.size
@@ -34,6 +35,7 @@ def _heads(args: Args, q: Array, k: Array, v: Array, doc_start: Array, window: i
     args.rule(size["D"] <= MAX_HEAD_DIM, f"q must have a head width of at most {MAX_HEAD_DIM}, got {size['D']}")
     args.rule(size["T"] <= size["S"], f"k must hold a key for every query, got T = {size['T']} > S = {size['S']}")
     args.rule(window >= 0, f"window must be 0 (none) or positive, got {window}")
+    check_softcap(args, "softcap", softcap)
     args.rule(q.dtype == k.dtype == v.dtype, f"q, k, v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast")
 
 
@@ -48,10 +50,11 @@ def attention(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the mask is described at the operator.
     A gradient needs T = S and cache_len = 0: it saves o and lse, and the backward makes the scores again."""
-    ctx.options = {"scale": scale, "window": window}
+    ctx.options = {"scale": scale, "window": window, "softcap": softcap}
     o, lse = ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options)
     if any(ctx.needs_grad):
         has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
@@ -75,27 +78,36 @@ def _(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     """q [B, T, H, D], k v [B, S, G, D] (H a multiple of G) -> o [B, T, H, D] (q's dtype), lse float32 [B, H, T].
 
     Query t stands at key index i = cache_len[0] + t (cache_len int32 [1]; 0 in training, the cache length in
     decoding) and sees keys j with doc_start[b, t] <= j <= i, and i - j < window where window > 0.
     doc_start int32 [B, T]: first key index of the query's document (packing); rising within a row.
+    A score is s = scale q k, where softcap > 0 softcap * tanh(s / softcap).
     """
-    _heads(args, q, k, v, doc_start, window)
+    _heads(args, q, k, v, doc_start, window, softcap)
     args.array("cache_len", cache_len, "1", "i32")
 
 
 @attention.reference
 def _(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, doc_start: np.ndarray, cache_len: np.ndarray, scale: float, window: int
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    doc_start: np.ndarray,
+    cache_len: np.ndarray,
+    scale: float,
+    window: int,
+    softcap: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     compute = compute_dtype(q, k, v)
     batch, length, heads, width = q.shape
     o = np.empty(q.shape, compute)
     lse = np.empty((batch, heads, length), compute)
     for b, rows, keys, seen in _blocks(doc_start, int(cache_len[0]), k.shape[1], heads, window):
-        scores = _scores(q[b, rows], k[b, keys], seen, scale, compute)  # [G, H / G, t, s]
+        scores = _masked(_scores(q[b, rows], k[b, keys], scale, softcap, compute), seen)  # [G, H / G, t, s]
         top = scores.max(axis=-1, keepdims=True)
         p = np.exp(scores - top)
         total = p.sum(axis=-1, keepdims=True)
@@ -118,9 +130,10 @@ def attention_backward(
     *,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     """-> dq, dk, dv (shapes and dtypes of q, k, v). T = S and cache_len = 0. Deterministic."""
-    _heads(args, q, k, v, doc_start, window)
+    _heads(args, q, k, v, doc_start, window, softcap)
     has_key_for_each(args, args.size["T"], args.size["S"])
     args.array("do", do, "B T H D").array("o", o, "B T H D").array("lse", lse, "B H T", "f32")
 
@@ -145,17 +158,20 @@ def _(
     doc_start: np.ndarray,
     scale: float,
     window: int,
+    softcap: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     compute = compute_dtype(do, q, k, v, o, lse)
     heads, width, groups = q.shape[2], q.shape[3], k.shape[2]
     dq, dk, dv = np.empty(q.shape, compute), np.zeros(k.shape, compute), np.zeros(v.shape, compute)
     delta = np.sum(up(do, compute) * up(o, compute), axis=-1)  # [B, T, H]
     for b, rows, keys, seen in _blocks(doc_start, 0, k.shape[1], heads, window):
-        p = _scores(q[b, rows], k[b, keys], seen, scale, compute)
-        p = np.exp(p - up(lse[b, :, rows], compute).reshape(groups, -1, p.shape[2], 1))
+        scores = _scores(q[b, rows], k[b, keys], scale, softcap, compute)
+        p = np.exp(_masked(scores, seen) - up(lse[b, :, rows], compute).reshape(groups, -1, scores.shape[2], 1))
         grad = _by_group(up(do[b, rows], compute), groups)  # [G, H / G, t, D]
         ds = grad @ up(v[b, keys], compute).transpose(1, 2, 0)[:, None]
         ds = (ds - _by_group(delta[b, rows][..., None], groups)) * p * compute.type(scale)
+        if softcap:
+            ds *= softcap_slope(scores, softcap)
         dq[b, rows] = (
             (ds @ up(k[b, keys], compute).transpose(1, 0, 2)[:, None]).reshape(heads, -1, width).transpose(1, 0, 2)
         )
@@ -188,11 +204,15 @@ def _by_group(x: np.ndarray, groups: int) -> np.ndarray:
     return x.reshape(t, groups, heads // groups, width).transpose(1, 2, 0, 3)
 
 
-def _scores(q: np.ndarray, k: np.ndarray, seen: np.ndarray, scale: float, compute: np.dtype) -> np.ndarray:
-    """scale * q k^T, masked: q [t, H, D], k [s, G, D] -> [G, H / G, t, s]."""
+def _scores(q: np.ndarray, k: np.ndarray, scale: float, softcap: float, compute: np.dtype) -> np.ndarray:
+    """scale * q k^T, capped: q [t, H, D], k [s, G, D] -> [G, H / G, t, s]."""
     scores = _by_group(up(q, compute), k.shape[1]) @ up(k, compute).transpose(1, 2, 0)[:, None]
     scores *= compute.type(scale)
-    return np.where(seen, scores, compute.type(MASKED))
+    return capped(scores, softcap) if softcap else scores
+
+
+def _masked(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    return np.where(seen, scores, scores.dtype.type(MASKED))
 
 
 def _sum_heads(weights: np.ndarray, x: np.ndarray) -> np.ndarray:

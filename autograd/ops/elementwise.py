@@ -137,6 +137,32 @@ def _(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return finish(up(x, compute) * up(factor, compute)[0], x.dtype, compute)
 
 
+@operator
+def softcap(args: Args, x: Array, cap: float) -> None:
+    """cap * tanh(x / cap). No gradient: attention and linear_cross_entropy have their own."""
+    args.any_shape("x", x).rule(cap != 0, "cap must be positive, got 0; leave the call out where there is none")
+    check_softcap(args, "cap", cap)
+
+
+def check_softcap(args: Args, name: str, cap: float) -> None:
+    args.rule(cap == 0 or 1e-6 <= cap <= 1e6, f"{name} must be 0 (none) or from 1e-6 to 1e6, got {cap}")
+
+
+@softcap.reference
+def _(x: np.ndarray, cap: float) -> np.ndarray:
+    compute = compute_dtype(x)
+    return finish(capped(up(x, compute), cap), x.dtype, compute)
+
+
+def capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
+
+
+def softcap_slope(y: np.ndarray, cap: float) -> np.ndarray:
+    """The derivative of y = cap * tanh(x / cap), from y."""
+    return 1 - np.square(y / y.dtype.type(cap))
+
+
 @differentiable
 def cast(ctx: Context, x: Tensor, dtype: DType) -> Tensor:
     """x in another dtype."""

@@ -27,6 +27,7 @@ def attention_case(
     keys: int = 0,
     cache_len: int = 0,
     window: int = 0,
+    softcap: float = 0.0,
     documents: int = 1,
     rising: float = 0.0,
     backward: bool = False,
@@ -35,6 +36,7 @@ def attention_case(
     than of the first."""
     b, length, h, g, d = shape
     s, scale = keys or length, d**-0.5
+    options = {"scale": scale, "window": window, "softcap": softcap}
 
     def build(rng: np.random.Generator) -> Inputs:
         inputs: Inputs = {
@@ -48,17 +50,17 @@ def attention_case(
             inputs["q"][..., 0] += 8
             inputs["k"][..., 0] += np.linspace(0, rising / 8 / scale, s).astype(t)[None, :, None]
         if backward:
-            o, lse = ReferenceDevice().attention(*inputs.values(), scale=scale, window=window)
+            o, lse = ReferenceDevice().attention(*inputs.values(), **options)
             inputs |= {"o": o, "lse": lse, "do": normal(rng, o.shape, t)}
         return inputs
 
     def forward(device: Device, x: Inputs) -> Outputs:
-        o, lse = device.attention(x["q"], x["k"], x["v"], x["doc_start"], x["cache_len"], scale=scale, window=window)
+        o, lse = device.attention(x["q"], x["k"], x["v"], x["doc_start"], x["cache_len"], **options)
         return {"o": o, "lse": lse}
 
     def back(device: Device, x: Inputs) -> Outputs:
         arguments = (x[n] for n in ("do", "q", "k", "v", "o", "lse", "doc_start"))
-        return dict(zip(("dq", "dk", "dv"), device.attention_backward(*arguments, scale=scale, window=window)))
+        return dict(zip(("dq", "dk", "dv"), device.attention_backward(*arguments, **options)))
 
     op = "attention_backward" if backward else "attention"
     text, direction = f"{'x'.join(map(str, shape))}" + (f",{s}" if keys else ""), "backward" if backward else "forward"
@@ -82,11 +84,14 @@ def cases(t: np.dtype) -> list[Case]:
             attention_case("window 1", (1, 37, 2, 2, 40), t, window=1, backward=back),
             attention_case("packed", (2, 133, 4, 2, 64), t, documents=5, backward=back),
             attention_case("packed window", (2, 133, 4, 2, 40), t, documents=3, window=29, backward=back),
+            attention_case("softcap", (2, 70, 4, 2, 64), t, softcap=1.5, backward=back),
+            attention_case("softcap window", (2, 133, 4, 2, 40), t, documents=3, window=29, softcap=0.8, backward=back),
         ]
     return found + [
         attention_case("decode", (2, 1, 4, 2, 64), t, keys=53, cache_len=41),
         attention_case("decode long", (1, 1, 6, 2, 64), t, keys=1003, cache_len=1002),
         attention_case("decode first", (1, 1, 4, 2, 40), t, keys=64, cache_len=0),
         attention_case("decode window", (1, 1, 4, 1, 128), t, keys=130, cache_len=100, window=17),
+        attention_case("decode softcap", (1, 1, 4, 2, 64), t, keys=130, cache_len=100, window=70, softcap=1.5),
         attention_case("prefill on a cache", (1, 19, 4, 2, 64), t, keys=130, cache_len=70),
     ]

@@ -24,6 +24,7 @@ def cases(t: np.dtype) -> list[Case]:
         "mul": lambda device, x: device.mul(x["x"], x["y"]),
         "scale": lambda device, x: device.scale(x["x"], -0.37),
         "scale_by": lambda device, x: device.scale_by(x["x"], x["factor"]),
+        "softcap": lambda device, x: device.softcap(x["x"], 1.3),
         "cast to float32": lambda device, x: device.cast(x["x"], F32),
         "cast from bfloat16": lambda device, x: device.cast(x["bf16"], t),
         "bias": lambda device, x: device.bias(x["x"], x["b"]),

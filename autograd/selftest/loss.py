@@ -21,6 +21,7 @@ def _loss(
     dx: bool = True,
     dw: bool = False,
     drop: float = 0.2,
+    softcap: float = 0.0,
 ) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
         targets = rng.integers(0, v, n).astype(np.int32)
@@ -29,7 +30,7 @@ def _loss(
 
     def call(device: Device, x: Inputs) -> Outputs:
         loss, grad_x, grad_w = device.linear_cross_entropy(
-            x["x"], x["weight"], x["targets"], need_dx=dx, need_dweight=dw
+            x["x"], x["weight"], x["targets"], need_dx=dx, need_dweight=dw, softcap=softcap
         )
         found = {"loss": loss, "dx": grad_x, "dweight": grad_w}
         return {name: array for name, array in found.items() if array is not None}
@@ -49,6 +50,9 @@ def cases(t: np.dtype) -> list[Case]:
         _loss("bfloat16 weight", 70, 1003, 64, t, BF16),
         _loss("large vocabulary", 133, 5003, 72, t, t, dw=True),
         _loss("one token", 1, 123, 40, t, t, dw=True, drop=0.0),
+        _loss("softcap", 37, 123, 41, t, t, dw=True, softcap=2.5),
+        _loss("softcap large vocabulary", 70, 5004, 72, t, t, dw=True, softcap=2.5),
+        _loss("softcap loss only", 37, 123, 41, t, t, dx=False, softcap=2.5),
         _loss("all ignored", 9, 123, 40, t, t, dw=True, drop=2.0),
     ]
     if t == F16:

@@ -4,11 +4,13 @@
 //   q, o, do, dq [B, T, H, D]; k, v, dk, dv [B, S, G, D]; doc_start [B, T] i32; cache_len [1] i32; lse, delta [B, H, T]
 //   f32.
 //   types: o, do, q, k, v, dq, dk, dv.
+// With cap > 0 the scores s = scale q k are cap tanh(s / cap), and ds has the cap's derivative.
 // delta = sum(do o); p = exp(scale q k - lse), ds = p (do v - delta) scale; dq = ds k, dk = ds^T q, dv = p^T do.
 // Launch: work-groups of 256: forward, delta and dq one a query row (b, t, h); dkv one a key row (b, s, g). Keys (or
 // queries) go through in tiles of 256: a work-item makes one score, then one column of the result.
 // Source: Dao et al., FlashAttention (2022).
 #include "elements.hpp"
+#include "softcap.hpp"
 
 using namespace gpu;
 
@@ -32,6 +34,8 @@ GPU_FN float dot(const float* fixed, const void* p, u32 type, u64 at, u32 width)
 GPU_FN void fetch(float* to, const void* p, u32 type, u64 at, u32 width) {
   for (u32 d = thread(); d < width; d += TILE) to[d] = load(p, type, at + d);
 }
+GPU_FN float score_of(float s, float cap) { return cap > 0.f ? capped(s, cap) : s; }
+GPU_FN float slope_of(float score, float cap) { return cap > 0.f ? cap_slope(score, cap) : 1.f; }
 // First key that query i of a document from `start` sees.
 GPU_FN u32 first_key(u32 start, u32 i, u32 window) {
   return window && i + 1 > window ? max(start, i + 1 - window) : start;
@@ -40,7 +44,7 @@ GPU_FN u32 first_key(u32 start, u32 i, u32 window) {
 extern "C" GPU_KERNEL(256) void attention_plain(const void* q, const void* k, const void* v, const int* doc_start,
                                                 const int* cache_len, void* o, float* lse, u32 queries, u32 keys,
                                                 u32 heads, u32 kv_heads, u32 width, u32 window, u32 types,
-                                                float scale) {
+                                                float scale, float cap) {
   GPU_SHARED(float, query, WIDEST);
   GPU_SHARED(float, weight, TILE);
   GPU_SHARED(float, memory, TILE / GPU_WAVE);
@@ -54,7 +58,7 @@ extern "C" GPU_KERNEL(256) void attention_plain(const void* q, const void* k, co
   for (u32 tile = first; tile < last; tile += TILE) {
     u32 j = tile + thread(), count = min(TILE, last - tile);
     u64 at = row_at(b, j, g, keys, kv_heads, width);
-    float score = j < last ? scale * dot(query, k, type_of(types, 3), at, width) : MASKED;
+    float score = j < last ? score_of(scale * dot(query, k, type_of(types, 3), at, width), cap) : MASKED;
     float higher = max(top, block_max<TILE>(score, memory)), keep = gpu::exp(top - higher);
     float p = j < last ? gpu::exp(score - higher) : 0.f;
     weight[thread()] = p;
@@ -92,7 +96,7 @@ extern "C" GPU_KERNEL(256) void attention_delta(const void* grad, const void* o,
 extern "C" GPU_KERNEL(256) void attention_plain_dq(const void* grad, const void* q, const void* k, const void* v,
                                                    const float* lse, const float* delta, const int* doc_start, void* dq,
                                                    u32 queries, u32 heads, u32 kv_heads, u32 width, u32 window,
-                                                   u32 types, float scale) {
+                                                   u32 types, float scale, float cap) {
   GPU_SHARED(float, query, WIDEST);
   GPU_SHARED(float, gradient, WIDEST);
   GPU_SHARED(float, weight, TILE);
@@ -106,8 +110,9 @@ extern "C" GPU_KERNEL(256) void attention_plain_dq(const void* grad, const void*
   for (u32 tile = first; tile <= t; tile += TILE) {
     u32 j = tile + thread(), count = min(TILE, t + 1 - tile);
     u64 at = row_at(b, min(j, t), g, queries, kv_heads, width);
-    float p = gpu::exp(scale * dot(query, k, type_of(types, 3), at, width) - lse[statistic]);
-    weight[thread()] = p * (dot(gradient, v, type_of(types, 4), at, width) - delta[statistic]) * scale;
+    float score = score_of(scale * dot(query, k, type_of(types, 3), at, width), cap);
+    float p = gpu::exp(score - lse[statistic]), slope = slope_of(score, cap);
+    weight[thread()] = p * (dot(gradient, v, type_of(types, 4), at, width) - delta[statistic]) * scale * slope;
     barrier();
 #pragma unroll
     for (u32 c = 0; c < COLUMNS; c++) {
@@ -127,7 +132,7 @@ extern "C" GPU_KERNEL(256) void attention_plain_dq(const void* grad, const void*
 extern "C" GPU_KERNEL(256) void attention_plain_dkv(const void* grad, const void* q, const void* k, const void* v,
                                                     const float* lse, const float* delta, const int* doc_start, void* dk,
                                                     void* dv, u32 queries, u32 heads, u32 kv_heads, u32 width,
-                                                    u32 window, u32 types, float scale) {
+                                                    u32 window, u32 types, float scale, float cap) {
   GPU_SHARED(float, key, WIDEST);
   GPU_SHARED(float, value, WIDEST);
   GPU_SHARED(float, weight, TILE);
@@ -145,8 +150,9 @@ extern "C" GPU_KERNEL(256) void attention_plain_dkv(const void* grad, const void
       float p = 0.f, ds = 0.f;
       if (t < last && u32(doc_start[b * queries + t]) <= j) {
         u64 at = row_at(b, t, h, queries, heads, width), statistic = (u64(b) * heads + h) * queries + t;
-        p = gpu::exp(scale * dot(key, q, type_of(types, 2), at, width) - lse[statistic]);
-        ds = p * (dot(value, grad, type_of(types, 1), at, width) - delta[statistic]) * scale;
+        float score = score_of(scale * dot(key, q, type_of(types, 2), at, width), cap);
+        p = gpu::exp(score - lse[statistic]);
+        ds = p * (dot(value, grad, type_of(types, 1), at, width) - delta[statistic]) * scale * slope_of(score, cap);
       }
       probability[thread()] = p, weight[thread()] = ds;
       barrier();

@@ -1,8 +1,10 @@
 // y = a op b, element by element. op: 0 a + b, 1 a * b, 2 alpha a, 3 a b[0], 4 a + b[i % columns], 5 a where the u32
 // b[i] is not 0, else alpha, 6 a (cast).
 //   a, b, y [n] f32, f16 or bf16 (types: a, b, y); b of 3: [1], of 4: [columns]. y may be a or b.
+// softcap: y = cap tanh(x / cap); types: x, y.
 // Launch: ceil(n / 2048) work-groups of 256, 8 elements a work-item.
 #include "elements.hpp"
+#include "softcap.hpp"
 
 using namespace gpu;
 
@@ -45,4 +47,13 @@ extern "C" GPU_KERNEL(256) void elementwise(const void* a, const void* b, void* 
     }
   }
   store8(y, type_of(types, 2), i, n, x);
+}
+
+extern "C" GPU_KERNEL(256) void softcap(const void* x, void* y, u64 n, u32 types, float cap) {
+  u64 i = (u64(block_x()) * 256 + thread()) * 8;
+  if (i >= n) return;
+  Eight v = load8(x, type_of(types, 0), i, n);
+#pragma unroll
+  for (u32 e = 0; e < 8; e++) v.at[e] = capped(v.at[e], cap);
+  store8(y, type_of(types, 1), i, n, v);
 }

@@ -1,10 +1,11 @@
 // Softmax of rows: y = exp(x - max) / sum; backward: dx = y (dy - sum(dy y)). And the cross-entropy of rows of logits:
 // loss = log(sum exp(x - max)) - (x[target] - max), the logits replaced by their gradient softmax(x) - onehot(target);
-// target -100: loss 0, gradient 0.
+// target -100: loss 0, gradient 0. With cap > 0 of the logits cap tanh(x / cap).
 //   x, y, dy, dx [R, C] f32, f16 or bf16; logits [R, C] f32; targets [all rows] i32, losses [all rows] f32, from
 //   `first`.
 // Launch: one work-group of 256 a row.
 #include "elements.hpp"
+#include "softcap.hpp"
 
 using namespace gpu;
 
@@ -72,11 +73,20 @@ extern "C" GPU_KERNEL(256) void softmax_backward(const void* dy, const void* y, 
 }
 
 extern "C" GPU_KERNEL(256) void cross_entropy(float* logits, const int* targets, float* losses, u32 columns, u32 first,
-                                              u32 gradient) {
+                                              u32 gradient, float cap) {
   GPU_SHARED(float, memory, 256 / GPU_WAVE);
   Row row = row_of(columns);
   int target = targets[first + block_x()];
   float top = 0.f, total = 1.f;
+  if (cap > 0.f && target >= 0) {
+    for (u32 c = thread() * 8; c < columns; c += 2048) {  // the same eight that this work-item reads below
+      Eight v = load8(logits, F32, row.begin + c, row.end, row.aligned);
+#pragma unroll
+      for (u32 e = 0; e < 8; e++) v.at[e] = capped(v.at[e], cap);
+      store8(logits, F32, row.begin + c, row.end, v, row.aligned);
+    }
+    barrier();  // any work-item may read the target's logit
+  }
   if (target >= 0) {
     statistics(logits, F32, row, columns, memory, &top, &total);
     float at_target = logits[row.begin + u32(target)] - top;
@@ -89,8 +99,11 @@ extern "C" GPU_KERNEL(256) void cross_entropy(float* logits, const int* targets,
   for (u32 c = thread() * 8; c < columns; c += 2048) {
     Eight v = load8(logits, F32, row.begin + c, row.end, row.aligned);
 #pragma unroll
-    for (u32 e = 0; e < 8; e++)
+    for (u32 e = 0; e < 8; e++) {
+      float slope = cap > 0.f ? cap_slope(v.at[e], cap) : 1.f;
       v.at[e] = target < 0 ? 0.f : gpu::exp(v.at[e] - top) / total - (c + e == u32(target) ? 1.f : 0.f);
+      v.at[e] *= slope;
+    }
     store8(logits, F32, row.begin + c, row.end, v, row.aligned);
   }
 }

@@ -105,15 +105,20 @@ def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
     positions, ids, targets = (put(np.array(a, np.int32)) for a in ([3, 0, 8, 3], [1, 4, 1, 0, 1], [1, -100, 6, 1]))
     doc_start, cache_len = put(STARTS), put(CACHE_LEN)
 
-    def attention(window: int) -> Callable[..., Tensor]:
-        return lambda q, k, v: F.attention(q, k, v, doc_start, cache_len, scale=0.4, window=window)
+    def attention(**options: Any) -> Callable[..., Tensor]:
+        return lambda q, k, v: F.attention(q, k, v, doc_start, cache_len, scale=0.4, **options)
 
     return {
         "rope": (lambda x: F.rope(x, cos, sin, positions), ((4, 2, 6),)),
-        "attention": (attention(0), QKV),
-        "attention window": (attention(2), QKV),
+        "attention": (attention(), QKV),
+        "attention window": (attention(window=2), QKV),
+        "attention softcap": (attention(window=3, softcap=0.7), QKV),
         "embedding": (lambda t: F.embedding(t, ids, dtype=dtype), (X45[::-1],)),
         "linear_cross_entropy": (lambda x, w: F.linear_cross_entropy(x, w, targets), (X45, (7, 5))),
+        "linear_cross_entropy softcap": (
+            lambda x, w: F.linear_cross_entropy(x, w, targets, softcap=1.7),
+            (X45, (7, 5)),
+        ),
     }
 
 

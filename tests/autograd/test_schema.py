@@ -38,9 +38,9 @@ def lora(a: Tensor, b: Tensor, **options: Any) -> F.LoraTerm:
     return F.LoraTerm(a, b, **{"scaling": 1.0, **options})
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, doc_start: Any = None, cache_len: Any = None, window: int = 0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, doc_start: Any = None, cache_len: Any = None, **options: Any) -> Tensor:
     doc_start = i32(*q.shape[:2]) if doc_start is None else doc_start
-    return F.attention(q, k, v, doc_start, i32(1) if cache_len is None else cache_len, scale=1.0, window=window)
+    return F.attention(q, k, v, doc_start, i32(1) if cache_len is None else cache_len, scale=1.0, **options)
 
 
 def append(**changes: Any) -> None:
@@ -213,6 +213,15 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "attention window": (
         lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), window=-1),
         r"attention: window must be 0 \(none\) or positive, got -1",
+    ),
+    "attention softcap": (
+        lambda: attend(t(1, 4, 2, 8), t(1, 4, 2, 8), t(1, 4, 2, 8), softcap=-1.0),
+        r"attention: softcap must be 0 \(none\) or from 1e-6 to 1e6, got -1.0",
+    ),
+    "softcap": (lambda: CPU.softcap(f32(3), 0.0), r"softcap: cap must be positive, got 0; leave the call out"),
+    "loss softcap": (
+        lambda: F.linear_cross_entropy(t(3, 4), f32(9, 4), i32(3), softcap=float("nan")),
+        r"linear_cross_entropy: softcap must be 0 \(none\) or from 1e-6 to 1e6, got nan",
     ),
     "kv_append long": (
         lambda: CPU.kv_append(f32(1, 4, 2, 8), f32(1, 5, 2, 8), i32(1)),

@@ -96,8 +96,8 @@ class Broken(ReferenceDevice):
     def rms_norm_backward(self, dy, x, weight, rstd, *, residual_grad=None, need_dweight=True, dtype=None):  # type: ignore[no-untyped-def]
         return super().rms_norm_backward(dy, x, weight, rstd, need_dweight=need_dweight, dtype=dtype)  # type: ignore[misc]
 
-    def attention(self, q, k, v, doc_start, cache_len, *, scale, window=0):  # type: ignore[no-untyped-def]
-        return super().attention(q, k, v, doc_start, cache_len, scale=scale, window=window + 1 if window else 0)  # type: ignore[misc]
+    def attention(self, q, k, v, doc_start, cache_len, *, window=0, **options):  # type: ignore[no-untyped-def]
+        return super().attention(q, k, v, doc_start, cache_len, window=window + 1 if window else 0, **options)  # type: ignore[misc]
 
     def rope(self, x, cos, sin, positions, *, inverse=False):  # type: ignore[no-untyped-def]
         return super().rope(x, cos, sin, positions)  # type: ignore[misc]

@@ -78,3 +78,11 @@ def test_which_attention_is_served(matrix_device: Any) -> None:
     assert tile(1, 64, 2, 128, memory=32768) is None  # its tiles do not fit
     assert tile(1, 15, 2, 64) is None and tile(1, 64, 2, 40) is None and tile(1, 64, 2, 256) is None
     assert tile(1, 64, 2, 64, dtype=np.float32) is None
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_softcap_goes_to_the_plain_kernels(matrix_device: Any, backward: bool) -> None:
+    """The units' kernels know none. Last: `test_case` looks at all pipelines there are."""
+    case = attention_case("softcap", (1, 37, 2, 1, 32), F16, softcap=1.5, backward=backward)
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"

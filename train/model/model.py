@@ -108,14 +108,15 @@ class Model:
 
     def loss(self, inputs: Inputs) -> Tensor:
         """float32 [1]: the sum over targets of the cross-entropy in nats."""
-        cap = _capped(self.config.logit_softcap)
-        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, **cap)
+        cap = self.config.logit_softcap
+        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, softcap=cap)
 
     def logits(self, hidden: Array) -> Array:
         """[M, C] -> float32 [M, V]. Without gradient."""
-        options = {"dtype": np.float32, **_capped(self.config.logit_softcap)}
         with no_grad():
-            return F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, **options).data
+            logits = F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, dtype=np.float32).data
+        cap = self.config.logit_softcap
+        return self.device.softcap(logits, cap) if cap else logits
 
     # ---- a layer -----------------------------------------------------------------------------
     def _layer(self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
@@ -158,8 +159,9 @@ class Model:
         else:
             k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
             v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
-        options: dict[str, Any] = {"scale": c.score_scale or c.head_dim**-0.5, "window": c.windows[index]}
-        o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, **options, **_capped(c.score_softcap))
+        scale, window = c.score_scale or c.head_dim**-0.5, c.windows[index]
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": c.score_softcap}
+        o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, **options)
         return o.reshape(rows * tokens, c.q_size)
 
     def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
@@ -201,8 +203,3 @@ class Model:
             return None
         p = self.adapter.config.dropout if seed is not None else 0.0
         return LoraTerm(lora.a, lora.b, lora.scaling, dropout=p, seed=seed if p else None, stream=lora.stream)
-
-
-def _capped(cap: float) -> dict[str, Any]:
-    """An operator's argument for a soft-cap, where a family has one."""
-    return {"softcap": cap} if cap else {}
