@@ -31,19 +31,6 @@ DType = Any
 
 MAX_HEAD_DIM = 256  # head width of attention
 
-# Optimiser scalars live on the device, so that a recorded step can be replayed. `hyper` is float32 [4] and written by
-# the host each step (max_norm 0: no clipping); `state` is float32 [8] and belongs to the device.
-HYPER_LR, HYPER_MAX_NORM, HYPER_GROWTH_INTERVAL = 0, 1, 2
-HYPER_SIZE = 4
-STATE_APPLIED = 0  # steps applied so far (float32 counts exactly to 2^24)
-STATE_GOOD = 1  # steps since the loss scale last changed
-STATE_APPLY = 2  # 1: this step is applied, 0: skipped
-STATE_FACTOR = 3  # gradients are multiplied by this
-STATE_GRAD_NORM = 4  # norm before clipping, loss scale taken out; -1 where a gradient was not finite
-STATE_BIAS1, STATE_BIAS2 = 5, 6  # 1 - beta^applied
-STATE_SKIPPED = 7  # steps skipped so far
-STATE_SIZE = 8
-
 
 class Readback(Protocol):
     """An array on its way to the host, as it was when `readback` was called."""

@@ -7,22 +7,20 @@ import numpy as np
 from wgrad.autograd.args import Args
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, up
-from wgrad.device.contract import (
-    HYPER_GROWTH_INTERVAL,
-    HYPER_LR,
-    HYPER_MAX_NORM,
-    HYPER_SIZE,
-    STATE_APPLIED,
-    STATE_APPLY,
-    STATE_BIAS1,
-    STATE_BIAS2,
-    STATE_FACTOR,
-    STATE_GOOD,
-    STATE_GRAD_NORM,
-    STATE_SIZE,
-    STATE_SKIPPED,
-    Array,
-)
+from wgrad.device.contract import Array
+
+# Optimiser scalars live on the device, so that a recorded step can be replayed. `hyper` is float32 [4] and written by
+# the host each step (max_norm 0: no clipping); `state` is float32 [8] and belongs to the device.
+HYPER_LR, HYPER_MAX_NORM, HYPER_GROWTH_INTERVAL = 0, 1, 2
+HYPER_SIZE = 4
+STATE_APPLIED = 0  # steps applied so far (float32 counts exactly to 2^24)
+STATE_GOOD = 1  # steps since the loss scale last changed
+STATE_APPLY = 2  # 1: this step is applied, 0: skipped
+STATE_FACTOR = 3  # gradients are multiplied by this
+STATE_GRAD_NORM = 4  # norm before clipping, loss scale taken out; -1 where a gradient was not finite
+STATE_BIAS1, STATE_BIAS2 = 5, 6  # 1 - beta^applied
+STATE_SKIPPED = 7  # steps skipped so far
+STATE_SIZE = 8
 
 CLIP_EPS = 1e-6  # added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does
 MAX_LOSS_SCALE = 65536.0
@@ -44,10 +42,10 @@ def _(g: np.ndarray) -> np.ndarray:
 
 @operator
 def clip(args: Args, norm: Array, hyper: Array, state: Array, loss_scale: Array, *, beta1: float, beta2: float) -> None:
-    """One thread, in place on `state` and `loss_scale` (float32 [1]); layouts in device/contract.py (HYPER_*,
-    STATE_*). Works out the factor for the gradients (loss scale taken out, clipped to max_norm) and the bias
-    corrections; skips the step when a gradient is not finite; adjusts the dynamic loss scale (halve at a skip, down
-    to 1; double after growth_interval good steps, up to 65536; growth_interval 0: it stays).
+    """One thread, in place on `state` and `loss_scale` (float32 [1]); layouts above (HYPER_*, STATE_*). Works out the
+    factor for the gradients (loss scale taken out, clipped to max_norm) and the bias corrections; skips the step when
+    a gradient is not finite; adjusts the dynamic loss scale (halve at a skip, down to 1; double after growth_interval
+    good steps, up to 65536; growth_interval 0: it stays).
 
     factor = min(1, max_norm / (norm + 1e-6)) / loss_scale. A sum that overflowed counts as not finite."""
     args.array("norm", norm, "2", "f32", "pass what grad_norm returns")

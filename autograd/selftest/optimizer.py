@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_BIAS1, STATE_BIAS2, STATE_SIZE
 from wgrad.autograd.selftest.case import F32, Case, Inputs, Outputs, normal
-from wgrad.device.contract import HYPER_SIZE, STATE_BIAS1, STATE_BIAS2, STATE_SIZE, Array, Device
+from wgrad.device.contract import Array, Device
 
 BETAS = {"beta1": 0.9, "beta2": 0.999}
 

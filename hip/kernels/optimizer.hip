@@ -1,5 +1,5 @@
 // The optimiser step over one flat float32 buffer; scalars stay on the device (layouts of hyper [4] and state [8] are
-// in device/contract.py).
+// in autograd/ops/optimizer.py).
 //   grad_norm: g [n] -> part [work-groups, 2]: sum of squares of the finite elements, number of the others; then
 //   grad_norm_total: part -> out [2]. clip: one work-item. adamw: in place on p, m, v [n].
 // Launch: grad_norm any number of work-groups of 256; grad_norm_total one of 256; clip one of 64; adamw ceil(n / 1024)

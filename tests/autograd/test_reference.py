@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from wgrad.autograd.ops import attention, linear, loss
 from wgrad.autograd.ops.dropout import dropout_keep, philox
-from wgrad.autograd.reference import ReferenceDevice
-from wgrad.device.contract import (
+from wgrad.autograd.ops.optimizer import (
     HYPER_SIZE,
     STATE_APPLIED,
     STATE_APPLY,
@@ -22,8 +21,9 @@ from wgrad.device.contract import (
     STATE_GRAD_NORM,
     STATE_SIZE,
     STATE_SKIPPED,
-    Device,
 )
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.contract import Device
 
 
 def test_it_is_a_device(cpu: ReferenceDevice) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.ops.decoding import check_room
+from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, parameter
-from wgrad.device.contract import HYPER_SIZE, STATE_SIZE
 from wgrad.device.errors import ShapeError, WgradError
 
 CPU = ReferenceDevice()

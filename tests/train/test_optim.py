@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wgrad.device.contract import STATE_APPLIED, STATE_GRAD_NORM, STATE_SKIPPED, Device
+from wgrad.autograd.ops.optimizer import STATE_APPLIED, STATE_GRAD_NORM, STATE_SKIPPED
+from wgrad.device.contract import Device
 from wgrad.train.run.optim import ALIGN, START_LOSS_SCALE, AdamW, FlatParameters, ParameterSpec
 
 SPECS = [

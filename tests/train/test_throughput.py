@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from wgrad.device.contract import STATE_SIZE
+from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.loop import Run

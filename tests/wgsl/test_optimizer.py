@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from wgrad.autograd.ops.optimizer import HYPER_LR, STATE_APPLIED, STATE_SIZE, STATE_SKIPPED
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.device.contract import HYPER_LR, STATE_APPLIED, STATE_SIZE, STATE_SKIPPED
 from wgrad.wgsl.device import WgpuDevice
 
 BETAS = {"beta1": 0.9, "beta2": 0.95}

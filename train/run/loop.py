@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.contract import STATE_GRAD_NORM
+from wgrad.autograd.ops.optimizer import STATE_GRAD_NORM
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions

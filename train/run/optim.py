@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wgrad.autograd.tensor import Tensor, parameter
-from wgrad.device.contract import (
+from wgrad.autograd.ops.optimizer import (
     HYPER_GROWTH_INTERVAL,
     HYPER_LR,
     HYPER_MAX_NORM,
@@ -22,8 +21,9 @@ from wgrad.device.contract import (
     STATE_APPLIED,
     STATE_SIZE,
     STATE_SKIPPED,
-    Device,
 )
+from wgrad.autograd.tensor import Tensor, parameter
+from wgrad.device.contract import Device
 
 ALIGN = 64  # elements: a view's offset must be a multiple of it
 START_LOSS_SCALE = 16384.0  # float16; doubles up to 65536, halves where a gradient overflows

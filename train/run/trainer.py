@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import Tensor, no_grad
-from wgrad.device.contract import STATE_SIZE, Readback
+from wgrad.device.contract import Readback
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import RunOptions
