@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, compute_type, flat_parts, vector_width, wgsl_type
+from wgrad.wgsl.elements import GROUP, element_types, flat_parts, vector_width
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -68,10 +68,7 @@ def _activation(
         "GATED": up is not None,
         "BACKWARD": dy is not None,
         "DUP": dup is not None,
-        "C_T": compute_type(vec),
-        "X_T": wgsl_type(x.dtype, vec),
-        "UP_T": wgsl_type((x if up is None else up).dtype, vec),
-        "DY_T": wgsl_type((x if dy is None else dy).dtype, vec),
+        **element_types(vec, X_T=x, UP_T=x if up is None else up, DY_T=x if dy is None else dy),
     }
     for _, parts in flat_parts(device, [a for a in arrays if a is not None]):
         views = iter(parts)

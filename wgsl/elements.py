@@ -10,6 +10,7 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
+from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 GROUP = 256  # invocations of a workgroup
@@ -33,9 +34,9 @@ def vector_width(*sizes: int) -> int:
     return 4 if all(n % 4 == 0 for n in sizes) else 1
 
 
-def is_half(dtype: np.dtype) -> bool:
-    """A 2-byte float that a shader reads as array<u32>: float16 or bfloat16."""
-    return np.dtype(dtype).itemsize == 2
+def element_types(vec: int, **arrays: Array) -> dict[str, Constant]:
+    """C_T, the type of arithmetic, and by its name in the shader the type of each array's elements."""
+    return {"C_T": compute_type(vec), **{name: wgsl_type(array.dtype, vec) for name, array in arrays.items()}}
 
 
 def same_block(a: Array, b: Array) -> bool:

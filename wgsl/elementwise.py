@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import compute_type, flat_parts, row_parts, same_block, same_place, vector_width, wgsl_type
+from wgrad.wgsl.elements import (
+    compute_type,
+    element_types,
+    flat_parts,
+    row_parts,
+    same_block,
+    same_place,
+    vector_width,
+    wgsl_type,
+)
 from wgrad.wgsl.formats import KINDS
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -27,14 +36,8 @@ def copy(device: Runtime, src: Array, out: Array) -> None:
         vec = vector_width(words) if tail == 0 else 1
         params = [words // vec, (1 << 8 * tail) - 1]
         constants: dict[str, Constant] = {"W_T": "vec4<u32>" if vec == 4 else "u32"}
-        device.launch(
-            "elementwise_copy",
-            [a, b],
-            params,
-            device.groups(words // vec, _PER_GROUP),
-            constants,
-            work=2.0 * a.nbytes,
-        )
+        groups = device.groups(words // vec, _PER_GROUP)
+        device.launch("elementwise_copy", [a, b], params, groups, constants, work=2.0 * a.nbytes)
 
 
 def _elementwise(
@@ -56,12 +59,7 @@ def _elementwise(
         part_b = b if whole_b or b is None else next(pieces)
         out = next(pieces)
         b_type = wgsl_type(b.dtype, 1 if whole_b else vec) if b is not None else compute_type(vec)
-        constants: dict[str, Constant] = {
-            "C_T": compute_type(vec),
-            "A_T": wgsl_type(y.dtype if a is None else a.dtype, vec),
-            "B_T": b_type,
-            "Y_T": wgsl_type(y.dtype, vec),
-        }
+        constants = element_types(vec, A_T=y if a is None else a, Y_T=y) | {"B_T": b_type}
         n = out.size // vec
         work = float(sum(part.nbytes for part in parts))
         params = [n, 1, float(alpha)]
@@ -118,16 +116,11 @@ def cast(device: Runtime, x: Array, dtype: np.dtype) -> Array:
 
 def _widen(device: Runtime, x: Array, y: Array) -> Array:
     vec = vector_width(x.size)
-    constants: dict[str, Constant] = {
-        "VEC4": vec == 4,
-        "KIND": KINDS[x.dtype.name],
-        "Y_T": wgsl_type(y.dtype, vec),
-    }
+    constants: dict[str, Constant] = {"VEC4": vec == 4, "KIND": KINDS[x.dtype.name], "Y_T": wgsl_type(y.dtype, vec)}
     for _, (a, b) in flat_parts(device, [x, y]):
         n = a.size // vec
-        device.launch(
-            "elementwise_widen", [a, b], [n], device.groups(n, _PER_GROUP), constants, work=float(a.nbytes + b.nbytes)
-        )
+        work = float(a.nbytes + b.nbytes)
+        device.launch("elementwise_widen", [a, b], [n], device.groups(n, _PER_GROUP), constants, work=work)
     return y
 
 
@@ -135,12 +128,7 @@ def _widen(device: Runtime, x: Array, y: Array) -> Array:
 def bias(device: Runtime, x: Array, b: Array) -> Array:
     y = device.empty(x.shape, x.dtype)
     vec = vector_width(b.size)
-    constants: dict[str, Constant] = {
-        "C_T": compute_type(vec),
-        "A_T": wgsl_type(x.dtype, vec),
-        "B_T": wgsl_type(b.dtype, vec),
-        "Y_T": wgsl_type(y.dtype, vec),
-    }
+    constants = element_types(vec, A_T=x, B_T=b, Y_T=y)
     rows = (x.size // b.size, b.size)
     for _, count, (part, out) in row_parts(device, [device.view(x, rows), device.view(y, rows)]):
         n = count * b.size // vec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, compute_type, vector_width, wgsl_type
+from wgrad.wgsl.elements import GROUP, element_types, vector_width, wgsl_type
 from wgrad.wgsl.formats import KINDS
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -17,11 +17,7 @@ def embedding(device: Runtime, table: Array, ids: Array, dtype: np.dtype) -> Arr
     vocab_size, columns = table.shape
     y = device.empty((ids.size, columns), dtype)
     vec = vector_width(columns)
-    constants: dict[str, Constant] = {
-        "VEC4": vec == 4,
-        "KIND": KINDS[table.dtype.name],
-        "Y_T": wgsl_type(y.dtype, vec),
-    }
+    constants: dict[str, Constant] = {"VEC4": vec == 4, "KIND": KINDS[table.dtype.name], "Y_T": wgsl_type(y.dtype, vec)}
     n = y.size // vec
     for first, last in device.row_windows(vocab_size, columns * table.dtype.itemsize):
         part = device.view(table, (last - first, columns), first * columns)
@@ -36,7 +32,7 @@ def embedding_backward(device: Runtime, dy: Array, ids: Array, vocab_size: int) 
     columns = dy.shape[-1]
     dtable = device.zeros((vocab_size, columns))
     vec, n = vector_width(columns), ids.size
-    constants: dict[str, Constant] = {"C_T": compute_type(vec), "DY_T": wgsl_type(dy.dtype, vec)}
+    constants = element_types(vec, DY_T=dy)
     links = device.empty((n,), np.uint32)
     params = [n, columns // vec, 0, vocab_size]
     groups = device.groups(n, GROUP)

@@ -45,9 +45,7 @@ def _nest(device: Runtime, packed: Array, absmax: Array, shape: tuple[int, int],
     codes = device.empty((blocks,), np.uint8)
     nested_absmax = device.empty((-(-blocks // NESTED_BLOCK_SIZE),))
     offset = device.empty((1,))
-    nested_code, limits = _nested_tables(
-        device,
-    )
+    nested_code, limits = _nested_tables(device)
     arrays = [absmax, sum_all(device, absmax), limits, offset, codes, nested_absmax]
     device.launch("quantize_nf4_nested", arrays, [blocks], device.groups(blocks, NESTED_BLOCK_SIZE), work=5.0 * blocks)
     return NF4Array(packed, codes, shape, block_size, nested_absmax, nested_code, offset)

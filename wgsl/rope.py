@@ -4,7 +4,7 @@ Shaders: rope.wgsl, rope_append.wgsl."""
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, compute_type, row_parts, vector_width, wgsl_type
+from wgrad.wgsl.elements import GROUP, element_types, row_parts, vector_width
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -17,12 +17,7 @@ def rope(device: Runtime, x: Array, cos: Array, sin: Array, positions: Array, in
     vec = vector_width(width // 2)
     # Heads that an invocation takes: as many as divide the heads, so that no lane is idle.
     per = next((n for n in (4, 3, 2) if heads % n == 0), min(heads, 4))
-    constants: dict[str, Constant] = {
-        "HEADS": per,
-        "INVERSE": inverse,
-        "C_T": compute_type(vec),
-        "X_T": wgsl_type(x.dtype, vec),
-    }
+    constants: dict[str, Constant] = {"HEADS": per, "INVERSE": inverse, **element_types(vec, X_T=x)}
     half, blocks = width // 2 // vec, -(-heads // per)
     for first, tokens, (part, out) in row_parts(device, [x, y]):
         items = tokens * blocks * half
@@ -47,9 +42,8 @@ def rope_append(
     n, groups, width = k.shape
     batch, length = keys.shape[:2]
     vec = vector_width(width // 2)
-    constants: dict[str, Constant] = {"C_T": compute_type(vec), "X_T": wgsl_type(k.dtype, vec)}
     half = width // 2 // vec
     items = n * groups * half
     arrays = [k, v, cos, sin, positions, cache_len, keys, values]
-    params = [items, groups, half, n // batch, length]
+    params, constants = [items, groups, half, n // batch, length], element_types(vec, X_T=k)
     device.launch("rope_append", arrays, params, device.groups(2 * items, GROUP), constants, work=4.0 * k.nbytes)
