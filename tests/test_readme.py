@@ -66,10 +66,15 @@ def test_the_sample_lines_are_data(tmp_path: Path) -> None:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = re.findall(r"^make (\w+)", "".join(_blocks(ROOT / "README.md")), re.MULTILINE)
-    assert set(named) >= {"finetune", "test"}
+    named = re.findall(r"^make ([\w-]+)", "".join(_blocks(ROOT / "README.md")), re.MULTILINE)
+    assert set(named) >= {"finetune", "test", "test-fast"}
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_workflow_runs_tests_that_are_there() -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert named and not [path for path in named if not (ROOT / path).exists()]
 
 
 def _workflow_commands() -> list[str]:
