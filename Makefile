@@ -21,12 +21,13 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test lint objects check-objects hip-tables clean vulkan vulkan-test
+.PHONY: help finetune install test test-fast lint objects check-objects hip-tables clean vulkan vulkan-test
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
 	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --rank 8"'
 	@echo 'make test       set up what the tests need and run them all'
+	@echo 'make test-fast  a part of them that takes a minute or two, and what failed last time (PYTEST_FLAGS=--lf: only that)'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make objects    compile hip/kernels/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
 	@echo 'make hip-tables what compiled AMD kernels do, counted and executed: rows of objects that have changed (FLAGS=--all: all)'
@@ -49,8 +50,14 @@ $(VENV)/installed: $(SOURCES)
 	@touch $@
 
 # ---- tests -----------------------------------------------------------------------------------
+PYTEST = WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
 test: $(VENV_TEST)/installed vulkan-test
-	WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
+
+# What is in it: tests/conftest.py.
+test-fast: $(VENV_TEST)/installed
+	$(PYTEST) --fast $(PYTEST_FLAGS)
 
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .

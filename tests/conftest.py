@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,43 @@ from wgrad.device.errors import DeviceUnavailable
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "oracle: compares with torch, transformers, peft, trl or bitsandbytes")
+# What --fast leaves whole folders and files of; of each other test it takes this many of its sets of parameters.
+NOT_FAST = ("test_oracle_*", "test_against_*", "fuzz", "portability", "test_executed.py", "test_executor.py")
+FAST_SETS = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = f"a part: no oracles, {FAST_SETS} sets of parameters of a test, and what failed last time"
+    parser.addoption("--fast", action="store_true", help=text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = config.getoption("--fast") and any(map(collection_path.match, NOT_FAST))
+    return True if left_out else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        chosen = fast_part(items, config.cache.get("cache/lastfailed", {}) if hasattr(config, "cache") else {})
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
+
+
+def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pytest.Item]:
+    """Of each test FAST_SETS sets of parameters, evenly over all that it has; where they are cases of the self-test,
+    one of each operator and direction. And what is in `failed`, but no oracles."""
+    groups: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("oracle") is None:
+            values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+            case = next((value for value in values if isinstance(value, Case)), None)
+            kind = (case.op, case.direction) if case else None
+            groups.setdefault((item.nodeid.partition("[")[0], kind), []).append(item)
+    chosen = {item for group in groups.values() for item in group if item.nodeid in failed}
+    for (_, kind), group in groups.items():
+        count = min(len(group), 1 if kind else FAST_SETS)
+        chosen.update(group[i * len(group) // count] for i in range(count))
+    return chosen
 
 
 @cache

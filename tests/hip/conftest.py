@@ -18,10 +18,10 @@ ARCHITECTURES = ("gfx942", "gfx1100")  # wave64 and wave32
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    """$WGRAD_EMULATOR_DIR keeps what was built from one run to the next."""
-    kept = os.environ.get("WGRAD_EMULATOR_DIR")
-    folder = Path(kept) if kept else tmp_path_factory.mktemp("emulator")
+def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """Built in pytest's cache, where the processes of this run and the next run find it; or in $WGRAD_EMULATOR_DIR."""
+    kept, cache = os.environ.get("WGRAD_EMULATOR_DIR"), getattr(pytestconfig, "cache", None)
+    folder = Path(kept) if kept else cache.mkdir("emulator") if cache else tmp_path_factory.mktemp("emulator")
     try:
         return start(folder)
     except FileNotFoundError as error:

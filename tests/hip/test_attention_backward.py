@@ -1,4 +1,4 @@
-"""Flash attention's backward on the emulated card: the contract's cases, sizes that divide nothing, ranges, order."""
+"""Flash attention's backward on the emulated card: sizes that divide nothing, ranges, order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ import pytest
 from tests.hip.executor.table import held, only
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
-from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
 
-CASES = [
-    c for c in cases() if c.op == "attention_backward" and c.dtype != "float32" and c.shape.endswith(("x64", "x128"))
-]
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = ("do", "q", "k", "v", "o", "lse", "doc_start")
 
@@ -67,11 +63,6 @@ SIZES = [
 def check(device: Any, wanted: Case) -> None:
     result = check_case(wanted, device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-
-@pytest.mark.parametrize("wanted", CASES, ids=lambda c: c.name)
-def test_case(hip_device: Any, wanted: Case) -> None:
-    check(hip_device, wanted)
 
 
 @pytest.mark.parametrize("order", ["fwd", "rev"])

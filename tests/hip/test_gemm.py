@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Inputs, Outputs
-from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError
 
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
@@ -133,18 +130,6 @@ def test_arrays_of_another_device_launch_nothing(emulator: Any) -> None:
     with pytest.raises(DeviceError, match="upload it to this device"):
         device.linear_quantized_backward(foreign_gradient, weight)
     assert emulator.library.emulator_launches() == before
-
-
-@pytest.mark.skipif(
-    os.environ.get("WGRAD_TEST_ALL_ARCHITECTURES") != "1", reason="$WGRAD_TEST_ALL_ARCHITECTURES is not 1"
-)
-@pytest.mark.parametrize("architecture", ["gfx90a", "gfx1201"])
-def test_other_architectures(emulator: Any, architecture: str) -> None:
-    """Every case of the self-test that multiplies matrices."""
-    device = emulator.device(architecture)
-    chosen = [c for c in cases() if any(word in c.op for word in ("gemm", "linear"))]
-    assert len(chosen) > 100
-    assert [c.name for c in chosen if not check_case(c, device).ok] == []
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -39,6 +39,13 @@ def difference(name: str, device: Any, op: Any) -> float:
     return gradcheck(op, *inputs, rng=rng, device=device, dtype=np.float32, differences=exact, checks=12)
 
 
+@pytest.fixture
+def hip_device(emulator: Any) -> Any:
+    """One card: what depends on the wave size is an operator, and test_operators.py compares each on both."""
+    yield emulator.device("gfx1100")
+    emulator.clear()
+
+
 @pytest.fixture(scope="module")
 def plain() -> dict[str, float]:
     """What float32 in NumPy makes of each case."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.hip.emulator.build import clang
+from tests.hip.emulator.build import clang, lock
 from wgrad.hip.runtime.objects import KERNELS, OPTIONS, headers, sources
 
 RTC = Path(__file__).parent / "emulator" / "rtc"
@@ -46,8 +46,9 @@ class Card:
         made = emulator.folder / "libhiprtc.so"
         flags = ("-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wl,-soname,libhiprtc.so")
         source = RTC / "hiprtc.cpp"
-        if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
-            subprocess.run([clang(), *flags, source, "-o", made], check=True)
+        with lock(made):
+            if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
+                subprocess.run([clang(), *flags, source, "-o", made], check=True)
         shutil.copy(made, self.libraries)
         self.room = KERNELS
         self.architecture = "gfx1151"

@@ -15,6 +15,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from filelock import FileLock
+
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "hip" / "kernels"
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
@@ -47,6 +49,12 @@ def _run(command: list[str], stdin: str | None = None) -> str:
     return done.stdout
 
 
+def lock(output: Path) -> FileLock:
+    """Held while `output` is looked at and made: processes share a folder."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{output}.lock")
+
+
 def _fresh(output: Path, key: str) -> bool:
     note = output.with_name(output.name + ".key")
     return output.exists() and note.exists() and note.read_text() == key
@@ -66,12 +74,12 @@ def build_library(out: Path) -> Path:
     sources = sorted(HERE.glob("*.cpp"))
     texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), KERNELS / "gpu_host.hpp")]
     output, key = out / "libamdhip64.so", _digest(clang(), *FLAGS, *texts)
-    if not _fresh(output, key):
-        out.mkdir(parents=True, exist_ok=True)
-        made = out / "libamdhip64.so.new"
-        soname = "-Wl,-soname,libamdhip64.so"
-        _run([clang(), *FLAGS, "-DGPU_HOST=942", "-shared", soname, *map(str, sources), "-o", str(made), "-ldl"])
-        _publish(made, output, key)
+    with lock(output):
+        if not _fresh(output, key):
+            made = out / "libamdhip64.so.new"
+            soname = "-Wl,-soname,libamdhip64.so"
+            _run([clang(), *FLAGS, "-DGPU_HOST=942", "-shared", soname, *map(str, sources), "-o", str(made), "-ldl"])
+            _publish(made, output, key)
     return output
 
 
@@ -84,19 +92,19 @@ def build_kernels(source: Path, arch: str, out: Path, *, counted: bool = False) 
     flags = [*FLAGS, *COUNTED] if counted else FLAGS
     text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
     key = _digest(clang(), *flags, text)
-    if not _fresh(output, key):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} ='
-        export += ' {{"{0}", {1},'
-        export += " unsigned(sizeof(gpu::host::Export<{0}>::sizes) - 1), gpu::host::Export<{0}>::sizes,"
-        export += " gpu::host::Export<{0}>::invoke}};"
-        exports = [export.format(name, threads) for threads, name in _MARK.findall(text)]
-        if not exports:
-            raise RuntimeError(f"{source.name} has no GPU_KERNEL for {arch}")
-        made = output.with_suffix(".new")
-        command = [clang(), *flags, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"]
-        _run(command, stdin="\n".join([text, *exports]))
-        _publish(made, output, key)
+    with lock(output):
+        if not _fresh(output, key):
+            export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} ='
+            export += ' {{"{0}", {1},'
+            export += " unsigned(sizeof(gpu::host::Export<{0}>::sizes) - 1), gpu::host::Export<{0}>::sizes,"
+            export += " gpu::host::Export<{0}>::invoke}};"
+            exports = [export.format(name, threads) for threads, name in _MARK.findall(text)]
+            if not exports:
+                raise RuntimeError(f"{source.name} has no GPU_KERNEL for {arch}")
+            made = output.with_suffix(".new")
+            command = [clang(), *flags, "-x", "c++", "-shared", "-", "-o", str(made), "-lm"]
+            _run(command, stdin="\n".join([text, *exports]))
+            _publish(made, output, key)
     return output
 
 
