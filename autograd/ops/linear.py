@@ -34,17 +34,10 @@ DECODE_ELEMENTS = 1 << 22
 
 
 @Rules
-def _linear_rules(
-    args: Args,
-    x: Array,
-    weight: Array | FrozenWeight,
-    bias: Array | None,
-    residual: Array | None,
-    a: Array | None,
-    b: Array | None,
-    dtype: DType,
+def _rules(
+    args: Args, x: Array, weight: Weight, bias: Array, residual: Array, lora: LoraTerm | None, dtype: DType
 ) -> dict[str, Any]:
-    """x [..., K], weight [N, K], bias [N], residual [..., N], a (lora_A) [r, K], b (lora_B) [N, r] -> dtype of y."""
+    """x [..., K], weight [N, K], bias [N] or None, residual [..., N] or None -> dtype of y."""
     args.array("x", x, "... K")
     frozen = isinstance(weight, FrozenWeight)
     kinds = " or ".join(kind.__name__ for kind in formats().values())
@@ -68,9 +61,8 @@ def _linear_rules(
             tuple(residual.shape) == wanted,
             f"residual must have the shape of the result {list(wanted)}, got {list(residual.shape)}; reshape it",
         )
-    if a is not None or b is not None:
-        args.array("lora.a", a, "r K", "f32", "lora_A is [r, in]")
-        args.array("lora.b", b, "N r", "f32", "lora_B is [out, r]")
+    if lora is not None:
+        lora_term(args, lora)
     return {"dtype": args.dtype("dtype", dtype, x.dtype)}
 
 
@@ -86,12 +78,9 @@ def linear(
     dtype: DType = None,
 ) -> Tensor:
     """x [..., K] times weight [N, K] transposed, + LoRA + bias [N] + residual [..., N] -> [..., N]."""
-    a, b = (None, None) if lora is None else (lora.a, lora.b)
-    dtype = _linear_rules.check(ctx.device, (x, weight, bias, residual, a, b, dtype), {}, ctx.name)["dtype"]
-    rows, u = as_rows(ctx, x), None
-    if lora is not None:
-        lora_term.check(ctx.device, (lora.scaling, lora.dropout, lora.seed, lora.stream), {}, ctx.name)
-        u = lora_forward(ctx, rows, lora)
+    dtype = _rules.check(ctx.device, (x, weight, bias, residual, lora, dtype), {}, ctx.name)["dtype"]
+    rows = as_rows(ctx, x)
+    u = None if lora is None else lora_forward(ctx, rows, lora)
     wants_x = ctx.needs_grad[1] or lora is not None
     ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, u)
     ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
@@ -99,7 +88,7 @@ def linear(
     options: dict[str, Any] = {
         "bias": bias,
         "residual": None if residual is None else as_rows(ctx, residual),
-        "lowrank": None if u is None else (u, b),
+        "lowrank": None if lora is None else (u, lora.b),
         "dtype": dtype,
     }
     if isinstance(weight, FrozenWeight):

@@ -13,7 +13,6 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context
-from wgrad.autograd.operators import Rules
 from wgrad.autograd.ops.dropout import dropout_stream, probability
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
@@ -34,13 +33,15 @@ class LoraTerm(NamedTuple):
     stream: int = 0
 
 
-@Rules
-def lora_term(args: Args, scaling: float, rate: float, seed: Array | None, stream: int) -> None:
-    args.rule(math.isfinite(scaling), f"lora.scaling must be finite, got {scaling}; it is alpha / r")
-    probability(args, rate)
-    if rate > 0:
-        args.array("lora.seed", seed, "2", "u32", "dropout needs a seed")
-        dropout_stream(args, stream)
+def lora_term(args: Args, lora: LoraTerm) -> None:
+    """What must hold of the term of a layer [N, K]."""
+    args.array("lora.a", lora.a, "r K", "f32", "lora_A is [r, in]")
+    args.array("lora.b", lora.b, "N r", "f32", "lora_B is [out, r]")
+    args.rule(math.isfinite(lora.scaling), f"lora.scaling must be finite, got {lora.scaling}; it is alpha / r")
+    probability(args, lora.dropout)
+    if lora.dropout > 0:
+        args.array("lora.seed", lora.seed, "2", "u32", "dropout needs a seed")
+        dropout_stream(args, lora.stream)
 
 
 def lora_forward(ctx: Context, x: Array, lora: LoraTerm) -> Array:

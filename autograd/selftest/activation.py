@@ -17,23 +17,14 @@ def cases(t: np.dtype) -> list[Case]:
         def build(rng: np.random.Generator, shape: tuple[int, int] = shape) -> Inputs:
             return {n: normal(rng, shape, t, s) for n, s in (("x", 3.0), ("up", 1.0), ("dy", 1.0))}
 
-        for op in ("silu", "gelu"):
+        for op, names in (("silu", ["x"]), ("gelu", ["x"]), ("swiglu", ["x", "up"]), ("geglu", ["x", "up"])):
 
-            def forward(device: Device, x: Inputs, op: str = op) -> Outputs:
-                return {"y": getattr(device, op)(x["x"])}
+            def forward(device: Device, x: Inputs, op: str = op, names: list[str] = names) -> Outputs:
+                return {"y": getattr(device, op)(*(x[n] for n in names))}
 
-            def backward(device: Device, x: Inputs, op: str = op) -> Outputs:
-                return {"dx": getattr(device, op + "_backward")(x["dy"], x["x"])}
+            def backward(device: Device, x: Inputs, op: str = op, names: list[str] = names) -> Outputs:
+                made = getattr(device, op + "_backward")(x["dy"], *(x[n] for n in names))
+                return dict(zip(("dgate", "dup"), made)) if isinstance(made, tuple) else {"dx": made}
 
             found += forward_and_backward(op, text, name, build, forward, backward)
-        for op in ("swiglu", "geglu"):
-
-            def gated(device: Device, x: Inputs, op: str = op) -> Outputs:
-                return {"y": getattr(device, op)(x["x"], x["up"])}
-
-            def gated_backward(device: Device, x: Inputs, op: str = op) -> Outputs:
-                dgate, dup = getattr(device, op + "_backward")(x["dy"], x["x"], x["up"])
-                return {"dgate": dgate, "dup": dup}
-
-            found += forward_and_backward(op, text, name, build, gated, gated_backward)
     return found

@@ -18,11 +18,8 @@ def cases(t: np.dtype) -> list[Case]:
         def build_inputs(rng: np.random.Generator) -> Inputs:
             ids = rng.integers(0, vocab, count).astype(np.int32)
             ids[:2] = (0, vocab - 1)
-            return {
-                "table": normal(rng, (vocab, width), table_dtype),
-                "ids": ids,
-                "dy": normal(rng, (count, width), t),
-            }
+            table = normal(rng, (vocab, width), table_dtype)
+            return {"table": table, "ids": ids, "dy": normal(rng, (count, width), t)}
 
         return build_inputs
 

@@ -49,20 +49,10 @@ def gemm_case(
         return inputs
 
     def call(device: Device, x: Inputs) -> Outputs:
-        y = device.gemm(
-            x["a"],
-            x["b"],
-            trans_a=trans_a,
-            trans_b=trans_b,
-            alpha=alpha,
-            bias=x.get("bias"),
-            residual=x.get("residual"),
-            lowrank=(x["u"], x["v"]) if rank else None,
-            out=x.get("out"),
-            accumulate=accumulate is not None,
-            dtype=dtype,
-        )
-        return {"y": y}
+        options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": alpha, "dtype": dtype}
+        more = {n: x[n] for n in ("bias", "residual", "out") if n in x}
+        lowrank, add = (x["u"], x["v"]) if rank else None, accumulate is not None
+        return {"y": device.gemm(x["a"], x["b"], **options, **more, lowrank=lowrank, accumulate=add)}
 
     form = ("t" if trans_a else "n") + ("t" if trans_b else "n")
     shape = f"{'x'.join(map(str, (*lead, m, n, k)))}"

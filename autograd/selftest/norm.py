@@ -41,15 +41,9 @@ def _norm(
         return {"y": y, "rstd": rstd}
 
     def back(device: Device, x: Inputs) -> Outputs:
-        dx, dw = device.rms_norm_backward(
-            x["dy"],
-            x["x"],
-            x["weight"],
-            x["rstd"],
-            residual_grad=x.get("residual_grad"),
-            need_dweight=dweight,
-            **options,
-        )
+        arguments = (x[n] for n in ("dy", "x", "weight", "rstd"))
+        more = {"residual_grad": x.get("residual_grad"), "need_dweight": dweight}
+        dx, dw = device.rms_norm_backward(*arguments, **more, **options)
         return {"dx": dx, **({"dweight": dw} if dweight else {})}
 
     op = "rms_norm_backward" if backward else "rms_norm"

@@ -91,14 +91,13 @@ def judge(case: Case, expected: Expected, found: dict[str, np.ndarray]) -> Resul
         if badness > worst[3]:
             worst = (name, error, limit, badness)
     output, error, limit, badness = worst
-    message = (
-        ""
-        if not output or found[output].dtype == expected.dtypes[output]
-        else (f"{output} is {found[output].dtype}, should be {expected.dtypes[output]}")
-    )
-    return Result(
-        case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, badness <= 1.0, message
-    )
+    right = not output or found[output].dtype == expected.dtypes[output]
+    message = "" if right else f"{output} is {found[output].dtype}, should be {expected.dtypes[output]}"
+    return _result(case, output, error, limit, badness <= 1.0, message)
+
+
+def _result(case: Case, output: str, error: float, limit: float, ok: bool, message: str) -> Result:
+    return Result(case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, ok, message)
 
 
 def check_case(case: Case, device: Device) -> Result:
@@ -149,11 +148,7 @@ def run_selftest(
         try:
             result = check_case(case, device)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            infinite = float("inf")
-            result = Result(
-                case.name, case.op, case.direction, case.dtype, case.shape, "", infinite, 0.0, False, message
-            )
+            result = _result(case, "", float("inf"), 0.0, False, f"{type(error).__name__}: {error}")
         results.append(result)
         if progress is not None:
             progress(result)
