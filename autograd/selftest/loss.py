@@ -29,11 +29,9 @@ def _loss(
         return {"x": normal(rng, (n, c), x_dtype), "weight": normal(rng, (v, c), w_dtype, 0.3), "targets": targets}
 
     def call(device: Device, x: Inputs) -> Outputs:
-        loss, grad_x, grad_w = device.linear_cross_entropy(
-            x["x"], x["weight"], x["targets"], need_dx=dx, need_dweight=dw, softcap=softcap
-        )
-        found = {"loss": loss, "dx": grad_x, "dweight": grad_w}
-        return {name: array for name, array in found.items() if array is not None}
+        options = {"need_dx": dx, "need_dweight": dw, "softcap": softcap}
+        made = device.linear_cross_entropy(x["x"], x["weight"], x["targets"], **options)
+        return {name: array for name, array in zip(("loss", "dx", "dweight"), made) if array is not None}
 
     op, shape = "linear_cross_entropy", f"{n}x{v}x{c}"
     dtypes = dtype_name(x_dtype) + ("" if x_dtype == w_dtype else f"*{dtype_name(w_dtype)}")
