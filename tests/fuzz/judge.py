@@ -42,7 +42,8 @@ def _ending(case: Case, outcome: Outcome) -> str | None:
 
 
 def _says_unusable(outcome: Outcome) -> bool:
-    return bool(re.search(r"not finite|skipped", outcome.stderr)) and outcome.stderr.count("\n") == 1
+    errors = [line for line in outcome.stderr.splitlines() if line.startswith("wgrad: error: ")]
+    return bool(re.search(r"not finite|skipped", outcome.stderr)) and len(errors) == 1
 
 
 def _messages(case: Case, outcome: Outcome) -> str | None:
@@ -51,7 +52,7 @@ def _messages(case: Case, outcome: Outcome) -> str | None:
         line = next(line for line in outcome.stderr.splitlines() if noise.group(0) in line)
         return f"noise on stderr: {_shorten(line)}"
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("wgrad: error: ")]
-    if outcome.status == 2:
+    if outcome.status == 2 or (outcome.status == UNUSABLE and not case.stdout):
         if len(errors) != 1 or outcome.stderr.splitlines()[-1] != errors[0]:
             return f"{len(errors)} error lines: {_last_line(outcome.stderr)}"
         rest = [x for x in outcome.stderr.splitlines()[:-1] if not x.startswith(("device: ", "note: ", "warning: "))]

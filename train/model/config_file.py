@@ -15,7 +15,7 @@ Width = Annotated[int, Meta(ge=1, le=1 << 22)]
 Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
 Count = Annotated[int, Meta(ge=1, le=1 << 12)]
 Positions = Annotated[int, Meta(ge=1, le=1 << 31)]
-Factor = Annotated[float, Meta(gt=0, le=1e6)]
+Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e6)]
 Theta = Annotated[float, Meta(gt=1, le=1e15)]
 
