@@ -21,9 +21,11 @@ from wgrad.device.errors import DeviceUnavailable
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 
 
-# What --fast leaves whole folders and files of; of each other test it takes this many of its sets of parameters.
-NOT_FAST = ("test_oracle_*", "test_against_*", "fuzz", "portability", "test_executed.py", "test_executor.py")
-FAST_SETS = 5
+# What --fast leaves out whole: oracles, other compilers, instructions counted one by one, runs that are killed or fill
+# a disk. Of each other test it takes this many of its sets of parameters.
+NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_package.py", "test_execut*", "test_auto.py"]
+NOT_FAST += ["test_*_isa.py", "test_access_*", "test_hiprtc.py", "test_fault*", "test_interrupts.py", "test_plan.py"]
+FAST_SETS = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

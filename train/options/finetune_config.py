@@ -34,6 +34,7 @@ SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
 in_files = partial(option, group="files")
+a_path = partial(in_files, path=True)
 of_adapter = partial(option, group="adapter", fixed=True)
 of_training = partial(option, group="training")
 of_machine = partial(option, group="machine")
@@ -44,40 +45,33 @@ class RunOptions(Options):
     """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
     WgradError, naming the option, where a value breaks its rule."""
 
-    model: str = in_files(
+    model: str = a_path(
         "",
         "checkpoint in Hugging Face layout: a folder, or a hub id such as org/name",
         metavar="DIR_OR_HUB_ID",
-        path=True,
         required=True,
     )
-    data: str = in_files(
+    data: str = a_path(
         "",
         "training data: JSONL with text, prompt + completion or messages; or plain text (.txt)",
         metavar="FILE",
-        path=True,
         required=True,
     )
-    out: str = in_files(
-        "",
-        "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints",
-        metavar="DIR",
-        path=True,
-        required=True,
+    out: str = a_path(
+        "", "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints", metavar="DIR", required=True
     )
-    eval_data: str | None = in_files(
-        None, "held-out data in a file of its own; --eval-fraction is then not used", metavar="FILE", path=True
+    eval_data: str | None = a_path(
+        None, "held-out data in a file of its own; --eval-fraction is then not used", metavar="FILE"
     )
     on_bad_line: str = in_files(
         "skip",
         "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
         choices=("skip", "stop"),
     )
-    adapter: str | None = in_files(
+    adapter: str | None = a_path(
         None,
         "start from this PEFT adapter instead of a new one (rank, alpha, targets are its own)",
         metavar="DIR",
-        path=True,
         fixed=True,
     )
     resume: bool = in_files(False, "go on from the newest checkpoint in --out; options not given are those of the run")
