@@ -11,10 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import load_model_config
@@ -27,9 +29,7 @@ from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
 CASES: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"sliding_window": 6},
-    "Qwen3ForCausalLM": {},
+    **{architecture: {"sliding_window": 6} for architecture in FAMILIES},
     "SmolLM3ForCausalLM": {"num_hidden_layers": 4},
 }
 
@@ -50,7 +50,9 @@ def exact_logits(folder: Path, ids: np.ndarray) -> np.ndarray:
     weights = {s.name: device.upload(files.read(s).astype(np.float64)) for s in weight_specs(config)}
     model = Model(config, weights, device, positions=64, dtype=np.float64)
     hidden = model.hidden(inputs_for(device, ids)).data
-    return np.asarray(hidden, np.float64) @ np.asarray(model.head, np.float64).T
+    logits = np.asarray(hidden, np.float64) @ np.asarray(model.head, np.float64).T
+    cap = config.logit_softcap
+    return np.tanh(logits / cap) * cap if cap else logits
 
 
 def frozen(folder: Path, device: Device, **options: Any) -> Model:
@@ -75,6 +77,26 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_sequence(
     for at in range(8, TOKENS):
         rows.append(device.download(model.logits(model.hidden(inputs_for(device, ids[at : at + 1], at), cache).data)))
     assert np.linalg.norm(np.concatenate(rows) - true) <= limit
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(np.float32, 6.928203), (np.float16, 6.9296875), (ml_dtypes.bfloat16, 6.9375)]
+)
+def test_the_scale_of_an_embedding_is_of_the_compute_dtype(
+    dtype: Any, scale: float, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sqrt(48) as torch rounds it to each."""
+    model = frozen(make_checkpoint(), ReferenceDevice(), dtype=dtype)
+    model.config = replace(model.config, embedding_scale=48**0.5)
+    seen: list[float] = []
+
+    def watched(x: Any, alpha: float) -> Any:
+        seen.append(alpha)
+        return x
+
+    monkeypatch.setattr(F, "scale", watched)
+    model.hidden(inputs_for(model.device, np.arange(3)))
+    assert seen == [pytest.approx(scale, rel=1e-7)]
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])

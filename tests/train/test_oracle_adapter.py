@@ -16,6 +16,7 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
@@ -74,9 +75,11 @@ def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dic
 
 
 # ---- adapters ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("rslora", [False, True])
-def test_peft_loads_our_adapter(rslora: bool, make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
-    folder = make_checkpoint("Qwen3ForCausalLM")
+@pytest.mark.parametrize(("architecture", "rslora"), [(name, i % 2 == 1) for i, name in enumerate(FAMILIES)])
+def test_peft_loads_our_adapter(
+    architecture: str, rslora: bool, make_checkpoint: Any, device: Device, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(architecture)
     config = load_model_config(folder)
     lora = LoraConfig(
         r=5,

@@ -98,7 +98,8 @@ class Model:
         """[N, C]: the output of the final norm."""
         h = F.embedding(self.weights[EMBEDDING], inputs.ids, dtype=np.float32, device=self.device)
         if self.config.embedding_scale != 1:
-            h = F.scale(h, self.config.embedding_scale)
+            # In the compute dtype, as transformers has it: what the weights were trained with.
+            h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
         for index in range(self.config.num_hidden_layers):
             if self.recompute and cache is None:
                 h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h)
