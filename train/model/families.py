@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from wgrad.train.model.config_file import ConfigFile, Count, Positions, Vocabulary, Width, check_layers
+from wgrad.train.model.config_file import ConfigFile, Count, Factor, Positions, Vocabulary, Width, check_layers
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,32 @@ class SmolLM3File(ConfigFile, kw_only=True):
         check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
 
 
+class Gemma2File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 256_000
+    hidden_size: Width = 2304
+    intermediate_size: Width = 9216
+    num_hidden_layers: Count = 26
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count = 4
+    head_dim: Width = 256
+    hidden_act: Any = None  # not read: the next one is
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Positions = 8192
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: Factor = 256
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
+    attn_logit_softcapping: Factor | None = 50.0
+    final_logit_softcapping: Factor | None = 30.0
+    use_bidirectional_attention: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        if self.use_bidirectional_attention:
+            raise ValueError("use_bidirectional_attention must be false: attention here is causal; got true")
+
+
 # ---- variants --------------------------------------------------------------------------------------
 def _biases(keys: Any) -> dict[str, Any]:
     return {"qkv_bias": keys.attention_bias, "o_bias": keys.attention_bias}
@@ -110,6 +136,25 @@ def _smollm3(keys: SmolLM3File) -> dict[str, Any]:
     return {**_biases(keys), "mlp_bias": keys.mlp_bias, "use_rope": rotates, "windows": windows}
 
 
+def _gemma2(keys: Gemma2File) -> dict[str, Any]:
+    """Gemma 2 (arXiv 2408.00118): every other layer slides, from the first on, unless `layer_types` names those."""
+    listed = keys.layer_types or ["sliding_attention", "full_attention"] * keys.num_hidden_layers
+    layers = listed[: keys.num_hidden_layers]
+    return {
+        **_biases(keys),
+        "hidden_act": keys.hidden_activation,
+        "windows": sliding(keys, (kind == "sliding_attention" for kind in layers)),
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+        "norm_offset": 1.0,
+        "embedding_scale": keys.hidden_size**0.5,
+        "score_scale": keys.query_pre_attn_scalar**-0.5,
+        "score_softcap": keys.attn_logit_softcapping or 0.0,
+        "logit_softcap": keys.final_logit_softcapping or 0.0,
+    }
+
+
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", LlamaFile, lambda keys: {**_biases(keys), "mlp_bias": keys.mlp_bias}),
@@ -121,4 +166,5 @@ FAMILIES = {
         "qwen3", Qwen3File, lambda keys: {**_biases(keys), "qk_norm": True, "windows": _upper_windows(keys)}
     ),
     "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, _smollm3),
+    "Gemma2ForCausalLM": Family("gemma2", Gemma2File, _gemma2),
 }
