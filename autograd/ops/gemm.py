@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,20 +38,12 @@ def gemm(
 def _(ctx: Context, dy: Array) -> Any:
     a, b = ctx.saved
     ta, tb = ctx.trans
-    gemm, alpha = ctx.device.gemm, ctx.alpha
+    gemm = partial(ctx.device.gemm, alpha=ctx.alpha)
     da = db = None
     if ctx.needs_grad[0]:  # d op(a) = dy op(b)^T, transposed when a was
-        da = (
-            gemm(b, dy, trans_a=tb, trans_b=True, alpha=alpha, dtype=a.dtype)
-            if ta
-            else gemm(dy, b, trans_b=not tb, alpha=alpha, dtype=a.dtype)
-        )
+        da = gemm(b, dy, trans_a=tb, trans_b=True, dtype=a.dtype) if ta else gemm(dy, b, trans_b=not tb, dtype=a.dtype)
     if ctx.needs_grad[1]:  # d op(b) = op(a)^T dy, transposed when b was
-        db = (
-            gemm(dy, a, trans_a=True, trans_b=ta, alpha=alpha, dtype=b.dtype)
-            if tb
-            else gemm(a, dy, trans_a=not ta, alpha=alpha, dtype=b.dtype)
-        )
+        db = gemm(dy, a, trans_a=True, trans_b=ta, dtype=b.dtype) if tb else gemm(a, dy, trans_a=not ta, dtype=b.dtype)
     return da, db
 
 
