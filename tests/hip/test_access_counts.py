@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.autograd.norms import NORMS
 from tests.hip.executor.accesses import DTYPES, FAMILIES, as_row, count
 from tests.hip.executor.table import COMMAND, TABLES, is_current, reason, stale
 
@@ -56,11 +57,10 @@ COMPUTE_BOUND = ("gemm", "gemv", "attention")
 # Cache lines touched, in the least that the same bytes need. float32 goes in eights of a work-item, which are two
 # accesses of 16 bytes at steps of 32: each line is touched twice, and read from memory once.
 MOST_LINES = {"float32": 2.05, "float16": 1.05}
+NORM_LINES = {"": 1.7, "_backward": 1.5, "_row16": 1.45}  # up to two float32 weights
 MOST_LINES_OF = {
     "elementwise": 3.0,  # bias and mask are read one by one
-    "rms_norm": 1.5,  # the weight is float32
-    "rms_norm_backward": 1.5,
-    "rms_norm_row16": 1.3,
+    **{f"{norm}{kind}": most for norm in NORMS for kind, most in NORM_LINES.items()},
     "rope": 2.0,  # a half of a head is half a line
     "rope_append": 2.0,
     "cross_entropy": 2.15,  # the logits are float32; the wave at a row's end has few lanes

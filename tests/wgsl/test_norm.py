@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wgrad.autograd.operators import OPERATORS
-from wgrad.autograd.ops import norm as ops
+from tests.autograd import norms
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.norm import lanes_of_row
@@ -17,52 +16,31 @@ F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 SHAPES = [(67, 64), (37, 96), (41, 128), (4099, 64), (9, 4096), (5, 8192), (3, 16384), (3, 16388), (3, 1024), (3, 5001)]
 
 
-# Every norm is tested by what its specification names: the inputs below, and what its forward leaves for its backward.
-NORMS = [n for n, op in OPERATORS.items() if op.__module__ == ops.__name__ and f"{n}_backward" in OPERATORS]
-
-
-def required(op: str) -> list[str]:
-    return [n for n in OPERATORS[op].parameters if n not in OPERATORS[op].defaults and n != "eps"]
-
-
 def norm_inputs(op: str, rng: np.random.Generator, shape: tuple[int, int], dtype: np.dtype) -> dict[str, np.ndarray]:
-    a = {name: rng.standard_normal(shape).astype(dtype) for name in ("x", "dy", "residual_grad")}
+    a = {name: rng.standard_normal(shape).astype(dtype) for name in norms.ROWS}
     a["weight"], a["bias"] = (0.2 * rng.standard_normal((2, shape[1])) + [[1], [0]]).astype(np.float32)
-    statistics = norm_forward(op)(ReferenceDevice(), a)
-    return {**a, **{name: array for name, array in statistics.items() if name != "y"}}
+    return {**a, **{name: array for name, array in norms.forward(op, ReferenceDevice(), a).items() if name != "y"}}
 
 
 def norm_forward(op: str):
-    statistics = [n for n in required(f"{op}_backward") if n not in ("dy", "x", "weight", "bias")]
-
-    def call(d, a):
-        return dict(zip(["y", *statistics], getattr(d, op)(*(a[n] for n in required(op)), 1e-5), strict=True))
-
-    return call
+    return lambda d, a: norms.forward(op, d, a)
 
 
 def norm_backward(op: str):
-    options = OPERATORS[f"{op}_backward"].defaults
-    needs = [n for n in options if n.startswith("need_")]
-
     def call(d, a):
-        first = [a[n] for n in required(f"{op}_backward")]
-        run = getattr(d, f"{op}_backward")
-        full = run(*first, **{n: a[n] for n in options if n in a})
-        plain, *nothing = run(*first, **dict.fromkeys(needs, False))
-        assert nothing == [None] * len(needs) and len(needs) >= 1
-        names = ["dx", *(n.removeprefix("need_") for n in needs)]
-        return {**dict(zip(names, full, strict=True)), "plain": plain}
+        plain, *nothing = norms.backward(op, d, a, alone=True).values()
+        assert nothing and all(gradient is None for gradient in nothing)
+        return {**norms.backward(op, d, a), "plain": plain}
 
     return call
 
 
 def test_norms_are_found() -> None:
-    assert "rms_norm" in NORMS
+    assert "rms_norm" in norms.NORMS
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize("op", norms.NORMS)
 def test_norm(op, shape, wgpu_device, compare, rng) -> None:
     inputs = norm_inputs(op, rng, shape, F32)
     compare(wgpu_device, norm_forward(op), inputs)
@@ -72,14 +50,14 @@ def test_norm(op, shape, wgpu_device, compare, rng) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 @pytest.mark.parametrize("shape", [(601, 64), (433, 123), (131, 200)], ids=str)
-@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize("op", norms.NORMS)
 def test_norm_over_windows(op, shape, dtype, narrow, compare, rng) -> None:
     inputs = norm_inputs(op, rng, shape, dtype)
     compare(narrow, norm_forward(op), inputs)
     compare(narrow, norm_backward(op), inputs, backward=True, ulps=4 + shape[0] ** 0.5)
 
 
-@pytest.mark.parametrize("op", NORMS)
+@pytest.mark.parametrize("op", norms.NORMS)
 def test_norm_backward_is_the_same_bits_each_time(op, wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
     inputs = norm_inputs(op, rng, (1003, 72), F32)
     arrays = {name: wgpu_device.upload(a) for name, a in inputs.items()}

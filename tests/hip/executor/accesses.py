@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.autograd import norms
 from tests.hip.emulator.harness import Counts, Emulator, start
 from tests.hip.executor.table import Object, Row
 
@@ -46,14 +47,14 @@ def activation(d: Any, x: Arrays) -> None:
 
 
 def norm(d: Any, x: Arrays) -> None:
-    a, dy, w = x(ROWS, COLUMNS), x(ROWS, COLUMNS), x(COLUMNS, dtype=np.float32)
-    _, rstd = d.rms_norm(a, w, 1e-5)
-    d.rms_norm_backward(dy, a, w, rstd, residual_grad=dy)
+    for op in norms.NORMS:
+        a = {n: x(ROWS, COLUMNS) for n in norms.ROWS} | {n: x(COLUMNS, dtype=np.float32) for n in norms.COLUMNS}
+        norms.backward(op, d, a | norms.forward(op, d, a))
 
 
 def qk_norm(d: Any, x: Arrays) -> None:
-    a, w = x(ROWS, 3, 64), x(64, dtype=np.float32)
-    _, rstd = d.rms_norm(d.view(a, (ROWS * 3, 64)), w, 1e-5)
+    for op in norms.NORMS:
+        norms.forward(op, d, {"x": x(ROWS * 3, 64)} | {n: x(64, dtype=np.float32) for n in norms.COLUMNS})
 
 
 def softmax(d: Any, x: Arrays) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.autograd import norms
 from tests.hip.executor.device import ExecutedDevice, shipped
 from tests.hip.executor.isa import instructions, registers, widths
 from tests.hip.executor.numbers import DTYPES
@@ -36,10 +37,10 @@ class Arrays:
 
 
 def norm(d: Any, x: Arrays) -> None:
-    for rows, columns in ((4, 2048), (4, 1024), (32, 128)):
-        a, dy, more, weight = (*(x(rows, columns) for _ in range(3)), x(columns, dtype=np.float32))
-        _, rstd = d.rms_norm(a, weight, 1e-5)
-        d.rms_norm_backward(dy, a, weight, rstd, residual_grad=more)
+    for op in norms.NORMS:
+        for rows, columns in ((4, 2048), (4, 1024), (32, 128)):
+            a = {n: x(rows, columns) for n in norms.ROWS} | {n: x(columns, dtype=np.float32) for n in norms.COLUMNS}
+            norms.backward(op, d, a | norms.forward(op, d, a))
 
 
 def activation(d: Any, x: Arrays) -> None:

@@ -1,0 +1,32 @@
+"""Calls of every norm that is specified, by what its specification names: inputs, and what its forward leaves for its
+backward. A test of norms then holds for the next one too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.autograd.operators import OPERATORS
+from wgrad.autograd.ops import norm
+
+NORMS = [n for n, op in OPERATORS.items() if op.__module__ == norm.__name__ and f"{n}_backward" in OPERATORS]
+ROWS, COLUMNS = ("x", "dy", "residual_grad"), ("weight", "bias")  # inputs [R, C], and those [C] in float32
+
+
+def _arrays(op: str) -> list[str]:
+    return [n for n in OPERATORS[op].parameters if n not in OPERATORS[op].defaults and n != "eps"]
+
+
+def forward(op: str, device: Any, a: dict[str, Any]) -> dict[str, Any]:
+    """y and the statistics, by the names that the backward has for them. a: the inputs by name."""
+    statistics = [n for n in _arrays(f"{op}_backward") if n not in (*ROWS, *COLUMNS)]
+    made = getattr(device, op)(*(a[n] for n in _arrays(op)), 1e-5)
+    return dict(zip(["y", *statistics], made, strict=True))
+
+
+def backward(op: str, device: Any, a: dict[str, Any], *, alone: bool = False) -> dict[str, Any]:
+    """dx and the gradients that an option need_... names. a: inputs and statistics. alone: dx only, nothing added."""
+    defaults = OPERATORS[f"{op}_backward"].defaults
+    needs = [n for n in defaults if n.startswith("need_")]
+    more = dict.fromkeys(needs, False) if alone else {n: a[n] for n in defaults if n in a}
+    made = getattr(device, f"{op}_backward")(*(a[n] for n in _arrays(f"{op}_backward")), **more)
+    return dict(zip(["dx", *(n.removeprefix("need_") for n in needs)], made, strict=True))
