@@ -14,13 +14,13 @@ from wgrad.autograd.ops.gemm import gemm
 from wgrad.autograd.ops.linear import linear, linear_quantized
 from wgrad.autograd.ops.lora import LoraTerm
 from wgrad.autograd.ops.loss import linear_cross_entropy
-from wgrad.autograd.ops.norm import rms_norm, rms_norm_residual
+from wgrad.autograd.ops.norm import layer_norm, rms_norm, rms_norm_residual
 from wgrad.autograd.ops.rope import rope
 from wgrad.autograd.ops.softmax import softmax
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
     "LoraTerm", "Tensor", "add", "attention", "bias", "cast", "checkpoint", "dropout", "embedding", "geglu", "gelu",
-    "gemm", "linear", "linear_cross_entropy", "linear_quantized", "mask", "mul", "no_grad", "parameter", "rms_norm",
-    "rms_norm_residual", "rope", "scale", "silu", "softmax", "sum", "swiglu",
+    "gemm", "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "mask", "mul", "no_grad", "parameter",
+    "rms_norm", "rms_norm_residual", "rope", "scale", "silu", "softmax", "sum", "swiglu",
 ]  # fmt: skip

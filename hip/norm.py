@@ -1,4 +1,4 @@
-"""RMSNorm, forward and backward. Kernel: norm.hip."""
+"""RMSNorm and LayerNorm, forward and backward. Kernels: norm.hip, norm_layer.hip."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rms_norm_backward(
     arguments = [*arrays, rows, columns, type_codes(dy, x, residual_grad, dx)]
     kernel, groups = _by_rows(device, "rms_norm_backward", rows, columns)
     device.launch("norm", kernel, arguments, groups, work=sum(a.nbytes for a in arrays if a is not None))
-    return dx, _dweight(device, dy, x, rstd) if need_dweight else None
+    return dx, _dweight(device, "norm", "rms_norm_dweight", dy, x, rstd) if need_dweight else None
 
 
 def _by_rows(device: Runtime, kernel: str, rows: int, columns: int) -> tuple[str, tuple[int, int, int]]:
@@ -49,11 +49,44 @@ def _by_rows(device: Runtime, kernel: str, rows: int, columns: int) -> tuple[str
     return kernel + suffix, device.groups(rows * lanes, GROUP)
 
 
-def _dweight(device: Runtime, dy: Array, x: Array, rstd: Array) -> Array:
+@implements("layer_norm")
+def layer_norm(
+    device: Runtime, x: Array, weight: Array, bias: Array, eps: float, dtype: np.dtype
+) -> tuple[Array, Array, Array]:
+    rows, columns = x.shape
+    y, mean, rstd = device.empty(x.shape, dtype), device.empty((rows,)), device.empty((rows,))
+    arguments = [x, weight, bias, y, mean, rstd, rows, columns, float(eps), type_codes(x, y)]
+    kernel, groups = _by_rows(device, "layer_norm", rows, columns)
+    device.launch("norm_layer", kernel, arguments, groups, work=x.nbytes + y.nbytes)
+    return y, mean, rstd
+
+
+@implements("layer_norm_backward")
+def layer_norm_backward(
+    device: Runtime,
+    dy: Array,
+    x: Array,
+    weight: Array,
+    mean: Array,
+    rstd: Array,
+    need_dweight: bool,
+    need_dbias: bool,
+    dtype: np.dtype,
+) -> tuple[Array, Array | None, Array | None]:
+    rows, columns = x.shape
+    dx = device.empty(x.shape, dtype)
+    arguments = [dy, x, weight, mean, rstd, dx, rows, columns, type_codes(dy, x, dx)]
+    kernel, groups = _by_rows(device, "layer_norm_backward", rows, columns)
+    device.launch("norm_layer", kernel, arguments, groups, work=dy.nbytes + x.nbytes + dx.nbytes)
+    dweight = _dweight(device, "norm_layer", "layer_norm_dweight", dy, x, mean, rstd) if need_dweight else None
+    return dx, dweight, sum_rows(device, dy, None, False) if need_dbias else None
+
+
+def _dweight(device: Runtime, source: str, kernel: str, dy: Array, x: Array, *statistics: Array) -> Array:
     rows, columns = x.shape
     parts = -(-rows // ROWS_PER_PART)
     part = device.empty((parts, columns))
-    arguments = [dy, x, rstd, part, rows, columns, ROWS_PER_PART, type_codes(dy, x)]
+    arguments = [dy, x, *statistics, part, rows, columns, ROWS_PER_PART, type_codes(dy, x)]
     grid = (-(-columns // GROUP), parts, 1)
-    device.launch("norm", "rms_norm_dweight", arguments, grid, work=dy.nbytes + x.nbytes)
+    device.launch(source, kernel, arguments, grid, work=dy.nbytes + x.nbytes)
     return device.view(part, (columns,)) if parts == 1 else sum_rows(device, part, None, False)

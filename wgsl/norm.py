@@ -1,13 +1,21 @@
-"""RMSNorm, forward and backward, of long rows and short ones (QK-norm). Shaders: rms_norm*.wgsl."""
+"""RMSNorm and LayerNorm, forward and backward, of long rows and short ones (QK-norm). Shaders: norm_*.wgsl."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, compute_type, next_power_of_two, row_parts, vector_width, wgsl_type
+from wgrad.wgsl.elements import (
+    GROUP,
+    compute_type,
+    element_types,
+    next_power_of_two,
+    row_parts,
+    vector_width,
+    wgsl_type,
+)
 from wgrad.wgsl.operators import implements
-from wgrad.wgsl.reduce import sum_rows
+from wgrad.wgsl.reduce import plan_chunks, sum_rows
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -91,3 +99,61 @@ def rms_norm_backward(
         if sums is not None and dweight is not None:
             sum_rows(device, sums, dweight, first > 0)
     return dx, dweight
+
+
+@implements("layer_norm")
+def layer_norm(
+    device: Runtime, x: Array, weight: Array, bias: Array, eps: float, dtype: np.dtype
+) -> tuple[Array, Array, Array]:
+    columns = x.shape[1]
+    y, mean, rstd = device.empty(x.shape, dtype), device.empty(x.shape[:1]), device.empty(x.shape[:1])
+    constants = _layer_constants(columns, _MOST_FORWARD) | {"FORWARD": True}
+    vec, lanes = int(constants["VEC"]), int(constants["LANES"])
+    constants |= element_types(vec, X_T=x, Y_T=y)
+    for _, rows, (part, out, *saved) in row_parts(device, [x, y, mean, rstd]):
+        params = [rows, columns // vec, 1.0 / columns, float(eps)]
+        groups = device.groups(rows * lanes, GROUP)
+        arrays = [part, weight, bias, out, *saved]
+        work = float(rows * columns * 8)
+        device.launch("norm_layer", arrays, params, groups, constants, entry="forward", work=work)
+    return y, mean, rstd
+
+
+@implements("layer_norm_backward")
+def layer_norm_backward(
+    device: Runtime,
+    dy: Array,
+    x: Array,
+    weight: Array,
+    mean: Array,
+    rstd: Array,
+    need_dweight: bool,
+    need_dbias: bool,
+    dtype: np.dtype,
+) -> tuple[Array, Array | None, Array | None]:
+    columns = x.shape[1]
+    dx = device.empty(x.shape, dtype)
+    dweight = device.empty((columns,)) if need_dweight else None
+    constants = _layer_constants(columns, _MOST_BACKWARD) | {"FORWARD": False, "WIDE": plan_chunks(1, columns).wide}
+    vec, lanes = int(constants["VEC"]), int(constants["LANES"])
+    constants |= element_types(vec, DY_T=dy, X_T=x, DX_T=dx)
+    for first, rows, views in row_parts(device, [dy, x, mean, rstd, dx]):
+        plan = plan_chunks(rows, columns)
+        sums = device.empty((plan.chunks, columns)) if need_dweight else None
+        params = [rows, columns // vec, 1.0 / columns, plan.step]
+        arrays, groups = [*views, weight, sums], device.groups(rows * lanes, GROUP)
+        work = float(rows * columns * 12)
+        device.launch("norm_layer", arrays, params, groups, constants, entry="backward", work=work)
+        if sums is not None:
+            groups = plan.groups(columns)
+            device.launch("norm_layer", arrays, params, groups, constants, entry="dweight", work=work)
+            sum_rows(device, sums, dweight, first > 0)
+    return dx, dweight, sum_rows(device, dy, None, False) if need_dbias else None
+
+
+def _layer_constants(columns: int, most: int) -> dict[str, Constant]:
+    """How a row is divided; at most `most` elements of it in an invocation's registers."""
+    vec = vector_width(columns)
+    lanes = lanes_of_row(columns // vec)
+    per = min(most, -(-columns // vec // lanes))
+    return {"VEC": vec, "LANES": lanes, "PER": per}

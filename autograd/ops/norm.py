@@ -1,4 +1,8 @@
-"""RMSNorm. Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019)."""
+"""RMSNorm and LayerNorm.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba, Kiros and Hinton, Layer Normalization
+(2016).
+"""
 
 from __future__ import annotations
 
@@ -112,3 +116,85 @@ def _(
         dx += up(residual_grad, compute)
     dweight = np.sum(grad * normed, axis=0) if need_dweight else None
     return finish(dx, dtype, compute), dweight
+
+
+@differentiable
+def layer_norm(ctx: Context, x: Tensor, weight: Weight, bias: Weight, eps: float, *, dtype: DType = None) -> Tensor:
+    """x [..., C], weight and bias float32 [C] -> (x - mean) / sqrt(var + eps) * weight + bias, over the last axis."""
+    y, mean, rstd = ctx.device.layer_norm(as_rows(ctx, x), weight, bias, eps, dtype=dtype)
+    ctx.save(as_rows(ctx, x), weight, mean, rstd)
+    ctx.shape = tuple(x.shape)
+    return with_shape(ctx, y, x.shape)
+
+
+@layer_norm.backward
+def _(ctx: Context, dy: Array) -> Any:
+    needs = {"need_dweight": ctx.needs_grad[1], "need_dbias": ctx.needs_grad[2]}
+    dx, dweight, dbias = ctx.device.layer_norm_backward(as_rows(ctx, dy), *ctx.saved, **needs)
+    return with_shape(ctx, dx, ctx.shape), dweight, dbias
+
+
+@layer_norm.operator
+def _(args: Args, x: Array, weight: Array, bias: Array, eps: float, *, dtype: DType = None) -> dict[str, Any]:
+    """x [R, C], weight and bias [C] float32 -> y [R, C] (default dtype: x's), mean [R] and rstd [R] float32.
+
+    y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(mean((x - mean)^2) + eps).
+    """
+    args.array("x", x, "R C").array("weight", weight, "C", "f32").array("bias", bias, "C", "f32")
+    args.rule(eps > 0, f"eps must be positive, got {eps}; 1e-5 is usual")
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+@layer_norm.reference
+def _(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float, dtype: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    compute = compute_dtype(x, weight, bias)
+    wide = up(x, compute)
+    mean = np.mean(wide, axis=1)
+    centred = wide - mean[:, None]
+    rest = np.mean(centred, axis=1)  # what rounding has left in a mean that is large beside the row's deviation
+    centred -= rest[:, None]
+    rstd = 1 / np.sqrt(np.mean(centred * centred, axis=1) + compute.type(eps))
+    y = centred * rstd[:, None] * up(weight, compute) + up(bias, compute)
+    return finish(y, dtype, compute), mean + rest, rstd
+
+
+@operator
+def layer_norm_backward(
+    args: Args,
+    dy: Array,
+    x: Array,
+    weight: Array,
+    mean: Array,
+    rstd: Array,
+    *,
+    need_dweight: bool = True,
+    need_dbias: bool = True,
+    dtype: DType = None,
+) -> dict[str, Any]:
+    """-> dx [R, C] (default dtype: x's), dweight [C] float32 or None, dbias [C] float32 or None."""
+    args.array("dy", dy, "R C").array("x", x, "R C").array("weight", weight, "C", "f32")
+    args.array("mean", mean, "R", "f32").array("rstd", rstd, "R", "f32")
+    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+
+
+@layer_norm_backward.reference
+def _(
+    dy: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    mean: np.ndarray,
+    rstd: np.ndarray,
+    need_dweight: bool,
+    need_dbias: bool,
+    dtype: Any,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    compute = compute_dtype(dy, x, weight, mean, rstd)
+    scale = up(rstd, compute)[:, None]
+    grad, normed = up(dy, compute), (up(x, compute) - up(mean, compute)[:, None]) * scale
+    weighted = grad * up(weight, compute)
+    along = np.mean(weighted * normed, axis=1, keepdims=True)
+    dx = (weighted - np.mean(weighted, axis=1, keepdims=True) - normed * along) * scale
+    dweight = np.sum(grad * normed, axis=0) if need_dweight else None
+    return finish(dx, dtype, compute), dweight, np.sum(grad, axis=0) if need_dbias else None
