@@ -21,10 +21,11 @@ from wgrad.device.errors import DeviceUnavailable
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 
 
-# What --fast leaves out whole: oracles, other compilers, instructions counted one by one, runs that are killed or fill
-# a disk. Of each other test it takes this many of its sets of parameters.
-NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_package.py", "test_execut*", "test_auto.py"]
+# What --fast leaves out whole: oracles, other compilers, instructions counted one by one, whole runs, killed or on full
+# disks. Of each other test it takes this many of its sets of parameters.
+NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_execut*", "test_auto.py"]
 NOT_FAST += ["test_*_isa.py", "test_access_*", "test_hiprtc.py", "test_fault*", "test_interrupts.py", "test_plan.py"]
+NOT_FAST += ["test_objects.py", "test_resume.py", "test_evaluation.py", "test_package.py", "test_errors.py"]
 FAST_SETS = 2
 
 
