@@ -5,6 +5,7 @@
 Each timed result is checked against float64 first, on a few rows.
 """
 
+# mypy: disable-error-code="arg-type"
 from __future__ import annotations
 
 import argparse

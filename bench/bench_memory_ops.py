@@ -7,6 +7,7 @@ is of the copy's GB/s. With torch and CUDA the same operators in eager mode stan
 installed). Results are first checked on a few rows against the NumPy reference in float64.
 """
 
+# mypy: disable-error-code="misc,no-redef"
 from __future__ import annotations
 
 import argparse

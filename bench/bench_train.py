@@ -26,11 +26,12 @@ from common import Report, has_cuda, median_spread
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
-from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import lora_config
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
@@ -110,7 +111,7 @@ def build(shape: Shape, seq_len: int, device: WgpuDevice, compute: str) -> tuple
     config = parse_model_config(shape.config())
     options = RunOptions(batch_size=1, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
     weights = random_weights(config, device)
-    lora = LoraConfig.from_finetune(options)
+    lora = lora_config(options)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
     parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
     for name, value in values.items():
