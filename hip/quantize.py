@@ -49,8 +49,11 @@ def dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     if w.value_dtype not in ("float32", dtype.name):  # storing rounds to the type of y
         return cast(device, dequantize(device, w, np.dtype(w.value_dtype)), dtype)
     y = device.empty(w.shape, dtype)
-    blocks = [1 << shift for shift in w.parameters()]  # products take logarithms, this kernel the sizes
-    arguments = [*w.arrays().values(), y, Long(y.size), *blocks, type_code(dtype)]
+    arrays, size = list(w.arrays().values()), Long(y.size)
+    if isinstance(w, NF4Array):  # a kernel of its own, for rows of any length, which takes sizes, no logarithms
+        arguments = [*arrays, y, size, w.block_size, w.nested_block_size, type_code(dtype)]
+    else:
+        arguments = [*arrays, *w.parameters(), y, size, type_code(dtype)]
     work = y.nbytes + w.nbytes
     device.launch("quantize", f"{w.format}_dequantize", arguments, device.groups(y.size, _RUN * GROUP), work=work)
     return y

@@ -15,14 +15,14 @@ KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 @dataclass(frozen=True)
 class WeightOperand:
     """file, unit: B_FORMAT, and how many elements it reads at once. scales: for bindings 8 to 11. parameters: the
-    two integers that the format's file knows as p.block_shift and p.nested_shift."""
+    two integers that the format's file knows as p.block_shift and p.nested_shift, 0 where it has none."""
 
     file: str
     unit: int
     switches: dict[str, Constant]
     codes: Array
     scales: tuple[Array | None, ...] = ()
-    parameters: tuple[int, ...] = (0, 0)
+    parameters: tuple[int, int] = (0, 0)
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -34,4 +34,5 @@ def weight_operand(w: FrozenWeight, *, table: bool) -> WeightOperand:
     codes, *scales = w.arrays().values()
     assert codes is not None
     switches: dict[str, Constant] = {**w.constants(), "TABLE": table}
-    return WeightOperand(f"{w.format}.wgsl", w.unit, switches, codes, tuple(scales), w.parameters())
+    first, second = (*w.parameters(), 0, 0)[:2]
+    return WeightOperand(f"{w.format}.wgsl", w.unit, switches, codes, tuple(scales), (first, second))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
+from wgrad.device.formats.frozen_weight import formats
 
 
-def nf4_case(
+def cases(dtype: np.dtype) -> list[Case]:
+    return [case for format in formats() for case in _cases(format, dtype)] + _nf4_cases(dtype)
+
+
+def frozen_case(
+    format: str,
     variant: str,
     m: int,
     n: int,
@@ -29,8 +35,9 @@ def nf4_case(
     value_dtype: str = "float32",
 ) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
-        weight = ReferenceDevice().quantize(normal(rng, (n, k), F32, 0.1), block_size, double=double)
-        weight = replace(weight, value_dtype=value_dtype)
+        weight = formats()[format].quantize(normal(rng, (n, k), F32, 0.1), block_size, double)
+        if value_dtype != "float32":
+            weight = replace(weight, value_dtype=value_dtype)  # type: ignore[type-var]
         inputs: Inputs = {"x": normal(rng, (m, n if backward else k), x_dtype), "weight": weight}
         if bias:
             inputs["bias"] = normal(rng, (n,))
@@ -49,26 +56,56 @@ def nf4_case(
         return {"y": device.linear_quantized(x["x"], x["weight"], lowrank=lowrank, dtype=dtype, **more)}
 
     suffix = "_backward" if backward else ""
-    op, label = "linear_quantized" + suffix, "linear_nf4" + suffix
+    op, label = "linear_quantized" + suffix, f"linear_{format}{suffix}"
     shape = f"{m}x{n}x{k}"
     name = f"{label}/{variant}{' double' if double else ''}/{shape}/{dtype_name(x_dtype)}"
     direction = "backward" if backward else "forward"
     return Case(name, op, direction, dtype_name(x_dtype), shape, build, call)
 
 
-def cases(t: np.dtype) -> list[Case]:
+nf4_case = partial(frozen_case, "nf4")
+
+
+def _cases(format: str, t: np.dtype) -> list[Case]:
+    """Of every format: rows are multiples of 32 elements, which suits them all."""
+    case = partial(frozen_case, format)
+    found = []
+    for backward in (False, True):
+        found += [
+            case("plain", 41, 160, 128, t, backward=backward),
+            case("row", 1, 130, 192, t, backward=backward),
+            case("tiles lowrank", 131, 200, 160, t, backward=backward, rank=8),
+        ]
+    found += [
+        case("bias", 41, 37, 64, t, bias=True),
+        case("residual", 41, 37, 64, t, residual=t),
+        case("row epilogue", 1, 131, 96, t, bias=True, residual=F32, rank=8, dtype=F32),
+    ]
+    if t == F16:
+        found += [
+            case("mixed, default dtype", 41, 37, 64, F16, residual=F32, bias=True, rank=5),
+            case("mixed, default dtype", 41, 37, 64, F16, backward=True, rank=5),
+            case("float16 to float32", 41, 37, 64, F16, dtype=F32),
+            case("float16 to float32", 41, 37, 64, F16, dtype=F32, backward=True),
+            case("float32 to float16", 41, 37, 64, F32, dtype=F16, backward=True),
+        ]
+    return found
+
+
+def _nf4_cases(t: np.dtype) -> list[Case]:
+    """What this format has alone: nested scales, rows and blocks of any length."""
     found = []
     for backward in (False, True):
         for double in (False, True):
             options: dict[str, Any] = {"backward": backward, "double": double}
             found += [
-                nf4_case("plain", 41, 160, 128, t, **options),
                 nf4_case("blocks across rows", 37, 123, 72, t, **options),
                 nf4_case("odd", 9, 35, 67, t, **options),
-                nf4_case("row", 1, 130, 192, t, **options),
                 nf4_case("tiles", 131, 192, 136, t, **options),
             ]
         found += [
+            nf4_case("plain", 41, 160, 128, t, backward=backward, double=True),
+            nf4_case("row", 1, 130, 192, t, backward=backward, double=True),
             nf4_case("block 128", 41, 37, 200, t, backward=backward, block_size=128),
             nf4_case("block 4096", 5, 130, 96, t, backward=backward, block_size=4096),
             nf4_case("lowrank", 70, 72, 130, t, backward=backward, rank=8),
@@ -76,20 +113,11 @@ def cases(t: np.dtype) -> list[Case]:
             nf4_case("row lowrank", 1, 72, 128, t, backward=backward, rank=16, double=True),
         ]
     found += [
-        nf4_case("bias", 41, 37, 64, t, bias=True),
-        nf4_case("residual", 41, 37, 64, t, residual=t),
         nf4_case("epilogue", 70, 131, 72, t, bias=True, residual=F32, rank=8, dtype=F32, double=True),
         nf4_case("row epilogue", 1, 131, 72, t, bias=True, residual=F32, rank=8, dtype=F32),
     ]
     if t == F16:
-        found += [
-            nf4_case("mixed, default dtype", 41, 37, 64, F16, residual=F32, bias=True, rank=5),
-            nf4_case("mixed, default dtype", 41, 37, 64, F16, backward=True, rank=5),
-            nf4_case("mixed, default dtype", 41, 37, 67, F32, residual=F16),
-            nf4_case("float16 to float32", 41, 37, 64, F16, dtype=F32),
-            nf4_case("float16 to float32", 41, 37, 64, F16, dtype=F32, backward=True),
-            nf4_case("float32 to float16", 41, 37, 64, F32, dtype=F16, backward=True),
-        ]
+        found.append(nf4_case("mixed, default dtype", 41, 37, 67, F32, residual=F16))
     return found + _rounded_cases(t)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs
 from wgrad.autograd.selftest.gemm import gemm_case
-from wgrad.autograd.selftest.linear import nf4_case
+from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.contract import Device
+from wgrad.device.formats.frozen_weight import formats
 
 
 def matrix_cases() -> list[Case]:
@@ -46,7 +48,7 @@ def product_cases() -> list[Case]:
     for tile in ("medium", "large"):
         forms = [(False, False), (False, True), (True, False), (True, True)]
         plain = [gemm_case("plain", 264, 136, k, F16, trans_a=ta, trans_b=tb) for ta, tb in forms for k in (136, 256)]
-        found += [_on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_nf4()]
+        found += [_on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_frozen()]
     found.append(_on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
     return found
 
@@ -63,15 +65,17 @@ def _matrix_epilogues() -> list[Case]:
     ]
 
 
-def _matrix_nf4() -> list[Case]:
+def _matrix_frozen() -> list[Case]:
+    """Of every format, and what NF4 has alone: nested scales, rows that end within a tile."""
+    shapes: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
+        *((format, "plain", 136, 264, 128, {}) for format in formats()),
+        ("nf4", "lowrank 16", 264, 136, 192, {"rank": 16, "double": True}),
+        ("nf4", "rest of K", 72, 136, 264, {"double": True}),
+    ]
     return [
-        nf4_case(name, m, n, k, F16, backward=backward, **options)
+        frozen_case(format, name, m, n, k, F16, backward=backward, **options)
         for backward in (False, True)
-        for name, m, n, k, options in (
-            ("plain", 136, 264, 128, {}),
-            ("lowrank 16", 264, 136, 192, {"rank": 16, "double": True}),
-            ("rest of K", 72, 136, 264, {"double": True}),
-        )
+        for format, name, m, n, k, options in shapes
     ]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import BF16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Array, Device
+from wgrad.device.formats.frozen_weight import formats
 
 
 def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list[Case]:
@@ -48,13 +48,21 @@ def quantized(device: Device, w: Array, block_size: int, double: bool) -> Output
 
 
 def _dequantize(
-    rows: int, columns: int, dtype: Any, double: bool, value_dtype: str = "float32", scale: float = 0.02
+    rows: int,
+    columns: int,
+    dtype: Any,
+    double: bool = False,
+    value_dtype: str = "float32",
+    scale: float = 0.02,
+    format: str = "nf4",
 ) -> Case:
     """dtype None: left out of the call."""
 
     def build(rng: np.random.Generator) -> Inputs:
-        weight = ReferenceDevice().quantize(normal(rng, (rows, columns), F32, scale), double=double)
-        return {"weight": replace(weight, value_dtype=value_dtype)}
+        weight = formats()[format].quantize(normal(rng, (rows, columns), F32, scale), double=double)
+        if value_dtype != "float32":
+            weight = replace(weight, value_dtype=value_dtype)  # type: ignore[type-var]
+        return {"weight": weight}
 
     def call(device: Device, x: Inputs) -> Outputs:
         return {"w": device.dequantize(x["weight"], *([] if dtype is None else [dtype]))}
@@ -63,7 +71,9 @@ def _dequantize(
     variant = "double" if double else "plain"
     if value_dtype != "float32":
         variant += f" of {value_dtype}" + (" subnormal" if scale < 1e-4 else "")
-    return Case(f"nf4_dequantize/{variant}/{shape}/{name}", "dequantize", "forward", name, shape, build, call)
+    elif scale < 0.02:
+        variant += " small"
+    return Case(f"{format}_dequantize/{variant}/{shape}/{name}", "dequantize", "forward", name, shape, build, call)
 
 
 def cases(t: np.dtype) -> list[Case]:
@@ -71,7 +81,9 @@ def cases(t: np.dtype) -> list[Case]:
     if t == F32:
         found += _quantize(123, 72, BF16)
         found += [_dequantize(35, 67, None, double) for double in (False, True)]
-    found += [_dequantize(r, c, t, double) for r, c in ((160, 128), (35, 67)) for double in (False, True)]
+    for format in formats():
+        found += [_dequantize(160, 128, t, format=format), _dequantize(37, 96, t, scale=1e-4, format=format)]
+    found += [_dequantize(160, 128, t, True), _dequantize(35, 67, t), _dequantize(35, 67, t, True)]
     found += [_dequantize(160, 128, t, True, value) for value in ("float16", "bfloat16")]
     found.append(_dequantize(35, 67, t, False, "float16", 1e-6))
     return found

@@ -2,7 +2,8 @@
 
 A format is a frozen dataclass derived from FrozenWeight, in a file of this folder, <format>.py. It gives what a weight
 consists of (format, unit, arrays, rules, layout, constants, parameters) and, in NumPy, its values (rows), which every
-device must give; and, where a device brings weights of full precision into it, quantize_rules and quantize.
+device must give, and how a weight of full precision becomes one (quantize), from which the self-test's cases are made;
+quantize_rules where every device does that too.
 Its decode stands once in each room: wgsl/<format>.wgsl and hip/kernels/<format>.hpp. Launchers bind the arrays in their
 order and hand over the parameters; the constants are known when a kernel is compiled.
 """
@@ -63,12 +64,12 @@ class FrozenWeight(ABC):
     @classmethod
     def quantize_rules(cls, block_size: int, double: bool) -> Iterator[tuple[bool, str]]:
         """As `rules`, of what `quantize` is asked for."""
-        yield False, f"format must be one that weights can be brought into, got {cls.format}"
+        yield False, f"format must be one that devices bring weights into, got {cls.format}; nf4 is usual"
 
     @classmethod
-    def quantize(cls, w: np.ndarray, block_size: int, double: bool) -> Self:
-        """w [out, in] float32 or float64, in NumPy."""
-        raise NotImplementedError
+    @abstractmethod
+    def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Self:
+        """w [out, in] float32 or float64, in NumPy. block_size, double: where the format has a choice."""
 
     def map_arrays(self, change: Callable[[Array], Array]) -> Self:
         """The same weight with `change` applied to each of its arrays."""

@@ -8,7 +8,7 @@
 // 256.
 // Sources: Dettmers et al., QLoRA (2023), section 3; Dettmers et al., 8-bit Optimizers (2022), section 2.2.
 #include "elements.hpp"
-#include "nf4.hpp"
+#include "weight_formats.hpp"
 
 using namespace gpu;
 
@@ -119,3 +119,23 @@ extern "C" GPU_KERNEL(256) void nf4_dequantize(const u8* packed, const void* abs
     if (i + 8 * half < n) store8(y, type, i + 8 * half, n, v);
   }
 }
+
+// A whole weight of the other formats: y [n] = its elements, n a multiple of 8. Launch: as nf4_dequantize.
+template <class Format> GPU_FN void dequantize(const Format& w, void* y, u64 n, u32 type) {
+  u64 first = (u64(block_x()) * 256 + thread()) * 16;
+#pragma unroll
+  for (u32 half = 0; half < 2; half++) {
+    u64 i = first + 8 * half, inside = i < n ? i : 0;  // every lane takes part
+    auto raw = w.fetch(inside, 0, 8, w.look(inside, 0));
+    float scale = w.scale(raw);
+    Eight v;
+#pragma unroll
+    for (u32 e = 0; e < 8; e++) v.at[e] = scale * w.value(raw, e);
+    if (i < n) store8(y, type, i, n, v);
+  }
+}
+#define DEQUANTIZE(format, TAG)                                                                                       \
+  extern "C" GPU_KERNEL(256) void format##_dequantize(TAG##_PARAMETERS, void* y, u64 n, u32 type) {                   \
+    dequantize(TAG##_WEIGHT, y, n, type);                                                                             \
+  }
+WHOLE_UNIT_FORMATS(DEQUANTIZE)

@@ -1,5 +1,6 @@
 // The formats of frozen weights [out, in]. A product takes "a weight of some format"; each kernel of linear.hip,
-// gemm_f32.hip, gemm_split.hip and gemv.hip is made for every format of WEIGHT_FORMATS, a line for each:
+// gemm_f32.hip, gemm_split.hip and gemv.hip is made for every format of WEIGHT_FORMATS, and the one that restores a
+// whole weight (quantize.hip) for those of WHOLE_UNIT_FORMATS, whose rows are multiples of 8 elements; a line for each:
 //
 //     FORMAT(name, TAG)    name: in the kernels' names. The format's header defines TAG_PARAMETERS, the format's part
 //                          of a kernel's parameters, and TAG_WEIGHT, an expression that makes the weight of them.
@@ -14,6 +15,8 @@
 #pragma once
 #include "nf4.hpp"
 
-#define WEIGHT_FORMATS(FORMAT) \
-  FORMAT(nf4, NF4)             \
-  FORMAT(nf4_nested, NF4_NESTED)
+#define WHOLE_UNIT_FORMATS(FORMAT)
+#define WEIGHT_FORMATS(FORMAT)   \
+  FORMAT(nf4, NF4)               \
+  FORMAT(nf4_nested, NF4_NESTED) \
+  WHOLE_UNIT_FORMATS(FORMAT)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -24,27 +23,14 @@ from tests.hip.executor.operators import ORDERS
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.table import EXECUTED, Object, Row
 from tests.hip.executor.waves import Grid
-from wgrad.device.formats.nf4 import LEVELS
+from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 
 _LATENCY, _ROUNDS = 600, 6  # clocks; rounds of the loop in the model, after two
 
 
-def _nf4(rng: np.random.Generator, shape: tuple[int, int], nested: bool) -> tuple[list[Any], np.ndarray]:
-    """Kernel arguments of a random NF4 weight, and its values in float32."""
-    codes = rng.integers(0, 16, shape).astype(np.uint8).ravel()
-    packed = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)
-    blocks = -(-codes.size // 64)
-    absmax: np.ndarray = rng.random(blocks).astype(np.float32)
-    extra: list[Any] = [None, None, None]
-    scale = absmax
-    if nested:
-        absmax = rng.integers(0, 256, blocks).astype(np.uint8)
-        outer = rng.random(-(-blocks // 256)).astype(np.float32) + np.float32(0.5)
-        table, offset = np.sort(rng.standard_normal(256)).astype(np.float32), np.array([0.3], np.float32)
-        extra = [outer, table, offset]
-        scale = table[absmax] * np.repeat(outer, 256)[:blocks] + offset
-    values = (LEVELS[codes] * np.repeat(scale, 64)[: codes.size].astype(np.float32)).reshape(shape)
-    return [packed, absmax, *extra, np.int32(6), np.int32(8)], values
+def _format(name: str) -> type[FrozenWeight] | None:
+    """Of the weight that a kernel decodes."""
+    return next((kind for kind in formats().values() if f"_{kind.format}" in name), None)
 
 
 def _tile(name: str, cdna: bool) -> tuple[int, int, int]:
@@ -94,9 +80,12 @@ def execute(kernel: Kernel) -> dict[str, float]:
     kind_a, kind_b = _dtypes(name)
     number = {"f32": np.int32(0), "f16": np.int32(1), "bf16": np.int32(2)}
     a, a_values = encode(rng.standard_normal((k, m) if layout[0] == "t" else (m, k)), kind_a)
-    if "nf4" in name:
-        operands, values = _nf4(rng, (n, k) if layout == "nt" else (k, n), "nested" in name)
+    if kind := _format(name):
+        full = rng.standard_normal((n, k) if layout == "nt" else (k, n)).astype(np.float32)
+        weight = kind.quantize(full, double="nested" in name)
+        values = weight.rows(0, full.shape[0], np.dtype(np.float32))
         b_values = values.astype(np.float64) if "split" in name else encode(values, kind_b)[1]
+        operands = [*weight.arrays().values(), *map(np.int32, weight.parameters())]
         head = [a, *operands] + ([number[kind_a]] if kind_a == "f32" and "split" not in name else [])
     else:
         b, b_values = encode(rng.standard_normal((n, k) if layout[1] == "t" else (k, n)), kind_b)
@@ -107,7 +96,7 @@ def execute(kernel: Kernel) -> dict[str, float]:
     want = 0.5 * product + u.astype(np.float64) @ v.T.astype(np.float64) + bias + residual + before
     numbers = [np.int32(x) for x in (m, n, k, 0, 5, 0, 1, 0, 0, 3)]
     arguments = [*head, before, bias, residual, u, v, *numbers, np.float32(0.5)]
-    if not re.search("nf4|skinny|gemv", name):
+    if not kind and not re.search("skinny|gemv", name):
         arguments += [np.int64(0), np.int64(0)]
     at = sum(isinstance(x, np.ndarray) for x in head)
     grid: Grid = -(-n // tile_n), -(-m // tile_m), 1
