@@ -1,8 +1,9 @@
 """The checker of one call's arguments: axes named by letters, kinds of dtype, and errors that say it all.
 
 Axes are named by letters (`R C`); a letter binds to the first size that it meets and must agree from then on.
-Kinds of dtype: `float` (float32, float16 and bfloat16 where the device has them), `f32`, `weight` (float32, float16,
-bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only the reference holds such arrays, the oracle's.
+Kinds of dtype: `float` (float32, float16 and bfloat16 where the device has them), `f32`, `f16` (storage: any device
+has it), `weight` (float32, float16, bfloat16), `i32`, `u32`, `u8`. float64 passes wherever float32 does: only the
+reference holds such arrays, the oracle's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 KINDS: dict[str, tuple[Any, ...]] = {
     "float": (np.float32, np.float16, ml_dtypes.bfloat16, np.float64),
     "f32": (np.float32, np.float64),
+    "f16": (np.float16, np.float64),
     "weight": (np.float32, np.float16, ml_dtypes.bfloat16, np.float64),
     "i32": (np.int32,),
     "u32": (np.uint32,),

@@ -3,7 +3,7 @@
 A format is a frozen dataclass derived from FrozenWeight, in a file of this folder, <format>.py. It gives what a weight
 consists of (format, unit, arrays, rules, layout, constants, parameters) and, in NumPy, its values (rows), which every
 device must give, and how a weight of full precision becomes one (quantize), from which the self-test's cases are made;
-quantize_rules where every device does that too.
+quantize_rules where every device does that too; gguf_type and from_gguf where GGUF files have it.
 Its decode stands once in each room: wgsl/<format>.wgsl and hip/kernels/<format>.hpp. Launchers bind the arrays in their
 order and hand over the parameters; the constants are known when a kernel is compiled.
 """
@@ -28,6 +28,7 @@ class FrozenWeight(ABC):
     """A frozen [out, in] weight of some format on a device: arrays and plain numbers."""
 
     format: ClassVar[str]
+    gguf_type: ClassVar[str] = ""  # what GGUF files call it, where they have it
     unit: ClassVar[int]  # elements that are decoded at once; a row of another length is decoded before a product
     shape: tuple[int, int]
     value_dtype: str  # what decoded values are rounded to; "float32": they are used as they are
@@ -71,6 +72,11 @@ class FrozenWeight(ABC):
     def quantize(cls, w: np.ndarray, block_size: int = 64, double: bool = False) -> Self:
         """w [out, in] float32 or float64, in NumPy. block_size, double: where the format has a choice."""
 
+    @classmethod
+    def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Self:
+        """rows: uint8 [out, bytes of a row] as in a GGUF file, of a format with a `gguf_type`; in NumPy."""
+        raise NotImplementedError
+
     def map_arrays(self, change: Callable[[Array], Array]) -> Self:
         """The same weight with `change` applied to each of its arrays."""
         parts = {name: change(array) for name, array in self.arrays().items() if array is not None}
@@ -87,3 +93,8 @@ def formats() -> dict[str, type[FrozenWeight]]:
     for path in Path(__file__).parent.glob("*.py"):
         import_module(f"wgrad.device.formats.{path.stem}")
     return {kind.format: kind for kind in FrozenWeight.__subclasses__()}
+
+
+def gguf_formats() -> dict[str, type[FrozenWeight]]:
+    """Those that GGUF files have, by their names there."""
+    return {kind.gguf_type: kind for kind in formats().values() if kind.gguf_type}

@@ -75,7 +75,10 @@ class TensorEntry:
 
     def finite_array(self) -> np.ndarray:
         """`array` of a float dtype. WgradError where a number of it is infinite or none."""
-        array = self.array()
+        return self.check_finite(self.array())
+
+    def check_finite(self, array: np.ndarray) -> np.ndarray:
+        """`array`, of a float dtype, which is of this tensor. WgradError as of `finite_array`."""
         if not _is_finite(array):
             name = one_line(self.name)
             raise WgradError(

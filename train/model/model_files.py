@@ -1,8 +1,8 @@
 """Models in Hugging Face layout, streamed: each tensor is read, uploaded, quantised and dropped before the next.
 
 A model never stands in memory in full precision. Projections become NF4 (on the device), the embedding and the head
-keep the files' dtype, norms and biases are float32. Weights that bitsandbytes quantised are taken as they are
-(nf4_files.py).
+keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken as they are: those of
+bitsandbytes (nf4_files.py) and of GGUF (gguf_files.py: one file in the folder, beside config.json and the tokenizer).
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from msgspec import Struct
 
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.files.decode import read_json, show
+from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
-INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetensors", ".gguf"
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
 
@@ -50,7 +52,7 @@ class ModelFiles:
         self.folder = Path(folder)
         self.entries: dict[str, TensorEntry] = {}
         for file in self._files():
-            self.entries |= read_entries(file, "--model")
+            self.entries |= (read_gguf_entries if file.suffix == GGUF else read_entries)(file, "--model")
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX_FILE
@@ -71,9 +73,17 @@ class ModelFiles:
             return [self.folder / name for name in names]
         if exists(self.folder / SINGLE_FILE, "--model"):
             return [self.folder / SINGLE_FILE]
-        others = sorted(p.name for p in self.folder.glob("*.bin")) + sorted(p.name for p in self.folder.glob("*.gguf"))
+        whole = sorted(self.folder.glob(f"*{GGUF}"))
+        if len(whole) > 1:
+            first = ", ".join(one_line(path.name) for path in whole[:3])
+            raise WgradError(f"--model: {self.folder} must have one {GGUF} file, got {len(whole)} ({first}): keep one")
+        if whole:
+            return whole
+        others = sorted(p.name for p in self.folder.glob("*.bin"))
         hint = f"; {others[0]} is of another format: convert it to safetensors" if others else ""
-        raise WgradError(f"--model: {self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint or ': fetch it'}")
+        raise WgradError(
+            f"--model: {self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE} nor a {GGUF} file{hint or ': fetch it'}"
+        )
 
     def entry(self, name: str) -> TensorEntry:
         """WgradError where the files have no such tensor."""
@@ -90,10 +100,23 @@ class ModelFiles:
         if config.tie_word_embeddings and EMBEDDING not in self.entries and HEAD in self.entries:
             self.entries[EMBEDDING] = self.entries[HEAD]  # one matrix: either name will do, as in transformers
         for spec in weight_specs(config):
-            if spec.kind == "projection" and is_nf4(self.entries, spec.name):
+            if spec.kind != "projection" or not self.is_frozen(spec):
+                self._float_entry(spec)
+            elif is_nf4(self.entries, spec.name):
                 check_packed(self.entries, spec.name, spec.shape)
             else:
-                self._float_entry(spec)
+                self._check_shape(spec, self.entries[spec.name])
+
+    def is_frozen(self, spec: WeightSpec) -> bool:
+        """Whether the files hold this tensor in a format of few bits, which stays as it is."""
+        return is_nf4(self.entries, spec.name) or is_frozen_gguf(self.entries.get(spec.name))
+
+    def read_frozen(self, spec: WeightSpec, device: Device, contents: bool) -> FrozenWeight:
+        """Such a projection on the device. contents False, for a dry run: hardly a thing is read. WgradError."""
+        entry = self.entries.get(spec.name)
+        if isinstance(entry, GgufEntry):
+            return entry.upload_frozen(device, contents)
+        return read_nf4(self.entries, spec.name, spec.shape, device, contents)
 
     def read(self, spec: WeightSpec) -> np.ndarray:
         """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
@@ -110,12 +133,15 @@ class ModelFiles:
                 f"--model: {spec.name} in {entry.path} is {entry.dtype}: expected {', '.join(FLOATS)} (or bitsandbytes "
                 "NF4): use the unquantised checkpoint"
             )
+        self._check_shape(spec, entry)
+        return entry
+
+    def _check_shape(self, spec: WeightSpec, entry: TensorEntry) -> None:
         if entry.shape != spec.shape:
             raise WgradError(
                 f"--model: {spec.name} in {entry.path} has shape {list(entry.shape)}: config.json asks for "
                 f"{list(spec.shape)}: fetch the checkpoint again"
             )
-        return entry
 
     def digest(self) -> str:
         """A sum of what the tensors are, wherever they lie: names, dtypes, shapes, and blocks of each one's bytes.
@@ -198,7 +224,7 @@ def load_frozen(
     progress: Progress | None = None,
     contents: bool = True,
 ) -> dict[str, Any]:
-    """Name -> Array or NF4Array of every tensor of `weight_specs`, frozen.
+    """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen.
 
     quantize: projections become NF4 on the device; else they keep the files' dtype. contents False, for the dry
     run of a device: shapes and dtypes are right, and hardly a weight is read. Raises WgradError;
@@ -206,12 +232,12 @@ def load_frozen(
     """
     files = _open(folder, config)
     specs = weight_specs(config)
-    # Of weights that bitsandbytes quantised, what is in float is to stay so (llm_int8_skip_modules).
-    quantize = quantize and not any(is_nf4(files.entries, spec.name) for spec in specs)
+    # Of weights that are quantised already, what is in float is to stay so (bitsandbytes' llm_int8_skip_modules).
+    quantize = quantize and not any(files.is_frozen(spec) for spec in specs)
     weights: dict[str, Any] = {}
     for done, spec in enumerate(specs):
-        if spec.kind == "projection" and is_nf4(files.entries, spec.name):
-            weights[spec.name] = read_nf4(files.entries, spec.name, spec.shape, device, contents)
+        if spec.kind == "projection" and files.is_frozen(spec):
+            weights[spec.name] = files.read_frozen(spec, device, contents)
         elif spec.kind == "projection" and quantize:
             full = _place(files, spec, device, contents)
             weights[spec.name] = device.quantize(full, block_size, double=double_quant)
@@ -238,7 +264,7 @@ def load_trainable(
     files = _open(folder, config)
     specs = weight_specs(config)
     for done, spec in enumerate(specs):
-        if is_nf4(files.entries, spec.name):
+        if files.is_frozen(spec):
             raise WgradError(f"--full: {files.folder} is quantised: all parameters cannot be trained; drop --full")
         if contents:
             device.write(arrays[spec.name], np.ascontiguousarray(_value(files, spec), np.float32))

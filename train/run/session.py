@@ -11,11 +11,11 @@ from typing import Any
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.files.hub import resolve_model
-from wgrad.train.files.nf4_files import is_nf4
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -97,7 +97,7 @@ def _refuse_quantised_anew(config: FinetuneConfig, files: ModelFiles, model_conf
     for name in ("double_quant", "block_size"):
         if getattr(config, name) == getattr(default, name) or config.full:
             continue
-        if any(is_nf4(files.entries, spec.name) for spec in weight_specs(model_config)):
+        if any(files.is_frozen(spec) for spec in weight_specs(model_config)):
             raise WgradError(f"{flag(name)}: would be ignored: {files.folder} is quantised already: leave it out")
 
 
@@ -157,7 +157,9 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
     if note := adapter_note(built.lora):
         session.say(f"note: {note}")
     trained = built.parameters.count
-    kind = "float32" if config.full else "NF4, double-quantised" if config.double_quant else "NF4"
+    formats = {w.variant for w in built.model.weights.values() if isinstance(w, FrozenWeight)}
+    kind = ", ".join("NF4, double-quantised" if name == "nf4_nested" else name.upper() for name in sorted(formats))
+    kind = kind or "float32"
     session.say(
         f"model: {session.model_config.architecture}, {built.total:,} parameters ({kind}), {trained:,} trained "
         f"({100 * trained / built.total:.2f} %), loaded in {time.monotonic() - begun:.1f} s"

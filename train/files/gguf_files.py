@@ -1,0 +1,164 @@
+"""Weights of a GGUF file of a llama-architecture model, by the names that Hugging Face gives them.
+
+The `gguf` package reads the header; tensors are read from their places. llama.cpp's converter reorders the rows of each
+head of q and k, pair by pair for its rotary embedding: here they come back in halves.
+Source: github.com/ggml-org/llama.cpp, gguf-py and convert_hf_to_gguf.py (LlamaModel).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
+from wgrad.train.files.decode import FETCH, show
+from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
+from wgrad.train.files.safetensors_files import TensorEntry
+
+_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class GgufEntry(TensorEntry):
+    """A tensor in a GGUF file. `dtype`: F32 where the file has few bits that `array` decodes, else the file's own word
+    (F32, BF16, Q8_0, ...), which `stored` is always. heads: whose rows are reordered; 0: none are."""
+
+    stored: str
+    offset: int
+    size: int
+    heads: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
+    def _read(self, at: int, size: int) -> np.ndarray:
+        with reading(self.path, self.source):
+            data = np.fromfile(self.path, np.uint8, size, offset=self.offset + at)
+        if data.size != size:
+            raise WgradError(f"{self.source}: {self.path} is cut off: {FETCH}")
+        return data
+
+    def row_bytes(self) -> np.ndarray:
+        """uint8 [rows, bytes of a row], rows as Hugging Face has them."""
+        rows = self._read(0, self.size).reshape(self.shape[0], -1)
+        if self.heads:
+            rows = rows.reshape(self.heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+        return np.ascontiguousarray(rows)
+
+    def array(self) -> np.ndarray:
+        if self.stored in gguf_formats():
+            return self._frozen(self.row_bytes()).rows(0, self.shape[0], _DTYPES["F32"])
+        if self.stored not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            name = one_line(self.name)
+            raise WgradError(f"{self.source}: {name} in {self.path} is {self.dtype}: only {known} can be read")
+        return self.row_bytes().view(_DTYPES[self.stored]).reshape(self.shape)
+
+    def _frozen(self, rows: np.ndarray) -> FrozenWeight:
+        return gguf_formats()[self.stored].from_gguf(rows, (self.shape[0], self.shape[1]))
+
+    def upload_frozen(self, device: Device, contents: bool) -> FrozenWeight:
+        """The weight as it is, on a device. contents False, for a dry run: nothing is read. WgradError: a scale is not
+        finite."""
+        rows = self.row_bytes() if contents else np.zeros((self.shape[0], self.size // self.shape[0]), np.uint8)
+        weight = self._frozen(rows)
+        for array in weight.arrays().values():
+            if array is not None and array.dtype.kind == "f":
+                self.check_finite(array)
+        return weight.map_arrays(device.upload)
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        array = self.array()
+        for begin in range(0, self.shape[0], rows):
+            yield array[begin : begin + rows]
+
+    def sample(self, count: int, size: int) -> list[bytes]:
+        if self.size <= count * size:
+            return [self._read(0, self.size).tobytes()]
+        return [self._read(number * (self.size - size) // (count - 1), size).tobytes() for number in range(count)]
+
+
+def is_frozen_gguf(entry: TensorEntry | None) -> bool:
+    """Whether a tensor has few bits that a linear layer takes as they are."""
+    return isinstance(entry, GgufEntry) and entry.dtype in gguf_formats()
+
+
+def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
+    """Header of one file -> its tensors. `source` (the option that named it) opens each error.
+
+    Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of another architecture than
+    llama, or the `gguf` package is not installed.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise WgradError(
+            f"{source}: {path} is a GGUF file, which takes a package to read: pip install 'wgrad[gguf]'"
+        ) from None
+    with open_input(path, source) as file, reading(path, source):
+        refuse_lfs_pointer(file.read(64), path, source)
+    try:
+        reader = GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError) as error:
+        raise WgradError(f"{source}: {path} is cut off or damaged ({one_line(str(error))}): {FETCH}") from error
+    architecture = fields.get("general.architecture")
+    if architecture != "llama":
+        raise WgradError(
+            f"{source}: {path}: general.architecture must be llama, got {show(architecture)}: use the checkpoint in "
+            "safetensors"
+        )
+    heads = _heads(fields, path, source)
+    entries: dict[str, TensorEntry] = {}
+    for tensor in reader.tensors:
+        name, part = _hugging_face_name(tensor.name)
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        turned = heads.get(part, 0)
+        if turned and shape[0] % (2 * turned):
+            raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(shape)}: {FETCH}")
+        stored, place = tensor.tensor_type.name, int(tensor.data_offset)
+        dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
+        entries[name] = GgufEntry(source, path, name, dtype, shape, None, stored, place, int(tensor.n_bytes), turned)
+    return entries
+
+
+def _heads(fields: dict[str, Any], path: Path, source: str) -> dict[str, int]:
+    """Of q and of k, by the tensors' names."""
+    heads = fields.get("llama.attention.head_count")
+    found: dict[str, Any] = {"attn_q": heads, "attn_k": fields.get("llama.attention.head_count_kv", heads)}
+    for value in found.values():
+        if not isinstance(value, int) or value < 1:
+            raise WgradError(f"{source}: {path}: a head_count must be a number above 0, got {show(value)}: {FETCH}")
+    return found
+
+
+def _hugging_face_name(name: str) -> tuple[str, str]:
+    """-> Hugging Face's name of a tensor (its own, where it is none of the model's), and its part: attn_q, ..."""
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if not found or found[2] not in _NAMES:
+        return name, ""
+    layer = f"model.layers.{found[1]}." if found[1] else ""
+    return f"{layer}{_NAMES[found[2]]}.{found[3]}", found[2]
