@@ -14,8 +14,9 @@
 // Elements are numbered row by row, from `origin` (the same for all lanes) + `offset`, a multiple of 8 (of 4).
 #pragma once
 #include "nf4.hpp"
+#include "q8_0.hpp"
 
-#define WHOLE_UNIT_FORMATS(FORMAT)
+#define WHOLE_UNIT_FORMATS(FORMAT) FORMAT(q8_0, Q8_0)
 #define WEIGHT_FORMATS(FORMAT)   \
   FORMAT(nf4, NF4)               \
   FORMAT(nf4_nested, NF4_NESTED) \
