@@ -15,7 +15,7 @@ from wgrad.device.memory import Array
 from wgrad.wgsl import attention_matrix
 from wgrad.wgsl.attention_matrix import MatrixRows
 from wgrad.wgsl.attention_plan import Plan, ceil_div, plan
-from wgrad.wgsl.elements import wgsl_type
+from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -23,12 +23,8 @@ from wgrad.wgsl.runtime.runtime import Runtime
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 
 
-def _element(array: Array, vec: bool) -> str:
-    return wgsl_type(array.dtype, 4 if vec else 1)
-
-
 def _types(vec: bool, **arrays: Array) -> dict[str, Constant]:
-    return {name: _element(array, vec) for name, array in arrays.items()}
+    return {name: wgsl_element(array, vec) for name, array in arrays.items()}
 
 
 def _plan(device: Runtime, width: int) -> Plan:
@@ -161,7 +157,7 @@ def _combine(device: Runtime, part: Array, part_lse: Array, o: Array, lse: Array
         [part, part_lse, o, lse],
         [batch, queries, heads, part.shape[0]],
         device.groups(batch * queries * heads * row, 256),
-        {"ROW": row, "P_T": _element(part, vec), "O_T": _element(o, vec)},
+        {"ROW": row, "P_T": wgsl_element(part, vec), "O_T": wgsl_element(o, vec)},
         work=float(part.nbytes),
     )
 
@@ -210,7 +206,7 @@ def _delta(device: Runtime, do: Array, o: Array, lse: Array) -> Array:
         [do, o, lse, stats],
         [batch, queries, heads],
         device.groups(batch * queries * heads, 256 // lanes),
-        {**constants, "DO_T": _element(do, vec), "O_T": _element(o, vec)},
+        {**constants, "DO_T": wgsl_element(do, vec), "O_T": wgsl_element(o, vec)},
         work=float(do.nbytes + o.nbytes),
     )
     return stats
@@ -232,7 +228,7 @@ def _backward_dq(
         [*reads, part],
         [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
         device.groups(splits * groups, 1),
-        {**tile.constants(width), **types, "DQ_T": _element(part, vec)},
+        {**tile.constants(width), **types, "DQ_T": wgsl_element(part, vec)},
         work=3.0 * dq.size * queries,
     )
     _reduce_parts(device, part, dq)
@@ -262,8 +258,8 @@ def _backward_dkv(
         {
             **(units.key_constants(width) if units else tile.constants(width)),
             **types,
-            "DK_T": _element(parts[0], vec),
-            "DV_T": _element(parts[1], vec),
+            "DK_T": wgsl_element(parts[0], vec),
+            "DV_T": wgsl_element(parts[1], vec),
         },
         work=4.0 * reads[1].size * queries,
     )
@@ -277,7 +273,7 @@ def _reduce_parts(device: Runtime, part: Array, out: Array) -> None:
         return
     vec = out.size % 4 == 0
     size = out.size // 4 if vec else out.size
-    constants: dict[str, Any] = {"P_T": _element(part, vec), "OUT_T": _element(out, vec)}
+    constants: dict[str, Any] = {"P_T": wgsl_element(part, vec), "OUT_T": wgsl_element(out, vec)}
     device.launch(
         "attention_reduce",
         [part, out],

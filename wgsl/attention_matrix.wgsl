@@ -58,16 +58,7 @@ fn main(
   let to_base2 = p.scale * LOG2E;
   let strip = subgroup * 16u * S_LD;
   let mine = row * S_LD + half;
-  {
-    let j0 = first_tile * BN;
-#unroll n LOADS_COLUMNS
-    {
-      let at = lid + $nu * THREADS;
-      let j = min(j0 + at / W4, end_key - 1u);
-      kv_tile[(at / W4) * KV_LD + at % W4] = k[((b * p.keys + j) * p.kv_heads + kv_head) * W4 + at % W4];
-    }
-#end
-  }
+#include "attention_matrix_load.wgsl" loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u tile=kv_tile ld=KV_LD
 
   workgroupBarrier();
   for (var n = 0u; n < tiles; n++) {

@@ -81,26 +81,14 @@ fn main(
   let ld = Q_LD;
   let ld_s = S_LD;
   let ld_p = P_LD;
-#unroll n LOADS_ROWS
-  {
-    let at = lid + $nu * THREADS;
-    let j = min(j0 + at / W4, p.queries - 1u);
-    q_tile[(at / W4) * Q_LD + at % W4] = k[((b * p.queries + j) * p.kv_heads + kv_head) * W4 + at % W4];
-  }
-#end
+#include "attention_matrix_load.wgsl" loads=LOADS_ROWS x=k first=j0 end=p.queries tokens=queries heads=kv_heads head=kv_head place=0u tile=q_tile ld=Q_LD
   workgroupBarrier();
 #unroll c DF
   let k_at_$c = keys16 * 16u * Q_LD + 4u * $cu;
   let k_$c = coopLoadT<coop_mat16x16<f16, A>>(&q_tile[k_at_$c], ld);
 #end
   workgroupBarrier();
-#unroll n LOADS_ROWS
-  {
-    let at = lid + $nu * THREADS;
-    let j = min(j0 + at / W4, p.queries - 1u);
-    q_tile[(at / W4) * Q_LD + at % W4] = v[((b * p.queries + j) * p.kv_heads + kv_head) * W4 + at % W4];
-  }
-#end
+#include "attention_matrix_load.wgsl" loads=LOADS_ROWS x=v first=j0 end=p.queries tokens=queries heads=kv_heads head=kv_head place=0u tile=q_tile ld=Q_LD
   workgroupBarrier();
 #unroll c DF
   let v_$c = coopLoadT<coop_mat16x16<f16, A>>(&q_tile[k_at_$c], ld);

@@ -43,13 +43,7 @@ fn main(
 
 #include "attention_matrix_queries.wgsl"
   workgroupBarrier();
-#unroll n LOADS_ROWS
-  {
-    let at = lid + $nu * THREADS;
-    let t_q = min(t0 + at / W4, p.queries - 1u);
-    kv_tile[(at / W4) * KV_LD + at % W4] = dy[((b * p.queries + t_q) * p.heads + h) * W4 + at % W4];
-  }
-#end
+#include "attention_matrix_load.wgsl" loads=LOADS_ROWS x=dy first=t0 end=p.queries tokens=queries heads=heads head=h place=0u tile=kv_tile ld=KV_LD
   workgroupBarrier();
 #unroll c DF
   let dy_$c = coopLoadT<coop_mat16x16<f16, A>>(&kv_tile[q_at_$c], ld);
@@ -63,15 +57,8 @@ fn main(
   let to_base2 = p.scale * LOG2E;
   let strip = subgroup * 16u * S_LD;
   let mine = row * S_LD + half;
-#unroll n LOADS_COLUMNS
-  {
-    let at = lid + $nu * THREADS;
-    let j = min(first_tile * BN + at / W4, p.queries - 1u);
-    let source = ((b * p.queries + j) * p.kv_heads + kv_head) * W4 + at % W4;
-    kv_tile[(at / W4) * KV_LD + at % W4] = k[source];
-    kv_tile[(BN + at / W4) * KV_LD + at % W4] = v[source];
-  }
-#end
+#include "attention_matrix_load.wgsl" x=k place=0u loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head tile=kv_tile ld=KV_LD
+#include "attention_matrix_load.wgsl" x=v place=BN loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head tile=kv_tile ld=KV_LD
 
   for (var n = 0u; n < tiles; n++) {
     let j0 = (first_tile + n * p.splits) * BN;

@@ -3,13 +3,7 @@
   let ld = KV_LD;
   let ld_s = S_LD;
   let ld_p = P_LD;
-#unroll n LOADS_ROWS
-  {
-    let at = lid + $nu * THREADS;
-    let t_q = min(t0 + at / W4, p.queries - 1u);
-    kv_tile[(at / W4) * KV_LD + at % W4] = q[((b * p.queries + t_q) * p.heads + h) * W4 + at % W4];
-  }
-#end
+#include "attention_matrix_load.wgsl" loads=LOADS_ROWS x=q first=t0 end=p.queries tokens=queries heads=heads head=h place=0u tile=kv_tile ld=KV_LD
   workgroupBarrier();
 #unroll c DF
   let q_at_$c = subgroup * 16u * KV_LD + 4u * $cu;

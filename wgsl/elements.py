@@ -24,6 +24,11 @@ def wgsl_type(dtype: np.dtype, vec: int = 1) -> str:
     return name if vec == 1 else f"vec{vec}<{name}>"
 
 
+def wgsl_element(array: Array, vec: bool) -> str:
+    """The WGSL type of an array's elements, one or four side by side."""
+    return wgsl_type(array.dtype, 4 if vec else 1)
+
+
 def compute_type(vec: int) -> str:
     """Arithmetic is in float32 whatever is stored."""
     return wgsl_type(np.dtype(np.float32), vec)

@@ -9,7 +9,7 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny
-from wgrad.wgsl.elements import wgsl_type
+from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
 from wgrad.wgsl.operators import implements
@@ -108,8 +108,8 @@ class Epilogue:
             "HAS_BIAS": self.bias is not None,
             "HAS_RESIDUAL": self.residual is not None,
             "ACCUMULATE": self.accumulate,
-            "C_T": _scalar(self.out, vec),
-            "R_T": _scalar(self.residual if self.residual is not None else self.out, vec),
+            "C_T": wgsl_element(self.out, vec),
+            "R_T": wgsl_element(self.residual if self.residual is not None else self.out, vec),
             "VEC_C": vec,
         }
 
@@ -245,7 +245,3 @@ def gemm(
     added = {"bias": bias, "residual": residual, "lowrank": lowrank, "accumulate": accumulate}
     matmul(device, a, b, out, trans_a=trans_a, trans_b=trans_b, alpha=alpha, **added)
     return out
-
-
-def _scalar(array: Array, vec: bool) -> str:
-    return wgsl_type(array.dtype, 4 if vec else 1)

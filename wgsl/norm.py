@@ -7,12 +7,10 @@ import numpy as np
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import (
     GROUP,
-    compute_type,
     element_types,
     next_power_of_two,
     row_parts,
     vector_width,
-    wgsl_type,
 )
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.reduce import plan_chunks, sum_rows
@@ -43,9 +41,7 @@ def rms_norm(device: Runtime, x: Array, weight: Array, eps: float, dtype: np.dty
         "VEC": vec,
         "LANES": lanes,
         "PER": min(_MOST_FORWARD, -(-columns // vec // lanes)),
-        "C_T": compute_type(vec),
-        "X_T": wgsl_type(x.dtype, vec),
-        "Y_T": wgsl_type(y.dtype, vec),
+        **element_types(vec, X_T=x, Y_T=y),
     }
     for _, rows, (part, out, saved) in row_parts(device, [x, y, rstd]):
         params = [rows, columns // vec, 1.0 / columns, float(eps)]
@@ -78,11 +74,7 @@ def rms_norm_backward(
         "AT_ONCE": 2 if need_dweight and x.dtype.itemsize + dy.dtype.itemsize < 6 else 1,
         "RESIDUAL": residual_grad is not None,
         "DWEIGHT": need_dweight,
-        "C_T": compute_type(vec),
-        "DY_T": wgsl_type(dy.dtype, vec),
-        "X_T": wgsl_type(x.dtype, vec),
-        "R_T": wgsl_type((dx if residual_grad is None else residual_grad).dtype, vec),
-        "DX_T": wgsl_type(dx.dtype, vec),
+        **element_types(vec, DY_T=dy, X_T=x, R_T=dx if residual_grad is None else residual_grad, DX_T=dx),
     }
     at_once = GROUP // lanes
     for first, rows, (g, part, saved, extra, out) in row_parts(device, [dy, x, rstd, residual_grad, dx]):

@@ -10,13 +10,12 @@ from typing import NamedTuple
 from wgrad.device.memory import Array
 from wgrad.wgsl.elements import (
     GROUP,
-    compute_type,
+    element_types,
     flat_parts,
     next_power_of_two,
     row_parts,
     same_block,
     vector_width,
-    wgsl_type,
 )
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -41,9 +40,8 @@ def _reduce_all(device: Runtime, entry: str, x: Array, total: Array) -> Array:
     constants: dict[str, Constant] = {
         "VEC": vec,
         "PAIR": total.size == 2,
-        "C_T": compute_type(vec),
         "B_T": "vec4<u32>" if vec == 4 else "u32",
-        "X_T": wgsl_type(x.dtype, vec),
+        **element_types(vec, X_T=x),
     }
     windows = list(flat_parts(device, [x]))
     counts = [min(-(-part.size // (vec * 1024)), _MAX_PARTS) for _, (part,) in windows]
@@ -105,11 +103,6 @@ def plan_chunks(rows: int, columns: int) -> Chunks:
 
 def _sum_rows(device: Runtime, x: Array, out: Array, plan: Chunks, accumulate: bool) -> None:
     rows, columns = x.shape
-    constants: dict[str, Constant] = {
-        "WIDE": plan.wide,
-        "ACCUMULATE": accumulate,
-        "C_T": compute_type(plan.vec),
-        "X_T": wgsl_type(x.dtype, plan.vec),
-    }
+    constants = {"WIDE": plan.wide, "ACCUMULATE": accumulate, **element_types(plan.vec, X_T=x)}
     params = [rows, columns // plan.vec, plan.step]
     device.launch("reduce_rows", [x, out], params, plan.groups(columns), constants, work=float(x.nbytes))
