@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import wgrad
+from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.run import expected_outputs
 from wgrad.wgsl.runtime.webgpu_trace import PROFILES, RUNNER, Profile, Shader, Trace, TraceDevice, Write
@@ -69,7 +70,7 @@ class _Writer:
 
     def add(self, case: Case, profile: Profile, *, only_new: bool) -> None:
         """only_new: leave the case out where it launches no variant that is not in the bundle yet."""
-        device = TraceDevice(profile)
+        device = bind(TraceDevice)(profile)
         outputs = case.call(device, upload_inputs(device, case.inputs()))  # type: ignore[arg-type]
         places = {name: device.place(array) for name, array in outputs.items()}
         trace = device.trace

@@ -173,8 +173,8 @@ def changed(bundle: Bundle, label: str, old: str, new: str) -> Bundle:
 @pytest.mark.parametrize(
     ("label", "old", "new"),
     [
-        ("nf4_nested", "code(d0 * scale) | (code(d1 * scale) << 8u)", "code(d0 * scale) | code(d1 * scale) << 8u"),
-        ("rms_norm_backward", "var start = first;", "var start = place - lid / LANES;"),
+        ("quantize_nf4_nested", "code(d0 * scale) | (code(d1 * scale) << 8u)", "code(d0 * scale) | code(d1 * scale) << 8u"),
+        ("norm_rms_backward", "var start = first;", "var start = place - lid / LANES;"),
     ],
 )
 def test_what_only_tint_refuses_is_found(dawn: Dawn, bundle: Bundle, label: str, old: str, new: str) -> None:

@@ -155,7 +155,7 @@ def test_the_answer_comes_while_the_main_thread_is_in_a_long_call() -> None:
 
 STUCK = """
 import ctypes, os, signal, sys, threading, time
-from wgrad.train.run import interrupts
+from wgrad.train.terminal import interrupts
 interrupts.GRACE = 0.3
 reader, writer = os.pipe()
 masked = threading.Event()
