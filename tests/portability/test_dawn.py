@@ -173,7 +173,11 @@ def changed(bundle: Bundle, label: str, old: str, new: str) -> Bundle:
 @pytest.mark.parametrize(
     ("label", "old", "new"),
     [
-        ("quantize_nf4_nested", "code(d0 * scale) | (code(d1 * scale) << 8u)", "code(d0 * scale) | code(d1 * scale) << 8u"),
+        (
+            "quantize_nf4_nested",
+            "code(d0 * scale) | (code(d1 * scale) << 8u)",
+            "code(d0 * scale) | code(d1 * scale) << 8u",
+        ),
         ("norm_rms_backward", "var start = first;", "var start = place - lid / LANES;"),
     ],
 )
