@@ -158,12 +158,13 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
     memory, losses = device.memory(), trainer.read_history()[:, 0]
     replays = [r._replay for r in (trainer._micro_step, trainer._update)]
     dispatches = sum(r.dispatches for r in replays if r is not None)
+    host = host_seconds(replays, device)
     report.row(
         work=name, stack="wgrad", compute=compute, seq_len=seq_len, checkpointing=shape.checkpointing,
         tokens_per_second=seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
-        record_us_per_dispatch=1e6 * record_seconds(trainer, replays, device) / max(dispatches, 1),
+        host_us_per_dispatch=1e6 * host.recording / max(dispatches, 1), waited_ms=1e3 * host.waiting,
         new_pipelines=device.pipelines_compiled() - compiled, grown_bytes=memory.reserved_bytes - reserved,
         first_loss=float(losses[0]), last_loss=float(losses[-1]),
     )  # fmt: skip
@@ -171,19 +172,36 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
         device.profile()
         steps(2)
         print(device.profile_table())
+        busy = sum(device.profiler.total_ns.values()) / 2e9
+        print(
+            f"device idle: {1 - busy / seconds:.1%} of a step ({1e3 * busy:.2f} of {1e3 * seconds:.2f} ms in kernels)"
+        )
         device.profile(False)
 
 
-def record_seconds(trainer: Trainer, replays: list[Any], device: WgpuDevice) -> float:
-    """Host time to record and submit one step (waiting for the queue where the device is behind)."""
+@dataclass(frozen=True)
+class Host:
+    """Seconds of one replayed step on the host: CPU time of this thread spent on recording and submitting, and time
+    waited because the device was more than MAX_IN_FLIGHT submissions behind."""
+
+    recording: float
+    waiting: float
+
+
+def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
+    """The median of SAMPLES replays, each begun with an idle device."""
+    samples = []
+    for _ in range(SAMPLES):
+        device.synchronize()
+        queue = device._queue
+        waited, waiting_cpu, begun = queue.waited, queue.waiting_cpu, time.thread_time()
+        for replay in replays:
+            if replay is not None:
+                replay.run()
+        cpu = time.thread_time() - begun - (queue.waiting_cpu - waiting_cpu)
+        samples.append(Host(cpu, queue.waited - waited))
     device.synchronize()
-    start = time.perf_counter()
-    for replay in replays:
-        if replay is not None:
-            replay.run()
-    seconds = time.perf_counter() - start
-    device.synchronize()
-    return seconds
+    return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 
 def peer(name: str, seq_len: int, report: Report) -> None:

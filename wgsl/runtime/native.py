@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -128,6 +129,8 @@ class Queue:
         self._c_device = device._internal
         self._c_queue = device.queue._internal
         self._in_flight: deque[Any] = deque()
+        # Seconds, in all, that `submit` waited for an old submission, and of them on the CPU (some drivers spin).
+        self.waited = self.waiting_cpu = 0.0
         self._index_type = "WGPUSubmissionIndex *"
 
     def submit(self, dispatches: Iterable[Dispatch]) -> None:
@@ -153,7 +156,10 @@ class Queue:
         error_log().raise_if_any("submitting commands")
         self._in_flight.append(index)
         if len(self._in_flight) > MAX_IN_FLIGHT:
+            begun, cpu = time.perf_counter(), time.thread_time()
             self._wait_for(self._in_flight.popleft())
+            self.waited += time.perf_counter() - begun
+            self.waiting_cpu += time.thread_time() - cpu
 
     def _wait_for(self, index: Any) -> None:
         _lib.wgpuDevicePoll(self._c_device, True, _ffi.new(self._index_type, index))
