@@ -1,9 +1,10 @@
-// o and lse of attention.wgsl on matrix units: f16 q, k, v; f32 sums. Heads of WIDTH elements, a multiple of 16.
+// o and lse of attention.wgsl on matrix units: f16 q, k, v; f32 sums. Heads of WIDTH elements, a multiple of 32.
 //
 // Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of 32 invocations owns BM = 16 SG
-// queries of one head, 16 a subgroup, and walks tiles of BN keys. K, then V of a tile stand in the same workgroup memory;
-// what comes next is on its way in registers meanwhile. What a cooperative matrix holds cannot be indexed, so the scores
-// pass through workgroup memory (strips), where two invocations share a row of 16, and come back as f16 (p_tile).
+// queries of one head, 16 a subgroup, and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
+// K of the next tile is read as V of this one is, and both are stored once the scores stand. What a cooperative matrix holds
+// cannot be indexed, so the scores pass through workgroup memory (strips), where two invocations share a row of 16, and
+// come back as f16 (p_tile).
 //
 // The exponent's offset `top` of a row follows its maximum only where that has grown by more than GROWTH (in powers of
 // two; p stays below 2^GROWTH, far inside of f16), so that the sums in `acc`, which can be scaled only through workgroup

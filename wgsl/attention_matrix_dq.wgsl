@@ -1,4 +1,4 @@
-// dq of attention_backward_dq.wgsl on matrix units: f16 q, k, v, do; f32 sums. Heads of WIDTH elements, a multiple of 16.
+// dq of attention_backward_dq.wgsl on matrix units: f16 q, k, v, do; f32 sums. Heads of WIDTH elements, a multiple of 32.
 //
 // Operands, masks and dispatch are those of attention_backward_dq.wgsl; rows, tiles and the way of the scores through
 // workgroup memory those of attention_matrix.wgsl. ds goes as f16 into the product with k, the scale into dq.

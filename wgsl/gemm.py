@@ -146,8 +146,8 @@ def product(
     """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight."""
     m, n, k = mnk
     plain = bias is None and residual is None and lowrank is None and batch == 1 and ldc is None and lda is None
-    if device.matrix_units and plain and isinstance(b, Array):
-        skinny = gemm_matrix_skinny.served(a, b, out, mnk, trans_a, trans_b)
+    if device.matrix_units and plain and tile is None and splits is None and isinstance(b, Array):
+        skinny = gemm_matrix_skinny.served(a, b, out, mnk, trans_a, trans_b, device.workgroup_bytes)
         if skinny is not None:
             return gemm_matrix_skinny.launch(device, skinny, out, alpha, accumulate)
     lda = lda or (m if trans_a else k)

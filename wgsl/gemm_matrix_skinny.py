@@ -19,39 +19,50 @@ _TILES = ((8, 64), (8, 32), (4, 32), (4, 16))
 @dataclass(frozen=True)
 class Skinny:
     """x: the float16 operand. s: the float32 one; its rows run along the rank where `rank_inner`. along_rows: the
-    reduction runs along the rows of x; then the result is written transposed where `transposed`."""
+    reduction runs along the rows of x; then the result is written transposed where `transposed`. tile: of _TILES."""
 
     x: Array
     s: Array
     rank: int
     rank_inner: bool
     along_rows: bool
+    tile: tuple[int, int]
     transposed: bool = False
 
 
-def served(a: Array, b: Array, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool) -> Skinny | None:
-    """What kind of such a product op(a) op(b) is, or None. Its float16 operand has sides that are multiples of 16."""
-    m, n, k = mnk
-    if out.dtype != np.float32:
+def served(
+    a: Array, b: Array, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, workgroup_bytes: int
+) -> Skinny | None:
+    """What kind of such a product op(a) op(b) is, or None. Its float16 operand has sides that are multiples of 16, and
+    a tile for its rank fits `workgroup_bytes`."""
+    m, n, _ = mnk
+    from_right = n <= min(m, MOST_RANK) and a.dtype == np.float16 and b.dtype == np.float32
+    from_left = m <= MOST_RANK and not trans_b and a.dtype == np.float32 and b.dtype == np.float16
+    if out.dtype != np.float32 or not (from_right or from_left):
         return None
-    if n <= min(m, MOST_RANK) and a.dtype == np.float16 and b.dtype == np.float32:
-        found = Skinny(a, b, n, not trans_b, trans_a, transposed=True)
-    elif m <= MOST_RANK and not trans_b and a.dtype == np.float32 and b.dtype == np.float16:
-        found = Skinny(b, a, m, trans_a, True)
-    else:
+    x, rank = (a, n) if from_right else (b, m)
+    tile = next((t for t in _TILES if _bytes_of(*t, rank) <= workgroup_bytes), None)
+    if tile is None or x.shape[0] % 16 or x.shape[1] % 16:
         return None
-    return found if found.x.shape[0] % 16 == 0 and found.x.shape[1] % 16 == 0 else None
+    if from_right:
+        return Skinny(a, b, rank, not trans_b, trans_a, tile, transposed=True)
+    return Skinny(b, a, rank, trans_a, True, tile)
 
 
-def _workgroup_bytes(subgroups: int, depth: int, fragments: int) -> int:
-    return subgroups * (2 * 16 * fragments * (depth + 8) * 2 + 16 * 16 * 4)
+def _fragments(rank: int) -> int:
+    """Cooperative matrices side by side that hold a rank."""
+    return -(-rank // 16)
+
+
+def _bytes_of(subgroups: int, depth: int, rank: int) -> int:
+    return subgroups * (2 * 16 * _fragments(rank) * (depth + 8) * 2 + 16 * 16 * 4)
 
 
 def launch(device: Runtime, product: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
     """out = alpha * product (+ out where `accumulate`)."""
     rows, columns = product.x.shape
-    fragments = -(-product.rank // 16)
-    subgroups, depth = next(t for t in _TILES if _workgroup_bytes(*t, fragments) <= device.workgroup_bytes)
+    fragments = _fragments(product.rank)
+    subgroups, depth = product.tile
     constants: dict[str, Constant] = {
         "SGS": subgroups,
         "KB": depth,

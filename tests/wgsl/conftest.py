@@ -1,13 +1,19 @@
-"""Fixtures of the wgpu tests: a comparison with float64, and a device on which little fits one binding."""
+"""Fixtures of the wgpu tests: a device on which little fits one binding, and one with matrix units, emulated."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.wgsl.matrix_emulation import emulated
 from wgrad.autograd.bind import bind
 from wgrad.device.contract import Device
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import compile as wgsl_compile
 
 NARROW_BYTES = 1 << 16
 
@@ -32,3 +38,35 @@ def narrow(wgpu_device: Device, _narrow: list[WgpuDevice]) -> WgpuDevice:
     if not _narrow:
         _narrow.append(bind(WgpuDevice)(max_binding_bytes=NARROW_BYTES))
     return _narrow[0]
+
+
+@cache
+def _with_matrix_units() -> Any:
+    device = bind(WgpuDevice)()
+    device.matrix_units = True
+    device.software = False  # the ways of a card
+    return device
+
+
+@pytest.fixture
+def matrix_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A device that takes the shaders for matrix units, emulated. launched: those that this test has launched."""
+    device = _with_matrix_units()
+    if not device.float16:
+        pytest.skip("the device has no float16")
+    plain, launch = wgsl_compile.assemble, device.launch
+    launched: set[str] = set()
+
+    def assemble(source: str, constants: dict) -> str:
+        text = plain(source, constants)
+        return emulated(text) if "wgpu_cooperative_matrix" in text else text
+
+    def noted(shader: str, *arguments: Any, **options: Any) -> None:
+        launched.add(shader)
+        launch(shader, *arguments, **options)
+
+    monkeypatch.setattr(wgsl_compile, "assemble", assemble)
+    monkeypatch.setattr(device, "launch", noted)
+    monkeypatch.setattr(device, "launched", launched, raising=False)
+    yield device
+    device.synchronize()

@@ -1,4 +1,4 @@
-"""Shaders for matrix units on a device without them: cooperative operations rewritten as plain WGSL.
+"""Shaders for matrix units on a device without them: operations of subgroups rewritten as plain WGSL.
 
 Of a product of 16 x 16, each of a subgroup's 32 invocations has eight elements, half a row, in registers: of the
 accumulator those, of the left operand the row. The right operand is the place in workgroup memory where it lies, so it
@@ -61,8 +61,29 @@ fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
 """
 
 
+# Subgroups of 32, whatever the device has: through workgroup memory.
+_SUBGROUPS = """
+var<workgroup> votes: array<f32, 1024>;
+fn shuffle_xor(lid: u32, mine: f32, mask: u32) -> f32 {
+  votes[lid] = mine;
+  workgroupBarrier();
+  let other = votes[lid ^ mask];
+  workgroupBarrier();
+  return other;
+}
+fn any_of_32(lid: u32, mine: bool) -> bool {
+  votes[lid] = f32(u32(mine));
+  workgroupBarrier();
+  var found = false;
+  for (var i = 0u; i < 32u; i++) { found = found || votes[lid / 32u * 32u + i] != 0.0; }
+  workgroupBarrier();
+  return found;
+}
+"""
+
+
 def emulated(text: str) -> str:
-    """The assembled text of a variant without cooperative operations. ValueError where one is left."""
+    """The assembled text of a variant without operations of subgroups. ValueError where one is left."""
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
     lefts = sorted({m[1] for m in _LOAD_A.findall(text)})
     rights = sorted({m[1] for m in _LOAD_B.findall(text)})
@@ -77,9 +98,11 @@ def emulated(text: str) -> str:
     text = _STORE.sub(r"store_\2(lid % 32u, \1, \3, \4)", text)
     text = re.sub(r"coop_mat16x16<f32, C>\(\)", "Sums()", text)
     text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", r"multiply_add(lid % 32u, \1, \2, \3)", text)
-    if "coop" in re.sub(r"//.*", "", text):
-        raise ValueError("a cooperative operation that the emulation does not know")
+    subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
+    text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_32(lid, ")
+    if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):
+        raise ValueError("an operation of subgroups that the emulation does not know")
     choices = "".join(f"  if (tile == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
     right = f"fn right(tile: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
-    helpers = [_TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
+    helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     return text + "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.wgsl.matrix_emulation import emulated
-from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.matrix import product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
-from wgrad.wgsl import gemm_matrix
-from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.runtime import compile as wgsl_compile
-
-
-@pytest.fixture(scope="module")
-def _device() -> Any:
-    device = bind(WgpuDevice)()
-    device.matrix_units = True
-    device.software = False  # the ways of a card
-    return device
-
+from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny
+from wgrad.wgsl.gemm import SMALL, product
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1)
@@ -32,21 +19,9 @@ SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 
 
 @pytest.fixture
-def matrix_device(_device: Any, wgpu_device: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[WgpuDevice]:
-    """A device that takes gemm_matrix.wgsl, emulated."""
-    if not _device.float16:
-        pytest.skip("the device has no float16")
-    plain = wgsl_compile.assemble
-
-    def assemble(source: str, constants: dict) -> str:
-        text = plain(source, constants)
-        return emulated(text) if "wgpu_cooperative_matrix" in text else text
-
-    monkeypatch.setattr(wgsl_compile, "assemble", assemble)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
-    yield _device
-    _device.synchronize()
 
 
 def few_cases() -> list[Case]:
@@ -58,14 +33,13 @@ def few_cases() -> list[Case]:
     ]
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("case", few_cases() + skinny_cases(), ids=lambda case: case.name)
 def test_case(matrix_device: Any, case: Case) -> None:
-    before = set(matrix_device._compiler._pipelines)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-    made = {key[0] for key in set(matrix_device._compiler._pipelines) - before}
-    assert not {"gemm"} & made  # no product of these cases goes anywhere else
-    assert not case.name.split("/")[1] == "skinny" or made <= {"gemm_matrix_skinny"}
+    assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
+    assert not case.name.split("/")[1] == "skinny" or matrix_device.launched == {"gemm_matrix_skinny"}
 
 
 def test_which_products_are_served(matrix_device: Any) -> None:
@@ -78,6 +52,43 @@ def test_which_products_are_served(matrix_device: Any) -> None:
     assert not served(half, half, half, (32, 128, 128), False, False, 128)  # too few rows
     assert not served(half, half, half, (128, 132, 128), False, False, 128)  # rows of B start anywhere
     assert not served(half, half, half, (128, 128, 132), False, True, 132)
+
+
+def test_a_forced_tile_is_taken_where_a_skinny_product_would_be_served(matrix_device: Any, rng: Any) -> None:
+    a, b = rng.standard_normal((64, 48)).astype(np.float16), rng.standard_normal((48, 16)).astype(np.float32)
+    for forced in ({"tile": SMALL}, {"splits": 2}):
+        matrix_device.launched.clear()
+        out = matrix_device.empty((64, 16))
+        product(matrix_device, matrix_device.upload(a), matrix_device.upload(b), out, (64, 16, 48), **forced)
+        np.testing.assert_allclose(matrix_device.download(out), a.astype(np.float32) @ b, atol=1e-4)
+        assert matrix_device.launched == {"gemm", "gemm_reduce"} if "splits" in forced else {"gemm"}
+
+
+@pytest.mark.parametrize("rank", [16, 32, 33, 64])
+def test_a_skinny_product_on_little_workgroup_memory(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, rng: Any, rank: int
+) -> None:
+    """16 KiB, the least of WebGPU, hold no tile for ranks beyond 32: those go where other products go."""
+    monkeypatch.setattr(matrix_device, "workgroup_bytes", 16384)
+    a, b = rng.standard_normal((80, 48)).astype(np.float16), rng.standard_normal((48, rank)).astype(np.float32)
+    got = matrix_device.gemm(matrix_device.upload(a), matrix_device.upload(b), dtype=np.float32)
+    np.testing.assert_allclose(matrix_device.download(got), a.astype(np.float32) @ b, atol=1e-4)
+    assert ("gemm_matrix_skinny" in matrix_device.launched) == (rank <= 32)
+
+
+def test_which_skinny_products_are_served(matrix_device: Any) -> None:
+    def served(a: Any, b: Any, m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
+        wide, narrow = matrix_device.empty(a, np.float16), matrix_device.empty(b, np.float32)
+        operands = (narrow, wide) if trans_a else (wide, narrow)
+        return gemm_matrix_skinny.served(*operands, matrix_device.empty((m, n)), (m, n, k), trans_a, False, memory)
+
+    assert served((128, 96), (96, 16), 128, 16, 96).tile == (8, 64)
+    assert served((128, 96), (96, 64), 128, 64, 96).tile == (4, 32)
+    # A left operand of rank 64 for a result of 16 columns: its rank is what must fit.
+    assert served((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768).tile == (4, 16)
+    assert served((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=16384) is None
+    assert served((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
+    assert served((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
 
 
 def test_tiles_fit_the_device() -> None:

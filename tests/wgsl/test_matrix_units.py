@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from wgrad.device.errors import DeviceError
 from wgrad.train.commands.cli import main
-from wgrad.wgsl.runtime import matrix_units
+from wgrad.wgsl.runtime import adapters, matrix_units
+from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +88,23 @@ def test_a_copy_that_is_not_whole_is_not_loaded(cache: Path, tmp_path: Path, mon
     data[1000] ^= 1
     copy.write_bytes(data)
     assert matrix_units.copy_to_load() is None
+
+
+def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = {matrix_units.FEATURE, "shader-f16", "subgroup", "timestamp-query"}
+    for lacking in ("", matrix_units.FEATURE, "shader-f16", "subgroup"):
+        whole = not lacking
+        adapter = SimpleNamespace(
+            features=features - {lacking}, info={"device": "a card", "description": ""}, limits={}
+        )
+        adapter.request_device_sync = lambda required_features, required_limits: required_features
+        assert (matrix_units.FEATURE in adapters.open_device(adapter)) == whole
+        monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: [adapter])
+        assert len(adapters.matrix_unit_cards()) == whole
+        device = TraceDevice(PROFILES[0])
+        device._device.features = adapter.features
+        device._start(device._device, device._queue, {**adapter.info, "adapter_type": "", "backend_type": ""}, None)
+        assert device.matrix_units == whole
 
 
 def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def matrix_unit_cards() -> list[dict[str, Any]]:
     return [
         {"index": i, "name": a.info["device"], "card": card(a)}
         for i, a in enumerate(_usable())
-        if matrix_units.FEATURE in a.features and "shader-f16" in a.features
+        if matrix_units.among(a.features)
     ]
 
 
@@ -104,7 +104,7 @@ def open_device(adapter: Any) -> Any:
     """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
     features = [f for f in WANTED_FEATURES if f in adapter.features]
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
-    if matrix_units.FEATURE in adapter.features and "shader-f16" in features and may_use_matrix_units(adapter):
+    if matrix_units.among(adapter.features) and may_use_matrix_units(adapter):
         try:  # a stock library lists the feature and may refuse it
             wanted = [*features, matrix_units.FEATURE]
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)

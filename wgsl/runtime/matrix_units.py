@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 
 FEATURE = "cooperative-matrix"
+_BESIDE = {"shader-f16", "subgroup"}  # what the kernels use besides
 SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a card that has not passed yet (the check itself)
 _LIB_PATH = "WGPU_LIB_PATH"
 _FORMAT = 1
 _VERDICTS, _LICENCE = "cards.json", "LICENSE"
-_SHADERS = "gemm_matrix*.wgsl"
+_ROOM = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,15 @@ def use_copy() -> bool:
 
 
 # ---- which cards passed ------------------------------------------------------------------------
+def among(features: Collection[str]) -> bool:
+    """Whether these, of an adapter or a device, are all that the kernels for matrix units need."""
+    return _BESIDE | {FEATURE} <= set(features)
+
+
 def identity(name: str, driver: str) -> str:
-    """What a verdict hangs on: card, driver, and the kernels."""
+    """What a verdict hangs on: card, driver, and the shaders (all: those of the units include others)."""
     digest = hashlib.sha256()
-    for shader in sorted(Path(__file__).parents[1].glob(_SHADERS)):
+    for shader in sorted(_ROOM.glob("*.wgsl")):
         digest.update(shader.read_bytes())
     return f"{name}; {driver}; kernels {digest.hexdigest()[:16]}"
 
