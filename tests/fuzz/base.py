@@ -1,14 +1,17 @@
 """The sound files that the fuzzer changes: the smallest model of each architecture, an adapter, data, a run.
 
-Made with safetensors' and tokenizers' own writers, so that no fault of wgrad's can hide in them; only the run and its
-adapter come from `wgrad finetune`.
+Made with the writers of safetensors, gguf and tokenizers, so that no fault of wgrad's can hide in them; only the run
+and its adapter come from `wgrad finetune`.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import gguf
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
@@ -138,6 +141,27 @@ def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str,
     return result
 
 
+def gguf_file(weights: dict[str, np.ndarray]) -> bytes:
+    """A llama's weights as the gguf package writes them, the matrices in three types."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    kinds = [getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(Path(folder) / "model.gguf", "llama")
+        writer.add_block_count(1)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(KV_HEADS)
+        writer.add_token_list(SPECIAL)
+        for number, (name, value) in enumerate(weights.items()):
+            kind = kinds[number % 3 if value.ndim == 2 else 0]
+            stored = gguf.quantize(value.astype(np.float32), kind)
+            writer.add_tensor(names.get_name(name, (".weight",)), stored, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return (Path(folder) / "model.gguf").read_bytes()
+
+
 QUANTIZATION = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
@@ -222,5 +246,7 @@ def base_groups() -> dict[str, Files]:
     for name, nested in (("nf4", False), ("nf4-nested", True)):
         config = model_config() | {"quantization_config": QUANTIZATION}
         groups[name] = model_files(config, quantised_weights(model_weights(model_config()), nested))
+    del (rest := dict(groups["model"]))["model/model.safetensors"]
+    groups["gguf"] = rest | {"model/model.gguf": gguf_file(model_weights(model_config()))}
     groups["data"], groups["chat"] = {"data.jsonl": jsonl(PLAIN_LINES)}, {"data.jsonl": jsonl(LINES)}
     return groups

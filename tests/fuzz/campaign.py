@@ -50,6 +50,8 @@ def sandbox() -> Iterator[Sandbox]:
 
 def _import_all() -> None:
     """Here, and not in each child."""
+    import gguf  # noqa: F401
+
     import wgrad.train.commands.cli
     import wgrad.train.commands.selftest  # noqa: F401
     from wgrad.train.data.template_process import shared_process

@@ -12,7 +12,7 @@ from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.texts import data_lines, mutate_template, yaml_text
 from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
-from tests.fuzz.weights import join, mutate_quant_state, mutate_safetensors, split
+from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
 from tests.fuzz.words import DATA_NAMES, SHARD_NAMES, TOKENIZER_PARTS
 
 Groups = dict[str, Files]
@@ -56,6 +56,11 @@ def weights_case(rng: Random, groups: Groups) -> Case:
 def quantised_case(rng: Random, groups: Groups) -> Case:
     group, name = rng.choice(("nf4", "nf4-nested")), "model/model.safetensors"
     return Case(commands(rng), [group, "data"], {name: mutate_quant_state(rng, _bytes(groups, group, name))})
+
+
+def gguf_case(rng: Random, groups: Groups) -> Case:
+    name = "model/model.gguf"
+    return Case(commands(rng), ["gguf", "data"], {name: mutate_gguf(rng, _bytes(groups, "gguf", name))})
 
 
 SHARDS = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
@@ -258,6 +263,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "generation-config": (2, generation_config_case),
     "weights": (9, weights_case),
     "quantised": (8, quantised_case),
+    "gguf": (6, gguf_case),
     "index": (5, index_case),
     "tokenizer": (9, tokenizer_case),
     "tokenizer-config": (6, tokenizer_config_case),

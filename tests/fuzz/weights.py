@@ -1,4 +1,4 @@
-"""Mutations of safetensors files: the header and its entries, offsets, data, bitsandbytes' quant_state within."""
+"""Mutations of safetensors files (header, entries, offsets, data, bitsandbytes' quant_state) and of GGUF files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.fuzz.values import Raw, hostile, mutate_bytes, mutate_json, write_jso
 
 DTYPES = ["F64", "F32", "F16", "BF16", "I64", "I32", "I8", "U8", "BOOL", "F8_E4M3", "F4", "C64", "", "f32", "bf16"]
 OFFSETS = [0, 1, 2, 7, -1, 2**31, 2**32, 2**53, 2**63, 2**64, 2**70, Raw("1e999"), Raw("NaN"), 0.5, "0", None, []]
+
+WORDS = [0, 1, 2, 3, 7, 8, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1]
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -130,3 +132,18 @@ def mutate_quant_state(rng: Random, data: bytes) -> bytes:
             entry["data_offsets"] = [v + shift for v in entry["data_offsets"]]
     header[name] |= {"shape": [len(text)], "data_offsets": [begin, begin + len(text)]}
     return join(json.dumps(header).encode(), body[:begin] + text + body[end:])
+
+
+def mutate_gguf(rng: Random, data: bytes) -> bytes:
+    """The header's numbers (counts, lengths, types, dimensions, offsets) overwritten, bits flipped, or data changed."""
+    chance, header = rng.random(), data.rfind(b".weight") + 48  # the last tensor's name, and what is said of it
+    if chance < 0.12:
+        return mutate_bytes(rng, data)
+    if chance < 0.25:
+        return data[:header] + _mutate_body(rng, data[header:])
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at, width = rng.randrange(header), rng.choice((1, 4, 8, 8))
+        word = changed[at] ^ 1 << rng.randrange(8) if width == 1 else rng.choice(WORDS) % (1 << 8 * width)
+        changed[at : at + width] = word.to_bytes(width, "little")
+    return bytes(changed)

@@ -135,6 +135,26 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
     refused(r"model.gguf is cut off or damaged \(.*\): fetch the file again")
     path.write_bytes(b"not one" + whole)
     refused("model.gguf is cut off or damaged .GGUF magic invalid.")
+    name = b"blk.0.attn_k.weight"
+    place = whole.index(name) + len(name) + 4 + 2 * 8 + 4  # dimensions, type
+    path.write_bytes(whole[:place] + bytes(8) + whole[place + 8 :])
+    refused(
+        "blk.0.attn_k.weight must begin at byte [0-9]+, after the tensor before it, got [0-9]+: fetch the file again"
+    )
+    head = whole[:16] + (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"a" + (9).to_bytes(4, "little")
+    for kind, claimed in (
+        (9, 1),
+        (8, 2**60),
+        (4, 2**60),
+    ):  # arrays in arrays; more strings, more numbers than there are
+        path.write_bytes(head + (kind.to_bytes(4, "little") + claimed.to_bytes(8, "little")) * 3000)
+        refused("model.gguf is cut off or damaged")
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused("has its numbers in the other byte order")
     write_gguf(path, weights, Kind.F32, "qwen2")
     refused("general.architecture must be llama, got 'qwen2'")
     write_gguf(path, weights, Kind.Q5_0)

@@ -113,7 +113,7 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     llama, or the `gguf` package is not installed.
     """
     try:
-        from gguf import GGUFReader
+        reader_class = _reader_class()
     except ImportError:
         raise WgradError(
             f"{source}: {path} is a GGUF file, which takes a package to read: pip install 'wgrad[gguf]'"
@@ -121,10 +121,13 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     with open_input(path, source) as file, reading(path, source):
         refuse_lfs_pointer(file.read(64), path, source)
     try:
-        reader = GGUFReader(path)
+        with np.errstate(over="raise"):  # of sums of the file's numbers
+            reader = reader_class(path)
         fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, OSError) as error:
         raise WgradError(f"{source}: {path} is cut off or damaged ({one_line(str(error))}): {FETCH}") from error
+    if reader.byte_order == "S":
+        raise WgradError(f"{source}: {path} has its numbers in the other byte order: convert it, or {FETCH}")
     architecture = fields.get("general.architecture")
     if architecture != "llama":
         raise WgradError(
@@ -133,7 +136,14 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
         )
     heads = _heads(fields, path, source)
     entries: dict[str, TensorEntry] = {}
+    expected = reader.data_offset  # as ggml: each tensor begins where the one before ends, so that none overlap
     for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise WgradError(
+                f"{source}: {path}: {one_line(tensor.name)} must begin at byte {expected}, after the tensor before it, "
+                f"got {tensor.data_offset}: {FETCH}"
+            )
+        expected += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
         name, part = _hugging_face_name(tensor.name)
         shape = tuple(int(n) for n in reversed(tensor.shape))
         turned = heads.get(part, 0)
@@ -143,6 +153,45 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
         dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
         entries[name] = GgufEntry(source, path, name, dtype, shape, None, stored, place, int(tensor.n_bytes), turned)
     return entries
+
+
+def _reader_class() -> type[Any]:
+    """GGUFReader, held to what the file has, and without the values of arrays (a vocabulary): of each it would make an
+    object, half a minute of a large model's, and any length that the file claims. ImportError: not installed."""
+    from gguf import GGUFReader, GGUFValueType
+
+    class Reader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, count, override_order)
+            if found.size < count:
+                raise ValueError(f"{count} numbers at byte {offset} go beyond its end")
+            return found
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, length = (
+                GGUFValueType(self._get(orig_offs, np.uint32)[0]),
+                int(self._get(orig_offs + 4, np.uint64)[0]),
+            )
+            begin = orig_offs + 12
+            if kind == GGUFValueType.STRING:
+                size = self._string_bytes(begin, length)
+            elif kind in self.gguf_scalar_to_np:
+                size = length * np.dtype(self.gguf_scalar_to_np[kind]).itemsize
+            else:
+                raise ValueError(f"an array of {kind.name} at byte {orig_offs}")
+            return 12 + size, [self._get(begin, np.uint8, size)], [], [GGUFValueType.ARRAY, kind]
+
+        def _string_bytes(self, begin: int, count: int) -> int:
+            data, end = memoryview(self.data), begin
+            for _ in range(count):
+                if end + 8 > len(data):
+                    raise ValueError(f"{count} strings at byte {begin} go beyond its end")
+                end += 8 + int.from_bytes(data[end : end + 8], "little")
+            return end - begin
+
+    return Reader
 
 
 def _heads(fields: dict[str, Any], path: Path, source: str) -> dict[str, int]:
