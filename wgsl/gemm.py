@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny
+from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
@@ -146,10 +146,13 @@ def product(
     """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight."""
     m, n, k = mnk
     plain = bias is None and residual is None and lowrank is None and batch == 1 and ldc is None and lda is None
-    if device.matrix_units and plain and tile is None and splits is None and isinstance(b, Array):
-        skinny = gemm_matrix_skinny.served(a, b, out, mnk, trans_a, trans_b, device.workgroup_bytes)
-        if skinny is not None:
-            return gemm_matrix_skinny.launch(device, skinny, out, alpha, accumulate)
+    skinny = gemm_skinny.find(a, b, out, mnk, trans_a, trans_b) if plain and isinstance(b, Array) else None
+    if skinny is not None and tile is None and splits is None and not device.software:
+        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
+        if on_units is not None:
+            return gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
+        if gemm_skinny.served(skinny):
+            return gemm_skinny.launch(device, skinny, out, alpha, accumulate)
     lda = lda or (m if trans_a else k)
     end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)
     weight = None if isinstance(b, Array) else b
@@ -159,8 +162,9 @@ def product(
     tile, splits = tile or chosen[0], splits or chosen[1]
     if device.software and weight is None:
         tile, splits = software_tile(m, n), 1
-    on_units = isinstance(tile, MatrixTile)
-    operand = weight_operand(weight, table=on_units) if weight is not None else dense_operand(b, tile)
+    operand = (
+        weight_operand(weight, table=isinstance(tile, MatrixTile)) if weight is not None else dense_operand(b, tile)
+    )
     constants: dict[str, Constant] = {"TRANS_A": trans_a, "TRANS_B": trans_b, "A_KIND": KINDS[a.dtype.name]}
     if isinstance(tile, MatrixTile):
         shader = "gemm_matrix"

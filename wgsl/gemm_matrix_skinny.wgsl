@@ -1,13 +1,13 @@
 // Products with a side of a LoRA's rank, on matrix units: X f16 [rows, columns], S f32 of that rank, sums and result f32.
 //
-//   TN false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
-//   TN true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
+//   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
+//   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
 //
 // S is read as [reduction, rank] (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. X is read
 // straight from storage, once: these products are bound by that. S goes as f16 in two pieces, what f16 holds of it and what
 // it leaves out, so that nothing of it is lost beside float32.
 //
-// Dispatch: TN false: rows / 16 workgroups; true: columns / (16 CF). A workgroup of SGS subgroups of 32 invocations deals
+// Dispatch: ALONG_ROWS false: rows / 16 workgroups; true: columns / (16 CF). A workgroup of SGS subgroups of 32 invocations deals
 // the reduction out in blocks of KB; their sums meet in workgroup memory.
 // Wants: subgroups of 32; rows and columns of X multiples of 16.
 enable f16;
@@ -37,7 +37,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld = LD;
   let ld_x = p.columns / 4u;
   let ld_strip = 4u;
-#if TN
+#if ALONG_ROWS
   let depth = p.rows;
   let column = wg.x * 16u * CF;
 #else
@@ -55,7 +55,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     // Beyond the end the last block is read again, and multiplied by zeros.
 #unroll k STEPS
 #unroll j CF
-#if TN
+#if ALONG_ROWS
     let x_at_$k_$j = min(k0 + 16u * $ku, depth - 16u) * ld_x + min(column + 16u * $ju, p.columns - 16u) / 4u;
     let x_$k_$j = coopLoadT<coop_mat16x16<f16, B>>(&x[x_at_$k_$j], ld_x);
 #else
@@ -94,7 +94,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #unroll piece 2
     {
       let s_at = mine + $pieceu * PIECES + 16u * $iu * LD + 4u * $ku;
-#if TN
+#if ALONG_ROWS
       let s_a = coopLoadT<coop_mat16x16<f16, A>>(&pieces[s_at], ld);
 #unroll j CF
       acc_$i_$j = coopMultiplyAdd(s_a, x_$k_$j, acc_$i_$j);
@@ -119,7 +119,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     for (var at = lid; at < 256u; at += THREADS) {
       var sum = 0.0;
       for (var other = 0u; other < SGS; other++) { sum += strips[other * 64u + at / 4u][at % 4u]; }
-#if TN
+#if ALONG_ROWS
       let r = 16u * $iu + at / 16u;
       let col = column + 16u * $ju + at % 16u;
       let inside = r < p.rank && col < p.columns;

@@ -60,8 +60,25 @@ def gemm_case(
     return Case(f"gemm_{form}/{variant}/{shape}/{dtypes}", "gemm", "forward", dtypes, shape, build, call)
 
 
+def skinny_cases(t: np.dtype) -> list[Case]:
+    """LoRA's products: a side of at most 64, float32 where the rank is, in every form that has a kernel of its own."""
+    u: dict[str, Any] = {"alpha": 0.37, "dtype": F32}
+    return [
+        gemm_case("skinny u", 131, 16, 292, t, F32, trans_b=True, **u),
+        gemm_case("skinny u", 70, 50, 68, t, F32, trans_b=True, **u),
+        gemm_case("skinny u", 17, 5, 1028, t, F32, trans_b=True, **u),
+        gemm_case("skinny du", 131, 16, 292, t, F32, **u),
+        gemm_case("skinny du", 67, 64, 132, t, F32, **u),
+        gemm_case("skinny da", 16, 292, 131, F32, t, trans_a=True, accumulate=F32, alpha=0.37),
+        gemm_case("skinny da", 50, 132, 515, F32, t, trans_a=True, accumulate=F32),
+        gemm_case("skinny db", 292, 16, 131, t, F32, trans_a=True, accumulate=F32, alpha=0.37),
+        gemm_case("skinny db", 68, 64, 515, t, F32, trans_a=True, dtype=F32),
+    ]
+
+
 def cases(t: np.dtype) -> list[Case]:
-    found = [
+    found = skinny_cases(t)
+    found += [
         gemm_case("plain", m, n, k, t, trans_a=ta, trans_b=tb)
         for ta, tb in ((False, False), (False, True), (True, False), (True, True))
         for m, n, k in ((41, 123, 67), (128, 128, 64))

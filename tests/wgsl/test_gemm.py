@@ -104,6 +104,30 @@ def test_a_split_product_is_deterministic(tiled: Any) -> None:
     assert first.tobytes() == second.tobytes()
 
 
+@pytest.mark.parametrize("case", [c for c in PRODUCTS if "/skinny " in c.name], ids=lambda c: c.name)
+def test_a_product_of_loras_is_one_launch_of_the_same_bits(case: Case, tiled: Any) -> None:
+    """Their reduction is dealt out inside of a workgroup: no second launch adds up, and the order is fixed."""
+    inputs = case.build(np.random.default_rng(0))
+    results = []
+    for _ in range(2):
+        arrays = {name: tiled.upload(value) for name, value in inputs.items()}
+        with tiled.capture() as replay:
+            results.append(tiled.download(case.call(tiled, arrays)["y"]).tobytes())
+        assert [name.split(":")[0] for chunk in replay.names for name in chunk] == ["gemm_skinny"]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("rank", [1, 16, 64])
+def test_depth_of_a_skinny_product_by_the_workgroup_memory(rank: int, tiled: Any) -> None:
+    """A device with as little as WebGPU guarantees still takes the kernel, with the reduction in smaller pieces."""
+    a, b, exact = _operands(33, rank, 300, False, False)
+    out, before = tiled.empty((33, rank)), tiled.workgroup_bytes
+    tiled.workgroup_bytes = 16_384
+    product(tiled, tiled.upload(a), tiled.upload(b), out, (33, rank, 300))
+    tiled.workgroup_bytes = before
+    assert np.abs(tiled.download(out) - exact).max() <= _limit(a, b, exact)
+
+
 @pytest.mark.parametrize("m,n,k", [(1, 1, 1), (2048, 16, 576), (16, 576, 2048), (2048, 576, 49152), (7, 100000, 3)])
 def test_choice_of_tile(m: int, n: int, k: int) -> None:
     tile, splits = choose_tile(m, n, k)

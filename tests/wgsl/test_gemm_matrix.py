@@ -10,7 +10,7 @@ import pytest
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.matrix import product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
-from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny
+from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm import SMALL, product
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
@@ -77,18 +77,19 @@ def test_a_skinny_product_on_little_workgroup_memory(
 
 
 def test_which_skinny_products_are_served(matrix_device: Any) -> None:
-    def served(a: Any, b: Any, m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
+    def tile(a: Any, b: Any, m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
         wide, narrow = matrix_device.empty(a, np.float16), matrix_device.empty(b, np.float32)
         operands = (narrow, wide) if trans_a else (wide, narrow)
-        return gemm_matrix_skinny.served(*operands, matrix_device.empty((m, n)), (m, n, k), trans_a, False, memory)
+        skinny = gemm_skinny.find(*operands, matrix_device.empty((m, n)), (m, n, k), trans_a, False)
+        return gemm_matrix_skinny.choose_tile(skinny, memory) if skinny is not None else None
 
-    assert served((128, 96), (96, 16), 128, 16, 96).tile == (8, 64)
-    assert served((128, 96), (96, 64), 128, 64, 96).tile == (4, 32)
+    assert tile((128, 96), (96, 16), 128, 16, 96) == (8, 64)
+    assert tile((128, 96), (96, 64), 128, 64, 96) == (4, 32)
     # A left operand of rank 64 for a result of 16 columns: its rank is what must fit.
-    assert served((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768).tile == (4, 16)
-    assert served((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=16384) is None
-    assert served((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
-    assert served((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
+    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768) == (4, 16)
+    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=16384) is None
+    assert tile((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
+    assert tile((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
 
 
 def test_tiles_fit_the_device() -> None:
