@@ -53,6 +53,14 @@ class Bound(_Base):
         )
         super().copy(src, out)
 
+    def transfer(self, src: Array, out: Array) -> None:
+        Args("transfer").rule(
+            int(src.size) == int(out.size) and src.dtype == out.dtype,
+            f"out must have the size and dtype of src, {src.dtype} {list(src.shape)}, "
+            f"got {out.dtype} {list(out.shape)}",
+        )
+        super().transfer(src, out)
+
     def dry_run(self) -> Any:
         dry = super().dry_run()
         if dry is not None:

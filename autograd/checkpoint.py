@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wgrad.autograd.function import Context, attach
+from wgrad.autograd.offload import Parking
 from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recording, run_backward
 from wgrad.device.contract import Array
 
 
-def checkpoint(fn: Callable[..., Any], *tensors: Tensor) -> Any:
-    """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments.
+def checkpoint(fn: Callable[..., Any], *tensors: Tensor, parking: Parking | None = None) -> Any:
+    """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking` is given
+    in main memory.
 
     Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
     again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.
@@ -27,14 +29,21 @@ def checkpoint(fn: Callable[..., Any], *tensors: Tensor) -> Any:
     outputs = result if isinstance(result, tuple) else (result,)
     edges = [edge_of(t) for t in tensors]
     ctx = Context("checkpoint", tensors[0].device, edges)
-    ctx.save(*(t.data for t in tensors))
+    saved = [t.data for t in tensors]
+    if parking is None:
+        ctx.save(*saved)
+    else:
+        ctx.parking, ctx.parked = parking, parking.put(saved)
+    del saved
     wrapped = tuple(Tensor(out.data, out.device) for out in outputs)
     attach(ctx, lambda *grads: _recompute(fn, ctx, grads), edges, wrapped)
     return wrapped if isinstance(result, tuple) else wrapped[0]
 
 
 def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
-    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(ctx.saved, ctx.needs_grad)]
+    saved = ctx.saved or ctx.parking.take(ctx.parked)
+    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(saved, ctx.needs_grad)]
+    del saved
     with recording(True):
         result = fn(*leaves)
     run_backward(result if isinstance(result, tuple) else (result,), grads)

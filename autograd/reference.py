@@ -115,7 +115,7 @@ class ReferenceDevice:
 
     implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
-    float16 = bfloat16 = True
+    float16 = bfloat16 = shared_memory = True
 
     def __init__(self) -> None:
         self.description = f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"
@@ -128,7 +128,8 @@ class ReferenceDevice:
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
         return self._tracked(np.empty(tuple(shape), dtype))
 
-    zeros, copy, fill = _zeros, _copy, _fill
+    empty_host = empty
+    zeros, copy, transfer, fill = _zeros, _copy, _copy, _fill
 
     def upload(self, host: np.ndarray) -> np.ndarray:
         check_upload(host)
@@ -153,6 +154,12 @@ class ReferenceDevice:
     def memory(self) -> MemoryStats:
         used, peak = self._pool.in_use_bytes, self._pool.peak_bytes
         return MemoryStats(used, peak, used, peak)  # NumPy allocates one by one: nothing is reserved beyond that
+
+    def host_memory(self) -> MemoryStats:
+        return MemoryStats(0, 0, 0, 0)  # all of it is: `memory` has counted it
+
+    def limit_memory(self, nbytes: int | None) -> None:
+        return None
 
     def reset_peak(self) -> None:
         self._pool.peak_bytes = self._pool.in_use_bytes

@@ -59,9 +59,20 @@ class Device(Protocol):
     float16: bool  # float16 arrays are supported
     bfloat16: bool  # bfloat16 activations are; bfloat16 weights are everywhere
 
+    shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
+
     # ---- storage -------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
         """Uninitialised array; its memory returns to the pool when the last reference goes."""
+
+    def empty_host(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
+        """Uninitialised array in main memory, which the device reads and writes by itself: for `transfer`, `write`,
+        `download`, and operators that read little of it. It does not count as the device's memory. Raises DeviceError
+        where the device cannot."""
+
+    def transfer(self, src: Array, out: Array) -> None:
+        """out = src, whole arrays of the same size and dtype, one of them made by `empty_host`. In order with all other
+        work, and part of a recording; the host does not wait."""
 
     def zeros(self, shape: Sequence[int], dtype: DType = np.float32) -> Array: ...
 
@@ -90,6 +101,13 @@ class Device(Protocol):
         """Wait until all submitted work is done; raise DeviceError if the device was lost on the way."""
 
     def memory(self) -> MemoryStats: ...
+
+    def host_memory(self) -> MemoryStats:
+        """Of the arrays made by `empty_host`."""
+
+    def limit_memory(self, nbytes: int | None) -> None:
+        """From now on an allocation that would bring what the driver has given (in use, or free in the pool) above this
+        raises OutOfMemory. None: no limit. The reference does not hold to it."""
 
     def reset_peak(self) -> None: ...
 

@@ -28,12 +28,15 @@ class DryRuntime(PooledRuntime):
     """In front of a room's runtime: everything but `launch`. Its arrays belong to it alone; downloads give zeros."""
 
     def __init__(self, *, exact_blocks: bool = False) -> None:
-        self._pool = Pool(lambda nbytes: 0, lambda block: None, exact=exact_blocks)
+        self._pool, self._host_pool = (Pool(lambda nbytes: 0, lambda block: None, exact=exact_blocks) for _ in range(2))
 
     def _write_new(self, array: Array, host: np.ndarray) -> None:
         pass
 
     def write(self, array: Array, host: np.ndarray) -> None:
+        pass
+
+    def transfer(self, src: Array, out: Array) -> None:
         pass
 
     def download(self, array: Array) -> np.ndarray:

@@ -53,6 +53,13 @@ class Lease:
     def __init__(self, block: Block, pool: Pool) -> None:
         self.block, self._pool = block, pool
 
+    def of(self, pool: Pool) -> bool:
+        return self._pool is pool
+
+    def is_scratch(self) -> bool:
+        """While recording: was this allocated inside the recording?"""
+        return self._pool.is_scratch(self)
+
     def __del__(self) -> None:
         self._pool._release(self.block)
 
@@ -97,21 +104,40 @@ class Pool:
         self._blocks: set[Block] = set()
         self._serial = 0
         self._touched: set[Block] | None = None
+        self.limit: int | None = None  # bytes that all blocks together may have
         self.in_use_bytes = self.peak_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
 
     def allocate(self, nbytes: int) -> Lease:
         wanted = max(16, (nbytes + 15) // 16 * 16) if self._exact else size_class(nbytes)
         block = self._take(self._scratch, wanted) if self._touched is not None else None
-        block = block or self._take(self._free, wanted) or self._new(wanted)
+        block = block or self._take(self._free, wanted) or self._within_limit(wanted) or self._new(wanted)
         if self._touched is not None:
             self._touched.add(block)
         self.in_use_bytes += block.nbytes
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return Lease(block, self)
 
-    def _take(self, free: list[tuple[int, int, Block]], wanted: int) -> Block | None:
+    def _within_limit(self, wanted: int) -> Block | None:
+        """Make room below the limit for `wanted` more bytes: free blocks go. Where that is not enough, a free block of
+        the recordings is lent, however large. OutOfMemory where there is none. None: a new block may be made."""
+        if self.limit is None or self.reserved_bytes + wanted <= self.limit:
+            return None
+        self.trim()
+        if self.reserved_bytes + wanted <= self.limit:
+            return None
+        slack = math.inf
+        lent = self._take(self._scratch, wanted, slack) if self._touched is not None else None
+        lent = lent or self._take(self._free, wanted, slack)
+        if lent is None:
+            raise OutOfMemory(
+                f"the memory limit of {self.limit:,} bytes leaves no room for {wanted:,} more: {self.in_use_bytes:,} "
+                f"are in use, {self.reserved_bytes:,} reserved"
+            )
+        return lent
+
+    def _take(self, free: list[tuple[int, int, Block]], wanted: int, slack: float = _REUSE_SLACK) -> Block | None:
         at = bisect_left(free, (wanted, -1))
-        most = wanted if self._exact else max(wanted * _REUSE_SLACK, 4096)
+        most = wanted if self._exact else max(wanted * slack, 4096)
         if at < len(free):
             entry = free.pop(at)  # looked at when it is out: a collection may have put another into its place
             if wanted <= entry[0] <= most:
@@ -138,10 +164,15 @@ class Pool:
         insort(self._scratch if block.scratch else self._free, (block.nbytes, block.serial, block))
 
     def trim(self) -> int:
-        """Give all free blocks back to the driver (those of replays excepted); returns the bytes."""
+        """Give all free blocks back to the driver (those of replays, and of a recording under way, excepted); returns
+        the bytes."""
         # A garbage collection during `_destroy` may bring blocks back, or trim again: the list is taken away first, and
         # each block is counted off as it goes. What an error keeps from going is free as before.
-        going, self._free = self._free, []
+        touched = self._touched or set()
+        going, self._free = (
+            [entry for entry in self._free if entry[2] not in touched],
+            [entry for entry in self._free if entry[2] in touched],
+        )
         freed = 0
         try:
             while going:

@@ -1,4 +1,7 @@
-"""What the runtimes of all devices with a memory pool share: arrays, recording, profiles."""
+"""What the runtimes of all devices with a memory pool share: arrays, recording, profiles.
+
+Two pools: of device memory, and of main memory that the device reads and writes by itself (`empty_host`).
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,13 @@ class Recording:
 
 class PooledRuntime:
     """A device's storage, recording and profile as the contract has them (contract.py). A room adds `_pool`, launches,
-    `_fill_words`, `_write_new`, `_new_replay` and `_new_profiler`, and what copies to and from the host."""
+    `_host_pool`, `_fill_words`, `_write_new`, `_new_replay` and `_new_profiler`, and what copies to and from the
+    host."""
 
     reason = "made directly"
+    shared_memory = False
     _pool: Pool
+    _host_pool: Pool
     _replay: Any = None  # being recorded
     profiler: Any = None
 
@@ -55,6 +61,10 @@ class PooledRuntime:
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         dtype = np.dtype(dtype)
         return Array(self._pool.allocate(math.prod(shape) * dtype.itemsize), 0, shape, dtype)
+
+    def empty_host(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
+        dtype = np.dtype(dtype)
+        return Array(self._host_pool.allocate(math.prod(shape) * dtype.itemsize), 0, shape, dtype)
 
     def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Array:
         array = self.empty(shape, dtype)
@@ -84,6 +94,12 @@ class PooledRuntime:
     def memory(self) -> MemoryStats:
         return self._pool.statistics()
 
+    def host_memory(self) -> MemoryStats:
+        return self._host_pool.statistics()
+
+    def limit_memory(self, nbytes: int | None) -> None:
+        self._pool.limit = nbytes
+
     def reset_peak(self) -> None:
         self._pool.reset_peak()
 
@@ -105,17 +121,20 @@ class PooledRuntime:
             raise DeviceError("capture() inside capture() is not supported")
         self.flush()
         replay = self._replay = self._new_replay()
-        self._pool.begin_capture()
+        pools = self._pool, self._host_pool
+        for pool in pools:
+            pool.begin_capture()
         try:
             yield replay
         finally:
             self.flush()
-            self._pool.end_capture()
+            for pool in pools:
+                pool.end_capture()
             self._replay = None
 
     def _keep(self, arrays: Iterable[Array | None]) -> None:
         """The recording under way launches on these: those from outside of it live as long as it does."""
-        self._replay._leases.update(a.lease for a in arrays if a is not None and not self._pool.is_scratch(a.lease))
+        self._replay._leases.update(a.lease for a in arrays if a is not None and not a.lease.is_scratch())
 
     # ---- profile -------------------------------------------------------------------------
     def _new_profiler(self) -> Profiler:

@@ -20,6 +20,7 @@ class DryRun(DryRuntime, Runtime):
         self.architecture, self.card, self.wave = device.architecture, device.card, device.wave
         self.compute_units, self.modules, self.description = device.compute_units, device.modules, device.description
         self.float16 = self.bfloat16 = True
+        self.shared_memory = device.shared_memory
         self.attention_rounding = device.attention_rounding
         self.kernels: dict[tuple[str, str], None] = {}
 

@@ -21,7 +21,7 @@ from wgrad.hip.runtime.profiler import Profiler
 from wgrad.hip.runtime.readback import Readback, Readbacks
 
 T = TypeVar("T")
-TO_DEVICE, TO_HOST = 1, 2  # hipMemcpyKind
+HOST_TO_HOST, TO_DEVICE, TO_HOST = 0, 1, 2  # hipMemcpyKind
 MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
 MAX_GROUPS = 65_535  # work-groups along y and z
 _STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
@@ -49,12 +49,26 @@ class Launch:
         return f"kernel {self.name} on ({text}), {self.grid} work-groups of {self.threads}"
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between main memory and the card, ready to be issued again."""
+
+    target: int
+    source: int
+    nbytes: int
+    kind: int
+    name = "transfer"
+
+    def __str__(self) -> str:
+        return f"a copy of {self.nbytes:,} bytes {'to' if self.kind == TO_DEVICE else 'from'} the card"
+
+
 class Replay(Recording):
     """A recorded list of launches as one HIP graph. Running it submits them again on the same memory."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._launches: list[Launch] = []
+        self._launches: list[Launch | Transfer] = []
         self._graph: Any = None
 
     @property
@@ -103,6 +117,8 @@ class Runtime(PooledRuntime):
         self.float16 = self.bfloat16 = True
         self._stream = check(hip.hipStreamCreate(), "a HIP stream")
         self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)
+        self._host_pool = Pool(self._create_host_buffer, self._destroy_host_block)
+        self.shared_memory = bool(getattr(properties, "integrated", 0))
         self._formats: dict[str, struct.Struct] = {}
         # The packed arguments of a launch are copied by the call: one buffer serves all.
         self._arguments = ctypes.create_string_buffer(4096)
@@ -114,7 +130,7 @@ class Runtime(PooledRuntime):
         self._extra_address = ctypes.addressof(self._extra)
         self._readbacks = Readbacks(hip, self._stream)
         self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
-        self._last: Launch | None = None
+        self._last: Launch | Transfer | None = None
 
     # ---- storage -------------------------------------------------------------------------
     def _create_buffer(self, nbytes: int) -> int:
@@ -128,6 +144,27 @@ class Runtime(PooledRuntime):
     def _destroy_block(self, block: Block) -> None:
         self.synchronize()
         check(self._hip.hipFree(block.buffer), "hipFree")
+
+    def _create_host_buffer(self, nbytes: int) -> int:
+        """Pinned: the card copies from and to it without the host, and its kernels reach it at the same address."""
+        return int(check(self._hip.hipHostMalloc(nbytes, 0), f"{nbytes:,} bytes of pinned main memory"))
+
+    def _destroy_host_block(self, block: Block) -> None:
+        self.synchronize()
+        check(self._hip.hipHostFree(block.buffer), "hipHostFree")
+
+    def transfer(self, src: Array, out: Array) -> None:
+        """out = src, on the stream; one of them is pinned main memory."""
+        self.check_owner(src)
+        self.check_owner(out)
+        if not out.nbytes:
+            return
+        kind = TO_HOST if out.lease.of(self._host_pool) else TO_DEVICE
+        made = Transfer(out.address, src.address, out.nbytes, kind)
+        if self._replay is not None:
+            self._replay._launches.append(made)
+            self._keep([src, out])
+        self._issue(made)
 
     def _fill_words(self, out: Array, word: int) -> None:
         if out.nbytes:
@@ -150,7 +187,7 @@ class Runtime(PooledRuntime):
             return
         check(
             self._hip.hipMemcpyAsync(
-                array.address, data.ctypes.data, data.nbytes, self._hip.hipMemcpyKind(TO_DEVICE), self._stream
+                array.address, data.ctypes.data, data.nbytes, self._kind(array, TO_DEVICE), self._stream
             ),
             lambda: f"copying {array} to the device",
         )
@@ -163,13 +200,17 @@ class Runtime(PooledRuntime):
         self.check_owner(array)
         return self._readbacks.start(array, lambda: f"copying {array} to the host (last launch: {self._last})")
 
+    def _kind(self, array: Array, kind: int) -> Any:
+        """Which copy is asked of the driver, where the other side is memory of NumPy."""
+        return self._hip.hipMemcpyKind(HOST_TO_HOST if array.lease.of(self._host_pool) else kind)
+
     def download(self, array: Array) -> np.ndarray:
         self.check_owner(array)
         out = np.empty(array.shape, array.dtype)
         if out.nbytes:
             check(
                 self._hip.hipMemcpyAsync(
-                    out.ctypes.data, array.address, out.nbytes, self._hip.hipMemcpyKind(TO_HOST), self._stream
+                    out.ctypes.data, array.address, out.nbytes, self._kind(array, TO_HOST), self._stream
                 ),
                 lambda: f"copying {array} to the host (last launch: {self._last})",
             )
@@ -224,7 +265,7 @@ class Runtime(PooledRuntime):
     def check_owner(self, array: Array) -> None:
         """Raises DeviceError for an array of another device."""
         lease = getattr(array, "lease", None)
-        if lease is None or getattr(lease, "_pool", None) is not self._pool:
+        if lease is None or not (lease.of(self._pool) or lease.of(self._host_pool)):
             raise DeviceError(f"{array!r:.100} is not an array of {self.description}; upload it to this device first")
 
     def launch(
@@ -275,8 +316,14 @@ class Runtime(PooledRuntime):
             self._keep(arrays)
         self._issue(launch)
 
-    def _issue(self, launch: Launch) -> None:
+    def _issue(self, launch: Launch | Transfer) -> None:
         self._last = launch
+        if isinstance(launch, Transfer):
+            kind = self._hip.hipMemcpyKind(launch.kind)
+            check(
+                self._hip.hipMemcpyAsync(launch.target, launch.source, launch.nbytes, kind, self._stream), str(launch)
+            )
+            return
         if self.profiler is not None:
             self.profiler.before(launch.name)
         ctypes.memmove(self._arguments, launch.packed, len(launch.packed))
@@ -303,7 +350,7 @@ class Runtime(PooledRuntime):
             self._last = replay._launches[-1]
         check(self._hip.hipGraphLaunch(replay._graph, self._stream), f"replay of {replay.dispatches} launches")
 
-    def _make_graph(self, launches: list[Launch]) -> Any:
+    def _make_graph(self, launches: list[Launch | Transfer]) -> Any:
         """The launches, issued again into a stream that records, as an executable graph."""
         mode = self._hip.hipStreamCaptureMode(_RELAXED)
         check(self._hip.hipStreamBeginCapture(self._stream, mode), "recording a HIP graph")

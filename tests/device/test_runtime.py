@@ -31,7 +31,7 @@ class Host(PooledRuntime):
     """Memory of the host; notes what is asked of it."""
 
     def __init__(self) -> None:
-        self._pool = Pool(bytearray, lambda block: None)
+        self._pool, self._host_pool = (Pool(bytearray, lambda block: None) for _ in range(2))
         self.words: list[int] = []
         self.flushes = 0
 

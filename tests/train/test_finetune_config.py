@@ -32,7 +32,8 @@ def another(field: dataclasses.Field) -> Any:
     kind, choices = field_type(FinetuneConfig, field.name), field.metadata["choices"]
     if choices:
         return next(value for value in choices if value != default)
-    by_type = {int: (default or 0) + 2 if kind is int else 0, tuple: ("q_proj", "v_proj"), str: "yes: 3"}
+    text = "3 GiB" if field.metadata["metavar"] == "SIZE" else "yes: 3"
+    by_type = {int: (default or 0) + 2 if kind is int else 0, tuple: ("q_proj", "v_proj"), str: text}
     return not (True if default is None else default) if kind is bool else by_type.get(kind, 0.125)
 
 

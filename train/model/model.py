@@ -17,6 +17,7 @@ import numpy as np
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.functional import LoraTerm
+from wgrad.autograd.offload import Parking
 from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
@@ -70,7 +71,7 @@ class Model:
 
     weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
-    input for the backward. dtype: float32, float16 or bfloat16, see above.
+    input for the backward; offload: in main memory. dtype: float32, float16 or bfloat16, see above.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Model:
         positions: int,
         dtype: Any = np.float32,
         recompute: bool = False,
+        offload: bool = False,
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
-        self.dtype, self.recompute = np.dtype(dtype), recompute
+        self.dtype, self.recompute, self.offload = np.dtype(dtype), recompute, offload
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
 
     @property
@@ -100,9 +102,10 @@ class Model:
         if self.config.embedding_scale != 1:
             # In the compute dtype, as transformers has it: what the weights were trained with.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
+        parking = Parking(self.device) if self.offload else None
         for index in range(self.config.num_hidden_layers):
             if self.recompute and cache is None:
-                h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h)
+                h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h, parking=parking)
             else:
                 h = self._layer(index, h, inputs, cache)
         return F.rms_norm(h, self.weights[FINAL_NORM], self.config.rms_norm_eps, dtype=self.dtype)

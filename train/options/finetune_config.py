@@ -19,6 +19,7 @@ from wgrad.device.files import write_text
 from wgrad.device.formats.nf4 import BLOCK_SIZES
 from wgrad.train.files.decode import read_yaml
 from wgrad.train.options.option_names import option_hint
+from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 
 CONFIG_FILE = "config.yaml"
@@ -31,6 +32,7 @@ NOT_EMPTY = ("must name at least one module", lambda v: len(v) > 0)
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
+A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
 in_files = partial(option, group="files")
@@ -148,6 +150,12 @@ class RunOptions(Options):
     checkpointing: bool | None = of_machine(
         None, "keep only each layer's input and compute it again in the backward (default: where it is needed)"
     )
+    offload_checkpoints: bool = of_machine(
+        False, "park what --checkpointing keeps in main memory until the backward; turns --checkpointing on"
+    )
+    memory_limit: str | None = of_machine(
+        None, "take no more memory of the device than this: 3GiB, 800MiB", rule=A_SIZE, metavar="SIZE"
+    )
     save_every: int = of_machine(
         100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N"
     )
@@ -170,6 +178,10 @@ class RunOptions(Options):
             raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
         if self.sample_prompt and not self.sample:
             raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
+        if self.offload_checkpoints and self.checkpointing is False:
+            raise WgradError(
+                "--offload-checkpoints: --no-checkpointing leaves it nothing to park: give only one of them"
+            )
         if self.full and self.dropout:
             raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
 

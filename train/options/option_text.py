@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from wgrad.device.errors import WgradError
@@ -19,6 +20,20 @@ def check_text(text: str, source: str) -> str:
             f"{source}: must be UTF-8 text; got {got} at character {error.start}: save it as UTF-8"
         ) from error
     return text
+
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([KMGT])(i?B)?|B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of a size as people write it: 3GiB and 3G are 3 * 2^30, 3GB is 3 * 10^9. None: it is none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, unit, suffix = found.groups()
+    base = 1000 if (suffix or "").upper() == "B" else 1024
+    nbytes = int(float(number) * base ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
+    return nbytes or None
 
 
 def read_stdin(source: str) -> str:

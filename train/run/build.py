@@ -59,6 +59,8 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
 
 def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
     """--checkpointing, or by default whether the activations are estimated above 2 GiB."""
+    if config.offload_checkpoints:
+        return True
     if config.checkpointing is not None:
         return config.checkpointing
     itemsize = np.dtype(config.compute).itemsize
@@ -94,6 +96,7 @@ def build_trainable(
         "positions": max(positions, config.seq_len),
         "dtype": np.dtype(config.compute),
         "recompute": wants_recompute(config, model_config),
+        "offload": config.offload_checkpoints and not device.shared_memory,
     }
     base = count_parameters(model_config)
     if config.full:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.contract import Device
+from wgrad.device.errors import OutOfMemory
 from wgrad.train.data.packing import Document, Step, make_batch
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import build_optimizer, build_trainable
 from wgrad.train.run.generation import generate_ids
+from wgrad.train.run.memory_limit import beyond_limit, limit_bytes
 from wgrad.train.run.trainer import Trainer
 
 PROMPT_TOKENS = 24  # of the text that a model goes on from, where no --sample-prompt is given: at most
@@ -25,12 +27,13 @@ SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what
 class Plan:
     """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
     its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
-    included)."""
+    included); and in main memory, of what is parked there (--offload-checkpoints)."""
 
     dry: Any
     held_bytes: int
     activation_bytes: int
     peak_bytes: int
+    host_bytes: int
 
 
 def plan_run(
@@ -43,11 +46,34 @@ def plan_run(
     """Loading, two steps, an evaluation and a sample of a run where nothing runs; None where the device cannot.
 
     Two steps: the first runs as it is, the second is recorded. A row of one document as long as a row can be is as good
-    as any, because shaders and memory hang on shapes alone. Raises WgradError where the checkpoint does not fit.
+    as any, because shaders and memory hang on shapes alone. Raises WgradError where the checkpoint does not fit its
+    config.json, or the run --memory-limit.
     """
-    dry = device.dry_run()
-    if dry is None:
+
+    def reserved(config: RunOptions, limit: int | None) -> int:
+        dry = _run_dry(config, model_config, folder, device, prompt_tokens, limit).dry
+        return int(dry.memory().peak_reserved_bytes)
+
+    if device.dry_run() is None:
         return None
+    try:
+        return _run_dry(config, model_config, folder, device, prompt_tokens, limit_bytes(config.memory_limit))
+    except OutOfMemory:
+        if config.memory_limit is None:
+            raise
+    raise beyond_limit(config, device, reserved)
+
+
+def _run_dry(
+    config: RunOptions,
+    model_config: ModelConfig,
+    folder: str | os.PathLike[str],
+    device: Device,
+    prompt_tokens: int,
+    limit: int | None,
+) -> Plan:
+    dry = device.dry_run()
+    dry.limit_memory(limit)
     positions = prompt_tokens + SAMPLE_TOKENS
     built = build_trainable(config, model_config, folder, dry, positions=positions, contents=False)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
@@ -63,4 +89,4 @@ def plan_run(
         for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
             pass
     running = dry.memory().peak_bytes
-    return Plan(dry, held, running - held, max(loading, running))
+    return Plan(dry, held, running - held, max(loading, running), dry.host_memory().peak_bytes)

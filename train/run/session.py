@@ -25,6 +25,7 @@ from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
+from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
 
@@ -59,6 +60,9 @@ def open_session(config: FinetuneConfig) -> Session:
     display = Display()
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")
+    for remark in (hold_to_limit(device, config.memory_limit), offload_remark(config, device)):
+        if remark:
+            display.say(f"note: {remark}")
     folder = resolve_model(config.model)
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
@@ -167,6 +171,13 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
     return built
 
 
+def offload_remark(config: RunOptions, device: Device) -> str:
+    """A word on an option that this device leaves without effect, or ""."""
+    if config.offload_checkpoints and device.shared_memory:
+        return "--offload-checkpoints moves nothing: this device's memory is main memory"
+    return ""
+
+
 def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> str:
     """What the run takes on the device, and what is not counted."""
     optimizer = 8 * built.parameters.size
@@ -177,9 +188,11 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
         activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
         return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
+    parked = f"; {size(plan.host_bytes)} in main memory" if plan.host_bytes else ""
     return (
         f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
-        "on the device; not counted: compiled shaders, what the driver keeps for itself, and main memory"
+        f"on the device{parked}; not counted: compiled shaders, what the driver keeps for itself, and main memory"
+        f"{' beside that' if parked else ''}"
     )
 
 

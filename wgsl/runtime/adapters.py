@@ -10,7 +10,9 @@ from wgrad.wgsl.runtime import matrix_units, native, vulkan_memory
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
-WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
+# Buffers in main memory that shaders and copies reach (`Runtime.empty_host`); nothing else is placed otherwise by it.
+HOST_BUFFERS = "mappable-primary-buffers"
+WANTED_FEATURES = ("shader-f16", "subgroup", "timestamp-query", HOST_BUFFERS)
 WANTED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",

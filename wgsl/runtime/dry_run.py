@@ -65,6 +65,7 @@ class DryRun(DryRuntime, Runtime):
         self.matrix_units, self.matrix_tile = device.matrix_units, device.matrix_tile
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes = device.workgroup_bytes
+        self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
         self.variants: dict[Variant, None] = {}
 
     def launch(

@@ -28,7 +28,8 @@ _ffi = _native.ffi
 
 LIBRARY = "wgpu-native " + ".".join(map(str, _native.lib_version_info))
 
-# One recorded dispatch: pipeline and bind group handles, workgroup counts.
+# One recorded dispatch: pipeline and bind group handles, workgroup counts. Or a copy between two buffers: None, their
+# handles, bytes of the source's offset, the target's, and to copy.
 Dispatch = tuple[Any, Any, int, int, int]
 
 # Submissions in flight before the host waits for an old one: bounds memory held by finished commands
@@ -140,11 +141,15 @@ class Queue:
         set_pipeline = _lib.wgpuComputePassEncoderSetPipeline
         set_bind_group = _lib.wgpuComputePassEncoderSetBindGroup
         dispatch = _lib.wgpuComputePassEncoderDispatchWorkgroups
-        null, last = _ffi.NULL, None
+        null = last = _ffi.NULL
         for pipeline, bind_group, x, y, z in dispatches:
             if pipeline is not last:
-                set_pipeline(compute_pass, pipeline)
                 last = pipeline
+                if pipeline is None:
+                    compute_pass = _copy_between_passes(encoder, compute_pass, bind_group, x, y, z)
+                    last = _ffi.NULL  # of a new pass nothing is set yet
+                    continue
+                set_pipeline(compute_pass, pipeline)
             set_bind_group(compute_pass, 0, bind_group, 0, null)
             dispatch(compute_pass, x, y, z)
         _lib.wgpuComputePassEncoderEnd(compute_pass)
@@ -186,6 +191,20 @@ class Queue:
         view = _ffi.from_buffer(data)
         _lib.wgpuQueueWriteBuffer(self._c_queue, buffer._internal, offset, view, len(view))
         error_log().raise_if_any("writing to the device")
+
+
+def _copy_between_passes(encoder: Any, compute_pass: Any, buffers: tuple[Any, Any], *numbers: int) -> Any:
+    """End a pass, copy, and begin the next one."""
+    _lib.wgpuComputePassEncoderEnd(compute_pass)
+    _lib.wgpuComputePassEncoderRelease(compute_pass)
+    copy(encoder, buffers, *numbers)
+    return _lib.wgpuCommandEncoderBeginComputePass(encoder, _ffi.NULL)
+
+
+def copy(encoder: Any, buffers: tuple[Any, Any], source_offset: int, offset: int, nbytes: int) -> None:
+    """A copy from the first buffer to the second into the encoder, from C handles."""
+    source, target = buffers
+    _lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, source, source_offset, target, offset, nbytes)
 
 
 def record(compute_pass: Any, pipeline: Any, bind_group: Any, x: int, y: int, z: int) -> None:

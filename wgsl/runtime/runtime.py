@@ -85,11 +85,14 @@ class Runtime(PooledRuntime):
         # "large" or "medium": this one for every product that can have it (the self-test's switch).
         self.matrix_tile = ""
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
+        self.shared_memory = self.adapter_type in ("CPU", "IntegratedGPU")  # tests set it to have both kinds run
+        self.host_buffers = adapters.HOST_BUFFERS in self._device.features
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]
         self.workgroup_bytes: int = limits["max-compute-workgroup-storage-size"]
         self._compiler = Compiler(self._device)
         self._pool = Pool(self._create_buffer, self._destroy_block)
+        self._host_pool = Pool(self._create_host_buffer, self._destroy_block)
         self._bind_groups: dict[Any, tuple[Any, Any]] = {}
         self._block_keys: dict[int, list[Any]] = {}
         self._params: dict[bytes, tuple[Any, int]] = {}
@@ -101,14 +104,14 @@ class Runtime(PooledRuntime):
         self._dummy = self.zeros((64,), np.float32)
 
     # ---- storage -------------------------------------------------------------------------
-    def _create_buffer(self, nbytes: int) -> Any:
+    def _create_buffer(self, nbytes: int, usage: str = "STORAGE|COPY_SRC|COPY_DST") -> Any:
         if nbytes > self.max_buffer_bytes:
             raise OutOfMemory(
                 f"an array of {nbytes:,} bytes is larger than one buffer may be on this device"
                 f" ({self.max_buffer_bytes:,})"
             )
         try:
-            return self._device.create_buffer(size=nbytes, usage="STORAGE|COPY_SRC|COPY_DST")
+            return self._device.create_buffer(size=nbytes, usage=usage)
         except Exception as error:
             refused = native.as_device_error(error, "making an array")
             if isinstance(refused, DeviceLost):
@@ -117,6 +120,14 @@ class Runtime(PooledRuntime):
                 f"no memory for {nbytes:,} bytes on {self.description}: {self._pool.in_use_bytes:,} bytes in use,"
                 f" {self._pool.reserved_bytes:,} reserved ({error})"
             ) from error
+
+    def _create_host_buffer(self, nbytes: int) -> Any:
+        """What the host may map for reading is main memory on every backend, whatever memory the card has."""
+        if not self.host_buffers:
+            raise DeviceError(
+                f"{self.description} has no {adapters.HOST_BUFFERS}: it cannot reach main memory by itself"
+            )
+        return self._create_buffer(nbytes, "MAP_READ|STORAGE|COPY_SRC|COPY_DST")
 
     def _destroy_block(self, block: Block) -> None:
         self.flush()
@@ -167,6 +178,17 @@ class Runtime(PooledRuntime):
         """Copy an array to the host without waiting: later work may overwrite it."""
         self.flush()
         return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, (array.nbytes + 3) & ~3), array)
+
+    def transfer(self, src: Array, out: Array) -> None:
+        """out = src, by a copy command: between two passes of what is recorded."""
+        if self._replay is not None:
+            self._keep([src, out])
+        buffers = native.handle(src.lease.block.buffer), native.handle(out.lease.block.buffer)
+        self._pending.append((None, buffers, src.offset, out.offset, (src.nbytes + 3) & ~3))
+        self._pending_names.append("transfer")
+        self._pending_work += 2 * src.nbytes
+        if len(self._pending) >= MAX_DISPATCHES or self._pending_work > self._max_work:
+            self.flush()
 
     def flat_windows(self, array: Array) -> Iterator[Array]:
         """Flat pieces of an array, each no larger than one binding."""

@@ -205,9 +205,9 @@ API int hipMalloc(void** address, size_t bytes) {
   return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 API int hipHostMalloc(void** address, size_t bytes, unsigned) {
-  return (*address = malloc(bytes)) ? SUCCESS : OUT_OF_MEMORY;
+  return (*address = allocate(bytes)) ? SUCCESS : OUT_OF_MEMORY;  // within reach of kernels, as on a card
 }
-API int hipHostFree(void* address) { return free(address), SUCCESS; }
+API int hipHostFree(void* address) { return release(address) ? SUCCESS : INVALID_VALUE; }
 API int hipFree(void* address) { return !address || release(address) ? SUCCESS : INVALID_VALUE; }
 API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
   return sticky ? sticky : move(to, from, bytes, kind);

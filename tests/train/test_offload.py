@@ -1,0 +1,139 @@
+"""--offload-checkpoints and --memory-limit: the same bits, in the memory that was said; what does not fit is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.bind import bind
+from wgrad.autograd.checkpoint import checkpoint
+from wgrad.autograd.offload import Parking
+from wgrad.autograd.tensor import Tensor, parameter
+from wgrad.device.errors import WgradError
+from wgrad.train.commands import cli
+from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.option_text import parse_size
+from wgrad.train.run.build import build_optimizer, build_trainable
+from wgrad.train.run.plan import plan_run
+from wgrad.train.run.trainer import Trainer
+from wgrad.wgsl.device import WgpuDevice
+
+
+@pytest.fixture
+def card(wgpu_device: Any) -> Any:
+    """A device of this test's own that takes itself for a card with memory of its own."""
+    device = bind(WgpuDevice)()
+    device.shared_memory = False
+    return device
+
+
+def options(**given: Any) -> RunOptions:
+    shape = {"seq_len": 70, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4, "log_every": 1, "dropout": 0.1}
+    return RunOptions(**(shape | {"sample": False, "checkpointing": True} | given))
+
+
+def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np.ndarray]:
+    """-> losses of the steps, of which all but the first two are replayed, and what was trained."""
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=config.seq_len)
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    generator = np.random.default_rng(0)
+    documents = [Document(generator.integers(0, 40, 70).astype(np.int32), np.ones(70, bool)) for _ in range(16)]
+    losses = []
+    for step in BatchStream(documents, config):
+        trainer.step(step, 1e-2)
+        losses.append(trainer.read_history()[0, 0])
+        trainer.evaluate(step.batches[:1])  # what a replay has parked is none of an evaluation's
+    return np.array(losses), device.download(built.parameters.data)
+
+
+def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint: Any, card: Any) -> None:
+    folder = make_checkpoint(num_hidden_layers=5)
+    model = load_model_config(folder)
+    plain = bind(WgpuDevice)()
+    losses, trained = train(options(), folder, plain)
+    config = options(offload_checkpoints=True)
+    plan, before = plan_run(config, model, folder, card, 1), plan_run(options(), model, folder, card, 1)
+    assert plan is not None and before is not None
+    kept = card.memory().in_use_bytes
+    parked_losses, parked_trained = train(config, folder, card)
+    np.testing.assert_array_equal(parked_losses, losses)
+    np.testing.assert_array_equal(parked_trained, trained)
+    assert len(set(losses.tolist())) == 4 and np.abs(trained).max() > 0
+    assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
+    stream = 2 * 70 * model.hidden_size * 4  # of a layer's input
+    assert plan.host_bytes == card.host_memory().peak_bytes >= 5 * stream and before.host_bytes == 0
+    # Of five inputs three are left where the peak is: the last layers' and the one on its way back.
+    assert before.peak_bytes - plan.peak_bytes >= 2 * stream
+
+
+def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any) -> None:
+    """Six stretches of an array of 1 MiB: never more than four of them at once on the device."""
+    weight = parameter(card.upload(np.ones((512, 512), np.float32)), card)
+    start = card.memory().in_use_bytes
+    x = Tensor(card.upload(np.full((512, 512), 0.5, np.float32)), card, requires_grad=True)
+    parking, h = Parking(card), x
+    card.reset_peak()
+    for _ in range(6):
+        h = checkpoint(lambda t: F.mul(t, weight), h, parking=parking)
+    assert card.memory().peak_bytes - start <= 4 << 20
+    F.sum(h).backward()
+    assert x.grad is not None
+    np.testing.assert_array_equal(card.download(x.grad), np.ones((512, 512), np.float32))
+
+
+def test_it_says_where_it_moves_nothing(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--data", str(text_data), "--out", str(tmp_path / "out"), "--device", "cpu", "--seq-len", "32"]
+    words = ["finetune", "--model", str(make_checkpoint()), *out, "--max-steps", "1", "--no-sample", "--eval-fraction"]
+    assert cli.main([*words, "0", "--offload-checkpoints", "--memory-limit", "1KiB"]) == 0
+    said = capsys.readouterr().out
+    assert "--offload-checkpoints moves nothing: this device's memory is main memory" in said
+    assert "--memory-limit has no effect: NumPy takes main memory" in said
+    assert cli.main([*words, "0", "--offload-checkpoints", "--no-checkpointing"]) == 2
+    assert "--offload-checkpoints: --no-checkpointing leaves it nothing to park" in capsys.readouterr().err
+
+
+# ---- the limit ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("3GiB", 3 << 30), ("3g", 3 << 30), ("3GB", 3 * 10**9), ("1.5 MiB", 3 << 19), ("65536", 65536), ("12B", 12)],
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "GiB", "3 GiB more", "-1", "1e9", "0.1", "3XB", "nan"])
+def test_no_sizes(text: str) -> None:
+    assert parse_size(text) is None
+    with pytest.raises(WgradError, match="--memory-limit: must be a size, as 3GiB or 800MiB; got"):
+        RunOptions(memory_limit=text)
+
+
+def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoint: Any, card: Any) -> None:
+    """And what is said to fit does: the real pool, held to the limit, runs it."""
+    folder = make_checkpoint(num_hidden_layers=5)
+    model = load_model_config(folder)
+    parked = plan_run(options(offload_checkpoints=True), model, folder, card, 1)
+    assert parked is not None
+    limit, said = parked.dry.memory().peak_reserved_bytes, ""
+    while "--offload-checkpoints" not in said:  # down to where recomputing alone is not enough
+        limit -= limit // 100
+        with pytest.raises(WgradError, match="^--memory-limit: the run takes about [^\n]*$") as refused:
+            plan_run(options(checkpointing=None, memory_limit=str(limit)), model, folder, card, 1)
+        said = str(refused.value)
+    assert "with --checkpointing --offload-checkpoints it takes" in said
+    kept = card.memory().reserved_bytes
+    card.limit_memory(kept + limit)
+    train(options(offload_checkpoints=True), folder, card)
+    assert card.memory().peak_reserved_bytes <= kept + limit
+    with pytest.raises(
+        WgradError, match=r"even with .* --batch-size 1 it takes about .*: allow it that, or use a smal"
+    ):
+        plan_run(options(memory_limit="1KiB"), model, folder, card, 1)

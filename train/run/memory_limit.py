@@ -1,0 +1,63 @@
+"""--memory-limit: what a run would have to change to stay below it, found by planning that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from wgrad.device.contract import Device
+from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.option_text import parse_size
+from wgrad.train.options.options import flag
+from wgrad.train.run.memory_advice import SMALLER_MODEL
+from wgrad.train.terminal.progress import size
+
+SHORTEST = 128  # tokens of the shortest rows that are tried
+
+
+def limit_bytes(text: str | None) -> int | None:
+    """Bytes of a value of --memory-limit."""
+    return parse_size(text) if text else None
+
+
+def hold_to_limit(device: Device, text: str | None) -> str:
+    """Have the device keep to --memory-limit. -> a remark for the user, or ""."""
+    device.limit_memory(limit_bytes(text))
+    return "--memory-limit has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
+
+
+def beyond_limit(config: RunOptions, device: Device, reserved: Callable[[RunOptions, int | None], int]) -> WgradError:
+    """What is said of a run that its limit leaves no room for. reserved: plans a run under a limit -> the bytes that
+    its pool takes; OutOfMemory where the limit is too low."""
+    limit = limit_bytes(config.memory_limit)
+    assert limit is not None
+    said = f"--memory-limit: the run takes about {size(reserved(config, None))}, and the limit is {size(limit)}"
+    words: list[str] = []
+    for changes in _changes(config, device):
+        config = replace(config, **changes)
+        words = [word for word in words if word.partition(" ")[0] not in map(flag, changes)]
+        words += [flag(name) if value is True else f"{flag(name)} {value}" for name, value in changes.items()]
+        try:
+            return WgradError(f"{said}: with {' '.join(words)} it takes {size(reserved(config, limit))}")
+        except OutOfMemory:
+            continue
+    least, tried = size(reserved(config, None)), f" with {' '.join(words)}" if words else ""
+    return WgradError(f"{said}: even{tried} it takes about {least}: allow it that, or {SMALLER_MODEL}")
+
+
+def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
+    """What makes a run smaller, what costs least first; each on top of those before it."""
+    if not config.checkpointing:
+        yield {"checkpointing": True}
+    if not device.shared_memory and not config.offload_checkpoints:
+        yield {"offload_checkpoints": True}
+    rows = config.batch_size
+    while rows > 1:
+        rows //= 2
+        yield {"batch_size": rows}
+    tokens = config.seq_len
+    while tokens >= 2 * SHORTEST:
+        tokens //= 2
+        yield {"seq_len": tokens}
