@@ -85,6 +85,20 @@ def test_main_memory_is_counted_by_itself_and_a_recordings_is_lent_to_nobody(dev
     np.testing.assert_array_equal(device.download(other), numbers(64, 100))
 
 
+def test_a_recording_keeps_what_it_only_transfers(device: Any) -> None:
+    x, out = device.upload(numbers(64)), device.empty((64,))
+    parked = device.empty_host((64,))
+    with device.capture() as replay:
+        device.transfer(x, parked)
+        device.transfer(parked, out)
+    del x, out, parked
+    others = [device.upload(numbers(64, 100)), device.upload(numbers(64, 200)), device.empty_host((64,))]
+    device.write(others[2], numbers(64, 300))
+    replay.run()
+    for other, start in zip(others, (100, 200, 300)):
+        np.testing.assert_array_equal(device.download(other), numbers(64, start))
+
+
 def test_shapes_are_checked(device: Any) -> None:
     with pytest.raises(ShapeError, match="transfer: out must have the size"):
         device.transfer(device.empty_host((4,)), device.empty((5,)))

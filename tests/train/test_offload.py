@@ -87,6 +87,24 @@ def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any)
     np.testing.assert_array_equal(card.download(x.grad), np.ones((512, 512), np.float32))
 
 
+def test_an_array_comes_back_a_stretch_before_it_is_asked_for(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parking = Parking(card)
+    arrays = [card.upload(np.full(4, n, np.float32)) for n in range(4)]
+    for array in arrays:
+        parking.put([array])
+    moved: list[float] = []
+    whole = card.transfer
+
+    def transfer(src: Any, out: Any) -> None:
+        moved.append(float(card.download(src)[0]))
+        whole(src, out)
+
+    monkeypatch.setattr(card, "transfer", transfer)
+    for index, expected in ((3, [2.0]), (2, [2.0, 1.0]), (1, [2.0, 1.0, 0.0]), (0, [2.0, 1.0, 0.0])):
+        (array,) = parking.take(index)
+        assert card.download(array)[0] == index and moved == expected
+
+
 def test_it_says_where_it_moves_nothing(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

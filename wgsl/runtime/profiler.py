@@ -32,7 +32,7 @@ class Profiler(kernel_times.Profiler):
         encoder = self._device.create_command_encoder()
         for (pipeline, bind_group, x, y, z), name in zip(chunk, names):
             if pipeline is None:
-                native.copy(encoder._internal, bind_group, x, y, z)  # no pass, and so no time
+                native.copy(native.handle(encoder), bind_group, x, y, z)  # no pass, and so no time
                 continue
             at = 2 * len(self._names)
             timed = encoder.begin_compute_pass(
