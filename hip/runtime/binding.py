@@ -12,8 +12,10 @@ from wgrad.device.errors import DeviceError, DeviceLost, NoCard, OutOfMemory
 _PACKAGES = ("rocm.bindings", "hip")
 _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
-# Errors after which nothing on the device works any more: illegal address, illegal state, launch failure, and the like.
-_FATAL = {214, 402, 700, 702, 710, 719, 999}
+# Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
+# IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD cards ROCm's runtime returns none of them for a
+# fault of a kernel: it aborts the process (docs/runs.md).
+_FATAL = {214, 401, 700, 702, 710, 719, 999}
 
 _bindings: dict[str, Any] = {}
 
@@ -63,6 +65,11 @@ def device_properties(index: int) -> Any:
 def driver_version() -> int:
     """HIP's own count, such as 70152802 for 7.1."""
     return int(check(hip().hipDriverGetVersion(), "hipDriverGetVersion"))
+
+
+def runtime_version() -> int:
+    """Of the runtime library and its hiprtc, counted as the driver's."""
+    return int(check(hip().hipRuntimeGetVersion(), "hipRuntimeGetVersion"))
 
 
 def _import(name: str) -> Any:

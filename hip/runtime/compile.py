@@ -28,7 +28,8 @@ class Modules:
     def __init__(self, architecture: str, card: str = "a card") -> None:
         self.architecture, self.card = architecture, card
         self.compiled = 0  # kernels looked up or compiled so far
-        self._modules: dict[str, Any] = {}
+        # With the bytes of each: the driver keeps the pointer that it is given and may read there as long as it lives.
+        self._modules: dict[str, tuple[Any, bytes]] = {}
         self._functions: dict[tuple[str, str], Any] = {}
 
     @property
@@ -67,12 +68,13 @@ class Modules:
         if source not in self._modules:
             image, where = self._image(source)
             check_image(image, where, self.architecture, self.card)
-            self._modules[source] = binding.check(
+            module = binding.check(
                 binding.hip().hipModuleLoadData(image),
                 f"the code object {where} cannot be loaded on {self.card} ({self.architecture}); make it again with"
                 " `python -m wgrad.hip.runtime.build`",
             )
-        return self._modules[source]
+            self._modules[source] = module, image
+        return self._modules[source][0]
 
     def _image(self, source: str) -> tuple[bytes, str]:
         path = find_object(objects_folder(), self.architecture, source)

@@ -15,6 +15,10 @@ from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.objects import KERNELS, OPTIONS, compress, headers, read_object, text_digest
 
 FORMAT = "co.xz 1"  # of the files in the cache
+# Attention reads through buffer descriptors, by builtins that clang got in June and July 2024 (LLVM pull requests 95276
+# and 99258). ROCm 6.3 has clang 18, which lacks them; 6.4 has a clang 19 of those months, which is tried; 7.0 clang 20.
+LEAST_VERSION = 6_04_00000  # of HIP, as hipRuntimeGetVersion counts
+_BUILTINS = ("make_buffer_rsrc", "raw_buffer_load", "amdgpu_buffer_rsrc_t")  # in a log: this compiler lacks them
 
 
 def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
@@ -35,6 +39,8 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
             image = b""
         if image[:4] == b"\x7fELF":
             return image, str(kept)
+    if (version := binding.runtime_version()) < LEAST_VERSION:
+        raise _too_old(architecture, version)
     texts = {p.name: p.read_text(encoding="utf-8") for p in included}
     image = _compile(source, text, texts, [f"--offload-arch={architecture}", *OPTIONS])
     try:
@@ -42,6 +48,14 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     except OSError:  # a folder that cannot be written to: compiled again next time
         return image, f"{source}.hip as compiled by hiprtc"
     return image, str(kept)
+
+
+def _too_old(architecture: str, version: int) -> DeviceError:
+    return DeviceError(
+        f"no code object ships for {architecture}, and the hiprtc that is installed is too old to compile the kernels"
+        f" (HIP {version // 10_000_000}.{version // 100_000 % 100}): install ROCm 7.0 or newer, or where clang 19 is"
+        f" run `python -m wgrad.hip.runtime.build --arch {architecture}`"
+    )
 
 
 def _compile(source: str, text: str, headers: dict[str, str], options: list[str]) -> bytes:
@@ -61,7 +75,10 @@ def _compile(source: str, text: str, headers: dict[str, str], options: list[str]
     try:
         code = rtc.hiprtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
         if int(code) != 0:
-            raise DeviceError(f"hiprtc cannot compile {source}.hip ({options[0]}): {_log(rtc, program)}")
+            log = _log(rtc, program)
+            if any(name in log for name in _BUILTINS):
+                raise _too_old(options[0].rpartition("=")[2], binding.runtime_version())
+            raise DeviceError(f"hiprtc cannot compile {source}.hip ({options[0]}): {log}")
         image = bytearray(_checked(rtc, rtc.hiprtcGetCodeSize(program), "hiprtcGetCodeSize"))
         _checked(rtc, rtc.hiprtcGetCode(program, image), "hiprtcGetCode")
     finally:

@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,12 +25,34 @@ HOST_TO_HOST, TO_DEVICE, TO_HOST = 0, 1, 2  # hipMemcpyKind
 MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
 MAX_GROUPS = 65_535  # work-groups along y and z
 _STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
-_EXTRA_POINTER, _EXTRA_SIZE, _EXTRA_END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _RELAXED = 2  # hipStreamCaptureModeRelaxed
 
 
 class Long(int):
     """An argument that a kernel takes as a 64-bit integer; a plain int is 32 bits."""
+
+
+class Layout:
+    """Arguments of these kinds (of `struct`), one after another in `arguments`, each aligned to its size.
+
+    pointers: where each of them begins, as a launch takes it; then the end of the last, and 0. HIP itself reads as many
+    as the kernel declares; by the two more, the runtimes of the tests see how many there are, of which sizes.
+    """
+
+    def __init__(self, kinds: str, arguments: int) -> None:
+        self.struct = struct.Struct(kinds)
+        ends = [struct.calcsize(kinds[: n + 1]) for n in range(len(kinds))]
+        starts = [end - struct.calcsize(kind) for end, kind in zip(ends, kinds)]
+        places = [arguments + at for at in (*starts, self.struct.size)]
+        self._pointers = (ctypes.c_void_p * (len(places) + 1))(*places, None)
+        self.pointers = ctypes.addressof(self._pointers)
+
+
+class Packed(NamedTuple):
+    """The arguments of one launch."""
+
+    layout: Layout
+    values: bytes
 
 
 @dataclass(frozen=True)
@@ -41,7 +63,7 @@ class Launch:
     function: Any
     grid: tuple[int, int, int]
     threads: int
-    packed: bytes
+    packed: Packed
     shapes: tuple[Any, ...]
 
     def __str__(self) -> str:
@@ -119,15 +141,9 @@ class Runtime(PooledRuntime):
         self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)
         self._host_pool = Pool(self._create_host_buffer, self._destroy_host_block)
         self.shared_memory = bool(getattr(properties, "integrated", 0))
-        self._formats: dict[str, struct.Struct] = {}
-        # The packed arguments of a launch are copied by the call: one buffer serves all.
+        self._layouts: dict[str, Layout] = {}
+        # The arguments of a launch are copied by the call: one buffer serves all.
         self._arguments = ctypes.create_string_buffer(4096)
-        self._arguments_size = ctypes.c_size_t(0)
-        self._extra = (ctypes.c_void_p * 5)(
-            _EXTRA_POINTER, ctypes.addressof(self._arguments), _EXTRA_SIZE, ctypes.addressof(self._arguments_size),
-            _EXTRA_END,
-        )  # fmt: skip
-        self._extra_address = ctypes.addressof(self._extra)
         self._readbacks = Readbacks(hip, self._stream)
         self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
         self._last: Launch | Transfer | None = None
@@ -306,11 +322,14 @@ class Runtime(PooledRuntime):
                 long = isinstance(a, Long)
                 kinds.append("Q" if long else "I")
                 values.append(int(a) & (0xFFFFFFFFFFFFFFFF if long else 0xFFFFFFFF))
-        layout = "".join(kinds)
-        packer = self._formats.get(layout) or self._formats.setdefault(layout, struct.Struct(layout))
+        key = "".join(kinds)
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(key, ctypes.addressof(self._arguments))
         arrays = [a for a in arguments if isinstance(a, Array)]
         shapes = tuple((a.shape, a.dtype) for a in arrays)
-        launch = Launch(kernel, function, grid, threads, packer.pack(*values), shapes)
+        packed = Packed(layout, layout.struct.pack(*values))
+        launch = Launch(kernel, function, grid, threads, packed, shapes)
         if self._replay is not None:
             self._replay._launches.append(launch)
             self._keep(arrays)
@@ -326,10 +345,11 @@ class Runtime(PooledRuntime):
             return
         if self.profiler is not None:
             self.profiler.before(launch.name)
-        ctypes.memmove(self._arguments, launch.packed, len(launch.packed))
-        self._arguments_size.value = len(launch.packed)
+        layout, values = launch.packed
+        ctypes.memmove(self._arguments, values, len(values))
+        # Not by `extra`: ROCm's HRX runtime does not read that (ROCm/hrx-system#156).
         code = self._hip.hipModuleLaunchKernel(
-            launch.function, *launch.grid, launch.threads, 1, 1, 0, self._stream, None, self._extra_address
+            launch.function, *launch.grid, launch.threads, 1, 1, 0, self._stream, layout.pointers, None
         )
         if int(code[0]):
             check(code, str(launch))

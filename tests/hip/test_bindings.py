@@ -110,6 +110,14 @@ def test_error_texts_of_each_kind(use: Any, text: Any) -> None:
         binding.check((500,), "a kernel")
 
 
+def test_fatal_codes_are_those_of_hip() -> None:
+    hip = pytest.importorskip("rocm.bindings.hip", reason="hip-python is not installed")
+    names = {code.value: code.name.removeprefix("hipError") for code in hip.hipError_t}
+    assert {names.get(code) for code in binding._FATAL} == {
+        "ECCNotCorrectable", "IllegalState", "IllegalAddress", "LaunchTimeOut", "Assert", "LaunchFailure", "Unknown"
+    }  # fmt: skip
+
+
 def test_values_without_their_code() -> None:
     assert binding.check((Code.hipSuccess,), "") is None
     assert binding.check((0, 7), "") == 7

@@ -52,6 +52,7 @@ class Card:
         shutil.copy(made, self.libraries)
         self.room = KERNELS
         self.architecture = "gfx1151"
+        self.version = 70100000
 
     def use(self) -> str:
         """A new process that makes a device and runs a kernel; what it says."""
@@ -63,6 +64,7 @@ class Card:
             "WGRAD_EMULATED_HIPRTC": str(self.programs),
             "WGRAD_EMULATED_HIPRTC_COMPILER": f"{sys.executable} {RTC / 'compile.py'}",
             "XDG_CACHE_HOME": str(self.cache),
+            "WGRAD_EMULATED_VERSION": str(self.version),
         }
         code = USE.format(path=sys.path, room=str(self.room))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
@@ -134,6 +136,31 @@ def test_without_hiprtc_one_line_says_what_to_do(card: Card) -> None:
     (card.libraries / "libhiprtc.so").unlink()
     (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
     assert "install ROCm's hiprtc (libhiprtc.so)" in line and "wgrad.hip.runtime.build --arch gfx1151" in line
+
+
+TOO_OLD = "error: no code object ships for gfx1151, and the hiprtc that is installed is too old to compile the kernels"
+
+
+def test_a_hiprtc_that_is_too_old_is_not_asked(card: Card) -> None:
+    """ROCm 6.3: its clang 18 has no buffer descriptors. What an earlier version compiled is used."""
+    card.version = 60342134
+    (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
+    assert line.startswith(f"{TOO_OLD} (HIP 6.3): install ROCm 7.0 or newer") and "--arch gfx1151" in line
+    assert card.given() == []
+    card.version = 60443482
+    assert card.use().endswith("True\n")
+    card.version = 60342134
+    assert card.use().endswith("True\n")
+
+
+def test_a_compiler_without_buffer_descriptors_is_named_so(card: Card, tmp_path: Path) -> None:
+    """As clang 18 says it, should a ROCm of another version have one."""
+    card.room = tmp_path / "hip"
+    shutil.copytree(KERNELS, card.room, ignore=shutil.ignore_patterns("objects", "__pycache__"))
+    with (card.room / "elementwise.hip").open("a") as file:
+        file.write("#error use of undeclared identifier '__builtin_amdgcn_make_buffer_rsrc'\n")
+    (line,) = [line for line in card.use().splitlines() if line.startswith("error:")]
+    assert line.startswith(f"{TOO_OLD} (HIP 7.1): install")
 
 
 def test_an_unsupported_architecture_is_refused_first(card: Card) -> None:

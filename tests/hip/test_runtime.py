@@ -44,6 +44,30 @@ def test_wrong_launches_are_refused(hip_device: Any) -> None:
     np.testing.assert_array_equal(hip_device.download(x), np.zeros(64))
 
 
+def test_a_code_object_lives_as_long_as_its_module(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver keeps the pointer that hipModuleLoadData gets."""
+
+    gone = []
+
+    class Image(bytes):
+        def __del__(self) -> None:
+            gone.append(self[:4])
+
+    device = emulator.new("gfx942")
+    build_and_load = device.modules._image
+
+    def image(source: str) -> tuple[bytes, str]:
+        read, where = build_and_load(source)
+        return Image(read), where
+
+    monkeypatch.setattr(device.modules, "_image", image)
+    device.zeros((3,))
+    gc.collect()
+    assert gone == []
+    device.modules._modules.clear()
+    assert gone == [b"\x7fELF"]
+
+
 def test_array_of_another_device(emulator: Any) -> None:
     one, other = emulator.new("gfx942"), emulator.new("gfx942")
     with pytest.raises(DeviceError, match="upload it to this device"):

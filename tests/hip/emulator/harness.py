@@ -143,6 +143,7 @@ def start(folder: Path) -> Emulator:
     os.environ.pop("WGRAD_EMULATED_MEMORY", None)
     os.environ["WGRAD_HIP_OBJECTS"] = str(folder)
     os.environ["HIP_LAUNCH_BLOCKING"] = "1"
+    os.environ["WGRAD_EMULATED_FAULTS"] = "report"  # ROCm would end the process, and so would the emulator
     found = Emulator(folder)
     leave_to_other_tests()
     from wgrad.hip.runtime import binding

@@ -1,6 +1,7 @@
 // The entry points of libamdhip64.so that wgrad uses, on the emulated card of machine.hpp. A code object is a shared
-// object of the kernels compiled for the CPU. Work runs at once; as on a card, what goes wrong inside a kernel is
-// reported by the next call that waits for it (with HIP_LAUNCH_BLOCKING=1 by the launch), and stays.
+// object of the kernels compiled for the CPU. Work runs at once. What goes wrong inside a kernel ends the process, as with
+// ROCm; where $WGRAD_EMULATED_FAULTS asks for it, the next call that waits for the kernel reports it (with
+// HIP_LAUNCH_BLOCKING=1 the launch), and it stays.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -74,14 +75,24 @@ int submit(Stream* stream, Work work) {
   return work();
 }
 
+// As ROCm's runtime does at a fault of a kernel: it ends the process, and no call returns an error. With
+// $WGRAD_EMULATED_FAULTS=report the calls do, so that a test outlives the kernel that it is about.
+void abort_unless_reported() {
+  const char* text = getenv("WGRAD_EMULATED_FAULTS");
+  if (!text || strcmp(text, "report")) abort();
+}
+
 int execute(const Launch& launch) {
   if (sticky) return sticky;
   launches++;
+  // $WGRAD_EMULATED_FAULT_AT: the number of the launch, from 1, that goes wrong.
+  const char* planted = getenv("WGRAD_EMULATED_FAULT_AT");
   bool illegal = false;
-  std::string failure = run(launch, &illegal);
+  std::string failure = planted && launches == strtoul(planted, nullptr, 10) ? "a planted fault" : run(launch, &illegal);
   if (failure.empty()) return SUCCESS;
   last_failure = std::string(launch.kernel->name) + ": " + failure;
   fprintf(stderr, "emulator: %s\n", last_failure.c_str());
+  abort_unless_reported();
   sticky = illegal ? ILLEGAL_ADDRESS : LAUNCH_FAILURE;
   return blocking(sticky);
 }
@@ -100,27 +111,21 @@ double now() {
   return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
 }
 
-// The arguments as one block: `extra` as it is, or gathered from one pointer each.
-bool pack(const gpu::host::Kernel* kernel, void** params, void** extra, std::string* packed) {
-  size_t wanted = 0;
+// The arguments as one block. The runtime under test lays them one after another, each aligned to its size, and closes
+// the list with where they end, and null: so a wrong number or size of them is seen here, which HIP itself would not see.
+bool pack(const gpu::host::Kernel* kernel, void** params, std::string* packed) {
+  if (!params) return false;
+  const char* const first = static_cast<const char*>(params[0]);
+  size_t at = 0;
   for (unsigned i = 0; i < kernel->arguments; i++) {
     size_t size = kernel->sizes[i];
-    wanted = (wanted + size - 1) / size * size;
-    if (params) {
-      packed->resize(wanted + size);
-      memcpy(packed->data() + wanted, params[i], size);
-    }
-    wanted += size;
+    at = (at + size - 1) / size * size;
+    if (params[i] != first + at) return false;
+    at += size;
   }
-  if (params) return true;
-  const void* buffer = nullptr;
-  size_t bytes = 0;
-  for (; extra && reinterpret_cast<size_t>(*extra) != 3; extra += 2) {
-    if (reinterpret_cast<size_t>(*extra) == 1) buffer = extra[1];
-    if (reinterpret_cast<size_t>(*extra) == 2) bytes = *static_cast<size_t*>(extra[1]);
-  }
-  if (bytes) packed->assign(static_cast<const char*>(buffer), bytes);
-  return packed->size() >= wanted && packed->size() < wanted + 8;
+  if (params[kernel->arguments] != first + at) return false;
+  packed->assign(first, at);
+  return true;
 }
 
 }  // namespace
@@ -148,7 +153,10 @@ API int hipGetDeviceCount(int* count) {
 API int hipSetDevice(int device) { return device == 0 ? SUCCESS : INVALID_DEVICE; }
 API int hipGetDevice(int* device) { return *device = 0, SUCCESS; }
 API int hipDriverGetVersion(int* version) { return *version = 70100000, SUCCESS; }
-API int hipRuntimeGetVersion(int* version) { return *version = 70100000, SUCCESS; }
+API int hipRuntimeGetVersion(int* version) {
+  const char* text = getenv("WGRAD_EMULATED_VERSION");
+  return *version = text ? atoi(text) : 70100000, SUCCESS;
+}
 API int hipGetDevicePropertiesR0600(Properties* p, int device) {
   if (device) return INVALID_DEVICE;
   memset(p, 0, sizeof(*p));
@@ -261,7 +269,7 @@ API int hipModuleLaunchKernel(Function* function, unsigned gx, unsigned gy, unsi
   if (sticky) return sticky;
   if (!gx || !gy || !gz || bx != function->kernel->threads || by != 1 || bz != 1 || lds) return INVALID_VALUE;
   Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, function->module->wave, {}};
-  if (!pack(function->kernel, params, extra, &launch.arguments)) return INVALID_VALUE;
+  if (extra || !pack(function->kernel, params, &launch.arguments)) return INVALID_VALUE;
   return submit(stream, [launch] { return execute(launch); });
 }
 

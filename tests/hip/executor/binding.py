@@ -99,10 +99,8 @@ class Binding:
         return (0,)
 
     def hipModuleLaunchKernel(self, kernel: Any, *launch: Any) -> tuple[int]:
-        gx, gy, gz, threads, _, _, _, _, _, extra = launch
-        pointers = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
-        size = ctypes.c_size_t.from_address(pointers[3]).value
-        made = kernel, (gx, gy, gz), threads, ctypes.string_at(pointers[1], size)
+        gx, gy, gz, threads, _, _, _, _, parameters, _ = launch
+        made = kernel, (gx, gy, gz), threads, _packed(kernel, ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p)))
         if self._recorded is None:
             self._execute(*made)
         else:
@@ -143,3 +141,21 @@ class Binding:
         for name, count in (kernel.executed() - before).items():
             if found := access(name):
                 self.execution.accesses[kernel.name][found] += count
+
+
+def _packed(kernel: Any, pointers: Any) -> bytes:
+    """The arguments as HIP copies them, by what the kernel declares. The list is closed as runtime.Layout does.
+
+    Raises:
+        DeviceError: there are more or fewer, or one of another size.
+    """
+    declared = [a for a in kernel.metadata.get(".args", []) if not a[".value_kind"].startswith("hidden_")]
+    first, packed = pointers[0] or 0, b""
+    for number, about in enumerate(declared):
+        packed += bytes(about[".offset"] - len(packed))
+        if pointers[number] != first + len(packed):
+            raise DeviceError(f"{kernel.name}: argument {number} is not where the kernel's layout has it")
+        packed += ctypes.string_at(pointers[number], about[".size"])
+    if pointers[len(declared)] != first + len(packed):
+        raise DeviceError(f"{kernel.name}: other arguments than the {len(packed)} bytes that the kernel declares")
+    return packed
