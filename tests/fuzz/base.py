@@ -234,6 +234,7 @@ RUN_OPTIONS = (
 SAMPLING = ["finetune", "--model", "model", "--data", "data.jsonl", "--out", "out", *RUN_OPTIONS]
 FINETUNE = [*SAMPLING, "--no-sample"]  # which takes most of a short run
 RESUME = ["finetune", "--out", "out", "--resume", "--device", "cpu"]  # whatever its config.yaml says
+EXPORT = ["export", "--model", "model", "--gguf-lora", "adapter.gguf"]
 GENERATE = ["generate", "--model", "model", "--device", "cpu", "--max-new-tokens", "1", "--prompt"]
 
 

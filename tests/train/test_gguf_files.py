@@ -174,4 +174,4 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
         return plain(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    refused(r"takes a package to read: pip install 'wgrad\[gguf\]'")
+    refused(r"takes a package: pip install 'wgrad\[gguf\]'")

@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, warm, generate, devices, selftest, matrix-units.
+"""The command `wgrad`: finetune, warm, generate, export, devices, selftest, matrix-units.
 
 Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
 (one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
@@ -18,6 +18,7 @@ import wgrad
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
 from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.option_text import read_stdin
@@ -54,6 +55,14 @@ def _generate(args: argparse.Namespace) -> int:
 
     with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
         return run_generate(config)
+
+
+def _export(args: argparse.Namespace) -> int:
+    config = ExportConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.export import run_export
+
+    return run_export(config)
 
 
 def _warm(args: argparse.Namespace) -> int:
@@ -106,6 +115,8 @@ def build_parser() -> Parser:
     _add_config(warm)
     generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
     add_options(generate, GenerateConfig)
+    export = add("export", _export, "write an adapter as a file that llama.cpp loads")
+    add_options(export, ExportConfig)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")
     selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")

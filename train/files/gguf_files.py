@@ -40,6 +40,26 @@ _NAMES = {
 }
 
 
+# ---- rows of q and k: halves of a head one after the other (Hugging Face), or pair by pair (GGUF) ---------------
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """[heads * head_dim, n] as Hugging Face orders the rows -> as GGUF does."""
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The inverse of `permute`."""
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def require_gguf(option: str, path: object) -> Any:
+    """The `gguf` package. WgradError where it is not installed."""
+    try:
+        import gguf
+    except ImportError:
+        raise WgradError(f"{option}: {path} is a GGUF file, which takes a package: pip install 'wgrad[gguf]'") from None
+    return gguf
+
+
 @dataclass(frozen=True)
 class GgufEntry(TensorEntry):
     """A tensor in a GGUF file. `dtype`: F32 where the file has few bits that `array` decodes, else the file's own word
@@ -64,9 +84,7 @@ class GgufEntry(TensorEntry):
     def row_bytes(self) -> np.ndarray:
         """uint8 [rows, bytes of a row], rows as Hugging Face has them."""
         rows = self._read(0, self.size).reshape(self.shape[0], -1)
-        if self.heads:
-            rows = rows.reshape(self.heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
-        return np.ascontiguousarray(rows)
+        return np.ascontiguousarray(unpermute(rows, self.heads) if self.heads else rows)
 
     def array(self) -> np.ndarray:
         if self.stored in gguf_formats():
@@ -112,12 +130,7 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of another architecture than
     llama, or the `gguf` package is not installed.
     """
-    try:
-        reader_class = _reader_class()
-    except ImportError:
-        raise WgradError(
-            f"{source}: {path} is a GGUF file, which takes a package to read: pip install 'wgrad[gguf]'"
-        ) from None
+    reader_class = _reader_class(require_gguf(source, path))
     with open_input(path, source) as file, reading(path, source):
         refuse_lfs_pointer(file.read(64), path, source)
     try:
@@ -155,12 +168,12 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     return entries
 
 
-def _reader_class() -> type[Any]:
+def _reader_class(gguf: Any) -> type[Any]:
     """GGUFReader, held to what the file has, and without the values of arrays (a vocabulary): of each it would make an
-    object, half a minute of a large model's, and any length that the file claims. ImportError: not installed."""
-    from gguf import GGUFReader, GGUFValueType
+    object, half a minute of a large model's, and any length that the file claims."""
+    GGUFValueType = gguf.GGUFValueType
 
-    class Reader(GGUFReader):
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             found = super()._get(offset, dtype, count, override_order)
             if found.size < count:

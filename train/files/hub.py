@@ -15,8 +15,8 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
-def resolve_model(spec: str, option: str = "--model") -> Path:
-    """-> a local folder for `DIR_OR_HUB_ID`. `option` is named in errors.
+def resolve_model(spec: str, option: str = "--model", weights: bool = True) -> Path:
+    """-> a local folder for `DIR_OR_HUB_ID`. `option` is named in errors. weights False: only config.json is fetched.
 
     Raises WgradError where it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
     """
@@ -27,10 +27,10 @@ def resolve_model(spec: str, option: str = "--model") -> Path:
         raise WgradError(f"{option}: {spec} is a file: give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(spec) or spec.startswith((".", "/")) or ".." in spec:
         raise WgradError(f"{option}: no such folder: {spec} (a model of the hub is named org/name)")
-    return _fetch(spec, option)
+    return _fetch(spec, option, _WANTED if weights else ["config.json"])
 
 
-def _fetch(hub_id: str, option: str) -> Path:
+def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -40,7 +40,7 @@ def _fetch(hub_id: str, option: str) -> Path:
         ) from error
     name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_UNWANTED))
     except errors.GatedRepoError as error:
         raise WgradError(
             f"{name} its owner asks you to accept a licence first: do so on huggingface.co/{hub_id}, then "

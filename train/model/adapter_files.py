@@ -137,6 +137,15 @@ def load_adapter(
     return lora, arrays
 
 
+def base_of_adapter(folder: str | os.PathLike[str]) -> str:
+    """The base model that an adapter names. WgradError where there is no adapter, or it names none."""
+    raw = _read_config(Path(folder))
+    base = raw.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise WgradError(f"--adapter: {Path(folder) / CONFIG_FILE} names no base model: give it with --model")
+    return base
+
+
 class AdapterFile(Struct):
     """The keys of adapter_config.json that make the arithmetic; a missing one has PEFT's default."""
 
@@ -149,11 +158,16 @@ class AdapterFile(Struct):
     alpha_pattern: dict[str, Alpha] | None = None
 
 
-def _load_config(folder: Path) -> LoraConfig:
+def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not exists(path, "--adapter"):
         raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give the folder of a PEFT adapter")
-    raw = read_json(path, dict[str, Any], "--adapter")
+    return read_json(path, dict[str, Any], "--adapter")
+
+
+def _load_config(folder: Path) -> LoraConfig:
+    path = folder / CONFIG_FILE
+    raw = _read_config(folder)
     if raw.get("peft_type") != "LORA":
         raise WgradError(f"--adapter: {path}: peft_type is {show(raw.get('peft_type'))}: only LORA can be read")
     for key, what, harmless in _UNSUPPORTED:

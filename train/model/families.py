@@ -18,11 +18,13 @@ from wgrad.train.model.config_file import ConfigFile, Count, Factor, Positions, 
 @dataclass(frozen=True)
 class Family:
     """model_type: what stands for the architecture's name where a config.json has none. keys: what its config.json
-    holds. variant: from those, the fields of `ModelConfig` that are not a plain LLaMA's."""
+    holds. variant: from those, the fields of `ModelConfig` that are not a plain LLaMA's. gguf: llama.cpp's name of the
+    architecture."""
 
     model_type: str
     keys: type[ConfigFile]
     variant: Callable[[Any], dict[str, Any]]
+    gguf: str
 
 
 # ---- keys: the defaults are those of the configuration classes of transformers ---------------------
@@ -157,14 +159,16 @@ def _gemma2(keys: Gemma2File) -> dict[str, Any]:
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", LlamaFile, lambda keys: {**_biases(keys), "mlp_bias": keys.mlp_bias}),
+    "LlamaForCausalLM": Family("llama", LlamaFile, lambda keys: {**_biases(keys), "mlp_bias": keys.mlp_bias}, "llama"),
     "MistralForCausalLM": Family(
-        "mistral", MistralFile, lambda keys: {"windows": sliding(keys, [True] * keys.num_hidden_layers)}
+        "mistral", MistralFile, lambda keys: {"windows": sliding(keys, [True] * keys.num_hidden_layers)}, "llama"
     ),
-    "Qwen2ForCausalLM": Family("qwen2", Qwen2File, lambda keys: {"qkv_bias": True, "windows": _upper_windows(keys)}),
+    "Qwen2ForCausalLM": Family(
+        "qwen2", Qwen2File, lambda keys: {"qkv_bias": True, "windows": _upper_windows(keys)}, "qwen2"
+    ),
     "Qwen3ForCausalLM": Family(
-        "qwen3", Qwen3File, lambda keys: {**_biases(keys), "qk_norm": True, "windows": _upper_windows(keys)}
+        "qwen3", Qwen3File, lambda keys: {**_biases(keys), "qk_norm": True, "windows": _upper_windows(keys)}, "qwen3"
     ),
-    "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, _smollm3),
-    "Gemma2ForCausalLM": Family("gemma2", Gemma2File, _gemma2),
+    "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, _smollm3, "smollm3"),
+    "Gemma2ForCausalLM": Family("gemma2", Gemma2File, _gemma2, "gemma2"),
 }

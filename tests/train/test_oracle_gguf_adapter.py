@@ -1,0 +1,186 @@
+"""Adapters as GGUF files, in llama.cpp itself (the package xllamacpp) beside a base model that it loads as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+import wgrad.train.model.gguf_adapter as gguf_adapter
+from tests.train.conftest import VOCAB, random_weights, tiny_config, write_checkpoint
+from tests.train.test_gguf_files import permuted
+from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.commands.cli import main
+from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.lora import LoraConfig, linear_modules
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.run.build import build_frozen
+
+llama_cpp = pytest.importorskip("xllamacpp", reason="the oracle is llama.cpp: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+GEMMA2 = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}
+ADAPTERS = {
+    "alpha": LoraConfig(r=6, alpha=9.0),
+    "rslora": LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=("q_proj", "k_proj")),
+    "patterns": LoraConfig(r=6, alpha=9.0, rank_pattern={"k_proj": 3}, alpha_pattern={"q_proj": 2.0, "up_proj": 0.0}),
+    "zero": LoraConfig(r=6, alpha=0.0),
+}
+
+
+def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) -> None:
+    """A whole model in float32, with a vocabulary in which token n is written <n>."""
+    kind = FAMILIES[config.architecture].gguf
+    writer, names = gguf.GGUFWriter(path, kind), gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], 2)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"<{i}>" for i in range(VOCAB)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+    if config.score_softcap:
+        writer.add_attn_logit_softcapping(config.score_softcap)
+        writer.add_final_logit_softcapping(config.logit_softcap)
+        writer.add_sliding_window(max(config.windows))
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, value in weights.items():
+        part = name.split(".")[-2]
+        if value.ndim == 2 and part in heads and kind in ("llama", "smollm3"):
+            value = permuted(value, heads[part])
+        if "norm" in part:
+            value = value + np.float32(config.norm_offset)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def their_log_probabilities(base: Path, ids: np.ndarray, adapter: Path | None) -> np.ndarray:
+    """llama.cpp's, of every token after `ids`, float32 [VOCAB]."""
+    params = llama_cpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(base), 64, 1, 0
+    params.warmup, params.verbosity, params.cpuparams.n_threads = False, -1, 1
+    params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
+    if adapter is not None:
+        params.lora_adapters = [llama_cpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
+    request = {"prompt": ids.reshape(-1).tolist(), "n_predict": 1, "temperature": -1, "n_probs": VOCAB}
+    answer = llama_cpp.Server(params).handle_completions(request)
+    found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    values = np.full(VOCAB, np.nan, np.float32)
+    values[[entry["id"] for entry in found]] = [entry["logprob"] for entry in found]
+    return values
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Of the last row."""
+    last = logits[-1].astype(np.float64)
+    return last - last.max() - np.log(np.exp(last - last.max()).sum())
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]]:
+    """adapted(architecture, lora) -> an adapter's folder, our log-probabilities without and with it; beside it are
+    `model`, a checkpoint, and base.gguf, the same."""
+
+    def make(architecture: str, lora: LoraConfig) -> tuple[Path, np.ndarray, np.ndarray]:
+        extra = GEMMA2 if architecture == "Gemma2ForCausalLM" else {}
+        raw = tiny_config(architecture, **SIZES, **extra)
+        weights = random_weights(raw)
+        folder, adapter = write_checkpoint(tmp_path / "model", raw, weights), tmp_path / "adapter"
+        config = load_model_config(folder)
+        write_base(tmp_path / "base.gguf", config, weights)
+        save_adapter(adapter, lora, random_adapter(lora, linear_modules(config)), str(folder))
+
+        def ours(name: str | None) -> np.ndarray:
+            model = build_frozen(config, folder, ReferenceDevice(), positions=64, adapter=name, quantize=False)
+            return log_probabilities(our_logits(model, random_ids()))
+
+        return adapter, ours(None), ours(str(adapter))
+
+    return make
+
+
+CASES = [(name, "alpha") for name in FAMILIES] + [("LlamaForCausalLM", kind) for kind in ADAPTERS if kind != "alpha"]
+
+
+@pytest.mark.parametrize(("architecture", "kind"), CASES)
+def test_llama_cpp_computes_what_we_do(architecture: str, kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    adapter, plain, ours = adapted(architecture, ADAPTERS[kind])
+    out = tmp_path / "adapter.gguf"
+    assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(out)]) == 0
+    assert f"wrote {out}" in capsys.readouterr().out
+    without, theirs = (their_log_probabilities(tmp_path / "base.gguf", random_ids(), name) for name in (None, out))
+    limit = 2e-4 + 2 * np.abs(without - plain).max()  # its GELU is a table in float16
+    assert limit < 0.01
+    assert np.abs(theirs - ours).max() < limit
+    assert np.array_equal(plain, ours) if kind == "zero" else np.abs(plain - ours).max() > 10 * limit
+
+
+def test_rows_as_hugging_face_has_them_are_another_adapter(adapted: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    adapter, _, ours = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
+    monkeypatch.setattr(gguf_adapter, "_PERMUTED", ())
+    assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 0
+    theirs = their_log_probabilities(tmp_path / "base.gguf", random_ids(), tmp_path / "adapter.gguf")
+    assert np.abs(theirs - ours).max() > 0.05
+
+
+def test_float16(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    adapter, _, ours = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
+    out = tmp_path / "adapter.gguf"
+    command = ["export", "--adapter", str(adapter), "--gguf-lora", str(out), "--type", "float16"]
+    assert main(command) == 0
+    theirs = their_log_probabilities(tmp_path / "base.gguf", random_ids(), out)
+    assert 0 < np.abs(theirs - ours).max() < 0.02
+    before = out.read_bytes()
+    large = LoraConfig(r=6, alpha=9.0)
+    arrays = random_adapter(large, linear_modules(load_model_config(tmp_path / "model")))
+    save_adapter(adapter, large, {name: value * np.float32(1e6) for name, value in arrays.items()}, "model")
+    assert main([*command, "--model", str(tmp_path / "model")]) == 2
+    assert "more than float16 holds: use float32" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def test_what_cannot_be_exported(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    adapter, _, _ = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
+    folder = tmp_path / "model"
+
+    def refused(message: str, *words: str, out: str = "adapter.gguf") -> None:
+        assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / out), *words]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "adapter.gguf").exists()
+
+    refused("no such folder", out="missing/adapter.gguf")
+    refused("no such folder", "--model", str(tmp_path / "missing"))
+    refused("must be one of", "--type", "int8")
+    path = adapter / "adapter_config.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(raw | {"base_model_name_or_path": None}))
+    refused("names no base model: give it with --model")
+    path.write_text(json.dumps(raw))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    refused("the adapter belongs to another model")

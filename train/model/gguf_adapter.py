@@ -1,0 +1,76 @@
+"""An adapter as llama.cpp loads it: a GGUF file of `<tensor>.lora_a` [r, in] and `<tensor>.lora_b` [out, r].
+
+llama.cpp scales by adapter.lora.alpha / r, with one alpha for all; what a module's own alpha, or rsLoRA, makes of that
+goes into its lora_b. Where its rotary embedding takes pairs side by side, the rows of q and k lie so in its models, and
+here the rows of their lora_b.
+Source: github.com/ggml-org/llama.cpp, convert_lora_to_gguf.py, src/llama-adapter.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.device.files import atomic_file
+from wgrad.train.files.gguf_files import permute, require_gguf
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.lora import LoraConfig
+from wgrad.train.model.model_config import ModelConfig
+
+_PERMUTED = ("llama", "smollm3")  # architectures whose rotary embedding takes pairs side by side
+
+
+def save_gguf_adapter(
+    path: str | os.PathLike[str],
+    config: ModelConfig,
+    lora: LoraConfig,
+    arrays: Mapping[str, np.ndarray],
+    dtype: np.dtype,
+    option: str,
+) -> None:
+    """Write the file, whole or not at all. arrays: as `load_adapter` gives them. dtype: float32 or float16.
+
+    WgradError: a value that float16 cannot hold, a file that cannot be written (`option` is named), or the `gguf`
+    package is not installed.
+    """
+    gguf = require_gguf(option, os.fspath(path))
+    architecture = FAMILIES[config.architecture].gguf
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
+    factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}
+    alpha = next((factor for factor in factors.values() if factor), 1.0)  # 0 would mean "no scale" to llama.cpp
+    tensors = {}
+    for module, factor in factors.items():
+        a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"] * np.float32(factor / alpha)
+        if heads := _heads_side_by_side(config, module):
+            b = permute(b, heads)
+        name = names.get_name(f"{module}.weight", (".weight",))
+        for side, value in (("lora_a", a), ("lora_b", b)):
+            with np.errstate(over="ignore"):
+                stored = np.ascontiguousarray(value, dtype)
+            if not np.isfinite(stored).all():
+                largest = float(np.abs(value).max())
+                raise WgradError(f"--type: {module}.{side} has {largest:.3g}, more than {dtype} holds: use float32")
+            tensors[f"{name}.{side}"] = stored
+    with atomic_file(path, option=option) as file:
+        writer = gguf.GGUFWriter(None, architecture)
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", alpha)
+        for name, value in tensors.items():
+            writer.add_tensor(name, value)
+        writer.write_header_to_file(Path(file.name))
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _heads_side_by_side(config: ModelConfig, module: str) -> int:
+    if FAMILIES[config.architecture].gguf not in _PERMUTED:
+        return 0
+    part = module.rpartition(".")[2]
+    return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part, 0)

@@ -1,0 +1,22 @@
+"""The options of `wgrad export`: each one's name, type, default, help and rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wgrad.train.options.options import Options, option
+
+
+@dataclass(frozen=True)
+class ExportConfig(Options):
+    """Which adapter to write for which other tool. WgradError where a value breaks its rule."""
+
+    adapter: str = option("", "adapter to export: finetune's --out", metavar="DIR", path=True, required=True)
+    gguf_lora: str = option("", "file to write, for llama.cpp's --lora", metavar="FILE.gguf", path=True, required=True)
+    model: str | None = option(
+        None,
+        "its base model; only config.json is read (default: as the adapter names it)",
+        metavar="DIR_OR_HUB_ID",
+        path=True,
+    )
+    type: str = option("float32", "type of its numbers", choices=("float32", "float16"))
