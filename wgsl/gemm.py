@@ -1,4 +1,4 @@
-"""Matrix products of dense arrays and weights of any format: gemm.wgsl, gemm_direct.wgsl, gemm_matrix.wgsl."""
+"""Matrix products of dense arrays and weights of any format: gemm*.wgsl, gemv.wgsl."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemv
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemv import VectorTile
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -48,6 +49,8 @@ class Tile:
             "LOADS_B": -(-self.n * self.k // unit // self.threads),
         }
 
+
+AnyTile = Tile | MatrixTile | VectorTile
 
 # Measured on an H100 (bench/bench_gemm.py --sweep): 128 x 64 is best or within a few percent of it for every shape of
 # the 135M, 1B and 8B models; 128 x 128 leaves too few workgroups to hide latency (docs/rejected.md).
@@ -140,13 +143,15 @@ def product(
     ldc: int | None = None,
     a_column: int = 0,
     lda: int | None = None,
-    tile: Tile | MatrixTile | None = None,
+    tile: AnyTile | None = None,
     splits: int | None = None,
 ) -> None:
     """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight."""
     m, n, k = mnk
+    few_rows = gemv.served(m, trans_a, trans_b, batch)
     plain = bias is None and residual is None and lowrank is None and batch == 1 and ldc is None and lda is None
-    skinny = gemm_skinny.find(a, b, out, mnk, trans_a, trans_b) if plain and isinstance(b, Array) else None
+    plain = plain and not few_rows and isinstance(b, Array)
+    skinny = gemm_skinny.find(a, b, out, mnk, trans_a, trans_b) if plain else None
     if skinny is not None and tile is None and splits is None and not device.software:
         on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
         if on_units is not None:
@@ -155,43 +160,66 @@ def product(
             return gemm_skinny.launch(device, skinny, out, alpha, accumulate)
     lda = lda or (m if trans_a else k)
     end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)
-    weight = None if isinstance(b, Array) else b
-    chosen: tuple[Tile | MatrixTile, int] = choose_tile(m, n, k, batch)
-    if device.matrix_units and a_column % 8 == 0 and gemm_matrix.served(a, b, out, mnk, trans_a, trans_b, lda):
-        chosen = gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile)
-    tile, splits = tile or chosen[0], splits or chosen[1]
-    if device.software and weight is None:
-        tile, splits = software_tile(m, n), 1
-    operand = (
-        weight_operand(weight, table=isinstance(tile, MatrixTile)) if weight is not None else dense_operand(b, tile)
-    )
-    constants: dict[str, Constant] = {"TRANS_A": trans_a, "TRANS_B": trans_b, "A_KIND": KINDS[a.dtype.name]}
-    if isinstance(tile, MatrixTile):
-        shader = "gemm_matrix"
-        constants |= tile.constants(k, out)
-    else:
-        shader = "gemm_direct" if device.software and weight is None else "gemm"
-        constants |= tile.constants(operand.unit)
-        constants |= {"VEC_A": lda % 4 == 0 and a_column % 4 == 0, "VEC_B": (k if trans_b else n) % 4 == 0}
+    if device.software and isinstance(b, Array) and not isinstance(tile, VectorTile):
+        tile = splits = None
+    if tile is None or splits is None:
+        units = device.matrix_units and a_column % 8 == 0
+        units = units and gemm_matrix.served(a, b, out, mnk, trans_a, trans_b, lda)
+        chosen = _choose(device, b, mnk, batch, few_rows, units)
+        tile, splits = tile or chosen[0], splits or chosen[1]
+    shader, operand, constants = _kernel(device, tile, a, b, out, mnk)
+    vectors = {"VEC_A": lda % 4 == 0 and a_column % 4 == 0, "VEC_B": (k if trans_b else n) % 4 == 0}
+    constants |= {"TRANS_A": trans_a, "TRANS_B": trans_b, **({} if isinstance(tile, MatrixTile) else vectors)}
     k_per_split = -(-k // splits // tile.k) * tile.k if splits > 1 else k
     target = device.empty((splits, m, n)) if splits > 1 else out
     now = Epilogue.of_parts(n) if splits > 1 else end.constants(n)
     u, v = lowrank or (None, None)
     rank = 0 if u is None else u.shape[1]
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
+    groups = (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split))
     device.launch(
         shader,
         [a, operand.codes, target, bias, residual, u, v, *operand.scales],
         [*sizes, float(alpha)],
-        (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split)),
-        {**constants, **operand.constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
+        device.groups(n, tile.n) if isinstance(tile, VectorTile) else groups,
+        {**constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
         work=2.0 * batch * m * n * k,
     )
     if splits > 1:
         _reduce_splits(device, target, end, (m, n, -(-k // k_per_split)))
 
 
-def dense_operand(b: Array, tile: Tile | MatrixTile) -> WeightOperand:
+def _choose(
+    device: Runtime, b: Any, mnk: tuple[int, int, int], batch: int, few_rows: bool, on_units: bool
+) -> tuple[AnyTile, int]:
+    """Tile, which stands for a kernel, and splits of K. few_rows, on_units: gemv.wgsl, gemm_matrix.wgsl serve it."""
+    m, n, k = mnk
+    if few_rows:
+        return gemv.choose_tile(m, n, k, 4 if isinstance(b, Array) else b.unit, device.software), 1
+    if device.software and isinstance(b, Array):
+        return software_tile(m, n), 1
+    if on_units:
+        return gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile)
+    return choose_tile(m, n, k, batch)
+
+
+def _kernel(
+    device: Runtime, tile: AnyTile, a: Array, b: Any, out: Array, mnk: tuple[int, int, int]
+) -> tuple[str, WeightOperand, dict[str, Constant]]:
+    """-> shader, right operand, and the constants that follow from the two and the tile."""
+    dense = isinstance(b, Array)
+    table = isinstance(tile, MatrixTile) or (isinstance(tile, VectorTile) and not device.software)
+    operand = dense_operand(b, tile) if dense else weight_operand(b, table=table)
+    constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
+    if isinstance(tile, MatrixTile):
+        return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out)}
+    if isinstance(tile, VectorTile):
+        return "gemv", operand, {**constants, **tile.constants(mnk[0], device.subgroups)}
+    shader = "gemm_direct" if device.software and dense else "gemm"
+    return shader, operand, {**constants, **tile.constants(operand.unit)}
+
+
+def dense_operand(b: Array, tile: AnyTile) -> WeightOperand:
     """An array as the right operand."""
     file, unit = ("gemm_matrix_dense.wgsl", 8) if isinstance(tile, MatrixTile) else ("gemm_dense.wgsl", 4)
     return WeightOperand(file, unit, {"B_KIND": KINDS[b.dtype.name]}, b)

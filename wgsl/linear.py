@@ -8,6 +8,7 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
+from wgrad.wgsl import gemv
 from wgrad.wgsl.gemm import matmul, product
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.quantize import decode
@@ -38,7 +39,8 @@ def linear_quantized_backward(
 
 
 def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, **options: Any) -> Array:
-    if weight.shape[1] % weight.unit or device.software:
+    few_rows = gemv.served(x.shape[0], False, options["trans_b"], 1)
+    if weight.shape[1] % weight.unit or (device.software and not few_rows):
         # A row would start inside a unit of codes; or decoding once is cheaper than once a tile.
         matmul(device, x, decode(device, weight, np.dtype(np.float32)), out, **options)
     else:

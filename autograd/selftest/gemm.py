@@ -90,6 +90,8 @@ def cases(t: np.dtype) -> list[Case]:
         gemm_case("row", 1, 123, 67, t, trans_b=True),
         gemm_case("row", 1, 256, 128, t, trans_b=True, bias=True),
         gemm_case("few rows", 3, 130, 72, t, trans_b=True),
+        gemm_case("few rows", 8, 35, 1003, t, trans_b=True, alpha=0.37, rank=5),
+        gemm_case("sixteen rows", 16, 130, 516, t, trans_b=True, accumulate=F32, dtype=F32),
         gemm_case("column", 41, 1, 67, t, trans_b=True),
         gemm_case("inner 1", 41, 37, 1, t),
         gemm_case("long inner", 9, 35, 1003, t, trans_b=True),

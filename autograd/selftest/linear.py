@@ -80,6 +80,9 @@ def _cases(format: str, t: np.dtype) -> list[Case]:
         case("bias", 41, 37, 64, t, bias=True),
         case("residual", 41, 37, 64, t, residual=t),
         case("row epilogue", 1, 131, 96, t, bias=True, residual=F32, rank=8, dtype=F32),
+        case("rows epilogue", 5, 131, 96, t, bias=True, residual=F32, rank=8, dtype=F32),
+        case("rows", 8, 70, 2080, t),
+        case("sixteen rows", 16, 130, 160, t, rank=5),
     ]
     if t == F16:
         found += [

@@ -61,7 +61,7 @@ class DryRun(DryRuntime, Runtime):
     def __init__(self, device: Runtime) -> None:
         super().__init__()
         self.adapter_type, self.description, self.software = device.adapter_type, device.description, device.software
-        self.float16, self.bfloat16 = device.float16, device.bfloat16
+        self.float16, self.bfloat16, self.subgroups = device.float16, device.bfloat16, device.subgroups
         self.matrix_units, self.matrix_tile = device.matrix_units, device.matrix_tile
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes = device.workgroup_bytes

@@ -81,6 +81,7 @@ class Runtime(PooledRuntime):
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
         self.float16 = "shader-f16" in self._device.features
+        self.subgroups = "subgroup" in self._device.features
         self.matrix_units = matrix_units.among(self._device.features)
         # "large" or "medium": this one for every product that can have it (the self-test's switch).
         self.matrix_tile = ""

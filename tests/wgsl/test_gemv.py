@@ -1,0 +1,127 @@
+"""Products of few rows: every number of them, with each way of adding up a team's sums, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from wgrad.autograd.bind import bind
+from wgrad.device.formats.frozen_weight import formats
+from wgrad.wgsl import gemv
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm import product
+from wgrad.wgsl.gemv import MOST_ROWS, VectorTile, choose_tile
+
+F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
+# What the weight is, how many results a row, how long its rows are (they divide by what the format wants, no more).
+WEIGHTS = [
+    ("nf4", 131, 1096, F32),
+    ("nf4 nested", 66, 72, F16),
+    ("q8_0", 45, 1056, F16),
+    (F32, 77, 1003, F32),
+    (F16, 130, 516, F16),
+    (BF16, 9, 1, F32),
+]
+KINDS = ("software", "subgroups", "workgroup")
+
+
+@pytest.fixture(scope="module")
+def _devices() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def devices(wgpu_device: Any, _devices: dict[str, Any]) -> dict[str, Any]:
+    for name in KINDS if not _devices else ():
+        device = _devices[name] = bind(WgpuDevice)()
+        device.software, device.subgroups = name == "software", name != "workgroup" and device.subgroups
+    return _devices
+
+
+def weight_of(kind: Any, n: int, k: int, rng: np.random.Generator, device: Any) -> tuple[Any, np.ndarray]:
+    """On the device, and its values in float64."""
+    values = rng.standard_normal((n, k)).astype(F32)
+    if not isinstance(kind, str):
+        return device.upload(values.astype(kind)), values.astype(kind).astype(np.float64)
+    name, *nested = kind.split()
+    weight = formats()[name].quantize(values, 64, bool(nested))
+    return weight.map_arrays(device.upload), weight.rows(0, n, np.dtype(np.float64))
+
+
+def launched(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    launch = device.launch
+
+    def noted(shader: str, *args: Any, **options: Any) -> None:
+        names.append(shader)
+        launch(shader, *args, **options)
+
+    monkeypatch.setattr(device, "launch", noted)
+    return names
+
+
+ROWS = {"software": (1, 2, 5, 8), "subgroups": (*range(1, 10), MOST_ROWS, MOST_ROWS + 1), "workgroup": (1, 3, 8, 9)}
+
+
+@pytest.mark.parametrize("kind, m", [(kind, m) for kind in KINDS for m in ROWS[kind]])
+def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kinds of weight for each, in turn, with all that is added; one row more takes the kernels of tiles."""
+    device, rng = devices[kind], np.random.default_rng(m)
+    names = launched(device, monkeypatch)
+    for weight_kind, n, k, dtype in (WEIGHTS[m % 6], WEIGHTS[(m + 3 + m // 6) % 6]):
+        if np.dtype(dtype) == F16 and not device.float16:
+            dtype = F32
+        weight, values = weight_of(weight_kind, n, k, rng, device)
+        x, bias = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal(n).astype(F32)
+        residual = rng.standard_normal((m, n)).astype(dtype)
+        u, v = rng.standard_normal((m, 5)).astype(F32), rng.standard_normal((n, 5)).astype(F32)
+        added: dict[str, Any] = {"bias": device.upload(bias), "residual": device.upload(residual), "dtype": F32}
+        added["lowrank"] = (device.upload(u), device.upload(v))
+        if isinstance(weight_kind, str):
+            y = device.linear_quantized(device.upload(x), weight, **added)
+        else:
+            y = device.gemm(device.upload(x), weight, trans_b=True, **added)
+        exact = x.astype(np.float64) @ values.T + u.astype(np.float64) @ v.T + bias + residual
+        size = np.abs(x.astype(np.float64)) @ np.abs(values).T + 10
+        assert np.all(np.abs(device.download(y) - exact) <= 2e-6 * size), (weight_kind, dtype)
+    assert ("gemv" in names) == (m <= MOST_ROWS)
+
+
+@pytest.mark.parametrize(
+    "tile", [VectorTile(128, 32), VectorTile(64, 64), VectorTile(256, 256), VectorTile(64, 4)], ids=str
+)
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_every_tile(tile: VectorTile, kind: str, devices: Any) -> None:
+    """Rows that end within a unit, within a turn of the team and within a workgroup's columns."""
+    device, rng = devices[kind], np.random.default_rng(1)
+    (n, k), out = (131, 1003), device.upload(np.full((2, 131), np.nan, F32))
+    weight, values = weight_of(F32, n, k, rng, device)
+    x = rng.standard_normal((2, k)).astype(F32)
+    product(device, device.upload(x), weight, out, (2, n, k), trans_b=True, alpha=0.5, tile=tile)
+    exact = 0.5 * (x.astype(np.float64) @ values.T)
+    assert np.abs(device.download(out) - exact).max() <= 2e-6 * (np.abs(x) @ np.abs(values).T).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_input_gives_the_same_bits(kind: str, devices: Any) -> None:
+    device, rng = devices[kind], np.random.default_rng(2)
+    weight, _ = weight_of("nf4 nested", 1030, 1096, rng, device)
+    x = device.upload(rng.standard_normal((3, 1096)).astype(F32))
+    one, other = (device.download(device.linear_quantized(x, weight)).tobytes() for _ in range(2))
+    assert one == other
+
+
+def test_what_a_team_is() -> None:
+    """Few results: many invocations each; no more than there are units; what every WebGPU device has room for."""
+    assert choose_tile(1, 128256, 4096, 8, False).lanes == 32
+    assert choose_tile(1, 1024, 4096, 8, False).lanes == 256
+    assert choose_tile(1, 16, 64, 8, False).lanes == 8
+    for m in (1, 8, 9, MOST_ROWS):
+        for n, k, unit in ((16, 4096, 4), (1, 1, 4), (4096, 14336, 8), (1024, 4096, 8)):
+            tile = choose_tile(m, n, k, unit, False)
+            assert tile.threads % tile.lanes == 0 and tile.threads <= 256
+            assert 16 * m * tile.threads // 4 + 1088 <= 16384
+    assert gemv.served(MOST_ROWS, False, True, 1) and not gemv.served(MOST_ROWS + 1, False, True, 1)
