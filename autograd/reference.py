@@ -116,6 +116,7 @@ class ReferenceDevice:
     implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
     float16 = bfloat16 = shared_memory = True
+    fastest_compute = "float32"
 
     def __init__(self) -> None:
         self.description = f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"

@@ -61,6 +61,10 @@ class Device(Protocol):
 
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
 
+    @property
+    def fastest_compute(self) -> str:
+        """The type of activations that it is fastest in: one of 16 bits only where its matrix units take it."""
+
     # ---- storage -------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType = np.float32) -> Array:
         """Uninitialised array; its memory returns to the pool when the last reference goes."""

@@ -116,6 +116,7 @@ class Runtime(PooledRuntime):
     """
 
     name = "hip"
+    fastest_compute = "bfloat16"  # every architecture that has kernels has matrix units for it
 
     def __init__(self, index: int = 0, *, exact_blocks: bool = False) -> None:
         hip = self._hip = binding.hip()

@@ -84,7 +84,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["generate", "--model", "m", "--prompt", "x", "--compute", "int8"],
-            "--compute: must be one of float32, float16",
+            "--compute: must be one of auto, float32, float16",
         ),
         (["selftest", "--device", "abacus"], "abacus"),
     ],
@@ -126,7 +126,7 @@ def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         0,
         None,
     )
-    assert (args.max_new_tokens, args.top_k, args.seed, args.device, args.compute) == (128, 0, 0, "auto", "float32")
+    assert (args.max_new_tokens, args.top_k, args.seed, args.device, args.compute) == (128, 0, 0, "auto", "auto")
 
 
 # ---- what goes wrong while it runs -------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
             r"--schedule: must be one of cosine, linear, constant; got 'cosin' \(did you mean cosine",
         ),
         ({"block_size": 63}, "--block-size: must be one of 32, 64, .*; got 63"),
-        ({"compute": "float64"}, "--compute: must be one of float32, float16, bfloat16; got 'float64'"),
+        ({"compute": "float64"}, "--compute: must be one of auto, float32, float16, bfloat16; got 'float64'"),
         ({"seq_len": 1}, "--seq-len: must be between 2"),
         ({"max_steps": "1e15"}, "--max-steps: must be between 1 and 1,000,000,000; got 1000000000000000"),
         ({"epochs": 10**400}, "--epochs: must be between 1 and 1,000,000,000; got 1000"),

@@ -100,7 +100,7 @@ def test_a_step_is_that_of_the_restored_values(
     for where, frozen in ((folder, True), (plain, False)):
         if not frozen:
             monkeypatch.setattr(build, "load_frozen", partial(load_frozen, quantize=False))
-        config = RunOptions(rank=3, alpha=6.0, seq_len=21, batch_size=2, max_steps=1)
+        config = RunOptions(rank=3, alpha=6.0, seq_len=21, batch_size=2, max_steps=1, compute="float32")
         built = build.build_trainable(config, load_model_config(where), where, device, positions=21)
         assert any(isinstance(w, FrozenWeight) for w in built.model.weights.values()) == frozen
         trainer = Trainer(built.model, build.build_optimizer(config, built.parameters), config)

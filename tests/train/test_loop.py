@@ -39,7 +39,7 @@ def documents(number: int = 16, seed: int = 0) -> list[Document]:
 
 
 def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, TrainableModel, RunOptions]:
-    settings = {
+    settings: dict[str, Any] = {
         "rank": 3,
         "alpha": 6.0,
         "seq_len": TOKENS,
@@ -47,6 +47,7 @@ def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, 
         "accumulate": 2,
         "lr": 5e-3,
         "log_every": 50,
+        "compute": "float32",
     }
     config = RunOptions(**(settings | options))
     built = build_trainable(config, load_model_config(folder), folder, device, positions=TOKENS)

@@ -260,9 +260,8 @@ def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path
     """The same NF4 weights, the same adapter, the same data, torch's AdamW: each loss within 0.5 %."""
     steps, accumulate = 30, 2
     folder = make_checkpoint("LlamaForCausalLM")
-    config = RunOptions(
-        rank=4, alpha=8.0, lr=5e-3, seq_len=TOKENS, batch_size=2, accumulate=accumulate, warmup=0.1, max_grad_norm=0.5
-    )
+    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "lr": 5e-3, "warmup": 0.1, "max_grad_norm": 0.5}
+    config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=accumulate, compute="float32", **settings)
     model_config = load_model_config(folder)
     built = build_trainable(config, model_config, folder, device, positions=TOKENS)
     assert built.lora is not None

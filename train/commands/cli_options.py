@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import exists, expand_path
 from wgrad.train.options.finetune_config import (
+    AUTO,
     CONFIG_FILE,
     FinetuneConfig,
     RunOptions,
@@ -91,6 +92,9 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     path = given.pop("config", None)
     values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
     saved = _saved(values)
+    for name in (field.name for field in fixed_options(RunOptions)):
+        if values.get(name) == AUTO and name in saved:  # what the device decided when the run was begun
+            del values[name]
     config = RunOptions(**(saved | values))
     for name, reason in unused_options(config.to_dict()).items():
         if name in values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.build import build_frozen
+from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.generation import check_positions, generate_ids
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
@@ -49,6 +51,10 @@ def run_generate(args: GenerateConfig) -> int:
     """`wgrad generate`: text goes to stdout as it comes, everything else to stderr. -> exit status."""
     device = select_device(args.device)
     say(f"device: {device.description} ({device.reason})", "stderr")
+    compute = choose_compute(args.compute, device)
+    for line in compute.lines:
+        say(line, "stderr")
+    args = replace(args, compute=compute.dtype)
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)

@@ -23,7 +23,10 @@ def print_status() -> int:
     if not found.cards:
         say("no adapter here lists matrix units")
     for card in found.cards:
-        words = {None: "not tried: wgrad matrix-units enable", True: "passed the check: --compute float16 uses them"}
+        words = {
+            None: "not tried: wgrad matrix-units enable",
+            True: "passed the check: --compute auto is float16 on them",
+        }
         say(f"wgpu:{card.index}  {card.name}: " + words.get(card.passed, f"kept off: {card.reason}"))
     return 0
 
@@ -41,7 +44,9 @@ def enable() -> int:
         say(f"checking wgpu:{card.index} ({card.name}) ...")
         verdict = matrix_units.check(card)
         passed = passed or verdict.passed
-        say("passed: --compute float16 uses them from now on" if verdict.passed else f"kept off: {verdict.reason}")
+        say(
+            "passed: --compute auto is float16 on them from now on" if verdict.passed else f"kept off: {verdict.reason}"
+        )
     return 0 if passed else 1
 
 

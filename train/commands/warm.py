@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from wgrad.autograd.select_device import select_device
@@ -11,6 +12,7 @@ from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.run.plan import PROMPT_TOKENS, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
@@ -27,6 +29,10 @@ def run_warm(config: RunOptions) -> int:
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")
     hold_to_limit(device, config.memory_limit)
+    compute = choose_compute(config.compute, device)
+    for line in compute.lines:
+        display.say(line)
+    config = replace(config, compute=compute.dtype)
     folder = resolve_model(config.model)
     _, model_config, _ = open_files(folder, load_model_config(folder))
     folders = device.kernel_caches()

@@ -25,7 +25,9 @@ from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED,
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-COMPUTE_TYPES = ("float32", "float16", "bfloat16")
+AUTO = "auto"
+COMPUTE_TYPES = (AUTO, "float32", "float16", "bfloat16")
+COMPUTE_HELP = "auto takes what is fastest and right: float16 where matrix units are on, bfloat16 on HIP, else float32"
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
 NOT_EMPTY = ("must name at least one module", lambda v: len(v) > 0)
@@ -141,8 +143,8 @@ class RunOptions(Options):
     )
 
     compute: str = of_machine(
-        "float32",
-        "type of activations (bfloat16: on HIP); products accumulate in float32 either way",
+        AUTO,
+        f"type of activations; products accumulate in float32 in any. {COMPUTE_HELP}",
         choices=COMPUTE_TYPES,
         fixed=True,
     )

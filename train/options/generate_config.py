@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wgrad.train.options.finetune_config import COMPUTE_TYPES, DEVICE_HELP
+from wgrad.train.options.finetune_config import AUTO, COMPUTE_HELP, COMPUTE_TYPES, DEVICE_HELP
 from wgrad.train.options.options import AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option
 
 
@@ -39,5 +39,5 @@ class GenerateConfig(Sampling):
     chat: bool = option(False, "the prompt is a user's message: apply the model's chat template")
     max_new_tokens: int = option(128, "stop after this many tokens", rule=AT_LEAST_1, metavar="N")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
-    compute: str = option("float32", "type of activations (bfloat16: on HIP)", choices=COMPUTE_TYPES)
+    compute: str = option(AUTO, f"type of activations. {COMPUTE_HELP}", choices=COMPUTE_TYPES)
     quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning")

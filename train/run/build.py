@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import AUTO, RunOptions
+from wgrad.train.run.compute import compute_type
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
@@ -51,7 +52,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
     tokens, layers = config.batch_size * config.seq_len, model.num_hidden_layers
-    kept = activation_bytes(model, tokens, np.dtype(config.compute).itemsize)
+    kept = activation_bytes(model, tokens, _itemsize(config))
     if wants_recompute(config, model):
         kept = kept // layers + layers * tokens * model.hidden_size * 4
     return kept + min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
@@ -63,18 +64,12 @@ def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
         return True
     if config.checkpointing is not None:
         return config.checkpointing
-    itemsize = np.dtype(config.compute).itemsize
-    return activation_bytes(model, config.batch_size * config.seq_len, itemsize) > RECOMPUTE_ABOVE
+    return activation_bytes(model, config.batch_size * config.seq_len, _itemsize(config)) > RECOMPUTE_ABOVE
 
 
-def check_compute(compute: str, device: Device) -> None:
-    """WgradError where the device lacks the type."""
-    if compute == "float16" and not device.float16:
-        raise WgradError(f"--compute float16: {device.description} has no shader-f16: use --compute float32")
-    if compute == "bfloat16" and not device.bfloat16:
-        raise WgradError(
-            f"--compute bfloat16: {device.description} cannot: use --compute float16 or float32, or --device hip"
-        )
+def _itemsize(config: RunOptions) -> int:
+    """Bytes of an activation; of --compute auto, which no device has decided yet, the most that it can take."""
+    return np.dtype("float32" if config.compute == AUTO else config.compute).itemsize
 
 
 def build_trainable(
@@ -91,7 +86,7 @@ def build_trainable(
 
     contents False, for the dry run of a device: as large and as typed, without reading the weights.
     """
-    check_compute(config.compute, device)
+    config = replace(config, compute=compute_type(config.compute, device))
     options: dict[str, Any] = {
         "positions": max(positions, config.seq_len),
         "dtype": np.dtype(config.compute),
@@ -132,7 +127,7 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
         parameters,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        scale_loss=config.compute == "float16",
+        scale_loss=compute_type(config.compute, parameters.device) == "float16",
     )
 
 
@@ -177,8 +172,8 @@ def build_frozen(
     contents: bool = True,
 ) -> Model:
     """A model for inference, with an adapter or without. contents: see `build_trainable`. WgradError."""
-    check_compute(compute, device)
+    dtype = np.dtype(compute_type(compute, device))
     loaded = load_adapter(adapter, linear_modules(model_config)) if adapter else None
     weights = load_frozen(folder, model_config, device, quantize=quantize, progress=progress, contents=contents)
     placed = frozen_adapter(*loaded, device) if loaded else None
-    return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=np.dtype(compute))
+    return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=dtype)

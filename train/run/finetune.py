@@ -46,7 +46,7 @@ def run_finetune(config: FinetuneConfig) -> int:
         interrupts.answer = session.say
         if config.resume and state is None and (folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        with advising(for_steps(config, wants_recompute(config, session.model_config))):
+        with advising(for_steps(config, wants_recompute(session.config, session.model_config))):
             _Finetuning(session, checkpoints, interrupts, previous, state, begun).run()
     return 0
 

@@ -20,9 +20,10 @@ from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
+from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
 from wgrad.train.run.memory_limit import hold_to_limit
@@ -56,10 +57,18 @@ class Session:
 
 
 def open_session(config: FinetuneConfig) -> Session:
-    """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read."""
+    """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read.
+
+    The session's configuration has the type of activations that was chosen where `config` leaves it to the device.
+    """
     display = Display()
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")
+    resumed = config.resume and Path(config.out, CONFIG_FILE).exists()
+    compute = choose_compute(config.compute, device, resumed=resumed)
+    for line in compute.lines:
+        display.say(line)
+    config = replace(config, compute=compute.dtype)
     for remark in (hold_to_limit(device, config.memory_limit), offload_remark(config, device)):
         if remark:
             display.say(f"note: {remark}")

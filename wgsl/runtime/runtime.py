@@ -104,6 +104,10 @@ class Runtime(PooledRuntime):
         self._max_work = MAX_WORK.get(self.adapter_type, MAX_WORK_GPU)
         self._dummy = self.zeros((64,), np.float32)
 
+    @property
+    def fastest_compute(self) -> str:
+        return "float16" if self.matrix_units else "float32"
+
     # ---- storage -------------------------------------------------------------------------
     def _create_buffer(self, nbytes: int, usage: str = "STORAGE|COPY_SRC|COPY_DST") -> Any:
         if nbytes > self.max_buffer_bytes:

@@ -1,0 +1,125 @@
+"""`--compute auto`: what it takes on which device, what is said of it, and that a resumed run keeps what it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from wgrad.autograd import matrix_units
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
+from wgrad.hip.device import HipDevice
+from wgrad.train.commands.cli import main
+from wgrad.train.options.finetune_config import RunOptions, read_config_file
+from wgrad.train.run import session
+from wgrad.train.run.build import build_optimizer
+from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.optim import FlatParameters, ParameterSpec
+from wgrad.wgsl.runtime import matrix_units as units
+from wgrad.wgsl.runtime.runtime import Runtime
+
+
+def card(*, listed: bool = True, in_use: bool = False, float16: bool = True) -> Any:
+    """A wgpu device as far as it is asked here: its card lists matrix units, and they are in use or not."""
+    device: Any = Runtime.__new__(Runtime)
+    device.matrix_units, device.float16, device.bfloat16 = in_use, float16, False
+    features = ["shader-f16", units.FEATURE] if listed else ["shader-f16"]
+    device.facts = {"name": "a card", "driver": "driver 1", "features": features}
+    device.description = "a card (Vulkan, driver 1)"
+    return device
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No verdicts but those of the test; the library is one that was tried."""
+    monkeypatch.setattr(units, "folder", lambda: tmp_path / "units")
+    monkeypatch.setattr(units, "known", lambda path: units.KNOWN[0])
+    monkeypatch.delenv(units.SWITCH, raising=False)
+
+
+def test_auto_is_what_the_device_is_fastest_in() -> None:
+    hip: Any = SimpleNamespace(name="hip", fastest_compute=HipDevice.fastest_compute, facts={})
+    for device, dtype, words in (
+        (card(in_use=True), "float16", "matrix units take it; with loss scaling"),
+        (card(), "float32", "the card's matrix units are idle: wgrad matrix-units enable makes steps 1.7 to 4.5"),
+        (card(listed=False), "float32", "no matrix units are in use"),
+        (card(float16=False), "float32", "no matrix units are in use"),
+        (hip, "bfloat16", "needs no loss scale"),
+        (ReferenceDevice(), "float32", "no matrix units are in use"),
+    ):
+        found = choose_compute("auto", device)
+        assert found.dtype == dtype and len(found.lines) == 1
+        assert found.lines[0].startswith(f"compute: {dtype} (") and words in found.lines[0]
+
+
+def test_idle_matrix_units_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked in ("float32", "float16"):  # also to one who chose the type
+        (line,) = choose_compute(asked, card()).lines
+        assert line.startswith("note: the card's matrix units are idle: wgrad matrix-units enable makes")
+        assert choose_compute(asked, card(in_use=True)).lines == choose_compute(asked, card(listed=False)).lines == []
+    units.keep_verdict(units.identity("a card", "driver 1"), False, "attention is wrong")
+    assert "because their check failed: attention is wrong; " in matrix_units.idle(card())
+    monkeypatch.setattr(units, "known", lambda path: None)
+    units.keep_verdict(units.identity("a card", "driver 1"), True, "")
+    assert "wgpu's library refuses them" in matrix_units.idle(card())
+    monkeypatch.setenv(units.SWITCH, "off")
+    assert matrix_units.idle(card()) == f"the card's matrix units are idle by {units.SWITCH}=off"
+
+
+def test_float16_scales_the_loss_also_where_auto_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fastest, scaled in (("float16", True), ("bfloat16", False), ("float32", False)):
+        device = ReferenceDevice()
+        monkeypatch.setattr(ReferenceDevice, "fastest_compute", fastest)
+        parameters = FlatParameters([ParameterSpec("a", (3, 5))], device)
+        optimizer = build_optimizer(RunOptions(), parameters)
+        assert (device.download(optimizer.loss_scale)[0] > 1) == scaled
+
+
+# ---- runs --------------------------------------------------------------------------------------
+@pytest.fixture
+def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """run(fastest, *words) -> exit status of a run on a NumPy device that is fastest in this."""
+    model = make_checkpoint()
+
+    def take(fastest: str, *words: str) -> int:
+        device: Any = ReferenceDevice()
+        device.fastest_compute = fastest
+        device.bfloat16 = fastest != "float32"
+        monkeypatch.setattr(session, "select_device", lambda spec: device)
+        options = ["--model", model, "--data", text_data, "--out", tmp_path / "out", "--seq-len", 48, "--no-sample"]
+        return main(["finetune", *map(str, options), "--rank", "3", "--accumulate", "1", "--save-every", "1", *words])
+
+    return take
+
+
+def test_a_resumed_run_keeps_what_it_was_begun_with(run: Any, tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "out" / "config.yaml"
+    assert run("float16", "--max-steps", "2") == 0
+    assert "\ncompute: float16 (" in capsys.readouterr().out
+    assert read_config_file(config)["compute"] == "float16"
+    # On a card that would take another; saying auto again changes nothing.
+    for words in ([], ["--compute", "auto"]):
+        steps = str(3 + len(words))
+        assert run("bfloat16", "--resume", "--max-steps", steps, *words) == 0
+        out = capsys.readouterr().out
+        assert "\ncompute: float16, as the run was begun\nnote: a new run would take bfloat16 on this device" in out
+        assert "resuming from" in out and read_config_file(config)["compute"] == "float16"
+    assert run("float16", "--resume", "--max-steps", "9", "--compute", "float32") == 2
+    assert "--compute: the run in" in capsys.readouterr().err
+
+
+def test_a_resumed_run_on_a_card_that_cannot(run: Any, tmp_path: Path, capsys: Any) -> None:
+    assert run("bfloat16", "--max-steps", "2") == 0
+    capsys.readouterr()
+    assert run("float32", "--resume", "--max-steps", "3") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--resume: the run was begun with --compute bfloat16, which NumPy" in err
+    assert "go on with a --device that can, or begin anew in another --out" in err
+
+
+def test_what_a_device_cannot_is_no_choice() -> None:
+    with pytest.raises(WgradError, match="has no shader-f16: use --compute float32"):
+        choose_compute("float16", card(float16=False))

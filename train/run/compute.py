@@ -1,0 +1,58 @@
+"""The type of activations of a run: what `--compute` says, or with `auto` what the device is fastest in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wgrad.autograd.matrix_units import idle
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.train.options.finetune_config import AUTO
+
+_REASONS = {
+    "bfloat16": "the card's matrix units take it, and it needs no loss scale",
+    "float16": "the card's matrix units take it; with loss scaling",
+    "float32": "no matrix units are in use on this device",
+}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """dtype: float32, float16 or bfloat16. lines: what is said of it at the begin of a run."""
+
+    dtype: str
+    lines: list[str] = field(default_factory=list)
+
+
+def choose_compute(asked: str, device: Device, *, resumed: bool = False) -> Compute:
+    """The type for --compute `asked` on a device. resumed: it is the type of a run that goes on, which it keeps.
+
+    WgradError where the device cannot compute in it.
+    """
+    chosen, unused = compute_type(asked, device, resumed=resumed), idle(device)
+    if asked == AUTO:
+        return Compute(chosen, [f"compute: {chosen} ({unused or _REASONS[chosen]})"])
+    if not resumed:
+        return Compute(asked, [f"note: {unused}"] if unused else [])
+    lines = [f"compute: {asked}, as the run was begun"]
+    if asked != device.fastest_compute:
+        lines.append(f"note: a new run would take {device.fastest_compute} on this device; one that goes on keeps its")
+    return Compute(asked, lines)
+
+
+def compute_type(asked: str, device: Device, *, resumed: bool = False) -> str:
+    """What `choose_compute` chooses, without a word about it."""
+    if asked == AUTO:
+        return device.fastest_compute
+    if asked == "float32" or getattr(device, asked):
+        return asked
+    if resumed:
+        raise WgradError(
+            f"--resume: the run was begun with --compute {asked}, which {device.description} cannot: go on with a "
+            "--device that can, or begin anew in another --out"
+        )
+    if asked == "float16":
+        raise WgradError(f"--compute float16: {device.description} has no shader-f16: use --compute float32")
+    raise WgradError(
+        f"--compute bfloat16: {device.description} cannot: use --compute float16 or float32, or --device hip"
+    )
