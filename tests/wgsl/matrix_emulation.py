@@ -92,12 +92,12 @@ def emulated(text: str) -> str:
     def by_rows(letter: str) -> str:
         return "true" if letter else "false"
 
-    text = _LOAD_A.sub(lambda m: f"left_{m[2]}(lid % 32u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
+    text = _LOAD_A.sub(lambda m: f"left_{m[2]}(31u - lid % 32u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
     text = _LOAD_B.sub(lambda m: f"Right({rights.index(m[2])}u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
-    text = _LOAD_C.sub(r"load_\1(lid % 32u, \2, \3)", text)
-    text = _STORE.sub(r"store_\2(lid % 32u, \1, \3, \4)", text)
+    text = _LOAD_C.sub(r"load_\1(31u - lid % 32u, \2, \3)", text)
+    text = _STORE.sub(r"store_\2(31u - lid % 32u, \1, \3, \4)", text)
     text = re.sub(r"coop_mat16x16<f32, C>\(\)", "Sums()", text)
-    text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", r"multiply_add(lid % 32u, \1, \2, \3)", text)
+    text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", r"multiply_add(31u - lid % 32u, \1, \2, \3)", text)
     subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
     text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_32(lid, ")
     if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):
