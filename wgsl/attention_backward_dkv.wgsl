@@ -12,17 +12,7 @@
 // queries. p and then ds go through the same p_tile.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
-struct Params {
-  batch: u32, queries: u32, heads: u32, kv_heads: u32,
-  key_tiles: u32, head_splits: u32, query_splits: u32, window: u32,
-  scale: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(7) var<storage, read_write> dk: array<DK_T>;
-@group(0) @binding(8) var<storage, read_write> dv: array<DV_T>;
-
-const NEVER: u32 = 0xffffffffu;
-
+#include "attention_dkv_bindings.wgsl"
 #include "attention_backward.wgsl"
 #include "attention_store.wgsl" y=dk type=DK_T
 #include "attention_store.wgsl" y=dv type=DV_T
@@ -70,20 +60,9 @@ fn main(
   var id = wg.x + wg.y * nwg.x;
   let parts = p.head_splits * p.query_splits;
   if (id >= parts * p.kv_heads * p.batch * p.key_tiles) { return; }
-  let split = id % parts;
-  id /= parts;
-  let kv_head = id % p.kv_heads;
-  id /= p.kv_heads;
-  let b = id % p.batch;
-  let j0 = (id / p.batch) * BM;
-  let j_last = min(j0 + BM, p.queries) - 1u;
+#include "attention_key_id.wgsl"
   let tx = lid % TX;
   let ty = lid / TX;
-  let query_split = split % p.query_splits;
-  let group = p.heads / p.kv_heads / p.head_splits;  // heads of this part
-  let first_head = kv_head * (p.heads / p.kv_heads) + split / p.query_splits * group;
-  var end_query = p.queries;
-  if (p.window > 0u) { end_query = min(end_query, j_last + p.window); }
 
   var acc_k: array<vec4<f32>, ACC>;
   var acc_v: array<vec4<f32>, ACC>;

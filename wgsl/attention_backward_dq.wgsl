@@ -9,13 +9,7 @@
 // registers as in attention.wgsl; scores and dp are made again chunk by chunk of D, then k is read as rows.
 //
 // Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2, dq split off so that no atomics are needed.
-struct Params {
-  batch: u32, queries: u32, heads: u32, kv_heads: u32,
-  query_tiles: u32, splits: u32, window: u32, scale: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(7) var<storage, read_write> dq: array<DQ_T>;
-
+#include "attention_dq_bindings.wgsl"
 #include "attention_backward.wgsl"
 #include "attention_store.wgsl" y=dq type=DQ_T
 

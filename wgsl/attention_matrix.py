@@ -44,7 +44,7 @@ class MatrixRows:
             "WIDTH": width,
             "W4": width // 4,
             "VEC": True,
-            "KV_ROWS": max(self.rows, 2 * self.columns),
+            "TILE_ROWS": max(self.rows, 2 * self.columns),
             "DF": width // 16,
             "NF": self.columns // 16,
             "OUT_PARTS": width // self.columns,

@@ -16,16 +16,10 @@ enable wgpu_cooperative_matrix;
 #include "attention_forward.wgsl"
 
 const THREADS: u32 = 32u * SG;
-const BM: u32 = 16u * SG;
 const GROWTH: f32 = 8.0;
-// Lengths of rows in vec4, padded so that neighbouring rows start in different banks.
-const KV_LD: u32 = W4 + 2u;
-const S_LD: u32 = BN / 4u + 2u;
-const P_LD: u32 = BN / 4u + 2u;
+#include "attention_matrix_tiles.wgsl"
 
-var<workgroup> kv_tile: array<vec4<f16>, KV_ROWS * KV_LD>;  // BN rows of k, then BN of v; before that q
-var<workgroup> strips: array<vec4<f32>, BM * S_LD>;
-var<workgroup> p_tile: array<vec4<f16>, BM * P_LD>;
+var<workgroup> p_tile: array<vec4<f16>, BM * S_LD>;
 var<workgroup> grown: array<u32, 8>;  // by subgroup; the rest 0
 
 @compute @workgroup_size(THREADS)
@@ -47,19 +41,9 @@ fn main(
   let first_tile = first_key / BN + split;
   let tiles = (max((end_key + BN - 1u) / BN, first_tile) - first_tile + p.splits - 1u) / p.splits;
 
-#include "attention_matrix_queries.wgsl"
-#unroll g OUT_PARTS
-#unroll j NF
-  var acc_$g_$j = coop_mat16x16<f32, C>();
-#end
-#end
-  workgroupBarrier();
   var top = FLOOR;
   var row_sum = 0.0;
-  let to_base2 = p.scale * LOG2E;
-  let strip = subgroup * 16u * S_LD;
-  let mine = row * S_LD + half;
-#include "attention_matrix_load.wgsl" loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u tile=kv_tile ld=KV_LD
+#include "attention_matrix_load.wgsl" loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u
 
   workgroupBarrier();
   for (var n = 0u; n < tiles; n++) {
@@ -78,8 +62,8 @@ fn main(
 #unroll c DF
 #unroll j NF
     {
-      let at = (16u * $ju) * KV_LD + 4u * $cu;
-      let k_b = coopLoad<coop_mat16x16<f16, B>>(&kv_tile[at], ld);
+      let at = (16u * $ju) * TILE_LD + 4u * $cu;
+      let k_b = coopLoad<coop_mat16x16<f16, B>>(&tile[at], ld);
       s_$j = coopMultiplyAdd(q_$c, k_b, s_$j);
     }
 #end
@@ -89,10 +73,7 @@ fn main(
     coopStoreT(s_$j, &strips[s_at_$j], ld_s);
 #end
     workgroupBarrier();
-#unroll n LOADS_COLUMNS
-    kv_tile[(at_$n / W4) * KV_LD + at_$n % W4] = k_next_$n;
-    kv_tile[(BN + at_$n / W4) * KV_LD + at_$n % W4] = v_next_$n;
-#end
+#include "attention_matrix_stage.wgsl" x=k y=v
 
     // Of its row an invocation has every other vec4.
     var m = MASKED;
@@ -121,7 +102,7 @@ fn main(
     {
       let e = exp2(x_$i - vec4<f32>(top));
       total += e;
-      p_tile[row * P_LD + half + 2u * $iu] = vec4<f16>(e);
+      p_tile[row * S_LD + half + 2u * $iu] = vec4<f16>(e);
     }
 #end
     row_sum = row_sum * shrink + (total.x + total.y + total.z + total.w);
@@ -144,39 +125,12 @@ fn main(
       workgroupBarrier();
 #end
     }
-#unroll j NF
-    {
-      let p_at = subgroup * 16u * P_LD + 4u * $ju;
-      let p_a = coopLoadT<coop_mat16x16<f16, A>>(&p_tile[p_at], ld_p);
-#unroll g OUT_PARTS
-#unroll c NF
-      {
-        let at = (BN + 16u * $ju) * KV_LD + 4u * ($gu * NF + $cu);
-        let v_b = coopLoadT<coop_mat16x16<f16, B>>(&kv_tile[at], ld);
-        acc_$g_$c = coopMultiplyAdd(p_a, v_b, acc_$g_$c);
-      }
-#end
-#end
-    }
-#end
+#include "attention_matrix_sums.wgsl" left=p_tile place=BN
   }
 
-  workgroupBarrier();
   let total = row_sum + subgroupShuffleXor(row_sum, 1u);
   let inverse = select(0.0, 1.0 / total, total > 0.0);
-  let stores = t0 + row < p.queries && !extra;
-  let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
-#unroll g OUT_PARTS
-#unroll j NF
-  let out_at_$g_$j = strip + 4u * $ju;
-  coopStoreT(acc_$g_$j, &strips[out_at_$g_$j], ld_s);
-#end
-  workgroupBarrier();
-#unroll i PAIRS
-  if (stores) { o[out + 4u * NF * $gu + 2u * $iu + half] = O_T(strips[mine + 2u * $iu] * inverse); }
-#end
-  workgroupBarrier();
-#end
+#include "attention_matrix_store.wgsl" y=o type=O_T factor=inverse
   if (stores && half == 0u) {
     lse[((split * p.batch + b) * p.heads + h) * p.queries + t] = LN2 * (top + log2(max(total, 1e-30)));
   }

@@ -9,33 +9,32 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-struct Params {
-  batch: u32, queries: u32, heads: u32, kv_heads: u32,
-  key_tiles: u32, head_splits: u32, query_splits: u32, window: u32,
-  scale: f32,
-}
-@group(0) @binding(0) var<uniform> p: Params;
-@group(0) @binding(7) var<storage, read_write> dk: array<DK_T>;
-@group(0) @binding(8) var<storage, read_write> dv: array<DV_T>;
-
-#include "attention_backward_bindings.wgsl"
+#include "attention_dkv_bindings.wgsl"
 
 const THREADS: u32 = 64u * SG;
-const BM: u32 = 16u * SG;
-const NEVER: u32 = 0xffffffffu;
-const Q_LD: u32 = W4 + 2u;
-const S_LD: u32 = BN / 4u + 2u;
-const P_LD: u32 = BN / 4u + 2u;
+#include "attention_matrix_tiles.wgsl"
 
-// BN rows of q, then BN of do; before that k, v (BM <= 2 BN).
-var<workgroup> q_tile: array<vec4<f16>, 2u * BN * Q_LD>;
-var<workgroup> strips: array<vec4<f32>, BM * S_LD>;
 var<workgroup> dp_strips: array<vec4<f32>, BM * S_LD>;
-var<workgroup> p_tile: array<vec4<f16>, BM * P_LD>;
-var<workgroup> ds_tile: array<vec4<f16>, BM * P_LD>;
+var<workgroup> p_tile: array<vec4<f16>, BM * S_LD>;
+var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
 // Of each query of the tile: first key seen, lse log2(e), delta.
 var<workgroup> low_tile: array<u32, BN>;
 var<workgroup> stat_tile: array<vec2<f32>, BN>;
+
+struct Query { low: u32, stat: vec2<f32> }
+
+fn of_query(b: u32, h: u32, t: u32) -> Query {
+  let inside = min(t, p.queries - 1u);
+  let low = select(NEVER, first_seen(doc_start[b * p.queries + inside], inside), t < p.queries);
+  return Query(low, stats[(b * p.heads + h) * p.queries + inside]);
+}
+
+fn keep(query: Query, lid: u32) {
+  if (lid < BN) {
+    low_tile[lid] = query.low;
+    stat_tile[lid] = query.stat;
+  }
+}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -48,16 +47,7 @@ fn main(
   let last_id = parts * p.kv_heads * p.batch * p.key_tiles - 1u;
   let extra = id > last_id;
   id = min(id, last_id);
-  let split = id % parts;
-  id /= parts;
-  let kv_head = id % p.kv_heads;
-  id /= p.kv_heads;
-  let b = id % p.batch;
-  let j0 = (id / p.batch) * BM;
-  let j_last = min(j0 + BM, p.queries) - 1u;
-  let query_split = split % p.query_splits;
-  let group = p.heads / p.kv_heads / p.head_splits;  // heads of this part
-  let first_head = kv_head * (p.heads / p.kv_heads) + split / p.query_splits * group;
+#include "attention_key_id.wgsl"
   let subgroup = lid / 32u;
   let keys16 = subgroup / 2u;  // which 16 keys, and
   let side = subgroup % 2u;    // which half of the columns
@@ -65,8 +55,6 @@ fn main(
   let quarter = (side * 2u + lid % 2u) * (BN / 16u);  // of the row's columns, as vec4
 
   // The queries that see a key of the tile, as tiles: from the diagonal on, to the last of the window or the document.
-  var end_query = p.queries;
-  if (p.window > 0u) { end_query = min(end_query, j_last + p.window); }
   // Documents rise within a row: the first query whose document begins beyond these keys ends them.
   var next_query = j0;
   var to_query = end_query;
@@ -78,21 +66,10 @@ fn main(
   let first_tile = j0 / BN + query_split;
   let tiles = (max((end_query + BN - 1u) / BN, first_tile) - first_tile + p.query_splits - 1u) / p.query_splits;
 
-  let ld = Q_LD;
+  let ld = TILE_LD;
   let ld_s = S_LD;
-  let ld_p = P_LD;
-#include "attention_matrix_load.wgsl" loads=LOADS_ROWS x=k first=j0 end=p.queries tokens=queries heads=kv_heads head=kv_head place=0u tile=q_tile ld=Q_LD
-  workgroupBarrier();
-#unroll c DF
-  let k_at_$c = keys16 * 16u * Q_LD + 4u * $cu;
-  let k_$c = coopLoadT<coop_mat16x16<f16, A>>(&q_tile[k_at_$c], ld);
-#end
-  workgroupBarrier();
-#include "attention_matrix_load.wgsl" loads=LOADS_ROWS x=v first=j0 end=p.queries tokens=queries heads=kv_heads head=kv_head place=0u tile=q_tile ld=Q_LD
-  workgroupBarrier();
-#unroll c DF
-  let v_$c = coopLoadT<coop_mat16x16<f16, A>>(&q_tile[k_at_$c], ld);
-#end
+#include "attention_matrix_left.wgsl" x=k first=j0 heads=kv_heads head=kv_head row=keys16*16u
+#include "attention_matrix_left.wgsl" x=v first=j0 heads=kv_heads head=kv_head row=keys16*16u
 #unroll g OUT_PARTS
 #unroll i HALF_NF
   var acc_k_$g_$i = coop_mat16x16<f32, C>();
@@ -100,39 +77,21 @@ fn main(
 #end
 #end
   let to_base2 = p.scale * LOG2E;
+  let strip = keys16 * 16u * S_LD + side * (BN / 8u);
 
   let steps = tiles * group;
-  workgroupBarrier();
   {
     let h_next = first_head;
     let t_next = first_tile * BN;
-#include "attention_matrix_fetch.wgsl"
-#include "attention_matrix_stage.wgsl"
+#include "attention_matrix_fetch.wgsl" x=q y=dy first=t_next heads=heads head=h_next
+    let query = of_query(b, h_next, t_next + lid % BN);
+#include "attention_matrix_stage.wgsl" x=q y=dy
+    keep(query, lid);
   }
   for (var n = 0u; n < steps; n++) {
     let t0 = (first_tile + (n % tiles) * p.query_splits) * BN;
     workgroupBarrier();
-#unroll j HALF_NF
-    var s_$j = coop_mat16x16<f32, C>();
-    var dp_$j = coop_mat16x16<f32, C>();
-#end
-#unroll c DF
-#unroll j HALF_NF
-    {
-      let q_at = (side * (BN / 2u) + 16u * $ju) * Q_LD + 4u * $cu;
-      let dy_at = q_at + BN * Q_LD;
-      let q_b = coopLoad<coop_mat16x16<f16, B>>(&q_tile[q_at], ld);
-      let dy_b = coopLoad<coop_mat16x16<f16, B>>(&q_tile[dy_at], ld);
-      s_$j = coopMultiplyAdd(k_$c, q_b, s_$j);
-      dp_$j = coopMultiplyAdd(v_$c, dy_b, dp_$j);
-    }
-#end
-#end
-#unroll j HALF_NF
-    let s_at_$j = keys16 * 16u * S_LD + side * (BN / 8u) + 4u * $ju;
-    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
-    coopStoreT(dp_$j, &dp_strips[s_at_$j], ld_s);
-#end
+#include "attention_matrix_scores.wgsl" x=k y=v count=HALF_NF first=side*(BN/2u) strip=strip
     workgroupBarrier();
 #unroll i QUARTER
     {
@@ -144,27 +103,28 @@ fn main(
       let lows = vec4<u32>(low_tile[4u * at], low_tile[4u * at + 1u], low_tile[4u * at + 2u], low_tile[4u * at + 3u]);
       let seen = (lows <= vec4<u32>(j)) & (vec4<u32>(t) + vec4<u32>(0u, 1u, 2u, 3u) >= vec4<u32>(j));
       let e = select(vec4<f32>(), exp2(strips[row * S_LD + at] * to_base2 - lse2), seen);
-      p_tile[row * P_LD + at] = vec4<f16>(e);
-      ds_tile[row * P_LD + at] = vec4<f16>(e * (dp_strips[row * S_LD + at] - delta));
+      p_tile[row * S_LD + at] = vec4<f16>(e);
+      ds_tile[row * S_LD + at] = vec4<f16>(e * (dp_strips[row * S_LD + at] - delta));
     }
 #end
     let next = min(n + 1u, steps - 1u);
     let h_next = first_head + next / tiles;
     let t_next = (first_tile + (next % tiles) * p.query_splits) * BN;
-#include "attention_matrix_fetch.wgsl"
+#include "attention_matrix_fetch.wgsl" x=q y=dy first=t_next heads=heads head=h_next
+    let query = of_query(b, h_next, t_next + lid % BN);
     workgroupBarrier();
 #unroll j NF
     {
-      let p_at = keys16 * 16u * P_LD + 4u * $ju;
-      let p_a = coopLoadT<coop_mat16x16<f16, A>>(&p_tile[p_at], ld_p);
-      let ds_a = coopLoadT<coop_mat16x16<f16, A>>(&ds_tile[p_at], ld_p);
+      let p_at = keys16 * 16u * S_LD + 4u * $ju;
+      let p_a = coopLoadT<coop_mat16x16<f16, A>>(&p_tile[p_at], ld_s);
+      let ds_a = coopLoadT<coop_mat16x16<f16, A>>(&ds_tile[p_at], ld_s);
 #unroll g OUT_PARTS
 #unroll i HALF_NF
       {
-        let q_at = (16u * $ju) * Q_LD + side * (W4 / 2u) + 4u * ($gu * HALF_NF + $iu);
-        let dy_at = q_at + BN * Q_LD;
-        let q_b = coopLoadT<coop_mat16x16<f16, B>>(&q_tile[q_at], ld);
-        let dy_b = coopLoadT<coop_mat16x16<f16, B>>(&q_tile[dy_at], ld);
+        let q_at = (16u * $ju) * TILE_LD + side * (W4 / 2u) + 4u * ($gu * HALF_NF + $iu);
+        let dy_at = q_at + BN * TILE_LD;
+        let q_b = coopLoadT<coop_mat16x16<f16, B>>(&tile[q_at], ld);
+        let dy_b = coopLoadT<coop_mat16x16<f16, B>>(&tile[dy_at], ld);
         acc_k_$g_$i = coopMultiplyAdd(ds_a, q_b, acc_k_$g_$i);
         acc_v_$g_$i = coopMultiplyAdd(p_a, dy_b, acc_v_$g_$i);
       }
@@ -173,7 +133,8 @@ fn main(
     }
 #end
     workgroupBarrier();
-#include "attention_matrix_stage.wgsl"
+#include "attention_matrix_stage.wgsl" x=q y=dy
+    keep(query, lid);
   }
 
   // Sums leave through the strips, BN / 2 columns of each side at a time.
@@ -183,7 +144,7 @@ fn main(
 #unroll g OUT_PARTS
   workgroupBarrier();
 #unroll i HALF_NF
-  let out_at_$g_$i = keys16 * 16u * S_LD + side * (BN / 8u) + 4u * $iu;
+  let out_at_$g_$i = strip + 4u * $iu;
   coopStoreT(acc_k_$g_$i, &strips[out_at_$g_$i], ld_s);
   coopStoreT(acc_v_$g_$i, &dp_strips[out_at_$g_$i], ld_s);
 #end

@@ -1,9 +1,5 @@
-// Part of attention_matrix_dkv.wgsl: what attention_matrix_fetch.wgsl has read, into workgroup memory.
+// Part of attention_matrix*.wgsl: what was read into registers of the next rows of $x and of $y, into `tile`.
 #unroll n LOADS_COLUMNS
-    q_tile[(at_$n / W4) * Q_LD + at_$n % W4] = q_next_$n;
-    q_tile[(BN + at_$n / W4) * Q_LD + at_$n % W4] = dy_next_$n;
+    tile[(at_$n / W4) * TILE_LD + at_$n % W4] = $x_next_$n;
+    tile[(BN + at_$n / W4) * TILE_LD + at_$n % W4] = $y_next_$n;
 #end
-    if (lid < BN) {
-      low_tile[lid] = low;
-      stat_tile[lid] = stat;
-    }

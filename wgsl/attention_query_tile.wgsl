@@ -2,12 +2,6 @@
 // splits of their keys.
   var id = wg.x + wg.y * nwg.x;
   if (id >= p.splits * p.heads * p.batch * p.query_tiles) { return; }
-  let split = id % p.splits;
-  id /= p.splits;
-  let h = id % p.heads;
-  id /= p.heads;
-  let b = id % p.batch;
-  let t0 = (p.query_tiles - 1u - id / p.batch) * BM;
-  let kv_head = h / (p.heads / p.kv_heads);
+#include "attention_query_id.wgsl"
   let tx = lid % TX;
   let ty = lid / TX;
