@@ -235,6 +235,7 @@ SAMPLING = ["finetune", "--model", "model", "--data", "data.jsonl", "--out", "ou
 FINETUNE = [*SAMPLING, "--no-sample"]  # which takes most of a short run
 RESUME = ["finetune", "--out", "out", "--resume", "--device", "cpu"]  # whatever its config.yaml says
 EXPORT = ["export", "--model", "model", "--gguf-lora", "adapter.gguf"]
+MERGE = ["merge", "--model", "model", "--out", "merged", "--device", "cpu"]
 GENERATE = ["generate", "--model", "model", "--device", "cpu", "--max-new-tokens", "1", "--prompt"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.fuzz.base import CHAT, EXPORT, FINETUNE, GENERATE, KINDS, RESUME, ROPES, SPECIAL, dump, model_config
+from tests.fuzz.base import CHAT, EXPORT, FINETUNE, GENERATE, KINDS, MERGE, RESUME, ROPES, SPECIAL, dump, model_config
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.texts import data_lines, mutate_template, yaml_text
@@ -156,7 +156,7 @@ def adapter_case(rng: Random, groups: Groups) -> Case:
     )
     change = mutate_json if name.endswith("json") else mutate_safetensors
     finetune = [a for a in [*FINETUNE, "--max-steps", "1"] if a not in ("--rank", "2")]
-    argv = rng.choice(([*GENERATE, "x"], [*GENERATE, "x"], EXPORT, finetune))
+    argv = rng.choice(([*GENERATE, "x"], EXPORT, MERGE, finetune))
     return Case(
         [*argv, "--adapter", "adapter"],
         ["model", "data", "adapter"],

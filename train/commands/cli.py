@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, warm, generate, export, devices, selftest, matrix-units.
+"""The command `wgrad`: finetune, warm, generate, export, merge, devices, selftest, matrix-units.
 
 Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
 (one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
@@ -21,6 +21,7 @@ from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
 from wgrad.train.run.memory_advice import advising
 from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
@@ -63,6 +64,14 @@ def _export(args: argparse.Namespace) -> int:
     from wgrad.train.commands.export import run_export
 
     return run_export(config)
+
+
+def _merge(args: argparse.Namespace) -> int:
+    config = MergeConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.merge import run_merge
+
+    return run_merge(config)
 
 
 def _warm(args: argparse.Namespace) -> int:
@@ -117,6 +126,8 @@ def build_parser() -> Parser:
     add_options(generate, GenerateConfig)
     export = add("export", _export, "write an adapter as a file that llama.cpp loads")
     add_options(export, ExportConfig)
+    merge = add("merge", _merge, "write a whole model with an adapter added to its weights")
+    add_options(merge, MergeConfig)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")
     selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")

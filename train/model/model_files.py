@@ -249,6 +249,20 @@ def load_frozen(
     return weights
 
 
+def read_restored(
+    files: ModelFiles, spec: WeightSpec, device: Device, quantize: bool, block_size: int, double_quant: bool
+) -> np.ndarray:
+    """A projection in float32: what a weight of few bits stands for, in the files or, with `quantize`, as `load_frozen`
+    makes it of one in full precision; else as the files have it. WgradError."""
+    if files.is_frozen(spec):
+        weight = files.read_frozen(spec, device, True)
+    elif quantize:
+        weight = device.quantize(_place(files, spec, device, True), block_size, double=double_quant)
+    else:
+        return files.read(spec).astype(np.float32)
+    return device.download(device.dequantize(weight))
+
+
 def load_trainable(
     folder: str | os.PathLike[str],
     config: ModelConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from wgrad.device.files import write_bytes, write_json
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import Progress
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 # What a model needs beside its weights, copied as it is.
@@ -34,18 +35,40 @@ def save_full(
 
     The weights come last: a folder that has them is complete. WgradError where the disk is full.
     """
+
+    def value(spec: WeightSpec) -> np.ndarray:
+        tensor = tensors[spec.name]
+        return tensor.device.download(tensor.data) - np.float32(spec.offset)
+
+    save_model(out, base, config, np.dtype(np.float32), value)
+
+
+def save_model(
+    out: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    config: ModelConfig,
+    dtype: np.dtype,
+    value: Callable[[WeightSpec], np.ndarray],
+    progress: Progress | None = None,
+) -> None:
+    """As `save_full`, of weights in `dtype`, each of which `value` gives when its turn comes, as files hold it."""
     out, base = Path(out), Path(base)
     for name in _COPIED:
         if (base / name).exists():
             write_bytes(out / name, (base / name).read_bytes())
     raw = read_json(base / "config.json", dict[str, Any], "--model")
-    raw.pop("torch_dtype", None)
-    raw |= {"dtype": "float32", "tie_word_embeddings": config.tie_word_embeddings}
+    for key in ("torch_dtype", "quantization_config"):
+        raw.pop(key, None)
+    raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings}
     write_json(out / "config.json", raw)
+    specs = weight_specs(config)
 
-    def source(spec: WeightSpec) -> TensorSource:
-        tensor = tensors[spec.name]
-        fetch = lambda: tensor.device.download(tensor.data) - np.float32(spec.offset)  # noqa: E731
-        return TensorSource(spec.name, np.dtype(np.float32), spec.shape, fetch)
+    def source(done: int, spec: WeightSpec) -> TensorSource:
+        def fetch() -> np.ndarray:
+            if progress:
+                progress(done, len(specs))
+            return value(spec)
 
-    write_safetensors(out / "model.safetensors", [source(spec) for spec in weight_specs(config)])
+        return TensorSource(spec.name, dtype, spec.shape, fetch)
+
+    write_safetensors(out / "model.safetensors", [source(done, spec) for done, spec in enumerate(specs)])

@@ -1,0 +1,148 @@
+"""Merged models: PEFT's values on the original weights, ours as trained on those of few bits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+import wgrad.train.commands.merge as merge_command
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.nf4_writer import save_nf4_checkpoint
+from tests.train.test_gguf_files import write_gguf
+from tests.train.test_oracle_adapter import distance, our_logits, random_adapter, random_ids, their_base, their_logits
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.commands.cli import main
+from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.lora import LoraConfig, linear_modules
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import load_frozen
+from wgrad.train.run.build import build_frozen
+
+peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=("q_proj", "up_proj", "down_proj"))
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """adapted(architecture, dtype) -> a checkpoint, and the folder of an adapter that names it."""
+
+    def make(architecture: str = "LlamaForCausalLM", dtype: str = "float32") -> tuple[Path, Path]:
+        raw = tiny_config(architecture, **SIZES)
+        folder, adapter = write_checkpoint(tmp_path / "model", raw, random_weights(raw), dtype), tmp_path / "adapter"
+        arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
+        save_adapter(adapter, LORA, arrays, str(folder))
+        return folder, adapter
+
+    return make
+
+
+def merge(adapter: Path, out: Path, *words: str) -> int:
+    return main(["merge", "--adapter", str(adapter), "--out", str(out), "--device", "cpu", *words])
+
+
+def logits(folder: Path, adapter: Path | None = None, quantize: bool = False) -> np.ndarray:
+    config, name = load_model_config(folder), str(adapter) if adapter else None
+    model = build_frozen(config, folder, ReferenceDevice(), positions=64, adapter=name, quantize=quantize)
+    return our_logits(model, random_ids())
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_onto_the_original_is_what_peft_merges(architecture: str, adapted: Any, tmp_path: Path) -> None:
+    folder, adapter = adapted(architecture)
+    assert merge(adapter, tmp_path / "merged", "--onto", "original", "--no-compare") == 0
+    theirs = their_logits(peft.PeftModel.from_pretrained(their_base(folder), adapter).merge_and_unload(), random_ids())
+    assert distance(their_logits(their_base(tmp_path / "merged"), random_ids()), theirs) < 1e-6
+    assert distance(their_logits(their_base(folder), random_ids()), theirs) > 0.05
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "merged", "model"]
+
+
+@pytest.mark.parametrize("kind", ["float", "nf4", "gguf"])
+def test_onto_what_it_was_trained_on(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, adapter = adapted()
+    if kind == "nf4":
+        weights = load_frozen(folder, load_model_config(folder), ReferenceDevice(), double_quant=False, block_size=128)
+        shutil.copytree(folder, tmp_path / "base")
+        raw = json.loads((folder / "config.json").read_text())
+        save_nf4_checkpoint(tmp_path / "base", raw, weights, ReferenceDevice())
+    elif kind == "gguf":
+        shutil.copytree(folder, tmp_path / "base")
+        (tmp_path / "base/model.safetensors").unlink()
+        write_gguf(tmp_path / "base/model.gguf", random_weights(tiny_config(**SIZES)), Kind.Q8_0)
+    base = folder if kind == "float" else tmp_path / "base"
+    assert merge(adapter, tmp_path / "merged", "--model", str(base), "--dtype", "float32") == 0
+    out = capsys.readouterr().out
+    assert "likeliest token is the same at" in out and "KL divergence" in out
+    assert distance(logits(tmp_path / "merged"), logits(base, adapter, quantize=True)) < 2e-6
+    assert distance(logits(tmp_path / "merged"), logits(folder, adapter)) > 1e-3
+    assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
+    if kind != "float":
+        assert merge(adapter, tmp_path / "other", "--model", str(base), "--onto", "original") == 2
+        assert "in few bits: merge onto dequantised" in capsys.readouterr().err
+        assert not (tmp_path / "other").exists()
+
+
+def test_types(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, adapter = adapted(dtype="bfloat16")
+    exact = logits(folder, adapter)
+    for name, limit in {"auto": 0.02, "float16": 0.003, "float32": 4e-6}.items():
+        assert merge(adapter, tmp_path / name, "--onto", "original", "--dtype", name, "--no-compare") == 0
+        written = json.loads((tmp_path / name / "config.json").read_text())["dtype"]
+        assert written == ("bfloat16" if name == "auto" else name)
+        assert limit / 20 < distance(logits(tmp_path / name), exact) < limit
+    arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
+    save_adapter(adapter, LORA, {n: v * np.float32(1e4) for n, v in arrays.items()}, str(folder))
+    assert merge(adapter, tmp_path / "large", "--dtype", "float16") == 2
+    assert "q_proj.weight has values that float16 does not hold: use bfloat16" in capsys.readouterr().err
+    assert not (tmp_path / "large").exists()
+
+
+def test_places(adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    folder, adapter = adapted()
+    assert merge(adapter, folder) == 2
+    assert "is there already: give the name of a new folder" in capsys.readouterr().err
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert merge(adapter, tmp_path / "merged") == 2
+    assert "free some space or choose another folder" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "model"]
+
+
+def test_a_model_that_cannot_be_compared_is_there(adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    _, adapter = adapted()
+
+    def fail(*_: Any) -> None:
+        raise merge_command.DeviceError("out of memory")
+
+    monkeypatch.setattr(merge_command, "_compare", fail)
+    assert merge(adapter, tmp_path / "merged") == 0
+    assert "could not be compared: out of memory" in capsys.readouterr().err
+    assert (tmp_path / "merged/model.safetensors").exists()
+
+
+def test_logits_that_are_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, adapter = adapted()
+    arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
+    save_adapter(adapter, LORA, {n: v * np.float32(1e15) for n, v in arrays.items()}, str(folder))
+    with np.errstate(all="ignore"):
+        assert merge(adapter, tmp_path / "merged") == 1
+    assert "merged is written, but the logits of base and adapter are not finite" in capsys.readouterr().err
+
+
+def test_difference() -> None:
+    same = merge_command.difference(np.eye(3), np.eye(3) + 5.0)
+    assert (same.tokens, same.divergence, same.largest, same.agree) == (3, 0.0, pytest.approx(0, abs=1e-12), 3)
+    other = merge_command.difference(np.log([[0.7, 0.3]]), np.log([[0.4, 0.6]]))
+    assert other.divergence == pytest.approx(0.7 * np.log(0.7 / 0.4) + 0.3 * np.log(0.3 / 0.6))
+    assert other.largest == pytest.approx(np.log(2)) and other.agree == 0

@@ -1,0 +1,129 @@
+"""`wgrad merge`: a model with its adapter in its weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from wgrad.autograd.select_device import select_device
+from wgrad.autograd.tensor import no_grad
+from wgrad.device.contract import Device
+from wgrad.device.errors import DeviceError, UnusableResult, WgradError
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
+from wgrad.train.model.lora import linear_modules
+from wgrad.train.model.merge import Merge, save_merged
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import load_frozen, open_files
+from wgrad.train.options.merge_config import MergeConfig
+from wgrad.train.run.build import frozen_adapter
+from wgrad.train.terminal.output import make_console, say
+from wgrad.train.terminal.progress import Display
+
+# What the logits are compared on: prose, numbers, code.
+TEXT = (
+    "The harbour lay still in the early light, and the boats that had gone out the evening before were not yet back. "
+    "In 1867 the town had 3,412 people; by 1901 there were 18,250 of them.\n"
+    "def mean(values):\n    return sum(values) / len(values)\n"
+    "Question: What is the capital of France? Answer: Paris. "
+)
+_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two models' next-token distributions at some places: the mean Kullback-Leibler divergence in nats, the largest
+    difference of a log-probability among tokens that either gives 0.001 or more, how often the likeliest agrees."""
+
+    tokens: int
+    divergence: float
+    largest: float
+    agree: int
+
+    def __str__(self) -> str:
+        return (
+            f"KL divergence {self.divergence:.2g} nats, largest difference of a log-probability {self.largest:.2g}, "
+            f"the likeliest token is the same at {self.agree} of {self.tokens}"
+        )
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> Difference:
+    """a, b: logits [T, vocabulary] of the first model and of the second."""
+    p, q = (_log_softmax(x.astype(np.float64)) for x in (a, b))
+    likely = np.maximum(p, q) > np.log(1e-3)
+    divergence = float((np.exp(p) * (p - q)).sum(axis=1).mean())
+    agree = int((p.argmax(axis=1) == q.argmax(axis=1)).sum())
+    return Difference(len(a), max(divergence, 0.0), float(np.abs(p - q)[likely].max()), agree)
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
+def run_merge(args: MergeConfig) -> int:
+    """`wgrad merge`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
+    if os.path.lexists(args.out) and not (Path(args.out).is_dir() and not any(Path(args.out).iterdir())):
+        raise WgradError(f"--out: {args.out} is there already: give the name of a new folder")
+    device = select_device(args.device)
+    say(f"device: {device.description} ({device.reason})", "stderr")
+    folder = resolve_model(args.model or base_of_adapter(args.adapter))
+    files, config, head_note = open_files(folder, load_model_config(folder))
+    lora, arrays = load_adapter(args.adapter, linear_modules(config))
+    for note in filter(None, (head_note, adapter_note(lora))):
+        say(f"note: {note}", "stderr")
+    merge = Merge(files, config, lora, arrays, args.onto == "original", args.block_size, args.double_quant)
+    merge.check()
+    display = Display(make_console("stderr"))
+    dtype = merge.dtype(args.dtype)
+    with display.phase("merging", unit="tensors") as phase:
+        save_merged(merge, args.out, dtype, device, phase.update)
+    say(f"wrote {args.out}: {folder} with {args.adapter} merged onto its {args.onto} weights, in {dtype.name}")
+    if args.compare:
+        try:
+            with display.phase("comparing logits"):
+                found = _compare(args, merge, device)
+            say(f"merged beside base and adapter as trained: {found}")
+        except UnusableResult:
+            raise
+        except (WgradError, DeviceError) as error:  # the model is there: that is what was asked for
+            say(f"note: the two could not be compared: {error}", "stderr")
+    return 0
+
+
+def _compare(args: MergeConfig, merge: Merge, device: Device) -> Difference:
+    ids = np.array(load_tokenizer(merge.files.folder).encode(TEXT)[:_TOKENS], np.int32)
+    weights = load_frozen(
+        merge.files.folder, merge.config, device, double_quant=args.double_quant, block_size=args.block_size
+    )
+    adapter = frozen_adapter(merge.lora, dict(merge.arrays), device)
+    before = _logits(Model(merge.config, weights, device, adapter=adapter, positions=len(ids)), ids)
+    del weights, adapter
+    config = load_model_config(args.out)
+    weights = load_frozen(args.out, config, device, quantize=False)
+    after = _logits(Model(config, weights, device, positions=len(ids)), ids)
+    for name, values in (("base and adapter", before), ("the merged model", after)):
+        if not np.isfinite(values).all():
+            raise UnusableResult(
+                f"{args.out} is written, but the logits of {name} are not finite (NaN or infinity): the adapter is "
+                "damaged or comes of a training that failed: fetch it again, or train it again"
+            )
+    return difference(before, after)
+
+
+def _logits(model: Model, ids: np.ndarray) -> np.ndarray:
+    upload = model.device.upload
+    row = np.arange(len(ids), dtype=np.int32)
+    inputs = Inputs(
+        ids=upload(ids),
+        positions=upload(row),
+        doc_start=upload(np.zeros((1, len(ids)), np.int32)),
+        cache_len=upload(np.zeros(1, np.int32)),
+    )
+    with no_grad():
+        return model.device.download(model.logits(model.hidden(inputs).data))

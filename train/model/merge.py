@@ -1,0 +1,98 @@
+"""An adapter added to its base weights, tensor by tensor: W + scale B A.
+
+Source: LoRA (arXiv 2106.09685), section 4.1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.device.files import atomic_folder, writing
+from wgrad.train.model.lora import LoraConfig
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import ModelFiles, Progress, read_restored
+from wgrad.train.model.save_model import save_model
+from wgrad.train.model.weights import EMBEDDING, WeightSpec, weight_specs
+
+_FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@dataclass(frozen=True)
+class Merge:
+    """An adapter and what it goes onto. original: the files' own weights, else (in NF4 of block_size and double_quant)
+    those that it was trained on."""
+
+    files: ModelFiles
+    config: ModelConfig
+    lora: LoraConfig
+    arrays: Mapping[str, np.ndarray]
+    original: bool
+    block_size: int
+    double_quant: bool
+
+    def check(self) -> None:
+        """WgradError where the files have no weights but those of few bits, and others are asked for."""
+        frozen = [spec.name for spec in weight_specs(self.config) if self.files.is_frozen(spec)]
+        if self.original and frozen:
+            raise WgradError(
+                f"--onto original: {self.files.folder} holds {frozen[0]} in few bits: merge onto dequantised, or name "
+                "the checkpoint in full precision with --model"
+            )
+
+    def dtype(self, name: str) -> np.dtype:
+        """Of the merged weights. name: "auto" is that of the embedding in the files."""
+        if name != "auto":
+            return np.dtype(_FLOATS[name])
+        return self.files.dtype(next(spec for spec in weight_specs(self.config) if spec.name == EMBEDDING))
+
+    def value(self, spec: WeightSpec, device: Device) -> np.ndarray:
+        """A tensor of the merged model, as files hold it: float32, or the files' dtype where nothing is added."""
+        if spec.kind != "projection":
+            return self.files.read(spec)
+        quantize = not self.original and not any(self.files.is_frozen(other) for other in weight_specs(self.config))
+        weight = read_restored(self.files, spec, device, quantize, self.block_size, self.double_quant)
+        module = spec.name.removesuffix(".weight")
+        if f"{module}.lora_A" in self.arrays:
+            scale = np.float32(self.lora.scaling_of(module))
+            weight = weight + scale * (self.arrays[f"{module}.lora_B"] @ self.arrays[f"{module}.lora_A"])
+        return weight
+
+
+def save_merged(
+    merge: Merge, out: str | os.PathLike[str], dtype: np.dtype, device: Device, progress: Progress | None = None
+) -> None:
+    """Write the merged model as a folder that is there whole or not at all; one tensor at a time is in memory.
+
+    WgradError: too little room on the disk, a folder that is not empty, a sum that `dtype` cannot hold.
+    """
+    need = sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in weight_specs(merge.config)) * dtype.itemsize
+    parent = next(path for path in (Path(out), *Path(out).absolute().parents) if path.exists())
+    with writing(out):
+        free = shutil.disk_usage(parent).free
+    if free < need:
+        raise WgradError(
+            f"--out: {os.fspath(out)} takes {need / 2**30:.1f} GiB in {dtype.name}, and the disk has "
+            f"{free / 2**30:.1f} free: free some space or choose another folder"
+        )
+
+    def value(spec: WeightSpec) -> np.ndarray:
+        found = merge.value(spec, device)
+        with np.errstate(over="ignore"):
+            stored = found.astype(dtype)
+        if not np.isfinite(stored.astype(np.float32)).all():
+            raise WgradError(
+                f"--dtype: {spec.name} has values that {dtype.name} does not hold: use bfloat16 or float32"
+            )
+        return stored
+
+    with atomic_folder(out) as folder:
+        save_model(folder, merge.files.folder, merge.config, dtype, value, progress)
