@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, warm, generate, export, merge, devices, selftest, matrix-units.
+"""The command `wgrad`: finetune, warm, generate, export, merge, devices, selftest, matrix-units, cache.
 
 Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
 (one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
@@ -107,6 +107,12 @@ def _matrix_units(args: argparse.Namespace) -> int:
     return COMMANDS[args.action]()
 
 
+def _cache(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.cache import COMMANDS
+
+    return COMMANDS[args.action]()
+
+
 def build_parser() -> Parser:
     """The parser of all commands; each namespace carries `run`, the function of its command."""
     parser = Parser(prog="wgrad", description="Fine-tune LLaMA-type language models on any GPU, without PyTorch.")
@@ -141,6 +147,8 @@ def build_parser() -> Parser:
         "matrix-units", _matrix_units, "let --compute float16 use the card's matrix units, or see whether it does"
     )
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
+    cache = add("cache", _cache, "list the quantised weights that --stream-weights keeps on the disk, or remove them")
+    cache.add_argument("action", choices=("list", "clear"), help="what to do")
     return parser
 
 

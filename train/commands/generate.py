@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
+from wgrad.device.errors import OutOfMemory
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note
@@ -20,6 +22,7 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.build import build_frozen
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.generation import check_positions, generate_ids
+from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -37,14 +40,33 @@ def _build(
         quantize=args.quantize,
         compute=args.compute,
     )
-    with display.phase("compiling", unit="shaders") as phase:
+    stream, remarks = "off" if args.stream_weights == "auto" else args.stream_weights, list[str]()
+    limit = limit_bytes(args.memory_limit)
+    room = limit or (device.facts.get("memory_bytes") if args.stream_weights == "auto" else None)
+
+    def run_dry(stream: str, room: int | None) -> Any:
         dry = device.dry_run()
         if dry is not None:  # three tokens: the first step of one runs as it is, the second is recorded
-            for _ in generate_ids(build(dry, contents=False), prompt, min(args.max_new_tokens, 3), args):
+            dry.limit_memory(room)
+            model = build(dry, contents=False, stream_weights=stream)
+            for _ in generate_ids(model, prompt, min(args.max_new_tokens, 3), args):
                 pass
+        return dry
+
+    with display.phase("compiling", unit="shaders") as phase:
+        try:
+            dry = run_dry(stream, room)
+        except OutOfMemory:
+            if args.stream_weights == "auto" and not device.shared_memory:
+                stream = "on"
+            dry = run_dry(stream, limit)
+        if dry is not None:
             device.prepare(dry, phase.update)
     with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
-        return build(device, progress=phase.update)
+        model = build(device, progress=phase.update, stream_weights=stream, remarks=remarks)
+    for remark in remarks:
+        say(f"note: {remark}", "stderr")
+    return model
 
 
 def run_generate(args: GenerateConfig) -> int:
@@ -55,6 +77,8 @@ def run_generate(args: GenerateConfig) -> int:
     for line in compute.lines:
         say(line, "stderr")
     args = replace(args, compute=compute.dtype)
+    if remark := hold_to_limit(device, args.memory_limit):
+        say(f"note: {remark}", "stderr")
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)

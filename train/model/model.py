@@ -25,6 +25,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
+from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, FINAL_NORM, HEAD
 
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
@@ -69,7 +70,8 @@ class KVCache:
 class Model:
     """A decoder on a device.
 
-    weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`. adapter: low-rank
+    weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`; StreamedWeights
+    where they live in main memory, which a backward wants recompute for. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
     input for the backward; offload: in main memory. dtype: float32, float16 or bfloat16, see above.
     """
@@ -88,16 +90,27 @@ class Model:
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
         self.dtype, self.recompute, self.offload = np.dtype(dtype), recompute, offload
+        self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
 
     @property
     def head(self) -> Any:
         """Output weight [V, C]: the embedding's own where the two are tied."""
-        return self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD]
+        name = EMBEDDING if self.config.tie_word_embeddings else HEAD
+        return self.weights[name] if self._streamed is None else self._streamed.table(name)
+
+    @property
+    def variants(self) -> set[str]:
+        """The kinds of its frozen weights."""
+        if self._streamed is not None:
+            return self._streamed.variants
+        return {weight.variant for weight in self.weights.values() if isinstance(weight, FrozenWeight)}
 
     # ---- whole passes ------------------------------------------------------------------------
     def hidden(self, inputs: Inputs, cache: KVCache | None = None) -> Tensor:
         """[N, C]: the output of the final norm."""
+        if self._streamed is not None:
+            self._streamed.begin()
         h = F.embedding(self.weights[EMBEDDING], inputs.ids, dtype=np.float32, device=self.device)
         if self.config.embedding_scale != 1:
             # In the compute dtype, as transformers has it: what the weights were trained with.
@@ -124,6 +137,8 @@ class Model:
 
     # ---- a layer -----------------------------------------------------------------------------
     def _layer(self, index: int, h: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
+        if self._streamed is not None:
+            self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
         y, h = self._norm(f"{prefix}{c.attention_norm}", h)
         y = self._attention(index, y, inputs, cache)

@@ -181,17 +181,6 @@ def _same(a: TensorEntry, b: TensorEntry) -> bool:
     )
 
 
-def _place(files: ModelFiles, spec: WeightSpec, device: Device, contents: bool) -> Array:
-    """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
-    float32 on a device without it (bfloat16 works on all)."""
-    dtype = files.dtype(spec)
-    if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
-        dtype = np.dtype(np.float32)
-    if not contents:
-        return device.empty(spec.shape, dtype)
-    return device.upload(np.ascontiguousarray(_value(files, spec), dtype))
-
-
 def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[ModelFiles, ModelConfig, str]:
     """The files, checked without reading a tensor; configuration and note as of `use_own_head`. WgradError."""
     files = ModelFiles(folder)
@@ -213,6 +202,62 @@ def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
     return value.astype(np.float32) + np.float32(spec.offset) if spec.offset else value
 
 
+class Loader:
+    """The frozen weights of a checkpoint, one by one. quantize: projections become NF4 on the device; else they keep
+    the files' dtype. Raises WgradError; ValueError where `config` ties a head that the files do not (`use_own_head`).
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        config: ModelConfig,
+        quantize: bool = True,
+        double_quant: bool = True,
+        block_size: int = 64,
+    ) -> None:
+        self.files = _open(folder, config)
+        self.specs = weight_specs(config)
+        # Of weights that are quantised already, what is in float is to stay so (bitsandbytes' llm_int8_skip_modules).
+        self.quantize = quantize and not any(self.files.is_frozen(spec) for spec in self.specs)
+        self._double_quant, self._block_size = double_quant, block_size
+
+    def load(self, spec: WeightSpec, device: Device, contents: bool = True) -> Any:
+        """An Array or FrozenWeight on the device. contents False, for a dry run: shapes and dtypes are right, and
+        hardly a thing is read."""
+        if spec.kind == "projection" and self.files.is_frozen(spec):
+            return self.files.read_frozen(spec, device, contents)
+        full = self.place(spec, device, contents)
+        if spec.kind == "projection" and self.quantize:
+            return device.quantize(full, self._block_size, double=self._double_quant)
+        return full
+
+    def place(
+        self, spec: WeightSpec, device: Device, contents: bool = True, empty: Callable[..., Array] | None = None
+    ) -> Array:
+        """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
+        float32 on a device without it (bfloat16 works on all). empty: makes the array, where not the device's own."""
+        dtype = self.files.dtype(spec)
+        if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
+            dtype = np.dtype(np.float32)
+        if not contents:
+            return (empty or device.empty)(spec.shape, dtype)
+        value = np.ascontiguousarray(_value(self.files, spec), dtype)
+        if empty is None:
+            return device.upload(value)
+        array = empty(spec.shape, dtype)
+        device.write(array, value)
+        return array
+
+    def all(self, device: Device, progress: Progress | None = None, contents: bool = True) -> dict[str, Any]:
+        """Name -> weight of every tensor of `weight_specs`."""
+        weights: dict[str, Any] = {}
+        for done, spec in enumerate(self.specs):
+            weights[spec.name] = self.load(spec, device, contents)
+            if progress:
+                progress(done + 1, len(self.specs))
+        return weights
+
+
 def load_frozen(
     folder: str | os.PathLike[str],
     config: ModelConfig,
@@ -224,29 +269,8 @@ def load_frozen(
     progress: Progress | None = None,
     contents: bool = True,
 ) -> dict[str, Any]:
-    """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen.
-
-    quantize: projections become NF4 on the device; else they keep the files' dtype. contents False, for the dry
-    run of a device: shapes and dtypes are right, and hardly a weight is read. Raises WgradError;
-    ValueError where `config` ties a head that the files do not (see `use_own_head`).
-    """
-    files = _open(folder, config)
-    specs = weight_specs(config)
-    # Of weights that are quantised already, what is in float is to stay so (bitsandbytes' llm_int8_skip_modules).
-    quantize = quantize and not any(files.is_frozen(spec) for spec in specs)
-    weights: dict[str, Any] = {}
-    for done, spec in enumerate(specs):
-        if spec.kind == "projection" and files.is_frozen(spec):
-            weights[spec.name] = files.read_frozen(spec, device, contents)
-        elif spec.kind == "projection" and quantize:
-            full = _place(files, spec, device, contents)
-            weights[spec.name] = device.quantize(full, block_size, double=double_quant)
-            del full
-        else:
-            weights[spec.name] = _place(files, spec, device, contents)
-        if progress:
-            progress(done + 1, len(specs))
-    return weights
+    """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen, on the device: see `Loader`."""
+    return Loader(folder, config, quantize, double_quant, block_size).all(device, progress, contents)
 
 
 def read_restored(

@@ -30,6 +30,12 @@ COMPUTE_TYPES = (AUTO, "float32", "float16", "bfloat16")
 COMPUTE_HELP = "auto takes what is fastest and right: float16 where matrix units are on, bfloat16 on HIP, else float32"
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
+STREAM = ("auto", "on", "off")
+STREAM_HELP = (
+    "keep the frozen weights in main memory and copy each layer to the device ahead of its use (training then "
+    "recomputes layers, as with --checkpointing); auto: where they do not fit otherwise"
+)
+LIMIT_HELP = "take no more memory of the device than this: 3GiB, 800MiB"
 NOT_EMPTY = ("must name at least one module", lambda v: len(v) > 0)
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
@@ -155,9 +161,8 @@ class RunOptions(Options):
     offload_checkpoints: bool = of_machine(
         False, "park what --checkpointing keeps in main memory until the backward; turns --checkpointing on"
     )
-    memory_limit: str | None = of_machine(
-        None, "take no more memory of the device than this: 3GiB, 800MiB", rule=A_SIZE, metavar="SIZE"
-    )
+    stream_weights: str = of_machine("auto", STREAM_HELP, choices=STREAM)
+    memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     save_every: int = of_machine(
         100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N"
     )
@@ -184,6 +189,8 @@ class RunOptions(Options):
             raise WgradError(
                 "--offload-checkpoints: --no-checkpointing leaves it nothing to park: give only one of them"
             )
+        if self.stream_weights == "on" and self.checkpointing is False:
+            raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
         if self.full and self.dropout:
             raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
 
@@ -221,6 +228,7 @@ _UNUSED = (
     ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
     ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
     ("full", ("double_quant", "block_size"), "--full quantises nothing"),
+    ("full", ("stream_weights",), "--full has no frozen weights"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
 )
 

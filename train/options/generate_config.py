@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wgrad.train.options.finetune_config import AUTO, COMPUTE_HELP, COMPUTE_TYPES, DEVICE_HELP
+from wgrad.train.options.finetune_config import (
+    A_SIZE,
+    AUTO,
+    COMPUTE_HELP,
+    COMPUTE_TYPES,
+    DEVICE_HELP,
+    LIMIT_HELP,
+    STREAM,
+    STREAM_HELP,
+)
 from wgrad.train.options.options import AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option
 
 
@@ -40,4 +49,6 @@ class GenerateConfig(Sampling):
     max_new_tokens: int = option(128, "stop after this many tokens", rule=AT_LEAST_1, metavar="N")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
     compute: str = option(AUTO, f"type of activations. {COMPUTE_HELP}", choices=COMPUTE_TYPES)
+    stream_weights: str = option("auto", STREAM_HELP, choices=STREAM)
+    memory_limit: str | None = option(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning")

@@ -14,6 +14,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.adapter_files import load_adapter
+from wgrad.train.model.load_streamed import load_streamed
 from wgrad.train.model.lora import ALL_LINEAR, Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
@@ -60,7 +61,7 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
 
 def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
     """--checkpointing, or by default whether the activations are estimated above 2 GiB."""
-    if config.offload_checkpoints:
+    if config.offload_checkpoints or config.stream_weights == "on":
         return True
     if config.checkpointing is not None:
         return config.checkpointing
@@ -81,10 +82,12 @@ def build_trainable(
     positions: int,
     progress: Progress | None = None,
     contents: bool = True,
+    remarks: list[str] | None = None,
 ) -> TrainableModel:
     """The model that `config` asks to train, with its weights and the start values of what is trained. WgradError.
 
-    contents False, for the dry run of a device: as large and as typed, without reading the weights.
+    remarks: gets what is worth a word to the user. contents False, for the dry run of a device: as large and as typed,
+    without reading the weights.
     """
     config = replace(config, compute=compute_type(config.compute, device))
     options: dict[str, Any] = {
@@ -103,10 +106,12 @@ def build_trainable(
         return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
         lora, values = _start_values(config, model_config)
-    weights = load_frozen(
+    weights = load_base(
         folder,
         model_config,
         device,
+        streams(config.stream_weights, device),
+        remarks,
         double_quant=config.double_quant,
         block_size=config.block_size,
         progress=progress,
@@ -119,6 +124,26 @@ def build_trainable(
     adapter = Adapter.from_tensors(lora, parameters.tensors)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count)
+
+
+def streams(choice: str, device: Device) -> bool:
+    """Whether weights live in main memory: --stream-weights on (auto is settled by a plan), where that is not the
+    device's own."""
+    return choice == "on" and not device.shared_memory
+
+
+def load_base(
+    folder: str | os.PathLike[str],
+    model_config: ModelConfig,
+    device: Device,
+    streamed: bool,
+    remarks: list[str] | None,
+    **options: Any,
+) -> Mapping[str, Any]:
+    """The frozen weights, on the device or streamed to it. options: of `load_frozen`."""
+    if streamed:
+        return load_streamed(folder, model_config, device, remarks=remarks, **options)
+    return load_frozen(folder, model_config, device, **options)
 
 
 def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
@@ -168,12 +193,15 @@ def build_frozen(
     adapter: str | None = None,
     quantize: bool = True,
     compute: str = "float32",
+    stream_weights: str = "off",
     progress: Progress | None = None,
     contents: bool = True,
+    remarks: list[str] | None = None,
 ) -> Model:
-    """A model for inference, with an adapter or without. contents: see `build_trainable`. WgradError."""
+    """A model for inference, with an adapter or without. contents, remarks: see `build_trainable`. WgradError."""
     dtype = np.dtype(compute_type(compute, device))
     loaded = load_adapter(adapter, linear_modules(model_config)) if adapter else None
-    weights = load_frozen(folder, model_config, device, quantize=quantize, progress=progress, contents=contents)
+    options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}
+    weights = load_base(folder, model_config, device, streams(stream_weights, device), remarks, **options)
     placed = frozen_adapter(*loaded, device) if loaded else None
     return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=dtype)

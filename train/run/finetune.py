@@ -69,6 +69,8 @@ class _Finetuning:
         adapter = str(self.state.path) if self.state is not None and begun.adapter else begun.adapter
         config = replace(begun, adapter=adapter, seq_len=session.row_tokens)
         plan = prepare_session(session, config)
+        if plan is not None:
+            config = replace(config, stream_weights=plan.config.stream_weights)
         with advising(SMALLER_MODEL):
             self.built = build_session(session, config)
         session.say(memory_line(session, plan, self.built))

@@ -53,6 +53,8 @@ def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
         yield {"checkpointing": True}
     if not device.shared_memory and not config.offload_checkpoints:
         yield {"offload_checkpoints": True}
+    if not device.shared_memory and config.stream_weights == "off" and not config.full:
+        yield {"stream_weights": "on"}
     rows = config.batch_size
     while rows > 1:
         rows //= 2

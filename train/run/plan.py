@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,15 @@ SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what
 class Plan:
     """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
     its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
-    included); and in main memory, of what is parked there (--offload-checkpoints)."""
+    included); and in main memory, of what is kept there (--offload-checkpoints, --stream-weights). config: the run's,
+    with --stream-weights settled."""
 
     dry: Any
     held_bytes: int
     activation_bytes: int
     peak_bytes: int
     host_bytes: int
+    config: RunOptions
 
 
 def plan_run(
@@ -50,18 +52,39 @@ def plan_run(
     config.json, or the run --memory-limit.
     """
 
+    def plan(config: RunOptions, limit: int | None) -> Plan:
+        if config.stream_weights != "auto":
+            return _run_dry(config, model_config, folder, device, prompt_tokens, limit)
+        off, room = replace(config, stream_weights="off"), limit or device.facts.get("memory_bytes")
+        if not _may_stream(config, device) or room is None:
+            return plan(off, limit)
+        try:
+            return plan(off, room)
+        except OutOfMemory:
+            pass
+        try:
+            return plan(replace(config, stream_weights="on"), room)
+        except OutOfMemory:
+            if limit is not None:
+                raise
+            return plan(off, None)  # how much memory is free is not known: the device has the last word
+
     def reserved(config: RunOptions, limit: int | None) -> int:
-        dry = _run_dry(config, model_config, folder, device, prompt_tokens, limit).dry
-        return int(dry.memory().peak_reserved_bytes)
+        return int(plan(config, limit).dry.memory().peak_reserved_bytes)
 
     if device.dry_run() is None:
         return None
     try:
-        return _run_dry(config, model_config, folder, device, prompt_tokens, limit_bytes(config.memory_limit))
+        return plan(config, limit_bytes(config.memory_limit))
     except OutOfMemory:
         if config.memory_limit is None:
             raise
     raise beyond_limit(config, device, reserved)
+
+
+def _may_stream(config: RunOptions, device: Device) -> bool:
+    """Whether --stream-weights auto has a choice."""
+    return config.checkpointing is not False and not config.full and not device.shared_memory
 
 
 def _run_dry(
@@ -89,4 +112,4 @@ def _run_dry(
         for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
             pass
     running = dry.memory().peak_bytes
-    return Plan(dry, held, running - held, max(loading, running), dry.host_memory().peak_bytes)
+    return Plan(dry, held, running - held, max(loading, running), dry.host_memory().peak_bytes, config)

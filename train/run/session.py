@@ -11,7 +11,6 @@ from typing import Any
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
@@ -156,7 +155,7 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
 
 def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
     """The model with its weights on the device. config: as for `prepare_session`."""
-    begun = time.monotonic()
+    begun, remarks = time.monotonic(), list[str]()
     what = "loading weights" if config.full else "loading and quantising weights"
     with session.display.phase(what, unit="tensors") as phase:
         built = build_trainable(
@@ -166,11 +165,14 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
             session.device,
             positions=len(session.prompt) + SAMPLE_TOKENS,
             progress=phase.update,
+            remarks=remarks,
         )
+    for remark in remarks:
+        session.say(f"note: {remark}")
     if note := adapter_note(built.lora):
         session.say(f"note: {note}")
     trained = built.parameters.count
-    formats = {w.variant for w in built.model.weights.values() if isinstance(w, FrozenWeight)}
+    formats = built.model.variants
     kind = ", ".join("NF4, double-quantised" if name == "nf4_nested" else name.upper() for name in sorted(formats))
     kind = kind or "float32"
     session.say(
@@ -184,6 +186,8 @@ def offload_remark(config: RunOptions, device: Device) -> str:
     """A word on an option that this device leaves without effect, or ""."""
     if config.offload_checkpoints and device.shared_memory:
         return "--offload-checkpoints moves nothing: this device's memory is main memory"
+    if config.stream_weights == "on" and device.shared_memory:
+        return "--stream-weights moves nothing: this device's memory is main memory"
     return ""
 
 
@@ -197,7 +201,8 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
         activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
         return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
-    parked = f"; {size(plan.host_bytes)} in main memory" if plan.host_bytes else ""
+    streamed = "weights and " if plan.config.stream_weights == "on" and plan.host_bytes else ""
+    parked = f"; {size(plan.host_bytes)} in main memory ({streamed}checkpoints)" if plan.host_bytes else ""
     return (
         f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
         f"on the device{parked}; not counted: compiled shaders, what the driver keeps for itself, and main memory"

@@ -1,0 +1,243 @@
+"""--stream-weights: the same bits as with the weights on the device, in less of its memory; and the file that keeps
+what was quantised."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.bind import bind
+from wgrad.device.errors import OutOfMemory
+from wgrad.train.commands import cli
+from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.model import load_streamed as module
+from wgrad.train.model.load_streamed import cached_files, load_streamed
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.streamed_weights import StreamedWeights
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.build import build_frozen, build_optimizer, build_trainable
+from wgrad.train.run.generation import generate_ids
+from wgrad.train.run.plan import plan_run
+from wgrad.train.run.trainer import Trainer
+from wgrad.wgsl.device import WgpuDevice
+
+SHAPE: dict[str, Any] = {"num_hidden_layers": 5}  # one buffer of the two has three layers
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(module, "cache_folder", lambda name: folder / name)
+    return folder / "weights"
+
+
+@pytest.fixture
+def card(wgpu_device: Any) -> Any:
+    """A device of this test's own that takes itself for a card with memory of its own."""
+    device = bind(WgpuDevice)()
+    device.shared_memory = False
+    return device
+
+
+def options(**given: Any) -> RunOptions:
+    shape: dict[str, Any] = {"seq_len": 21, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4}
+    shape |= {"log_every": 1, "sample": False, "checkpointing": True, "stream_weights": "off"}
+    return RunOptions(**(shape | given))
+
+
+def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
+    """Losses of steps, of which all but the first two are replayed, and of evaluations between them; a text; and what
+    was trained."""
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=64)
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    generator = np.random.default_rng(0)
+    documents = [Document(generator.integers(0, 40, 21).astype(np.int32), np.ones(21, bool)) for _ in range(16)]
+    losses, held_out = [], []
+    for step in BatchStream(documents, config):
+        trainer.step(step, 1e-2)
+        losses.append(trainer.read_history()[0, 0])
+        held_out.append(trainer.evaluate(step.batches))
+    text = list(generate_ids(built.model, [5, 6, 7], 6, GREEDY))
+    return [np.array(losses), np.array(held_out), np.array(text), device.download(built.parameters.data)]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_bits_are_those_of_weights_on_the_device(make_checkpoint: Any, card: Any, tied: bool) -> None:
+    """And the plan says what it takes; with the file of the first run, too."""
+    folder = make_checkpoint(**SHAPE, tie_word_embeddings=tied)
+    config = options(stream_weights="on", offload_checkpoints=tied)
+    expected = train(options(), folder, bind(WgpuDevice)())
+    assert len(set(expected[0].tolist())) == 4
+    plan, there = (plan_run(c, load_model_config(folder), folder, card, 3) for c in (config, options()))
+    assert plan is not None and there is not None and plan.held_bytes < there.held_bytes
+    kept = card.memory().in_use_bytes
+    for again in range(2):
+        for value, wanted in zip(train(config, folder, card), expected, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+        assert len(cached_files()) == 1
+        if not again:
+            assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
+            assert plan.host_bytes == pytest.approx(card.host_memory().peak_bytes, rel=0.05)
+
+
+def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint: Any, card: Any) -> None:
+    """auto takes it there, and only there."""
+    sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
+    folder = make_checkpoint(**sizes, dtype="bfloat16")
+    model = load_model_config(folder)
+    small = {"target_modules": ("q_proj",), "rank": 1, "batch_size": 1, "accumulate": 1}
+    there, streamed = (
+        plan_run(options(stream_weights=choice, **small), model, folder, card, 3) for choice in ("off", "on")
+    )
+    assert there is not None and streamed is not None
+    kept, needed = card.memory().reserved_bytes, streamed.dry.memory().peak_reserved_bytes
+    assert needed < 0.8 * there.dry.memory().peak_reserved_bytes
+    auto = options(stream_weights="auto", memory_limit=str(needed + (needed >> 4)), **small)
+    plan = plan_run(auto, model, folder, card, 3)
+    assert plan is not None and plan.config.stream_weights == "on"
+    roomy = plan_run(options(stream_weights="auto", memory_limit="1GiB", **small), model, folder, card, 3)
+    assert roomy is not None and roomy.config.stream_weights == "off"
+    card.limit_memory(kept + needed + (needed >> 4))
+    with pytest.raises(OutOfMemory, match="the memory limit of"):
+        train(options(**small), folder, card)
+    card.trim()
+    losses = train(plan.config, folder, card)[0]
+    assert losses[-1] < losses[0] and card.memory().peak_reserved_bytes <= kept + needed + (needed >> 4)
+
+
+def test_weights_that_are_not_quantised_stream_too(make_checkpoint: Any, card: Any) -> None:
+    folder = make_checkpoint(**SHAPE, dtype="float16")
+    model, texts = load_model_config(folder), []
+    for choice in ("off", "on"):
+        built = build_frozen(model, folder, card, positions=32, quantize=False, stream_weights=choice)
+        assert isinstance(built.weights, StreamedWeights) == (choice == "on")
+        texts.append(list(generate_ids(built, [5, 6, 7], 8, GREEDY)))
+    assert texts[0] == texts[1] and not cached_files()
+
+
+def test_a_layer_that_was_not_entered_is_no_ones(make_checkpoint: Any, card: Any) -> None:
+    folder = make_checkpoint(**SHAPE)
+    weights = load_streamed(folder, load_model_config(folder), card)
+    weights.enter(0)
+    assert weights["model.layers.0.mlp.up_proj.weight"] and len(weights) == len(list(weights))
+    with pytest.raises(LookupError, match="layer 2 was not entered"):
+        weights["model.layers.2.mlp.up_proj.weight"]
+
+
+# ---- the file ----------------------------------------------------------------------------
+def layers_of(weights: StreamedWeights, device: Any) -> list[np.ndarray]:
+    return [device.download(layer.buffer) for layer in weights._layers]
+
+
+def load(folder: Path, device: Any, **more: Any) -> tuple[list[np.ndarray], list[str]]:
+    remarks: list[str] = []
+    weights = load_streamed(folder, load_model_config(folder), device, remarks=remarks, **more)
+    return layers_of(weights, device), remarks
+
+
+def test_each_checkpoint_and_quantisation_has_a_file_and_it_is_said(make_checkpoint: Any, card: Any) -> None:
+    folder = make_checkpoint(**SHAPE)
+    _, remarks = load(folder, card)
+    assert "for the next run (at most 128 GiB in all): wgrad cache clear removes them" in remarks[0]
+    assert load(folder, card)[1] == []
+    load(folder, card, block_size=128)
+    load(folder, card, double_quant=False)
+    load(make_checkpoint(name="other", seed=1, **SHAPE), card)
+    assert len(cached_files()) == 4
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut off", "a header", "another layer"])
+def test_a_damaged_file_is_named_and_made_again(make_checkpoint: Any, card: Any, damage: str) -> None:
+    folder = make_checkpoint(**SHAPE)
+    expected, _ = load(folder, card)
+    (path,) = cached_files()
+    data = bytearray(path.read_bytes())
+    if damage == "a bit":
+        data[len(data) // 2] ^= 4
+    elif damage == "another layer":
+        data = bytearray(bytes(data).replace(b'"layer.0"', b'"layer.9"'))
+    path.write_bytes(data[:-100] if damage == "cut off" else b"x" * 64 if damage == "a header" else data)
+    layers, remarks = load(folder, card)
+    assert "the weights are quantised again" in remarks[0] and str(path.parent) in remarks[0] + remarks[1]
+    for value, wanted in zip(layers, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert load(folder, card)[1] == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_disk_that_takes_nothing_costs_only_the_file(
+    make_checkpoint: Any, card: Any, cache: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(**SHAPE)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+    layers, remarks = load(folder, card)
+    assert len(layers) == 5 and "are not kept for the next run: cannot write" in remarks[0]
+    assert not [path for path in cache.rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_kill_while_it_is_written_leaves_nothing_that_is_taken_for_it(
+    make_checkpoint: Any, card: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the killed run was writing lies beside, and the next one removes it."""
+    folder = make_checkpoint(**SHAPE)
+    expected, _ = load(folder, card)
+    (path,) = cached_files()
+    left = path.with_name(f"{path.name}.123.partial")
+    left.write_bytes(path.read_bytes()[:1000])
+    path.unlink()
+    layers, remarks = load(folder, card)
+    assert len(remarks) == 1 and not left.exists() and cached_files() == [path]
+    for value, wanted in zip(layers, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_the_disk_it_takes_is_bounded_and_given_back(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_checkpoint(**SHAPE)
+    load(folder, card)
+    (first,) = cached_files()
+    os.utime(first, (1, 1))
+    load(folder, card, block_size=128)
+    monkeypatch.setattr(module, "MOST_BYTES", int(2.5 * first.stat().st_size))
+    load(folder, card, block_size=256)
+    assert len(cached_files()) == 2 and first not in cached_files()
+    assert cli.main(["cache", "list"]) == 0
+    assert "2 checkpoints, 0." in capsys.readouterr().out
+    assert cli.main(["cache", "clear"]) == 0
+    assert "removed from" in capsys.readouterr().out and cached_files() == []
+
+
+# ---- the commands ------------------------------------------------------------------------
+def test_generation_streams_below_a_limit(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
+    words = ["generate", "--model", str(make_checkpoint(**sizes)), "--prompt", "the fox", "--max-new-tokens", "5"]
+    monkeypatch.setattr("wgrad.train.commands.generate.select_device", lambda spec: card)
+    assert cli.main(words) == 0
+    expected = capsys.readouterr().out
+    card.trim()
+    assert not cached_files()
+    limit = str(card.memory().reserved_bytes + 700_000)
+    assert cli.main([*words, "--memory-limit", limit, "--stream-weights", "off"]) == 2
+    assert "the memory limit of" in capsys.readouterr().err
+    assert cli.main([*words, "--memory-limit", limit]) == 0
+    assert capsys.readouterr().out == expected and len(cached_files()) == 1
+
+
+def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--stream-weights", "on", "--no-checkpointing"], "--stream-weights: cannot be on with --no-checkpointing"),
+        (["--stream-weights", "on", "--full"], "--stream-weights: would be ignored: --full has no frozen weights"),
+        (["--stream-weights", "yes"], "--stream-weights: must be one of auto, on, off; got 'yes'"),
+    ):
+        assert cli.main(["finetune", "--model", "m", "--data", "d", "--out", "o", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Loading weights that stay in main memory: quantised on the device one by one, and from then on from a file.
+
+The file, one a checkpoint in the user's cache, is safetensors: `layer.N` uint8 (a layer's buffer as it is) and `crc32`
+uint32 of each. It is written whole or not at all; one that does not agree with itself is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.cache import cache_folder
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import WgradError
+from wgrad.device.files import make_folder, remove_leftovers, writing
+from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import Loader, ModelFiles, Progress
+from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
+from wgrad.train.model.weights import weight_specs
+
+FORMAT = 1
+MOST_BYTES = 128 << 30  # of all these files: those that were used longest ago go first
+SUFFIX = ".layers.safetensors"
+_CHECKS = "crc32"
+
+
+def cached_weights() -> Path:
+    """The folder of these files; it may be removed at any time."""
+    return cache_folder("weights")
+
+
+def load_streamed(
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    device: Device,
+    *,
+    quantize: bool = True,
+    double_quant: bool = True,
+    block_size: int = 64,
+    progress: Progress | None = None,
+    contents: bool = True,
+    remarks: list[str] | None = None,
+) -> StreamedWeights:
+    """`load_frozen`'s weights in main memory. remarks: gets what is worth a word. Raises WgradError."""
+    loader = Loader(folder, config, quantize, double_quant, block_size)
+    shapes = loader.all(device.dry_run(), contents=False)
+    layers = [HostLayer.like(weights, device) for weights in _by_layer(config, shapes)]
+    remarks = [] if remarks is None else remarks
+    path = _path(loader.files, double_quant, block_size, device) if loader.quantize else None
+    known = contents and path is not None and _read(path, layers, device, remarks)
+    resident, tables = _others(loader, device, contents)
+    if contents and not known:
+        _load(loader, layers, device, progress)
+        if path is not None:
+            _write(path, layers, device, remarks)
+    return StreamedWeights(device, resident, tables, layers)
+
+
+def _by_layer(config: ModelConfig, weights: Mapping[str, Any]) -> Iterator[Weights]:
+    names = [spec.name for spec in weight_specs(config) if spec.kind == "projection"]
+    for layer in range(config.num_hidden_layers):
+        yield {name: weights[name] for name in names if name.startswith(f"model.layers.{layer}.")}
+
+
+def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, Weights]:
+    """-> norms and biases on the device, embedding and head in main memory."""
+    resident: Weights = {}
+    tables: Weights = {}
+    for spec in loader.specs:
+        if spec.kind in ("embedding", "head"):
+            tables[spec.name] = loader.place(spec, device, contents, device.empty_host)
+        elif spec.kind != "projection":
+            resident[spec.name] = loader.place(spec, device, contents)
+    return resident, tables
+
+
+def _load(loader: Loader, layers: Sequence[HostLayer], device: Device, progress: Progress | None) -> None:
+    """Each projection through the device into its place in main memory."""
+    places = {name: weight for layer in layers for name, weight in layer.weights.items()}
+    specs = [spec for spec in loader.specs if spec.name in places]
+    for done, spec in enumerate(specs):
+        made = loader.load(spec, device)
+        for source, target in zip(arrays_of({"": made}), arrays_of({"": places[spec.name]}), strict=True):
+            device.transfer(source, target)
+        del made
+        if progress:
+            progress(done + 1, len(specs))
+
+
+# ---- the file ----------------------------------------------------------------------------
+def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device) -> Path:
+    """Where the layers of this checkpoint are kept, quantised so. Devices quantise to the same bits."""
+    key = f"{FORMAT} {files.digest()} nf4 {double_quant} {block_size} {device.float16}"
+    return cached_weights() / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + SUFFIX)
+
+
+def _read(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list[str]) -> bool:
+    """Fill the layers from the file -> whether that was possible."""
+    if not path.exists():
+        return False
+    try:
+        entries = read_entries(path, "--stream-weights")
+        checks = _entry(entries, _CHECKS, "U32", len(layers))
+        for number, layer in enumerate(layers):
+            data = _entry(entries, f"layer.{number}", "U8", layer.buffer.size)
+            if zlib.crc32(data.data) != checks[number]:
+                raise WgradError(f"layer.{number} in {path} has other bytes than were written")
+            device.write(layer.buffer, data)
+    except WgradError as error:
+        remarks.append(f"{error}: the weights are quantised again")
+        return False
+    os.utime(path)  # which were used last is what `_make_room` goes by
+    return True
+
+
+def _entry(entries: Mapping[str, Any], name: str, dtype: str, size: int) -> np.ndarray:
+    entry = entries.get(name)
+    if entry is None or entry.dtype != dtype or entry.shape != (size,):
+        raise WgradError(f"--stream-weights: the cached weights have no {name} of {size:,} {dtype}")
+    return entry.array()
+
+
+def _write(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list[str]) -> None:
+    """Keep the layers; where that is impossible the run goes on without, and says so."""
+    checks: list[int] = []
+
+    def layer_bytes(buffer: Array) -> np.ndarray:
+        data = device.download(buffer)
+        checks.append(zlib.crc32(data.data))
+        return data
+
+    sources = [
+        TensorSource(f"layer.{n}", np.dtype(np.uint8), layer.buffer.shape, partial(layer_bytes, layer.buffer))
+        for n, layer in enumerate(layers)
+    ]
+    sources.append(TensorSource(_CHECKS, np.dtype(np.uint32), (len(layers),), lambda: np.array(checks, np.uint32)))
+    nbytes = sum(layer.buffer.nbytes for layer in layers)
+    try:
+        make_folder(path.parent)
+        remove_leftovers(path.parent)
+        with writing(path.parent):
+            _make_room(nbytes)
+        write_safetensors(path, sources)
+    except WgradError as error:
+        remarks.append(f"the quantised weights are not kept for the next run: {error}")
+        return
+    remarks.append(
+        f"the quantised weights ({nbytes / 2**30:.2f} GiB) are kept in {path.parent} for the next run (at most "
+        f"{MOST_BYTES >> 30} GiB in all): wgrad cache clear removes them"
+    )
+
+
+def cached_files() -> list[Path]:
+    """What is kept, last used first."""
+    folder = cached_weights()
+    return sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _make_room(nbytes: int) -> None:
+    """Remove what was used longest ago until so many bytes more are within MOST_BYTES."""
+    total = nbytes
+    for path in cached_files():
+        total += path.stat().st_size
+        if total > MOST_BYTES:
+            path.unlink()
