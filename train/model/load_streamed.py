@@ -22,7 +22,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import make_folder, remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_files import Loader, ModelFiles, Progress
+from wgrad.train.model.model_files import Loader, ModelFiles, Progress, place
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
 from wgrad.train.model.weights import weight_specs
 
@@ -76,9 +76,9 @@ def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, We
     tables: Weights = {}
     for spec in loader.specs:
         if spec.kind in ("embedding", "head"):
-            tables[spec.name] = loader.place(spec, device, contents, device.empty_host)
+            tables[spec.name] = place(loader.files, spec, device, contents, device.empty_host)
         elif spec.kind != "projection":
-            resident[spec.name] = loader.place(spec, device, contents)
+            resident[spec.name] = place(loader.files, spec, device, contents)
     return resident, tables
 
 

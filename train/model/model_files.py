@@ -202,6 +202,28 @@ def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
     return value.astype(np.float32) + np.float32(spec.offset) if spec.offset else value
 
 
+def place(
+    files: ModelFiles,
+    spec: WeightSpec,
+    device: Device,
+    contents: bool = True,
+    empty: Callable[..., Array] | None = None,
+) -> Array:
+    """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
+    float32 on a device without it (bfloat16 works on all). empty: makes the array, where not the device's own."""
+    dtype = files.dtype(spec)
+    if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
+        dtype = np.dtype(np.float32)
+    if not contents:
+        return (empty or device.empty)(spec.shape, dtype)
+    value = np.ascontiguousarray(_value(files, spec), dtype)
+    if empty is None:
+        return device.upload(value)
+    array = empty(spec.shape, dtype)
+    device.write(array, value)
+    return array
+
+
 class Loader:
     """The frozen weights of a checkpoint, one by one. quantize: projections become NF4 on the device; else they keep
     the files' dtype. Raises WgradError; ValueError where `config` ties a head that the files do not (`use_own_head`).
@@ -226,27 +248,10 @@ class Loader:
         hardly a thing is read."""
         if spec.kind == "projection" and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
-        full = self.place(spec, device, contents)
+        full = place(self.files, spec, device, contents)
         if spec.kind == "projection" and self.quantize:
             return device.quantize(full, self._block_size, double=self._double_quant)
         return full
-
-    def place(
-        self, spec: WeightSpec, device: Device, contents: bool = True, empty: Callable[..., Array] | None = None
-    ) -> Array:
-        """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
-        float32 on a device without it (bfloat16 works on all). empty: makes the array, where not the device's own."""
-        dtype = self.files.dtype(spec)
-        if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
-            dtype = np.dtype(np.float32)
-        if not contents:
-            return (empty or device.empty)(spec.shape, dtype)
-        value = np.ascontiguousarray(_value(self.files, spec), dtype)
-        if empty is None:
-            return device.upload(value)
-        array = empty(spec.shape, dtype)
-        device.write(array, value)
-        return array
 
     def all(self, device: Device, progress: Progress | None = None, contents: bool = True) -> dict[str, Any]:
         """Name -> weight of every tensor of `weight_specs`."""
@@ -281,7 +286,7 @@ def read_restored(
     if files.is_frozen(spec):
         weight = files.read_frozen(spec, device, True)
     elif quantize:
-        weight = device.quantize(_place(files, spec, device, True), block_size, double=double_quant)
+        weight = device.quantize(place(files, spec, device), block_size, double=double_quant)
     else:
         return files.read(spec).astype(np.float32)
     return device.download(device.dequantize(weight))
