@@ -6,7 +6,7 @@ has to be multiplied before that is written again. All else of a shader, staging
 
 A software driver runs the invocations of a workgroup in rising order up to the next barrier. Lanes are counted
 backwards here, so that what an invocation reads of a result was stored by one that runs after it: a missing barrier
-shows. And loops have bounds that a compiler does not know: unrolled, they take it twice as long.
+shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ _LOAD_A = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, A>>\(&(\w+)\[(\w+)\], (\w
 _LOAD_B = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, B>>\(&(\w+)\[(\w+)\], (\w+)\)")
 _LOAD_C = re.compile(r"coopLoadT<coop_mat16x16<f32, C>>\(&(\w+)\[(\w+)\], (\w+)\)")
 _STORE = re.compile(r"coopStoreT\((\w+), &(\w+)\[(\w+)\], (\w+)\)")
-_STORAGE = re.compile(r"var<storage, read> (\w+)")
 _TYPES = """
 struct Left { at: array<f32, 16> }
 struct Right { tile: u32, at: u32, ld: u32, by_rows: bool }
@@ -26,7 +25,7 @@ struct Sums { at: array<f32, 8> }
 _LEFT = """
 fn left_NAME(lane: u32, at: u32, ld: u32, by_rows: bool) -> Left {
   var row: Left;
-  for (var k = 0u; k < sixteen(); k++) {
+  for (var k = 0u; k < 16u; k++) {
     let i = select(k, lane / 2u, by_rows) * ld * 4u + select(lane / 2u, k, by_rows);
     row.at[k] = f32(NAME[at + i / 4u][i % 4u]);
   }
@@ -37,8 +36,8 @@ _MULTIPLY = """
 fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
   var x = a;
   var sum = c;
-  for (var e = 0u; e < sixteen() / 2u; e++) {
-    for (var k = 0u; k < sixteen(); k++) {
+  for (var e = 0u; e < 8u; e++) {
+    for (var k = 0u; k < 16u; k++) {
       let column = (lane % 2u) * 8u + e;
       let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
       sum.at[e] += x.at[k] * right(b.tile, b.at + i / 4u, i % 4u);
@@ -50,14 +49,14 @@ fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
 _SUMS = """
 fn store_NAME(lane: u32, c: Sums, at: u32, ld: u32) {
   var sum = c;
-  for (var e = 0u; e < sixteen() / 2u; e++) {
+  for (var e = 0u; e < 8u; e++) {
     let i = lane / 2u * ld * 4u + (lane % 2u) * 8u + e;
     NAME[at + i / 4u][i % 4u] = sum.at[e];
   }
 }
 fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
   var sum: Sums;
-  for (var e = 0u; e < sixteen() / 2u; e++) {
+  for (var e = 0u; e < 8u; e++) {
     let i = lane / 2u * ld * 4u + (lane % 2u) * 8u + e;
     sum.at[e] = NAME[at + i / 4u][i % 4u];
   }
@@ -109,6 +108,5 @@ def emulated(text: str) -> str:
         raise ValueError("an operation of subgroups that the emulation does not know")
     choices = "".join(f"  if (which == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
     right = f"fn right(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
-    sixteen = f"fn sixteen() -> u32 {{ return min(16u, arrayLength(&{_STORAGE.findall(text)[0]})); }}\n"
-    helpers = [sixteen, subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
+    helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     return text + "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
