@@ -10,23 +10,10 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.operators import OPERATORS
-from wgrad.autograd.ops import (  # noqa: F401  (each enters its operators)
-    activation,
-    attention,
-    decoding,
-    dropout,
-    elementwise,
-    embedding,
-    gemm,
-    linear,
-    loss,
-    norm,
-    optimizer,
-    quantize,
-    rope,
-    softmax,
-)
 from wgrad.device.contract import Array
+from wgrad.device.implementations import enter_all
+
+enter_all("wgrad.autograd.ops")
 
 _Base: Any = object  # what `super()` is here: a device class
 

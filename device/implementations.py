@@ -12,6 +12,8 @@ without checks: what an argument may be, and what it is when left out, stands on
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,3 +33,9 @@ class Implementations(dict[str, Callable[..., Any]]):
             return function
 
         return enter
+
+
+def enter_all(package: str) -> None:
+    """Import every file that lies in the package's folder, so that each enters its operators."""
+    for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{file.name}")

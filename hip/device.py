@@ -6,28 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wgrad.device.cache import cache_folder
-from wgrad.hip import (  # noqa: F401  (each enters its operators)
-    activation,
-    attention,
-    attention_backward,
-    decoding,
-    dropout,
-    elementwise,
-    embedding,
-    gemm,
-    linear,
-    loss,
-    norm,
-    optimizer,
-    quantize,
-    rope,
-    softmax,
-)
+from wgrad.device.implementations import enter_all
 from wgrad.hip.attention import AttentionRounding
 from wgrad.hip.elements import implements
 from wgrad.hip.runtime.dry_run import DryRun
 
 __all__ = ["HipDevice"]
+
+enter_all("wgrad.hip")
 
 
 class HipDevice(AttentionRounding):

@@ -6,24 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wgrad.device.implementations import enter_all
 from wgrad.device.memory import Array
-from wgrad.wgsl import (  # noqa: F401  (each enters its operators)
-    activation,
-    attention,
-    decoding,
-    dropout,
-    elementwise,
-    embedding,
-    gemm,
-    linear,
-    loss,
-    norm,
-    optimizer,
-    quantize,
-    reduce,
-    rope,
-    softmax,
-)
+from wgrad.wgsl import elementwise
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
@@ -31,6 +16,8 @@ from wgrad.wgsl.runtime.dry_run import DryRun, prepare
 from wgrad.wgsl.runtime.runtime import Runtime
 
 __all__ = ["WgpuDevice", "list_adapters"]
+
+enter_all("wgrad.wgsl")
 
 
 class WgpuDevice(Runtime):
