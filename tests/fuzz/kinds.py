@@ -188,6 +188,8 @@ def data_case(rng: Random, groups: Groups) -> Case:
     name = rng.choice(DATA_NAMES)
     if rng.random() < 0.15:
         return Case([*argv, "--eval-data", "eval.jsonl"], ["model", "data"], {"eval.jsonl": data_lines(rng)})
+    if rng.random() < 0.2:
+        return Case(["data", "show", name, "--model", "model"], ["model"], {name: data_lines(rng)})
     return Case([*argv, "--data", name], ["model", "data"], {name: data_lines(rng)})
 
 

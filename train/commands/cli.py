@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, warm, generate, export, merge, devices, selftest, matrix-units, cache.
+"""The command `wgrad`: finetune, warm, generate, export, merge, data, devices, selftest, matrix-units, cache.
 
 Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
 (one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
@@ -81,6 +81,23 @@ def _warm(args: argparse.Namespace) -> int:
     return run_warm(config)
 
 
+def _data_show(args: argparse.Namespace) -> int:
+    given = _given(args)
+    given.pop("action")
+    examples = given.pop("examples")
+    if not examples.isdecimal():
+        raise WgradError(f"--examples: expected a whole number, 0 or more, got {examples!r}")
+    if "data" in given:
+        raise WgradError("--data: the file is named without it: wgrad data show FILE")
+    config = resolve_options(given | {"data": given.pop("file")})
+    for name in ("data", "model"):
+        if not getattr(config, name):
+            raise WgradError(f"--{name} is required: give it")
+    from wgrad.train.commands.data_show import run_data_show
+
+    return run_data_show(config, int(examples))
+
+
 def _devices(args: argparse.Namespace) -> int:
     from wgrad.train.commands.devices import print_devices
 
@@ -134,6 +151,13 @@ def build_parser() -> Parser:
     add_options(export, ExportConfig)
     merge = add("merge", _merge, "write a whole model with an adapter added to its weights")
     add_options(merge, MergeConfig)
+    data = add(
+        "data", _data_show, "show what a run would learn from its data; with the options of finetune that it will have"
+    )
+    data.add_argument("action", choices=("show",), help="what to do")
+    data.add_argument("file", metavar="FILE", help="the data")
+    data.add_argument("--examples", default="3", metavar="N", help="how many are shown (default: 3)")
+    _add_config(data)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")
     selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")

@@ -1,0 +1,78 @@
+"""`wgrad data show`: what is marked as learnt is what the loss counts; escape sequences do not come through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.train.commands.cli import main
+from wgrad.train.commands.data_show import LEARNT, example_text
+from wgrad.train.data.data import load_data
+from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.options.finetune_config import RunOptions
+
+
+def show(folder: Path, data: str, *words: str) -> int:
+    return main(["data", "show", data, "--model", str(folder), "--eval-fraction", "0", *words])
+
+
+@pytest.fixture
+def folder(make_checkpoint: Any) -> Path:
+    return make_checkpoint()
+
+
+def test_what_is_learnt_is_marked(folder: Path, write_lines: Any, capsys: Any) -> None:
+    data = write_lines({"prompt": "the cat", "completion": " sat\u001b[31m"}, "no object", {"text": "a dog"})
+    assert show(folder, data, "--seq-len", "32", "--batch-size", "2", "--accumulate", "2") == 0
+    out = capsys.readouterr().out
+    tokenizer = load_tokenizer(folder)
+    config = RunOptions(data=data, seq_len=32, eval_fraction=0.0)
+    stream = BatchStream(load_data(config, tokenizer).train, config)
+    targets, rows = sum(batch.num_targets for batch in stream.get(0).batches), len(stream.get(0).batches)
+    assert f"learnt: {targets} of " in out
+    assert f"rows of 32 tokens: {rows}, " in out and "an epoch has 1 step of 4 rows" in out
+    assert "the cat« sat\\x1b[31m" in out and "\x1b" not in out
+    assert "1 bad line skipped" in out and "skipped" in out.split("1 bad line skipped")[1]
+    assert show(folder, data, "--examples", "0") == 0
+    assert "the cat" not in capsys.readouterr().out
+
+
+def test_colours_and_long_examples(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    ids = np.array(tokenizer.encode("cats and dogs", add_special_tokens=False), np.int32)
+    learnt = np.arange(len(ids)) >= 4
+    text = example_text(Document(ids, learnt), tokenizer, colours=True)
+    assert text.plain == "cats and dogs"
+    (span,) = [span for span in text.spans if span.style == LEARNT]
+    assert text.plain[span.start : span.end] == tokenizer.decode(ids[4:].tolist())
+    long = np.resize(ids, 1000)
+    text = example_text(Document(long, np.ones(1000, bool)), tokenizer, colours=False)
+    assert " ... 600 tokens ... " in text.plain
+    first = tokenizer.decode(long[:1].tolist())
+    assert text.plain.startswith(f"{first}«") and text.plain.endswith("»") and text.plain.count("«") == 2
+    assert len(text.plain) < 12 * 400
+
+
+def test_without_packing(folder: Path, write_lines: Any, capsys: Any) -> None:
+    data = write_lines({"text": "x"}, {"text": "the cat sat"}, {"prompt": "the cat sat on the mat", "completion": "."})
+    assert show(folder, data, "--no-packing", "--seq-len", "8") == 0
+    out = capsys.readouterr().out
+    assert "rows of 8 tokens (--no-packing: an example each): 2, " in out
+    assert "1 left out" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--examples", "-1"], "--examples: expected a whole number, 0 or more, got '-1'"),
+        (["--data", "x"], "--data: the file is named without it"),
+        (["--model", ""], "--model is required"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, folder: Path, text_data: Path, capsys: Any) -> None:
+    assert show(folder, str(text_data), *words) == 2
+    assert message in capsys.readouterr().err

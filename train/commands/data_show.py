@@ -1,0 +1,85 @@
+"""`wgrad data show`: what a run would learn from its data, example by example and in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.text import Text
+
+from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.packing import Document, pack_documents
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.terminal.output import make_console, say
+from wgrad.train.terminal.progress import Display
+
+LEARNT, MASKED = "bold green", "dim"
+_ENDS = 200  # tokens at the beginning and at the end of an example; what lies between is left out
+
+
+def run_data_show(config: RunOptions, examples: int) -> int:
+    """Examples, what is learnt of them marked, and what the data comes to. -> exit status. WgradError."""
+    tokenizer = load_tokenizer(resolve_model(config.model, weights=False))
+    with Display(make_console("stderr")).phase("reading and tokenising", unit="%") as phase:
+        data = load_data(config, tokenizer, phase.update)
+    console = make_console()
+    colours = console.color_system is not None
+    for document in _spread(data.train, examples):
+        say(f"{_plain(document.source)}: {len(document)} tokens, {document.num_targets} learnt")
+        console.print(example_text(document, tokenizer, colours), soft_wrap=True)
+        say("")
+    say(f"learnt is {'green' if colours else 'in «»'}; all else is only read")
+    for line in summary(data, config):
+        say(line)
+    return 0
+
+
+def _spread(documents: Sequence[Document], count: int) -> Iterator[Document]:
+    """`count` of them, evenly over all: the first, the last, and between."""
+    places = np.linspace(0, len(documents) - 1, min(count, len(documents))).round().astype(int)
+    return (documents[int(place)] for place in places)
+
+
+def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Text:
+    """A document, its special tokens too; what is learnt is green, or stands in «» without colours."""
+    learnt, count = document.loss_mask.copy(), len(document)
+    learnt[0] = False  # nothing stands before it to predict it from
+    text = Text()
+    for first, last in [(0, count)] if count <= 2 * _ENDS else [(0, _ENDS), (count - _ENDS, count)]:
+        if first:
+            text.append(f" ... {count - 2 * _ENDS} tokens ... ", "reverse" if colours else "")
+        edges = first + 1 + np.flatnonzero(np.diff(learnt[first:last]))
+        for begin, end in zip([first, *edges], [*edges, last]):
+            words = _plain(tokenizer.decode(document.ids[begin:end].tolist(), skip_special_tokens=False))
+            if colours:
+                text.append(words, LEARNT if learnt[begin] else MASKED)
+            else:
+                text.append(f"«{words}»" if learnt[begin] else words)
+    return text
+
+
+def _plain(text: str) -> str:
+    """What a terminal would obey (an escape sequence in the data) as the escapes of Python; lines stay lines."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def summary(data: Dataset, config: RunOptions) -> list[str]:
+    """The data in numbers, a line each: what `finetune` says of it, lengths, targets, how well rows are filled."""
+    lengths = np.array([len(document) for document in data.train])
+    targets = np.array([document.num_targets for document in data.train])
+    low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
+    lines = [data.summary(), *(f"  {_plain(remark)}" for remark in data.remarks)]
+    lines.append(f"tokens of an example: {low} to {high}, half of them at most {middle}")
+    learnt = 100 * targets.sum() / lengths.sum()
+    lines.append(f"learnt: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")
+    rows = len(pack_documents(lengths.tolist(), config.seq_len)) if config.packing else len(lengths)
+    filled = 100 * lengths.sum() / (rows * config.seq_len)
+    steps = -(-rows // (config.batch_size * config.accumulate))
+    packed = "" if config.packing else " (--no-packing: an example each)"
+    lines.append(
+        f"rows of {config.seq_len} tokens{packed}: {rows}, {filled:.1f} % filled; an epoch has {steps} "
+        f"step{'s' * (steps > 1)} of {config.batch_size * config.accumulate} rows"
+    )
+    return lines
