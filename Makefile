@@ -21,7 +21,7 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test test-fast lint objects check-objects hip-tables clean vulkan vulkan-test
+.PHONY: help finetune install test test-fast lint objects check-objects hip-tables portability clean vulkan vulkan-test
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
@@ -31,6 +31,7 @@ help:
 	@echo 'make lint       ruff and mypy'
 	@echo 'make objects    compile hip/kernels/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
 	@echo 'make hip-tables what compiled AMD kernels do, counted and executed: rows of objects that have changed (FLAGS=--all: all)'
+	@echo 'make portability  run every shader variant through Dawn on a software driver (needs node and npm; slow)'
 	@echo 'make clean      remove environments, builds, caches and $(OUT)'
 
 # ---- the run ---------------------------------------------------------------------------------
@@ -58,6 +59,12 @@ test: $(VENV_TEST)/installed vulkan-test
 # What is in it: tests/conftest.py.
 test-fast: $(VENV_TEST)/installed
 	$(PYTEST) --fast $(PYTEST_FLAGS)
+
+# What tests/portability do in part with the others, whole.
+portability: $(VENV_TEST)/installed
+	npm ci --prefix tests/portability --ignore-scripts --no-audit --no-fund --loglevel=error
+	tests/portability/fetch_mesa.sh || true
+	WGRAD_REQUIRE_DAWN=1 WGRAD_DAWN_ALL=1 $(VENV_TEST)/bin/python -m pytest tests/portability/test_dawn.py $(PYTEST_FLAGS)
 
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
@@ -114,5 +121,5 @@ fi
 endef
 
 clean:
-	rm -rf $(VENV) $(VENV_TEST) tests/portability/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
+	rm -rf $(VENV) $(VENV_TEST) tests/portability/node_modules tests/portability/mesa build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

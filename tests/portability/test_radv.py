@@ -8,31 +8,27 @@ four.
 
 from __future__ import annotations
 
-import ctypes.util
+import ctypes
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.portability.dawn import ALL, HERE, ask_dawn, c_compiler, front_driver
 from wgrad.autograd.selftest.bundle import Bundle
 
-HERE = Path(__file__).parent
 DRIVER = "libvulkan_radeon.so"
-ALL = os.environ.get("WGRAD_DAWN_ALL") == "1"
 # Names as RADV_FORCE_FAMILY takes them: RDNA 3, GCN 5, RDNA 2, GCN 4. The last has no shader-f16.
 FAMILIES = ("gfx1100", "polaris10", "navi21", "vega10") if ALL else ("gfx1100", "polaris10")
-SECONDS = 3600 if ALL else 300
 LONGEST = 4_000  # characters of a shader
 
 
 @pytest.fixture(scope="module")
 def null_driver(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> dict[str, str]:
     """The environment in which RADV gives a device without a card."""
-    compiler = shutil.which("cc") or shutil.which("clang-19") or shutil.which("clang")
+    compiler = c_compiler()
     if compiler is None:
         give_up("no C compiler: install gcc or clang")
     if shutil.which("node") is None or not (HERE / "node_modules" / "webgpu").is_dir():
@@ -41,14 +37,8 @@ def null_driver(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> dict[
         ctypes.CDLL(DRIVER)
     except OSError:
         give_up(f"{DRIVER} is not installed: install mesa-vulkan-drivers")
-    folder = tmp_path_factory.mktemp("radv")
-    library, manifest = folder / "null_driver.so", folder / "null_driver.json"
-    command = [str(compiler), "-shared", "-fPIC", "-o", str(library), str(HERE / "null_driver.c"), "-ldl"]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    icd = {"library_path": str(library), "api_version": "1.3.0"}
-    manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
-    return {"WGRAD_VULKAN_DRIVER": DRIVER, "VK_ICD_FILENAMES": str(manifest), "MESA_SHADER_CACHE_DISABLE": "true"}
+    environment = front_driver(str(compiler), tmp_path_factory.mktemp("radv"), "SWALLOW", DRIVER)
+    return {**environment, "MESA_SHADER_CACHE_DISABLE": "true"}
 
 
 def chosen(bundle: Bundle, float16: bool) -> Bundle:
@@ -65,18 +55,8 @@ def chosen(bundle: Bundle, float16: bool) -> Bundle:
 def compile_for(family: str, bundle: Bundle, environment: dict[str, str], folder: Path) -> list[dict[str, Any]]:
     (folder / "bundle.json").write_text(json.dumps(bundle.document))
     (folder / "block.bin").write_bytes(b"")
-    command = [
-        str(shutil.which("node")),
-        str(HERE / "dawn.mjs"),
-        str(folder),
-        str(folder / "result"),
-        "vulkan",
-        "compile",
-    ]
-    forced = {**os.environ, **environment, "RADV_FORCE_FAMILY": family}
-    run = subprocess.run(command, env=forced, capture_output=True, text=True, timeout=SECONDS)
-    assert run.returncode == 0, f"node ended with {run.returncode}: {run.stderr[-2000:]}"
-    return [json.loads(line) for line in (folder / "result").read_text().splitlines()]
+    forced = {**environment, "RADV_FORCE_FAMILY": family}
+    return ask_dawn(str(shutil.which("node")), forced, str(folder), str(folder / "result"), "vulkan", "compile")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
