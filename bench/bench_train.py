@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import lora_config
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
@@ -77,40 +78,59 @@ SHAPES = {
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
     "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 64, 128256, True, True),
     "llama-3.1-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256, False, True),
+    "llama-3.1-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256, False, True),
     "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
 }
 
 
-def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
+class RandomWeights:
     """Weights of the right kinds and sizes; a block of random numbers is repeated, which changes no timing."""
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, 1 << 20).astype(np.uint8)
-    normal = (0.02 * rng.standard_normal(1 << 20)).astype(ml_dtypes.bfloat16)
-    code_map = device.upload(np.linspace(-1, 1, 256).astype(np.float32))
-    weights: dict[str, Any] = {}
-    for spec in weight_specs(config):
-        size = int(np.prod(spec.shape))
-        if spec.kind == "projection":
-            blocks = size // 64
-            weights[spec.name] = NF4Array(
-                packed=device.upload(np.resize(codes, size // 2)),
-                absmax=device.upload(np.resize(codes, blocks)),
-                shape=(spec.shape[0], spec.shape[1]),
-                nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
-                nested_code=code_map,
-                nested_offset=device.upload(np.array([0.04], np.float32)),
-            )
-        elif spec.kind in ("norm", "bias"):
-            weights[spec.name] = device.upload(np.ones(spec.shape, np.float32))
-        else:
-            weights[spec.name] = device.upload(np.resize(normal, spec.shape))
-    return weights
+
+    def __init__(self, device: WgpuDevice) -> None:
+        rng = np.random.default_rng(0)
+        self.codes = rng.integers(0, 256, 1 << 20).astype(np.uint8)
+        self.normal = (0.02 * rng.standard_normal(1 << 20)).astype(ml_dtypes.bfloat16)
+        self.device = device
+        self.code_map = device.upload(np.linspace(-1, 1, 256).astype(np.float32))
+
+    def make(self, spec: WeightSpec) -> Any:
+        device, size = self.device, int(np.prod(spec.shape))
+        if spec.kind in ("norm", "bias"):
+            return device.upload(np.ones(spec.shape, np.float32))
+        if spec.kind != "projection":
+            return device.upload(self.table(spec))
+        blocks = size // 64
+        return NF4Array(
+            packed=device.upload(np.resize(self.codes, size // 2)),
+            absmax=device.upload(np.resize(self.codes, blocks)),
+            shape=(spec.shape[0], spec.shape[1]),
+            nested_absmax=device.upload(np.full(-(-blocks // 256), 0.01, np.float32)),
+            nested_code=self.code_map,
+            nested_offset=device.upload(np.array([0.04], np.float32)),
+        )
+
+    def table(self, spec: WeightSpec) -> np.ndarray:
+        """The values of an embedding or a head."""
+        return np.resize(self.normal, spec.shape)
 
 
-def build(shape: Shape, seq_len: int, device: WgpuDevice, compute: str) -> tuple[Trainer, FlatParameters]:
+def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
+    source = RandomWeights(device)
+    return {spec.name: source.make(spec) for spec in weight_specs(config)}
+
+
+def build(
+    shape: Shape,
+    seq_len: int,
+    device: WgpuDevice,
+    compute: str,
+    make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
+    *,
+    offload: bool = False,
+) -> tuple[Trainer, FlatParameters]:
     config = parse_model_config(shape.config())
     options = RunOptions(batch_size=1, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
-    weights = random_weights(config, device)
+    weights = make_weights(config, device)
     lora = lora_config(options)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
     parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
@@ -124,6 +144,7 @@ def build(shape: Shape, seq_len: int, device: WgpuDevice, compute: str) -> tuple
         positions=seq_len,
         dtype=np.dtype(compute),
         recompute=shape.checkpointing,
+        offload=offload,
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 
