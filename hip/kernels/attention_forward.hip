@@ -22,8 +22,8 @@
 //     P:            S^T leaves the matrix unit as operand B of the second product: registers only
 //     (attention_matrix.hpp)
 //
-// The running maximum is only raised when a score outgrows it by 2^8: o and the sum are rescaled rarely. Rounding of P,
-// of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
+// The running maximum is only raised when a score outgrows it by 2^8 (Range): o and the sum are rescaled rarely.
+// Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
 // Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
@@ -34,7 +34,20 @@ constexpr int TILES = GPU_CDNA ? 3 : 1;          // of 16 queries, of a wave
 constexpr int WAVES = 8, KEYS = 64, STEP = 32;  // KEYS: of a tile of K; STEP: that go through the softmax together
 constexpr int THREADS = WAVES * GPU_WAVE, PARTS_K = STEP / 16;
 constexpr int WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES;
-constexpr float SLACK = 8.f;  // how far, as a power of two, a score may stand above the maximum in use
+// Where the maximum stands when it is raised, and how far a score may come before it is raised again, as powers of two
+// of the probability. The matrix unit of gfx90a takes float16 subnormals for 0: it would lose what is below 2^-14 of the
+// maximum, while the sum keeps its share. So all of it moves up by 2^13; of what is lost, below 2^-27, float16 itself
+// keeps nothing.
+template <class T>
+struct Range {
+  static constexpr float START = 0.f, END = 8.f;
+};
+#if defined(__gfx90a__) || (defined(GPU_HOST) && GPU_HOST == 910)
+template <>
+struct Range<F16> {
+  static constexpr float START = 13.f, END = 15.f;
+};
+#endif
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 struct Problem {
@@ -61,7 +74,7 @@ struct Forward {
   Chunk q[TILES][DEPTHS];
   Chunk a[READS + 1];  // of K: the first READS were read in the step before
   Acc o[PIECES][TILES];
-  float top[TILES];       // the maximum in use, as a power of two
+  float top[TILES];       // the maximum in use less Range::START, as a power of two
   gpu::f32x2 sum[TILES];  // of even and of odd elements
 
   GPU_FN void start(const Problem& p, const Mask& mask, int query0, int head) {
@@ -143,7 +156,7 @@ struct Forward {
         for (int e = 0; e < ELEMENTS; e++) most[n] = __builtin_fmaxf(most[n], s[i][n][e]);
       above = __builtin_fmaxf(above, __builtin_fmaf(most[n], scale, -top[n]));
     }
-    if (__builtin_expect(any(above > SLACK), 0)) rescale(most, scale);
+    if (__builtin_expect(any(above > Range<T>::END), 0)) rescale(most, scale);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
 #pragma unroll
@@ -161,7 +174,9 @@ struct Forward {
   GPU_FN void rescale(const float (&most)[TILES], float scale) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const float raised = __builtin_fmaxf(top[n], column_max(most[n]) * scale), factor = exp2_fast(top[n] - raised);
+      float highest = column_max(most[n]) * scale;
+      if (Range<T>::START > 0.f) highest -= Range<T>::START;
+      const float raised = __builtin_fmaxf(top[n], highest), factor = exp2_fast(top[n] - raised);
       top[n] = raised;
       sum[n] *= factor;
 #pragma unroll

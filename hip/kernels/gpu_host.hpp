@@ -134,8 +134,14 @@ GPU_FN T read(const char* table, unsigned lane, unsigned offset = 0) {
   return value;
 }
 GPU_FN float number(float x) { return x; }
-GPU_FN float number(_Float16 x) { return float(x); }
-GPU_FN float number(short x) { return __builtin_bit_cast(float, unsigned(static_cast<unsigned short>(x)) << 16); }
+// The matrix unit of gfx90a takes 16-bit operands and their sums for 0 where they are subnormal: below `least`.
+GPU_FN float flushed(float x, float least) {
+  return GPU_HOST == 910 && __builtin_fabsf(x) < least ? __builtin_copysignf(0.f, x) : x;
+}
+GPU_FN float number(_Float16 x) { return flushed(float(x), 0x1p-14f); }
+GPU_FN float number(short x) {
+  return flushed(__builtin_bit_cast(float, unsigned(static_cast<unsigned short>(x)) << 16), 0x1p-126f);
+}
 
 // Matrix product of a wave: `row(lane, r)` is the row of a result register; `place` says where A[i][k] lies.
 template <class E, class V, class C, class Row, class Place>
@@ -155,7 +161,7 @@ GPU_FN C product(unsigned kind, V a, V b, C c, unsigned side, unsigned depth, un
       float y = number(read<E>(table, from_b, sizeof(V) + bt * sizeof(E)));
       sum += x * y;
     }
-    c[r] += sum;
+    c[r] = sizeof(E) == 2 ? flushed(c[r] + sum, 0x1p-126f) : c[r] + sum;
   }
   return c;
 }
