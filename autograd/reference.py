@@ -20,6 +20,7 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.operators import OPERATORS
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import MemoryStats
+from wgrad.device.roof import Roof
 from wgrad.device.runtime import HostCopy, check_upload
 
 
@@ -176,6 +177,9 @@ class ReferenceDevice:
 
     def pipelines_compiled(self) -> int:
         return 0
+
+    def roofs(self) -> list[Roof]:
+        return []
 
     def profile(self, on: bool = True) -> bool:
         return False

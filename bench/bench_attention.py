@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
+from wgrad.autograd.bench.cost import attention_flop
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.attention_plan import Plan, Tile, plan
@@ -81,7 +82,7 @@ class Problem:
     @property
     def forward_flops(self) -> float:
         b, t, h, _, d = self.shape
-        return 2.0 * b * h * t * t * d
+        return attention_flop((b, t, h, d), t)
 
     @property
     def scale(self) -> float:

@@ -17,6 +17,7 @@ import common
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
+from wgrad.autograd.bench.cost import product_flop
 from wgrad.autograd.bind import bind
 from wgrad.device.contract import Array
 from wgrad.device.errors import DeviceError
@@ -91,8 +92,8 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
             continue
         report.row(
             op=f"gemm_{kind}", m=m, n=n, k=k, tile=name_of(tile), splits=split,
-            chosen=(tile, split) == chosen, tflops=2 * m * n * k / seconds / 1e12, us=seconds * 1e6, spread=spread,
-            error=error,
+            chosen=(tile, split) == chosen, tflops=product_flop(m, n, k) / seconds / 1e12, us=seconds * 1e6,
+            spread=spread, error=error,
         )  # fmt: skip
     if has_cuda():
         torch_peer(report, kind, m, n, k)
@@ -106,7 +107,7 @@ def torch_peer(report: Report, kind: str, m: int, n: int, k: int) -> None:
     x, y = (a.T if kind[0] == "t" else a), (b.T if kind[1] == "t" else b)
     seconds, spread = time_torch(lambda: x @ y)
     report.row(
-        op=f"gemm_{kind}", m=m, n=n, k=k, tile="torch float32", tflops=2 * m * n * k / seconds / 1e12,
+        op=f"gemm_{kind}", m=m, n=n, k=k, tile="torch float32", tflops=product_flop(m, n, k) / seconds / 1e12,
         us=seconds * 1e6, spread=spread,
     )  # fmt: skip
 
@@ -164,7 +165,7 @@ def time_nf4(
         print("failed", row, str(problem)[:200])
         return
     error = float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
-    flop = 2 * row["m"] * row["n"] * row["k"]
+    flop = product_flop(row["m"], row["n"], row["k"])
     report.row(**row, tflops=flop / seconds / 1e12, us=seconds * 1e6, spread=spread, error=error)
 
 

@@ -2,9 +2,9 @@
 
     python bench/bench_memory_ops.py [--device NAME] [--rows 8192] [--columns 4096] [--only rms] [--out FILE]
 
-Bytes are what the operator must move: each input read once, each output written once; scratch does not count. `share`
-is of the copy's GB/s. With torch and CUDA the same operators in eager mode stand beside (bitsandbytes for NF4, if it is
-installed). Results are first checked on a few rows against the NumPy reference in float64.
+Bytes are what the operator must move (wgrad.autograd.bench.cost). `share` is of the copy's GB/s. With torch and CUDA
+the same operators in eager mode stand beside (bitsandbytes for NF4, if it is installed). Results are first checked on a
+few rows against the NumPy reference in float64.
 """
 
 # mypy: disable-error-code="misc,no-redef"
@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from common import Report, has_cuda, time_device, time_torch
 
+from wgrad.autograd.bench.cost import cost
+from wgrad.autograd.bench.entry import normal
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
@@ -37,10 +40,14 @@ class Work:
     peer: Callable[[], Any] | None = None
 
 
-def normal(device: WgpuDevice, shape: tuple[int, ...], dtype: np.dtype, seed: int = 0) -> Any:
-    """Random numbers without a second copy of a large array on the host: one block repeated."""
-    block = np.random.default_rng(seed).standard_normal(1 << 16).astype(dtype)
-    return device.upload(np.resize(block, shape))
+def work(device: WgpuDevice, op: str, name: str, dtype: Any, given: dict[str, Any], peer: Any = None) -> Work:
+    """A call of an operator, with the bytes that it must move."""
+    call = partial(getattr(device, op), **given)
+    return Work(name, str(np.dtype(dtype)), cost(op, given, call()).nbytes, call, peer)
+
+
+def kinds(device: WgpuDevice) -> list[np.dtype]:
+    return [F32, F16] if device.float16 else [F32]
 
 
 def copies(device: WgpuDevice, n: int) -> Iterator[Work]:
@@ -50,14 +57,12 @@ def copies(device: WgpuDevice, n: int) -> Iterator[Work]:
 
 
 def norms(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[Work]:
-    for dtype in (F32, F16):
-        if dtype == F16 and not device.float16:
-            continue
+    for dtype in kinds(device):
         for r, c in ((rows, columns), (rows * columns // 128, 128)):
             x, dy, extra = (normal(device, (r, c), dtype, i) for i in range(3))
-            weight = device.upload(np.ones(c, np.float32))
-            _, rstd = device.rms_norm(x, weight, 1e-5)
-            size = r * c * dtype.itemsize
+            given = {"x": x, "weight": device.upload(np.ones(c, np.float32))}
+            _, rstd = device.rms_norm(**given, eps=1e-5)
+            back = {"dy": dy, **given, "rstd": rstd}
             peer = backward = None
             if torch is not None:
                 tx, tdy = torch_normal(torch, (r, c), dtype).requires_grad_(), torch_normal(torch, (r, c), dtype)
@@ -71,29 +76,16 @@ def norms(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[W
                 def backward(y: Any = y, tx: Any = tx, tw: Any = tw, tdy: Any = tdy) -> None:
                     torch.autograd.grad(y, (tx, tw), tdy, retain_graph=True)
 
-            def with_residual(dy: Any = dy, x: Any = x, w: Any = weight, s: Any = rstd, e: Any = extra) -> Any:
-                return device.rms_norm_backward(dy, x, w, s, residual_grad=e, need_dweight=False)
-
-            name = f"{r}x{c}"
-            yield Work(
-                f"rms_norm {name}", str(dtype), 2 * size, lambda x=x, w=weight: device.rms_norm(x, w, 1e-5), peer
-            )
-            yield Work(
-                f"rms_norm_backward {name}",
-                str(dtype),
-                3 * size,
-                lambda dy=dy, x=x, w=weight, s=rstd: device.rms_norm_backward(dy, x, w, s),
-                backward,
-            )
-            yield Work(f"rms_norm_backward + residual, no dweight {name}", str(dtype), 4 * size, with_residual)
+            op, name = "rms_norm_backward", f"{r}x{c}"
+            yield work(device, "rms_norm", f"rms_norm {name}", dtype, {**given, "eps": 1e-5}, peer)
+            yield work(device, op, f"{op} {name}", dtype, back, backward)
+            with_residual = {**back, "residual_grad": extra, "need_dweight": False}
+            yield work(device, op, f"{op} + residual, no dweight {name}", dtype, with_residual)
 
 
 def activations(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[Work]:
-    for dtype in (F32, F16):
-        if dtype == F16 and not device.float16:
-            continue
+    for dtype in kinds(device):
         gate, up, dy = (normal(device, (rows, columns), dtype, i) for i in range(3))
-        size = rows * columns * dtype.itemsize
         peer = backward = None
         if torch is not None:
             tg, tu = (torch_normal(torch, (rows, columns), dtype).requires_grad_() for _ in range(2))
@@ -107,21 +99,13 @@ def activations(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iter
             def backward(y: Any = y, tg: Any = tg, tu: Any = tu, tdy: Any = tdy) -> None:
                 torch.autograd.grad(y, (tg, tu), tdy, retain_graph=True)
 
-        shape = f"{rows}x{columns}"
-        yield Work(f"swiglu {shape}", str(dtype), 3 * size, lambda g=gate, u=up: device.swiglu(g, u), peer)
-        yield Work(
-            f"swiglu_backward {shape}",
-            str(dtype),
-            5 * size,
-            lambda d=dy, g=gate, u=up: device.swiglu_backward(d, g, u),
-            backward,
-        )
+        shape, given = f"{rows}x{columns}", {"gate": gate, "up": up}
+        yield work(device, "swiglu", f"swiglu {shape}", dtype, given, peer)
+        yield work(device, "swiglu_backward", f"swiglu_backward {shape}", dtype, {"dy": dy, **given}, backward)
 
 
 def ropes(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[Work]:
-    for dtype in (F32, F16):
-        if dtype == F16 and not device.float16:
-            continue
+    for dtype in kinds(device):
         for width in (128, 64):
             heads = columns // width
             x = normal(device, (rows, heads, width), dtype)
@@ -134,22 +118,18 @@ def ropes(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[W
                 def peer(tx: Any = tx, tc: Any = tc, half: int = width // 2) -> Any:
                     return tx * tc + torch.cat((-tx[..., half:], tx[..., :half]), -1) * tc
 
-            nbytes = 2.0 * x.nbytes + cos.nbytes + sin.nbytes
             for inverse in (False, True):
-
-                def call(x: Any = x, c: Any = cos, s: Any = sin, p: Any = positions, inverse: bool = inverse) -> Any:
-                    return device.rope(x, c, s, p, inverse=inverse)
-
+                given = {"x": x, "cos": cos, "sin": sin, "positions": positions, "inverse": inverse}
                 name = f"rope{'_backward' if inverse else ''} {rows}x{heads}x{width}"
-                yield Work(name, str(dtype), nbytes, call, peer)
+                yield work(device, "rope", name, dtype, given, peer)
 
 
 def optimisers(device: WgpuDevice, n: int, torch: Any) -> Iterator[Work]:
     p, g, m = (normal(device, (n,), F32, i) for i in range(3))
-    v = device.zeros((n,))
     hyper = device.upload(np.array([1e-9, 0, 0, 0], np.float32))
     state = device.upload(np.array([1, 1, 1, 1, 1, 0.1, 0.05, 0], np.float32))
     rates = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.01, "decay_elements": n // 2}
+    given = {"p": p, "g": g, "exp_avg": m, "exp_avg_sq": device.zeros((n,)), "hyper": hyper, "state": state, **rates}
     peer = norm_peer = None
     if torch is not None:
         tp = torch.randn(n, device="cuda", requires_grad=True)
@@ -159,25 +139,22 @@ def optimisers(device: WgpuDevice, n: int, torch: Any) -> Iterator[Work]:
         def norm_peer() -> Any:
             return torch.linalg.vector_norm(tp.grad)
 
-    yield Work(f"adamw {n}", "float32", 28.0 * n, lambda: device.adamw(p, g, m, v, hyper, state, **rates), peer)
-    yield Work(f"grad_norm {n}", "float32", 4.0 * n, lambda: device.grad_norm(g), norm_peer)
+    yield work(device, "adamw", f"adamw {n}", F32, given, peer)
+    yield work(device, "grad_norm", f"grad_norm {n}", F32, {"g": g}, norm_peer)
 
 
 def quantisation(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Iterator[Work]:
     w = normal(device, (rows, columns), F32)
-    n = rows * columns
     host = None
     if torch is not None:
         try:
             import bitsandbytes.functional as host
         except ImportError:
             host = None
-    yield Work(f"nf4_quantize {rows}x{columns}", "float32", 4.5625 * n, lambda: device.quantize(w))
+    yield work(device, "quantize", f"nf4_quantize {rows}x{columns}", F32, {"w": w})
     for double in (False, True):
         packed = device.quantize(w, double=double)
-        for dtype in (F32, F16):
-            if dtype == F16 and not device.float16:
-                continue
+        for dtype in kinds(device):
             peer = None
             if host is not None:
                 codes, stats = host.quantize_nf4(
@@ -187,21 +164,20 @@ def quantisation(device: WgpuDevice, rows: int, columns: int, torch: Any) -> Ite
                 def peer(codes: Any = codes, stats: Any = stats) -> Any:
                     return host.dequantize_nf4(codes, stats)
 
-            nbytes = n * (0.5 + (1 if double else 4) / 64 + dtype.itemsize)
             name = f"nf4_dequantize{' nested' if double else ''} {rows}x{columns}"
-            yield Work(name, str(dtype), nbytes, lambda q=packed, t=dtype: device.dequantize(q, t), peer)
+            yield work(device, "dequantize", name, dtype, {"w": packed, "dtype": dtype}, peer)
 
 
 def small_ones(device: WgpuDevice, rows: int, columns: int) -> Iterator[Work]:
     x, y = normal(device, (rows, columns), F32, 0), normal(device, (rows, columns), F32, 1)
     seed = device.upload(np.array([1, 2], np.uint32))
-    name, size = f"{rows}x{columns}", 4.0 * rows * columns
-    yield Work(f"add {name}", "float32", 3 * size, lambda: device.add(x, y))
-    yield Work(f"add in place {name}", "float32", 3 * size, lambda: device.add(x, y, out=x))
-    yield Work(f"sum_rows {name}", "float32", size, lambda: device.sum_rows(x))
-    yield Work(f"dropout {name}", "float32", 2 * size, lambda: device.dropout(x, 0.1, seed, 3))
+    name = f"{rows}x{columns}"
+    yield work(device, "add", f"add {name}", F32, {"a": x, "b": y})
+    yield work(device, "add", f"add in place {name}", F32, {"a": x, "b": y, "out": x})
+    yield work(device, "sum_rows", f"sum_rows {name}", F32, {"x": x})
+    yield work(device, "dropout", f"dropout {name}", F32, {"x": x, "p": 0.1, "seed": seed, "stream": 3})
     if device.float16:
-        yield Work(f"cast to float16 {name}", "float32", 1.5 * size, lambda: device.cast(x, F16))
+        yield work(device, "cast", f"cast to float16 {name}", F32, {"x": x, "dtype": F16})
 
 
 def torch_normal(torch: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -254,16 +230,16 @@ def main() -> None:
     check(device, options.columns)
     report = Report("memory_ops", device, options.out)
     copy = 0.0
-    for work in works(device, options.rows, options.columns):
-        if options.only not in work.name and not (copy == 0.0 and work.name.startswith("copy")):
+    for timed in works(device, options.rows, options.columns):
+        if options.only not in timed.name and not (copy == 0.0 and timed.name.startswith("copy")):
             continue
-        seconds, spread = time_device(device, work.call)
-        rate = work.nbytes / seconds / 1e9
+        seconds, spread = time_device(device, timed.call)
+        rate = timed.nbytes / seconds / 1e9
         copy = copy or rate
-        row = {"op": work.name, "dtype": work.dtype, "gb_per_s": rate, "spread": spread, "share": rate / copy}
-        if work.peer is not None:
-            peer, peer_spread = time_torch(work.peer)
-            row |= {"torch_gb_per_s": work.nbytes / peer / 1e9, "torch_spread": peer_spread}
+        row = {"op": timed.name, "dtype": timed.dtype, "gb_per_s": rate, "spread": spread, "share": rate / copy}
+        if timed.peer is not None:
+            peer, peer_spread = time_torch(timed.peer)
+            row |= {"torch_gb_per_s": timed.nbytes / peer / 1e9, "torch_spread": peer_spread}
         report.row(**row, us=seconds * 1e6)
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from common import Report, has_cuda, median_spread
+from common import Report, has_cuda
 
+from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
@@ -175,7 +176,8 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
     steps(SETTLE_STEPS)
     compiled, reserved = device.pipelines_compiled(), device.memory().reserved_bytes
     samples = [steps(TIMED_STEPS) for _ in range(SAMPLES)]
-    seconds, spread = median_spread(samples)
+    found = median_spread(samples)
+    seconds, spread = found.seconds, found.spread
     memory, losses = device.memory(), trainer.read_history()[:, 0]
     replays = [r._replay for r in (trainer._micro_step, trainer._update)]
     dispatches = sum(r.dispatches for r in replays if r is not None)

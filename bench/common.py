@@ -1,10 +1,9 @@
-"""What every bench shares: warm-up, timing by replay, a row's device and versions, where rows go."""
+"""What every bench shares: timing beside torch, a row's device and versions, where rows go."""
 
 from __future__ import annotations
 
 import json
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -12,51 +11,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from wgrad.autograd.bench import timing
+from wgrad.autograd.bench.timing import SAMPLE_SECONDS, SAMPLES, median_spread
+
 RESULTS = Path(__file__).parent / "results"
-WARM_SECONDS = 0.5  # a card that idles needs this long to reach its clock
-SAMPLES = 7
-SAMPLE_SECONDS = 0.03
-
-
-def median_spread(samples: list[float]) -> tuple[float, float]:
-    """Median, and (largest - smallest) / median."""
-    mid = statistics.median(samples)
-    return mid, (max(samples) - min(samples)) / mid
+WARM_SECONDS = timing.WARM_SECONDS  # a sweep sets it lower
 
 
 def time_device(device: Any, work: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds (median, spread) of `work` on a wgrad device: recorded a few times over, replayed many times.
-
-    Short work is recorded often enough that the cost of a submission does not show.
-    """
-    work()
-    device.synchronize()
-    start = time.perf_counter()
-    work()
-    device.synchronize()
-    calls = max(1, min(50, round(0.003 / (time.perf_counter() - start))))
-    if time.perf_counter() - start < 0.002:
-        calls = 50
-    with device.capture() as replay:
-        for _ in range(calls):
-            work()
-    start, runs = time.perf_counter(), 0
-    while time.perf_counter() - start < WARM_SECONDS:
-        replay.run()
-        runs += 1
-        if runs % 20 == 0:
-            device.synchronize()
-    device.synchronize()
-    per_run = (time.perf_counter() - start) / runs
-    inner = max(1, round(SAMPLE_SECONDS / per_run))
-    samples = []
-    for _ in range(SAMPLES):
-        start = time.perf_counter()
-        for _ in range(inner):
-            replay.run()
-        device.synchronize()
-        samples.append((time.perf_counter() - start) / inner / calls)
-    return median_spread(samples)
+    """Seconds (median, spread) of `work` on a wgrad device."""
+    time = timing.time_device(device, work, WARM_SECONDS)
+    return time.seconds, time.spread
 
 
 def time_torch(work: Callable[[], Any]) -> tuple[float, float]:
@@ -80,7 +45,8 @@ def time_torch(work: Callable[[], Any]) -> tuple[float, float]:
         end.record()
         torch.cuda.synchronize()
         samples.append(begin.elapsed_time(end) / 1e3 / inner)
-    return median_spread(samples)
+    found = median_spread(samples)
+    return found.seconds, found.spread
 
 
 def has_cuda() -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from wgrad.device.memory import MemoryStats
+from wgrad.device.roof import Roof
 
 Array = Any
 DType = Any
@@ -134,6 +135,9 @@ class Device(Protocol):
         """Record all device work issued inside the block (it also runs); the block gets a Replay. Arrays made
         inside may be dropped after it: their memory stays reserved for the replay as scratch, and holds nothing
         between replays."""
+
+    def roofs(self) -> list[Roof]:
+        """Work that reaches the limits of the device's arithmetic; none where it has no such kernels."""
 
     def profile(self, on: bool = True) -> bool:
         """Time every launch from now on, which slows them; False where there are no kernels to time. Raises DeviceError

@@ -15,6 +15,7 @@ import numpy as np
 from wgrad.device.errors import DeviceError
 from wgrad.device.kernel_times import Profiler
 from wgrad.device.memory import Array, Lease, MemoryStats, Pool
+from wgrad.device.roof import Roof
 
 
 def check_upload(host: np.ndarray) -> None:
@@ -106,6 +107,9 @@ class PooledRuntime:
     def trim(self) -> int:
         """Give free memory back to the driver; returns the bytes."""
         return self._pool.trim()
+
+    def roofs(self) -> list[Roof]:
+        return []
 
     # ---- recording -----------------------------------------------------------------------
     def flush(self) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from wgrad.device.implementations import enter_all
 from wgrad.device.memory import Array
-from wgrad.wgsl import elementwise
+from wgrad.device.roof import Roof
+from wgrad.wgsl import elementwise, roofs
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
@@ -35,6 +36,9 @@ class WgpuDevice(Runtime):
 
     def copy(self, src: Array, out: Array) -> None:
         elementwise.copy(self, src, out)
+
+    def roofs(self) -> list[Roof]:
+        return roofs.roofs(self)
 
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""

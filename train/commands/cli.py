@@ -1,7 +1,8 @@
-"""The command `wgrad`: finetune, warm, generate, export, merge, data, devices, selftest, matrix-units, cache.
+"""The command `wgrad`: finetune, warm, generate, export, merge, data, devices, selftest, bench, matrix-units, cache.
 
-Exit status: 0 done; 1 a selftest failed, or what a run came to is of no use; 2 a user's mistake or the machine's limit
-(one line on stderr, no traceback); 128 + the number of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+Exit status: 0 done; 1 a selftest failed, an operator became slower (bench --compare), or what a run came to is of no
+use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number of the signal that
+ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import wgrad
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
 from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
@@ -118,6 +120,16 @@ def _selftest(args: argparse.Namespace) -> int:
     return print_selftest(args.device, only=args.only, as_json=args.json, report=report)
 
 
+def _bench(args: argparse.Namespace) -> int:
+    given = _given(args)
+    if "op" in given:
+        given["op"] = " ".join(given["op"])  # "a,b" and "a b"
+    config = BenchConfig(**given)
+    from wgrad.train.commands.bench import run_bench
+
+    return run_bench(config)
+
+
 def _matrix_units(args: argparse.Namespace) -> int:
     from wgrad.train.commands.matrix_units import COMMANDS
 
@@ -167,8 +179,11 @@ def build_parser() -> Parser:
     selftest.add_argument("--report", metavar="FILE", help=report)
     page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
     selftest.add_argument("--page", metavar="FILE", help=page)
+    add_options(add("bench", _bench, "time every operator, and place it below what the device can do"), BenchConfig)
     units = add(
-        "matrix-units", _matrix_units, "let --compute float16 use the card's matrix units, or see whether it does"
+        "matrix-units",
+        _matrix_units,
+        "let float16 (then what --compute auto takes) use the card's matrix units, or see whether it does",
     )
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
     cache = add("cache", _cache, "list the quantised weights that --stream-weights keeps on the disk, or remove them")

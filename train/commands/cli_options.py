@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
 
 def _help(field: dataclasses.Field) -> str:
     text, default = field.metadata["help"].replace("%", "%%"), field.default
-    if default in (None, ""):
+    if default in (None, "", ()):
         return text
     return f"{text} (default: {'all seven' if isinstance(default, tuple) else show(default)})"
 

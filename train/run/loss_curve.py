@@ -5,12 +5,11 @@ from __future__ import annotations
 import bisect
 import math
 import os
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from wgrad.device.files import write_text
+from wgrad.train.terminal.svg import FAINT, GRID, INK, shortened, svg_begin, svg_text
 
 LOSS_CURVE_FILE = "loss.svg"
 
@@ -19,7 +18,6 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 28, 98, 56  # margins around the axes
 LEGEND = 76  # its height above the axes
 MAX_POINTS = 1200  # of a line: more than this cannot be told apart at this width
 
-INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
 RAW, SMOOTH, HELD_OUT, NOT_FINITE = "#a9c7ea", "#1f5fae", "#d1495b", "#f3d9a4"
 
 Point = tuple[float, float]
@@ -88,10 +86,6 @@ class _Axes:
         return f'<polyline clip-path="url(#plot)" {style} points="{path}"/>'
 
 
-def _text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{escape(text)}</text>'
-
-
 def _range(raw: list[float], smoothed: list[float], held_out: list[float]) -> tuple[float, float]:
     """Of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 0.5 % at each end."""
     ordered = sorted(raw) or [0.0, 1.0]
@@ -110,16 +104,16 @@ def _grid(axes: _Axes) -> list[str]:
     for tick in ticks:
         y = axes.y(tick)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="{GRID}"/>')
-        parts.append(_text(LEFT - 10, y + 4, f"{tick:.{digits}f}", more='text-anchor="end"'))
+        parts.append(svg_text(LEFT - 10, y + 4, f"{tick:.{digits}f}", more='text-anchor="end"'))
     for tick in nice_ticks(*axes.steps, 8, whole=True):
         x = axes.x(tick)
         parts.append(f'<path d="M{x:.1f} {bottom}v5" stroke="{FAINT}"/>')
-        parts.append(_text(x, bottom + 20, f"{tick:,.0f}", more='text-anchor="middle"'))
+        parts.append(svg_text(x, bottom + 20, f"{tick:,.0f}", more='text-anchor="middle"'))
     parts.append(f'<path d="M{LEFT} {bottom}H{right}" stroke="{FAINT}"/>')
-    parts.append(_text((LEFT + right) / 2, HEIGHT - 12, "step", more='text-anchor="middle"'))
+    parts.append(svg_text((LEFT + right) / 2, HEIGHT - 12, "step", more='text-anchor="middle"'))
     middle = (TOP + bottom) / 2
     parts.append(
-        _text(24, middle, "loss (nats a token)", more=f'text-anchor="middle" transform="rotate(-90 24 {middle})"')
+        svg_text(24, middle, "loss (nats a token)", more=f'text-anchor="middle" transform="rotate(-90 24 {middle})"')
     )
     return parts
 
@@ -140,7 +134,7 @@ def _legend(has_train: bool, has_smooth: bool, has_held_out: bool, has_gaps: boo
             parts.append(f'<circle cx="{x + 10}" cy="{LEGEND}" r="5" fill="{colour}"/>')
         else:
             parts.append(f'<rect x="{x}" y="{LEGEND - 6}" width="20" height="12" fill="{colour}"/>')
-        parts.append(_text(x + 28, LEGEND + 4, name, colour=INK))
+        parts.append(svg_text(x + 28, LEGEND + 4, name, colour=INK))
         x += 52 + 6.4 * len(name)
     return parts
 
@@ -158,7 +152,7 @@ def _held_out_marks(axes: _Axes, points: list[Point]) -> list[str]:
             end = x > WIDTH - RIGHT - 60
             shift, anchor = (-10, "end") if end else (10, "start")
             halo = f'font-weight="600" text-anchor="{anchor}" paint-order="stroke" stroke="white" stroke-width="4"'
-            parts.append(_text(x + shift, y - 9, f"{loss:.3f}", 13, HELD_OUT, halo))
+            parts.append(svg_text(x + shift, y - 9, f"{loss:.3f}", 13, HELD_OUT, halo))
     return parts
 
 
@@ -192,18 +186,6 @@ def _bands(axes: _Axes, spans: list[Span]) -> list[str]:
     return parts
 
 
-def _shortened(text: str, width: float) -> str:
-    """`text` if it is not wider than `width` ems, else with its middle left out. Widths are estimates."""
-
-    def ems(part: str) -> float:
-        return sum(1.15 if c in "MW@%" or unicodedata.east_asian_width(c) in "WF" else 0.62 for c in part)
-
-    if ems(text) <= width:
-        return text
-    kept = next(n for n in range(len(text) // 2, -1, -1) if ems(text[:n] + "…" + text[len(text) - n :]) <= width)
-    return text[:kept] + "…" + text[len(text) - kept :]
-
-
 def _summary(last: float, marks: list[Point], records: Sequence[Mapping[str, Any]], gaps: list[Span]) -> str:
     text = f"{int(last):,} step{'s' * (last != 1)}"
     if marks:
@@ -233,13 +215,10 @@ def loss_curve(records: Sequence[Mapping[str, Any]], held_out: Sequence[Point] =
     width = WIDTH - LEFT - RIGHT
     box = f'x="{LEFT}" y="{TOP}" width="{width}" height="{HEIGHT - TOP - BOTTOM}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">',
-        f"<title>{escape(title or 'Training loss')}: {escape(summary)}</title>",
+        svg_begin(WIDTH, HEIGHT, f"{title or 'Training loss'}: {summary}"),
         f'<defs><clipPath id="plot"><rect {box}/></clipPath></defs>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 30, _shortened(title or "Training loss", width / 17), 17, INK, 'font-weight="600"'),
-        _text(LEFT, 52, summary, 13),
+        svg_text(LEFT, 30, shortened(title or "Training loss", width / 17), 17, INK, 'font-weight="600"'),
+        svg_text(LEFT, 52, summary, 13),
         *_legend(bool(train), bool(smoothed), bool(marks), bool(gaps)),
         *_bands(axes, gaps),
         *_grid(axes),

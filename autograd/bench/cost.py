@@ -1,0 +1,134 @@
+"""What a call of an operator must do at least: FLOP, and bytes to and from memory. Counted from its arguments, once.
+
+Bytes: each input read once, each output written once; scratch does not count. FLOP of products and attention are
+exact: a multiplication and an addition are two, causal attention is half of its square, its backward 2.5 forwards,
+whatever a kernel makes again. Those of all else are the operations of the formula, an exponential or a division
+counted as one: enough to see that memory bounds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    flop: float
+    nbytes: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte."""
+        return self.flop / self.nbytes
+
+
+# Of an element of the operator's largest array.
+_PER_ELEMENT = {
+    "silu": 4, "silu_backward": 8, "gelu": 9, "gelu_backward": 17, "swiglu": 5, "swiglu_backward": 11, "geglu": 10,
+    "geglu_backward": 20, "mask": 1, "add": 1, "mul": 1, "scale": 1, "scale_by": 1, "softcap": 3, "cast": 1, "bias": 1,
+    "sum_rows": 1, "sum": 1, "dropout": 20, "embedding": 1, "embedding_backward": 1, "quantize": 20, "dequantize": 2,
+    "rms_norm": 4, "rms_norm_backward": 11, "layer_norm": 8, "layer_norm_backward": 15, "grad_norm": 2, "adamw": 14,
+    "rope": 3, "rope_append": 3, "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3,
+}  # fmt: skip
+# What is written besides what an operator returns, and what is looked at in part.
+_WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
+_IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
+
+
+def cost(op: str, arguments: Arguments, made: Any) -> Cost:
+    """Of one call. arguments: by name, as it was called; made: what it returned. KeyError: an operator not known."""
+    count = _FLOP.get(op)
+    flop = count(arguments) if count is not None else _PER_ELEMENT[op] * max(map(_size, _arrays((arguments, made))))
+    return Cost(float(flop), float(_bytes(op, arguments, made)))
+
+
+def _bytes(op: str, given: Arguments, made: Any) -> int:
+    apart = (*_IN_PART.get(op, ()), *(() if given.get("accumulate") else ("out",)))
+    read = sum(a.nbytes for a in _arrays({n: v for n, v in given.items() if n not in apart}))
+    written = sum(a.nbytes for a in _arrays(made)) + sum(given[name].nbytes for name in _WRITTEN.get(op, ()))
+    if op == "embedding":  # the rows that are looked up
+        table, ids = given["table"], given["ids"]
+        return read + written + math.prod(ids.shape) * table.shape[1] * table.dtype.itemsize
+    if op in ("kv_append", "rope_append"):  # as much is written as was new
+        written += given["new"].nbytes if op == "kv_append" else given["k"].nbytes + given["v"].nbytes
+    return read + written
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    """Every array in arguments or a result."""
+    if isinstance(value, FrozenWeight):
+        yield from _arrays(value.arrays())
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _arrays(part)
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _arrays(part)
+    elif hasattr(value, "nbytes") and not isinstance(value, type):
+        yield value
+
+
+def _size(array: Any) -> int:
+    return math.prod(array.shape)
+
+
+# ---- products ----------------------------------------------------------------------------------
+def product_flop(m: int, n: int, k: int) -> float:
+    return 2.0 * m * n * k
+
+
+def attention_flop(queries: tuple[int, ...], keys: int) -> float:
+    """Forward. queries: B, T, H, D; a row of as many keys as queries is causal, else each query sees all keys."""
+    b, t, h, d = queries
+    return 4.0 * b * h * d * t * (keys / 2 if keys == t else keys)
+
+
+ATTENTION_BACKWARD = 2.5  # products of the backward for one of the forward
+
+
+def _gemm(given: Arguments) -> float:
+    a, b = given["a"].shape, given["b"].shape
+    m, k = a[:-3:-1] if given.get("trans_a") else a[-2:]
+    n = b[-2] if given.get("trans_b") else b[-1]
+    return math.prod(a[:-2]) * product_flop(m, n, k) + _lowrank(given, m, n)
+
+
+def _lowrank(given: Arguments, m: int, n: int) -> float:
+    lowrank = given.get("lowrank")
+    return product_flop(m, n, lowrank[0].shape[1]) if lowrank else 0.0
+
+
+def _linear(given: Arguments) -> float:
+    n, k = given["weight"].shape
+    backward = "dy" in given
+    m = (given["dy"] if backward else given["x"]).shape[0]
+    return product_flop(m, n, k) + _lowrank(given, m, k if backward else n)
+
+
+def _attention(given: Arguments) -> float:
+    return attention_flop(tuple(given["q"].shape), given["k"].shape[1])
+
+
+def _loss(given: Arguments) -> float:
+    """Logits; and again for each gradient that is made."""
+    products = 1 + bool(given.get("need_dx", True)) + bool(given.get("need_dweight", False))
+    (n, c), v = given["x"].shape, given["weight"].shape[0]
+    return products * product_flop(n, v, c) + 6.0 * n * v
+
+
+_FLOP: dict[str, Callable[[Arguments], float]] = {
+    "gemm": _gemm,
+    "linear_quantized": _linear,
+    "linear_quantized_backward": _linear,
+    "attention": _attention,
+    "attention_backward": lambda given: ATTENTION_BACKWARD * _attention(given),
+    "linear_cross_entropy": _loss,
+}
+PRODUCTS = frozenset(_FLOP)  # operators whose work matrix units can do

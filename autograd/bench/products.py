@@ -1,0 +1,123 @@
+"""Bench entries of what arithmetic bounds: products, frozen weights, attention, the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
+from wgrad.device.contract import Device
+from wgrad.device.formats.frozen_weight import formats
+
+RANK = 16  # of LoRA
+
+
+def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
+    return [
+        *_squares(sizes, dtype),
+        *_lora(sizes, dtype),
+        *_linear(sizes, dtype),
+        *(e for shape in sizes.attention for e in _attention(shape, dtype)),
+        _decode(sizes, dtype),
+        *_loss(sizes, dtype),
+    ]
+
+
+def _gemm(m: int, n: int, k: int, kinds: tuple[Any, Any], ways: str, variant: str = "", **options: Any) -> Entry:
+    def build(device: Device) -> dict[str, Any]:
+        a = normal(device, (k, m) if ways[0] == "t" else (m, k), kinds[0])
+        b = normal(device, (n, k) if ways[1] == "t" else (k, n), kinds[1], 1)
+        return {"a": a, "b": b, "trans_a": ways[0] == "t", "trans_b": ways[1] == "t", **options}
+
+    activations = kinds[0] if kinds[0] != F32 else kinds[1]
+    return entry("gemm", (m, n, k), activations, build, f"{variant} {ways}".strip())
+
+
+def _squares(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    all_ways = [_gemm(side, side, side, (t, t), ways) for side in sizes.sides[-1:] for ways in ("nn", "nt", "tn")]
+    return [_gemm(side, side, side, (t, t), "nt") for side in sizes.sides[:-1]] + all_ways
+
+
+def _lora(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    m, _, k = sizes.linear
+    return [
+        _gemm(m, RANK, k, (t, F32), "nt", "lora", dtype=F32),
+        _gemm(RANK, k, m, (F32, t), "tn", "lora gradient", dtype=F32),
+    ]
+
+
+def _linear(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    m, n, k = sizes.linear
+    found = []
+    for name, double in [("nf4", True), *((f, False) for f in formats() if f != "nf4")]:
+        for rows, variant in ((m, name), (1, f"{name} one row")):
+
+            def build(device: Device, rows: int = rows, name: str = name, double: bool = double) -> dict[str, Any]:
+                return {"x": normal(device, (rows, k), t), "weight": _weight(device, name, n, k, double)}
+
+            found.append(entry("linear_quantized", (rows, n, k), t, build, variant))
+
+        def back(device: Device, name: str = name, double: bool = double) -> dict[str, Any]:
+            return {"dy": normal(device, (m, n), t), "weight": _weight(device, name, n, k, double)}
+
+        def lowrank(device: Device, back: Any = back) -> dict[str, Any]:
+            given: dict[str, Any] = back(device)
+            return {**given, "lowrank": (normal(device, (m, RANK)), normal(device, (RANK, k), F32, 1))}
+
+        found.append(entry("linear_quantized_backward", (m, n, k), t, back, name))
+        found.append(entry("linear_quantized_backward", (m, n, k), t, lowrank, f"{name} lowrank"))
+    return found
+
+
+def _weight(device: Device, name: str, n: int, k: int, double: bool) -> Any:
+    """A frozen weight: of few random rows, repeated."""
+    rows = min(n, max(1, (1 << 20) // k))
+    values = np.random.default_rng(0).standard_normal((rows, k)).astype(np.float32)
+    weight = formats()[name].quantize(np.resize(values, (n, k)), 64, double)
+    return weight.map_arrays(device.upload)
+
+
+def _attention(shape: tuple[int, int, int, int, int], t: np.dtype) -> list[Entry]:
+    b, length, h, g, d = shape
+    options = {"scale": d**-0.5}
+
+    def build(device: Device) -> dict[str, Any]:
+        q = normal(device, (b, length, h, d), t)
+        k, v = (normal(device, (b, length, g, d), t, seed) for seed in (1, 2))
+        doc_start = device.upload(np.zeros((b, length), np.int32))
+        return {"q": q, "k": k, "v": v, "doc_start": doc_start, "cache_len": device.zeros((1,), np.int32), **options}
+
+    def back(device: Device) -> dict[str, Any]:
+        given = build(device)
+        o, lse = device.attention(**given)
+        del given["cache_len"]
+        return {**given, "do": normal(device, (b, length, h, d), t, 3), "o": o, "lse": lse}
+
+    return [entry("attention", shape, t, build, "causal"), entry("attention_backward", shape, t, back, "causal")]
+
+
+def _decode(sizes: Sizes, t: np.dtype) -> Entry:
+    _, _, h, g, d = sizes.attention[-1]
+
+    def build(device: Device) -> dict[str, Any]:
+        k, v = (normal(device, (1, sizes.keys, g, d), t, seed) for seed in (1, 2))
+        cache_len = device.upload(np.array([sizes.keys - 1], np.int32))
+        given = {"doc_start": device.zeros((1, 1), np.int32), "cache_len": cache_len, "scale": d**-0.5}
+        return {"q": normal(device, (1, 1, h, d), t), "k": k, "v": v, **given}
+
+    return entry("attention", (1, 1, h, g, d), t, build, f"one of {sizes.keys} keys")
+
+
+def _loss(sizes: Sizes, t: np.dtype) -> list[Entry]:
+    n, v, c = sizes.loss
+
+    def build(device: Device, need_dx: bool = True) -> dict[str, Any]:
+        targets = device.upload(np.random.default_rng(0).integers(0, v, n).astype(np.int32))
+        return {"x": normal(device, (n, c), t), "weight": normal(device, (v, c), t, 1, 0.1), "targets": targets,
+                "need_dx": need_dx}  # fmt: skip
+
+    return [
+        entry("linear_cross_entropy", (n, v, c), t, lambda device: build(device, False), "loss only"),
+        entry("linear_cross_entropy", (n, v, c), t, build, "dx"),
+    ]

@@ -1,0 +1,18 @@
+"""Work that does nothing but reach one limit of a device: what `wgrad bench` measures its roofs with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MATRIX_UNITS = "matrix units"  # the name of their roof: 16 bits in, sums in float32
+
+
+@dataclass(frozen=True)
+class Roof:
+    """name: float32, float16 (packed) or MATRIX_UNITS. flop: of one `run`, which returns an array of what came out."""
+
+    name: str
+    flop: float
+    run: Callable[[], Any]

@@ -1,0 +1,26 @@
+"""`wgrad bench` on an emulated card: its own products stand for the roofs, and 16 bits are bfloat16."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.bench import timing
+from wgrad.train.commands.cli import main
+
+
+def test_bench_on_an_emulated_card(emulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    emulator.select("gfx1100", monkeypatch)
+    monkeypatch.setattr(timing, "_MOST_CALLS", 1)
+    monkeypatch.setattr(timing, "SAMPLE_SECONDS", 0.0)
+    words = ["bench", "--device", "hip", "--warm-up", "0", "--size", "tiny", "--op", "rms_norm", "clip", "--json"]
+    try:
+        assert main(words) == 0
+    finally:
+        emulator.clear()
+    report = json.loads(capsys.readouterr().out)
+    assert [roof["name"] for roof in report["roofs"]] == ["memory", "float32", "matrix units"]
+    assert "product of 64³" in report["roofs"][1]["by"]
+    assert {row["dtype"] for row in report["rows"]} == {"float32", "bfloat16"}

@@ -1,0 +1,180 @@
+"""`wgrad bench`: what it prints and draws, and that --compare names what became slower and nothing else."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.autograd.bench import roofline
+from wgrad.autograd.bench.timing import Time
+from wgrad.train.commands import bench
+from wgrad.train.commands.cli import main
+
+OPS = ("softmax", "rms_norm", "gemm")
+QUICK = ["bench", "--device", "cpu", "--size", "tiny", "--warm-up", "0", "--op", *OPS]
+
+
+class Clock:
+    """Stands for the timing: every call takes a millisecond, times `slow` of the operator of that name, times `all`."""
+
+    def __init__(self) -> None:
+        self.slow: dict[str, float] = {}
+        self.all, self.spread, self.op = 1.0, 0.0, ""
+
+    def __call__(self, device: Any, work: Any, warm_up: float = 0.0) -> Time:
+        return Time(1e-3 * self.all * self.slow.get(self.op, 1.0), self.spread)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made, measure = Clock(), bench.measure
+
+    def timed(device: Any, machine: Any, entry: Any, warm_up: float) -> Any:
+        made.op = entry.op
+        try:
+            return measure(device, machine, entry, warm_up)
+        finally:
+            made.op = ""
+
+    monkeypatch.setattr(roofline, "time_device", made)
+    monkeypatch.setattr(bench, "measure", timed)
+    return made
+
+
+@pytest.fixture
+def before(clock: Clock, tmp_path: Path, capsys: Any) -> Path:
+    """What --json printed of a run in which every call took a millisecond."""
+    assert main([*QUICK, "--json"]) == 0
+    path = tmp_path / "before.json"
+    path.write_text(capsys.readouterr().out)
+    return path
+
+
+def compared(before: Path, capsys: Any) -> tuple[int, str]:
+    status = main([*QUICK, "--compare", str(before)])
+    found = capsys.readouterr()
+    return status, found.out + found.err
+
+
+def test_json_has_what_a_reader_needs(before: Path) -> None:
+    report = json.loads(before.read_text())
+    assert report["format"] == 1 and report["size"] == "tiny" and report["device"]["name"] == "cpu"
+    assert {"numpy", "wgpu"} <= set(report["packages"]) and "python" in report["system"]
+    assert [roof["name"] for roof in report["roofs"]] == ["memory", "float32"]
+    assert {row["op"] for row in report["rows"]} == set(OPS)
+    wanted = {"name", "seconds", "spread", "flop", "nbytes", "intensity", "bound", "roof", "share", "look_at"}
+    assert all(wanted <= set(row) for row in report["rows"])
+
+
+def test_an_operator_that_became_slower_is_named(before: Path, clock: Clock, capsys: Any) -> None:
+    clock.slow = {"softmax": 1.06}
+    status, text = compared(before, capsys)
+    assert status == 1 and "SLOWER: softmax/16x128/float32: by 6.0%" in text and text.count("SLOWER") == 1
+    clock.slow = {"softmax": 1.04, "gemm": 0.5}
+    assert compared(before, capsys)[0] == 0
+
+
+def test_a_slower_machine_is_no_slower_operator(before: Path, clock: Clock, capsys: Any) -> None:
+    clock.all = 3.0
+    status, text = compared(before, capsys)
+    assert status == 0 and "no operator is more than 5% slower than before" in text
+    clock.slow = {"rms_norm": 1.2}
+    assert compared(before, capsys)[0] == 1
+
+
+def test_what_the_spread_explains_is_no_slowness(before: Path, clock: Clock, capsys: Any) -> None:
+    clock.slow, clock.spread = {"softmax": 1.2}, 0.2  # of the row and of its roof: 20 % in all
+    status, text = compared(before, capsys)
+    assert status == 0 and "too noisy to be judged by 5%:" in text
+    clock.slow = {"softmax": 1.3}
+    assert compared(before, capsys)[0] == 1
+
+
+def test_one_slow_moment_is_timed_again(
+    before: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    seen = []
+
+    def once(device: Any, work: Any, warm_up: float = 0.0) -> Time:
+        if clock.op == "softmax":
+            seen.append(1)
+        return Time(1e-3 * (2.0 if clock.op == "softmax" and len(seen) == 1 else 1.0), 0.0)
+
+    monkeypatch.setattr(roofline, "time_device", once)
+    assert compared(before, capsys)[0] == 0 and len(seen) == 2
+
+
+def refused(words: list[str], capsys: Any) -> str:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("wgrad: error: ")
+    return error
+
+
+def test_a_file_that_cannot_be_compared_is_one_line(before: Path, tmp_path: Path, capsys: Any) -> None:
+    text, path = before.read_text(), tmp_path / "other.json"
+    report = json.loads(text)
+    for written, words in (
+        (text[: len(text) // 2], "is not valid JSON"),
+        ("{}", "format is missing"),
+        (json.dumps({**report, "format": 2}), "has format 2, and this version of wgrad reads format 1"),
+        (json.dumps({**report, "rows": "none"}), "rows must be a list"),
+        (json.dumps({**report, "size": "huge"}), "size must be one of large, small, tiny; got 'huge'"),
+        (json.dumps({**report, "device": {"name": "wgpu", "description": "A card (Vulkan)"}}), "is of A card (Vulkan)"),
+        (json.dumps({**report, "rows": []}), "none of its 0 operators was timed now"),
+    ):
+        path.write_text(written)
+        words_given = ["bench", "--device", "cpu", "--warm-up", "0", "--op", "softmax", "--compare", str(path)]
+        more = [] if "huge" in written else ["--size", "tiny"]
+        assert words in refused([*words_given, *more], capsys)
+    assert "no such file" in refused([*QUICK, "--compare", str(tmp_path / "none")], capsys)
+
+
+def test_a_wrong_option_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    for words, message in (
+        (["--op", "sofmax"], "--op: 'sofmax' is no operator (did you mean softmax?)"),
+        (["--out", str(tmp_path / "a.png")], "--out: must end in .svg"),
+        (["--out", str(tmp_path / "none" / "a.svg")], "no such folder"),
+        (["--size", "huge"], "--size: must be one of auto, large, small, tiny"),
+        (["--warm-up", "-1"], "--warm-up: must not be negative"),
+        (["--device", "abacus"], "abacus"),
+        (["--jsn"], "unknown argument --jsn (did you mean --json?)"),
+    ):
+        assert message in refused(["bench", *words], capsys)
+
+
+def test_the_picture_has_every_operator_and_roof(clock: Clock, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "roofline.svg"
+    assert main([*QUICK, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    picture = ElementTree.fromstring(out.read_text())
+    assert picture.tag.endswith("svg")
+    space = "{http://www.w3.org/2000/svg}"
+    words = [element.text or "" for element in picture.iter(f"{space}text")]
+    rows = [line for line in printed.splitlines() if line.startswith(OPS)]
+    assert len(rows) >= 5 and sum(word.startswith(OPS) for word in words) == len(rows)
+    assert any(word.startswith("memory ") for word in words) and any(word.startswith("float32 ") for word in words)
+    width, height = (float(picture.attrib[name]) for name in ("width", "height"))
+    for circle in picture.iter(f"{space}circle"):
+        assert 0 <= float(circle.attrib["cx"]) <= width and 0 <= float(circle.attrib["cy"]) <= height
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure", interrupted)
+    assert main([*QUICK, "--json", "--out", str(tmp_path / "a.svg")]) == 130
+    found = capsys.readouterr()
+    assert found.out == "" and found.err.endswith("wgrad: interrupted\n") and list(tmp_path.iterdir()) == []
+
+
+def test_it_measures(capsys: Any) -> None:
+    """Without a clock of the test's: a whole run, of one operator."""
+    assert main(["bench", "--device", "cpu", "--warm-up", "0", "--size", "tiny", "--op", "silu", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["seconds"] > 0 and row["spread"] >= 0 and row["bound"] == "memory"

@@ -1,0 +1,136 @@
+"""`wgrad bench`: the device's roofs, and where each operator stands below them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from wgrad.autograd.bench.entries import entries, operator_names
+from wgrad.autograd.bench.entry import SIZES, Entry
+from wgrad.autograd.bench.roofline import MEMORY, Machine, Row, choose_sizes, measure, measure_machine
+from wgrad.autograd.select_device import select_device
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
+from wgrad.device.files import check_writable, write_text
+from wgrad.train.commands.bench_report import (
+    SLOWER,
+    Comparison,
+    Report,
+    check_device,
+    compare,
+    make_report,
+    read_report,
+)
+from wgrad.train.commands.roofline_chart import roofline_chart
+from wgrad.train.options.bench_config import AUTO_SIZE, BenchConfig
+from wgrad.train.options.option_names import did_you_mean
+from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.progress import Display
+
+_ROW = "{:<58} {:>10} {:>6} {:>9} {:>8} {:>8}  {:<10} {:>6}  {}"
+_HEAD = _ROW.format("operator", "µs", "spread", "GFLOP/s", "GB/s", "FLOP/B", "bound", "share", "look at")
+
+
+def run_bench(config: BenchConfig) -> int:
+    """-> 0, or 1 where --compare finds an operator slower. WgradError: no such operator, no such file."""
+    _check(config)
+    before = read_report(config.compare) if config.compare else None
+    device = select_device(config.device)
+    if before is not None and config.compare:
+        check_device(before, config.compare, device)
+    # The table may go to a file or a pipe, and JSON belongs to a program: the bar is on standard error then.
+    beside = not config.json and sys.stdout.isatty()
+    display = Display(make_console("stdout" if beside else "stderr"))
+    tell = display.say if beside or config.json else partial(print, flush=True)
+    tell(f"device: {device.description} ({device.reason})")
+    sizes = SIZES[_size(config, before, device)]
+    machine = measure_machine(device, sizes, config.warm_up)
+    for line in _roof_lines(machine, sizes.name):
+        tell(line)
+    selected = entries(device, sizes, config.op)
+    rows = _measure_all(config, device, machine, selected, display, tell)
+    if config.json:
+        print(json.dumps(make_report(device, sizes, machine, rows), indent=1, allow_nan=False))
+    if config.out:
+        write_text(config.out, roofline_chart(machine, rows, device.description), "--out")
+    if before is None:
+        return 0
+    by_name = {entry.name: entry for entry in selected}
+    found = compare(before, machine, rows, lambda name: measure(device, machine, by_name[name], config.warm_up))
+    for line in _comparison_lines(found):
+        tell(line)
+    return 1 if found.slower else 0
+
+
+def _size(config: BenchConfig, before: Report | None, device: Device) -> str:
+    """--size, else that of the file to compare with, else what suits the device."""
+    if config.size != AUTO_SIZE:
+        return config.size
+    if before is None:
+        return choose_sizes(device)
+    if before.size not in SIZES:
+        raise WgradError(f"--compare: {config.compare}: size must be one of {', '.join(SIZES)}; got {before.size!r}")
+    return before.size
+
+
+def _measure_all(
+    config: BenchConfig,
+    device: Device,
+    machine: Machine,
+    selected: Sequence[Entry],
+    display: Display,
+    tell: Callable[[str], None],
+) -> list[Row]:
+    """Every entry, timed, and a line of the table for it."""
+    if not config.json:
+        tell(_HEAD)
+    rows: list[Row] = []
+    with display.phase("measuring", len(selected), "operators") as phase:
+        for entry in selected:
+            rows.append(measure(device, machine, entry, config.warm_up))
+            if not config.json:
+                tell(_row(rows[-1]))
+            phase.update(len(rows))
+    return rows
+
+
+def _check(config: BenchConfig) -> None:
+    known = operator_names()
+    for name in config.op:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise WgradError(f"--op: {name!r} is no operator{near}: wgrad bench without it has them all")
+    if config.out:
+        if Path(config.out).suffix != ".svg":
+            raise WgradError(f"--out: must end in .svg, which is what is drawn; got {config.out}")
+        check_writable(config.out, "--out")
+
+
+def _roof_lines(machine: Machine, size: str) -> list[str]:
+    found = [f"roofs ({size} sizes): a launch {machine.launch_seconds * 1e6:.1f} µs"]
+    for roof in machine.roofs.values():
+        unit = "GB/s" if roof.name == MEMORY else "GFLOP/s"
+        found.append(f"  {roof.name}: {roof.per_second / 1e9:,.4g} {unit}, spread {roof.spread:.0%}, by {roof.by}")
+    return found
+
+
+def _row(row: Row) -> str:
+    rates = f"{row.flop / row.seconds / 1e9:,.4g}", f"{row.nbytes / row.seconds / 1e9:,.4g}"
+    intensity, spread = f"{row.intensity:.3g}", f"{row.spread:.0%}"
+    time = f"{row.seconds * 1e6:,.1f}"
+    return _ROW.format(row.name, time, spread, *rates, intensity, row.bound, f"{row.share:.0%}", row.look_at)
+
+
+def _comparison_lines(found: Comparison) -> Sequence[str]:
+    lines = [
+        f"SLOWER: {c.name}: by {c.slower:.1%}, of which noise explains {c.noise:.1%} at most" for c in found.slower
+    ]
+    if found.missing:
+        lines.append(f"not timed now: {', '.join(found.missing)}")
+    if found.unjudged:
+        lines.append(f"too noisy to be judged by {SLOWER:.0%}: {len(found.unjudged)} of {len(found.changes)}")
+    verdict = f"{len(found.slower)} of {len(found.changes)} operators are" if found.slower else "no operator is"
+    return [*lines, f"{verdict} more than {SLOWER:.0%} slower than before, beyond noise"]

@@ -1,0 +1,38 @@
+"""The options of `wgrad bench`: each one's name, type, default, help and rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wgrad.train.options.finetune_config import DEVICE_HELP
+from wgrad.train.options.options import NOT_NEGATIVE, Options, option
+
+AUTO_SIZE = "auto"
+
+
+@dataclass(frozen=True)
+class BenchConfig(Options):
+    """What is timed, on what, and where it goes. WgradError where a value breaks its rule."""
+
+    op: tuple[str, ...] = option((), "only these operators", metavar="NAME")
+    device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
+    size: str = option(
+        AUTO_SIZE,
+        "how large the work is (auto: large where the device copies 30 GB/s, and with --compare that of the file)",
+        choices=(AUTO_SIZE, "large", "small", "tiny"),
+    )
+    warm_up: float = option(
+        0.5,
+        "seconds of work before each is timed: a card that idles runs at a sixth of its clock",
+        rule=NOT_NEGATIVE,
+        metavar="S",
+    )
+    json: bool = option(False, "one JSON object instead of the table")
+    compare: str | None = option(
+        None,
+        "what --json printed before: status 1 where an operator is more than 5 % slower, measured by the roofs of each "
+        "run and beyond their spread",
+        metavar="FILE",
+        path=True,
+    )
+    out: str | None = option(None, "draw the roofline into this file", metavar="FILE.svg", path=True)

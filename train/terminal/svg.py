@@ -1,0 +1,34 @@
+"""Pieces of the pictures that commands draw: SVG text that needs nothing else."""
+
+from __future__ import annotations
+
+import unicodedata
+from html import escape
+
+INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
+_FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
+
+
+def svg_begin(width: int, height: int, title: str) -> str:
+    """The opening of a picture on white; `</svg>` ends it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="{_FONT}">\n<title>{escape(title)}</title>\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+    )
+
+
+def svg_text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{escape(text)}</text>'
+
+
+def shortened(text: str, width: float) -> str:
+    """`text` if it is not wider than `width` ems, else with its middle left out. Widths are estimates."""
+
+    def ems(part: str) -> float:
+        return sum(1.15 if c in "MW@%" or unicodedata.east_asian_width(c) in "WF" else 0.62 for c in part)
+
+    if ems(text) <= width:
+        return text
+    kept = next(n for n in range(len(text) // 2, -1, -1) if ems(text[:n] + "…" + text[len(text) - n :]) <= width)
+    return text[:kept] + "…" + text[len(text) - kept :]
