@@ -176,8 +176,7 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
     steps(SETTLE_STEPS)
     compiled, reserved = device.pipelines_compiled(), device.memory().reserved_bytes
     samples = [steps(TIMED_STEPS) for _ in range(SAMPLES)]
-    found = median_spread(samples)
-    seconds, spread = found.seconds, found.spread
+    seconds, spread = median_spread(samples)
     memory, losses = device.memory(), trainer.read_history()[:, 0]
     replays = [r._replay for r in (trainer._micro_step, trainer._update)]
     dispatches = sum(r.dispatches for r in replays if r is not None)

@@ -18,13 +18,12 @@ RESULTS = Path(__file__).parent / "results"
 WARM_SECONDS = timing.WARM_SECONDS  # a sweep sets it lower
 
 
-def time_device(device: Any, work: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds (median, spread) of `work` on a wgrad device."""
-    time = timing.time_device(device, work, WARM_SECONDS)
-    return time.seconds, time.spread
+def time_device(device: Any, work: Callable[[], Any]) -> timing.Time:
+    """`work` on a wgrad device."""
+    return timing.time_device(device, work, WARM_SECONDS)
 
 
-def time_torch(work: Callable[[], Any]) -> tuple[float, float]:
+def time_torch(work: Callable[[], Any]) -> timing.Time:
     """The same for a torch CUDA callable, with events."""
     import torch
 
@@ -45,8 +44,7 @@ def time_torch(work: Callable[[], Any]) -> tuple[float, float]:
         end.record()
         torch.cuda.synchronize()
         samples.append(begin.elapsed_time(end) / 1e3 / inner)
-    found = median_spread(samples)
-    return found.seconds, found.spread
+    return median_spread(samples)
 
 
 def has_cuda() -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wgrad.device.contract import Device
 
@@ -17,8 +16,7 @@ _MOST_SECONDS = 4.0  # of samples; where they take longer there are fewer of the
 _MOST_CALLS = 50  # in a recording
 
 
-@dataclass(frozen=True)
-class Time:
+class Time(NamedTuple):
     """Seconds of a call: the median of the samples; spread: (largest - smallest) / median."""
 
     seconds: float

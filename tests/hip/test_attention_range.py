@@ -27,7 +27,7 @@ def with_a_sink(keys: int, above: float) -> dict[str, np.ndarray]:
 
 def attention(x: dict[str, np.ndarray], kind: Any) -> np.ndarray:
     """[QUERIES, WIDTH] in float64; of float16: probabilities and the result rounded to it, sums in float32."""
-    sums = np.float64 if kind is np.float64 else np.float32
+    sums: Any = np.float64 if kind is np.float64 else np.float32
     q, k, v = (x[n][0, :, 0].astype(sums) for n in ("q", "k", "v"))
     keys = len(k)
     scores = np.where(np.arange(keys) <= np.arange(keys - QUERIES, keys)[:, None], q @ k.T, -np.inf)
