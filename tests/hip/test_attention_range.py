@@ -12,7 +12,7 @@ NAMES = ("q", "k", "v", "doc_start", "cache_len")
 QUERIES, WIDTH = 5, 64
 
 
-def with_a_sink(keys: int, above: float) -> dict[str, np.ndarray]:
+def with_a_sink(keys: int, above: float) -> dict[str, Any]:
     """Scores (scale 1) of about 0, and of `above` for the first key."""
     rng = np.random.default_rng(11)
     q, k, v = (rng.standard_normal((1, n, 1, WIDTH)) for n in (QUERIES, keys, keys))
@@ -25,7 +25,7 @@ def with_a_sink(keys: int, above: float) -> dict[str, np.ndarray]:
     return {n: a.astype(np.float16) for n, a in x.items()} | {"doc_start": doc_start, "cache_len": cache_len}
 
 
-def attention(x: dict[str, np.ndarray], kind: Any) -> np.ndarray:
+def attention(x: dict[str, Any], kind: Any) -> np.ndarray:
     """[QUERIES, WIDTH] in float64; of float16: probabilities and the result rounded to it, sums in float32."""
     sums: Any = np.float64 if kind is np.float64 else np.float32
     q, k, v = (x[n][0, :, 0].astype(sums) for n in ("q", "k", "v"))
