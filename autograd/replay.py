@@ -19,6 +19,11 @@ class Recorded:
         self._runs = 0
         self._replay: Replay | None = None
 
+    @property
+    def dispatches(self) -> int:
+        """Launches of the recording; 0 before there is one."""
+        return 0 if self._replay is None else self._replay.dispatches
+
     def __call__(self, work: Callable[[], None]) -> None:
         if self._replay is not None:
             self._replay.run()

@@ -22,7 +22,23 @@ def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> No
 
 @implements("sample")
 def sample(device: Runtime, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> Array:
-    out = device.empty((1,), np.int32)
-    arguments = [logits, uniform, out, logits.size, top_k, float(temperature), float(top_p)]
-    device.launch("decoding", "sample", arguments, (1, 1, 1), work=logits.nbytes)
+    out = device.empty(uniform.shape, np.int32)
+    arguments = [logits, uniform, out, logits.shape[-1], top_k, float(temperature), float(top_p)]
+    device.launch("decoding", "sample", arguments, (uniform.size, 1, 1), work=logits.nbytes)
     return out
+
+
+@implements("advance")
+def advance(
+    device: Runtime,
+    drawn: Array,
+    uniforms: Array,
+    tokens: Array,
+    step: Array,
+    ids: Array,
+    positions: Array,
+    cache_len: Array,
+    uniform: Array,
+) -> None:
+    arguments = [drawn, uniforms, tokens, step, ids, positions, cache_len, uniform, *tokens.shape]
+    device.launch("decoding", "advance", arguments, (1, 1, 1))

@@ -25,7 +25,23 @@ def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> No
 
 @implements("sample")
 def sample(device: Runtime, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> Array:
-    out = device.empty((1,), np.int32)
-    params = [logits.size, int(top_k), float(temperature), float(top_p)]
-    device.launch("decoding_sample", [logits, uniform, out], params, (1, 1, 1), {"GREEDY": temperature == 0})
+    out = device.empty(uniform.shape, np.int32)
+    params = [logits.shape[-1], int(top_k), float(temperature), float(top_p)]
+    device.launch("decoding_sample", [logits, uniform, out], params, (uniform.size, 1, 1), {"GREEDY": temperature == 0})
     return out
+
+
+@implements("advance")
+def advance(
+    device: Runtime,
+    drawn: Array,
+    uniforms: Array,
+    tokens: Array,
+    step: Array,
+    ids: Array,
+    positions: Array,
+    cache_len: Array,
+    uniform: Array,
+) -> None:
+    arrays = [drawn, uniforms, tokens, step, ids, positions, cache_len, uniform]
+    device.launch("decoding_advance", arrays, list(tokens.shape), (1, 1, 1))

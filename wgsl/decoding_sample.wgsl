@@ -1,10 +1,11 @@
-// The next token's id from its logits, by one workgroup: greedy, or temperature, top-k and top-p, then the inverse of
-// the cumulative distribution in id order.
-//   logits [V] f32, uniform [1] f32 in [0, 1), id [1] i32.
+// The next token of each text from its logits, one workgroup a text: greedy, or temperature, top-k and top-p, then the
+// inverse of the cumulative distribution in id order; -1 where a logit is not finite.
+//   logits [B, V] f32, uniform [B] f32 in [0, 1), id [B] i32.
 // Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found by
-// bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose strictly
-// more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
-// Dispatch: one workgroup of 256.
+// cutting the range of ranks into five again and again, with one pass over the logits each: top-k: the largest rank that at
+// least k tokens reach; top-p: the smallest rank whose strictly more probable tokens weigh less than top_p together. So
+// tokens of one value stay or go together.
+// Dispatch: B workgroups of 256.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
 struct Params { count: u32, top_k: u32, temperature: f32, top_p: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -12,9 +13,14 @@ struct Params { count: u32, top_k: u32, temperature: f32, top_p: f32 }
 @group(0) @binding(2) var<storage, read> uniform_number: array<f32>;
 @group(0) @binding(3) var<storage, read_write> id: array<i32>;
 
+const CUTS: u32 = 14u;  // 5^14 is more than there are ranks
+
 var<workgroup> ranks: array<u32, 256>;
 var<workgroup> places: array<u32, 256>;
 var<workgroup> weights: array<f32, 256>;
+var<workgroup> counts4: array<vec4<u32>, 256>;
+var<workgroup> weights4: array<vec4<f32>, 256>;
+var<private> base: u32;  // of the text's logits
 
 fn rank(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
@@ -24,14 +30,27 @@ fn rank(x: f32) -> u32 {
 fn number(r: u32) -> f32 { return bitcast<f32>(select(~r, r & 0x7fffffffu, (r & 0x80000000u) != 0u)); }
 
 #include "reduce_workgroup.wgsl" name=sum_weights type=f32 tile=weights both=mine+other
-#include "reduce_workgroup.wgsl" name=sum_counts type=u32 tile=ranks both=mine+other
+#include "reduce_workgroup.wgsl" name=sum_places type=u32 tile=places both=mine+other
+#include "reduce_workgroup.wgsl" name=sum_counts4 type=vec4<u32> tile=counts4 both=mine+other
+#include "reduce_workgroup.wgsl" name=sum_weights4 type=vec4<f32> tile=weights4 both=mine+other
+
+// How many logits are not finite.
+fn odd(lid: u32) -> u32 {
+  var mine = 0u;
+  for (var i = lid; i < p.count; i += 256u) {
+    mine += select(0u, 1u, (bitcast<u32>(logits[base + i]) & 0x7f800000u) == 0x7f800000u);
+  }
+  let all = sum_places(mine, lid);
+  workgroupBarrier();
+  return all;
+}
 
 // The highest rank and, in places[0], the lowest id that has it.
 fn highest(lid: u32) -> u32 {
   var best = 0u;
   var place = 0u;
   for (var i = lid; i < p.count; i += 256u) {
-    let r = rank(logits[i]);
+    let r = rank(logits[base + i]);
     if (r > best) {
       best = r;
       place = i;
@@ -58,21 +77,29 @@ fn highest(lid: u32) -> u32 {
 
 // Weight of a token, 1 for the most probable; 0 below the threshold.
 fn weight(i: u32, top: f32, least: u32) -> f32 {
-  let x = logits[i];
+  let x = logits[base + i];
   return select(0.0, exp((x - top) / p.temperature), rank(x) >= least);
 }
+
+// Four numbers that cut low to high into five, the k-th of them low + k step - 1.
+fn cut_step(low: u32, high: u32) -> u32 { return (high - low) / 5u + 1u; }
+fn cuts(low: u32, high: u32) -> vec4<u32> { return vec4<u32>(low - 1u) + cut_step(low, high) * vec4<u32>(1u, 2u, 3u, 4u); }
 
 // The largest rank that at least k tokens reach.
 fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
   var low = 0u;  // reached by all
   var high = highest_rank;
-  for (var step = 0u; step < 32u; step++) {
-    let middle = low + (high - low) / 2u + ((high - low) & 1u);
-    var reached = 0u;
-    for (var i = lid; i < p.count; i += 256u) { reached += select(0u, 1u, rank(logits[i]) >= middle); }
-    let all_reached = sum_counts(reached, lid);
+  for (var turn = 0u; turn < CUTS; turn++) {
+    let at = cuts(low, high) + vec4<u32>(1u);
+    var reached = vec4<u32>(0u);
+    for (var i = lid; i < p.count; i += 256u) {
+      reached += select(vec4<u32>(0u), vec4<u32>(1u), vec4<u32>(rank(logits[base + i])) >= at);
+    }
+    let enough = select(vec4<u32>(0u), vec4<u32>(1u), sum_counts4(reached, lid) >= vec4<u32>(p.top_k));
     workgroupBarrier();
-    if (all_reached >= p.top_k) { low = middle; } else { high = max(middle, 1u) - 1u; }
+    let step = cut_step(low, high);
+    low += step * (enough.x + enough.y + enough.z + enough.w);
+    high = min(high, low + step - 1u);
   }
   return low;
 }
@@ -86,22 +113,28 @@ fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
   workgroupBarrier();
   var low = least;
   var high = highest_rank;  // nothing is above it
-  for (var step = 0u; step < 32u; step++) {
-    let middle = low + (high - low) / 2u;
-    var above = 0.0;
-    for (var i = lid; i < p.count; i += 256u) { above += weight(i, top, max(middle + 1u, least)); }
-    let all_above = sum_weights(above, lid);
+  for (var turn = 0u; turn < CUTS; turn++) {
+    let at = cuts(low, high);
+    var above = vec4<f32>(0.0);
+    for (var i = lid; i < p.count; i += 256u) {
+      above += select(vec4<f32>(0.0), vec4<f32>(weight(i, top, least)), vec4<u32>(rank(logits[base + i])) > at);
+    }
+    let heavy = select(vec4<u32>(0u), vec4<u32>(1u), sum_weights4(above, lid) >= vec4<f32>(limit));
     workgroupBarrier();
-    if (all_above < limit) { high = middle; } else { low = min(middle + 1u, high); }
+    let step = cut_step(low, high);
+    low = min(low + step * (heavy.x + heavy.y + heavy.z + heavy.w), high);
+    high = min(high, low + step - 1u);
   }
   return high;
 }
 
 @compute @workgroup_size(256)
-fn main(@builtin(local_invocation_index) lid: u32) {
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  base = wg.x * p.count;
+  let is_odd = odd(lid) > 0u;
   let highest_rank = highest(lid);
 #if GREEDY
-  if (lid == 0u) { id[0] = i32(places[0]); }
+  if (lid == 0u) { id[wg.x] = select(i32(places[0]), -1, is_odd); }
 #else
   var least = 0u;
   if (p.top_k > 0u && p.top_k < p.count) { least = top_k_rank(highest_rank, lid); }
@@ -116,30 +149,41 @@ fn main(@builtin(local_invocation_index) lid: u32) {
   for (var i = first; i < last; i++) { mine += weight(i, top, least); }
   weights[lid] = mine;
   workgroupBarrier();
-  if (lid != 0u) { return; }
-  var total = 0.0;
-  for (var i = 0u; i < 256u; i++) { total += weights[i]; }
-  let wanted = uniform_number[0] * total;
   var before = 0.0;
-  var chosen = 0u;
-  // The last run with any weight: rounding may leave the number above the sum.
-  for (var i = 0u; i < 256u; i++) {
-    if (weights[i] > 0.0) {
-      chosen = i;
-      if (before + weights[i] > wanted) { break; }
-      before += weights[i];
+  var wanted = 0.0;
+  if (lid == 0u) {
+    var total = 0.0;
+    for (var i = 0u; i < 256u; i++) { total += weights[i]; }
+    wanted = uniform_number[wg.x] * total;
+    // The last run with any weight: rounding may leave the number above the sum.
+    for (var i = 0u; i < 256u; i++) {
+      if (weights[i] > 0.0) {
+        places[0] = i;
+        if (before + weights[i] > wanted) { break; }
+        before += weights[i];
+      }
     }
   }
+  // All weigh the tokens of that run, 256 at a time, and the first invocation walks them. Where the loop above ran to its
+  // end, `before` counts the run too; then its last token is taken.
+  let start = workgroupUniformLoad(&places[0]) * run;
+  let end = min(start + run, p.count);
   var token = 0u;
-  // Where the loop above ran to its end, `before` counts the chosen run too; then its last token is taken below.
-  for (var i = min(chosen * run, p.count); i < min(chosen * run + run, p.count); i++) {
-    let w = weight(i, top, least);
-    if (w > 0.0) {
-      token = i;
-      before += w;
-      if (before > wanted) { break; }
+  var found = false;
+  for (var chunk = start; chunk < end; chunk += 256u) {
+    workgroupBarrier();
+    let at = chunk + lid;
+    weights[lid] = 0.0;
+    if (at < end) { weights[lid] = weight(at, top, least); }
+    workgroupBarrier();
+    for (var i = 0u; lid == 0u && !found && i < 256u; i++) {
+      if (weights[i] > 0.0) {
+        token = chunk + i;
+        before += weights[i];
+        found = before > wanted;
+      }
     }
   }
-  id[0] = i32(token);
+  if (lid == 0u) { id[wg.x] = select(i32(token), -1, is_odd); }
 #endif
 }

@@ -56,10 +56,13 @@ def append(cache: np.ndarray, new: np.ndarray, first: int) -> None:
 def sample(
     args: Args, logits: Array, uniform: Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> None:
-    """logits float32 [V], uniform float32 [1] in [0, 1) -> id int32 [1]. temperature 0 is greedy (lowest id on a
-    tie). top_k 0 and top_p 1 are off. Order as in transformers: temperature, top-k, top-p; a value tied with the
-    k-th is kept; then inverse of the cumulative distribution in id order."""
-    args.array("logits", logits, "V", "f32", "one row of logits").array("uniform", uniform, "1", "f32")
+    """logits float32 [B, V] or [V], uniform float32 [B] or [1] in [0, 1) -> ids int32 of uniform's shape, -1 for a row
+    with a logit that is not finite. temperature 0 is greedy (lowest id on a tie). top_k 0 and top_p 1 are off. Order as
+    in transformers: temperature, top-k, top-p; a value tied with the k-th is kept; then inverse of the cumulative
+    distribution in id order."""
+    rows = len(getattr(logits, "shape", ())) == 2
+    args.array("logits", logits, "B V" if rows else "V", "f32", "rows of logits, or one")
+    args.array("uniform", uniform, "B" if rows else "1", "f32", "a number for each row of logits")
     args.rule(temperature >= 0, f"temperature must be 0 (greedy) or positive, got {temperature}")
     args.rule(top_k >= 0, f"top_k must be 0 (off) or positive, got {top_k}")
     args.rule(0 < top_p <= 1, f"top_p must be in (0, 1], got {top_p}; 1 is off")
@@ -67,10 +70,17 @@ def sample(
 
 @sample.reference
 def _(logits: np.ndarray, uniform: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    rows = zip(logits.reshape(uniform.size, -1), uniform.tolist())
+    return np.array([_draw(row, number, temperature, top_k, top_p) for row, number in rows], np.int32)
+
+
+def _draw(logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float) -> int:
     """top-p keeps a token when all tokens strictly more probable than it weigh less than top_p together, so that
     tokens of equal probability stay or go together; the most probable always stay."""
+    if not np.isfinite(logits).all():
+        return -1
     if temperature == 0:
-        return np.array([np.argmax(logits)], np.int32)
+        return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / temperature
     kept = np.ones(scaled.size, bool)
     if 0 < top_k < scaled.size:
@@ -84,5 +94,49 @@ def _(logits: np.ndarray, uniform: np.ndarray, temperature: float, top_k: int, t
         kept &= (heavier < top_p) | (heavier == 0)
         p = np.where(kept, p, 0.0)
     cumulative = np.cumsum(p)
-    index = int(np.searchsorted(cumulative, float(uniform[0]) * cumulative[-1], side="right"))
-    return np.array([min(index, int(np.flatnonzero(p)[-1]))], np.int32)
+    index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
+    return min(index, int(np.flatnonzero(p)[-1]))
+
+
+@operator
+def advance(
+    args: Args,
+    drawn: Array,
+    uniforms: Array,
+    tokens: Array,
+    step: Array,
+    ids: Array,
+    positions: Array,
+    cache_len: Array,
+    uniform: Array,
+) -> None:
+    """A decoding step of B texts ends, in place: tokens[step] = drawn, ids = drawn (0 for -1), positions += 1,
+    cache_len += 1, step += 1, uniform = uniforms[step], so that the next step needs nothing of the host.
+
+    drawn, ids, positions int32 [B], uniform float32 [B]; tokens int32, uniforms float32 [P, B]; cache_len, step int32
+    [1]. From step P on tokens and uniform stay as they are."""
+    for name, value in (("drawn", drawn), ("ids", ids), ("positions", positions)):
+        args.array(name, value, "B", "i32")
+    args.array("uniform", uniform, "B", "f32").array("uniforms", uniforms, "P B", "f32")
+    args.array("tokens", tokens, "P B", "i32").array("step", step, "1", "i32").array("cache_len", cache_len, "1", "i32")
+
+
+@advance.reference
+def _(
+    drawn: np.ndarray,
+    uniforms: np.ndarray,
+    tokens: np.ndarray,
+    step: np.ndarray,
+    ids: np.ndarray,
+    positions: np.ndarray,
+    cache_len: np.ndarray,
+    uniform: np.ndarray,
+) -> None:
+    now, steps = int(step[0]), len(tokens)
+    if now < steps:
+        tokens[now] = drawn
+    ids[:] = np.maximum(drawn, 0)
+    for counter in (positions, cache_len, step):
+        counter += 1
+    if now + 1 < steps:
+        uniform[:] = uniforms[now + 1]

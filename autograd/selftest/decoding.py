@@ -12,7 +12,7 @@ from wgrad.device.contract import Device
 
 def cases(dtype: np.dtype) -> list[Case]:
     found = [_kv_append("", 29, dtype), _kv_append("/past the end", 34, dtype)]
-    return found + _sample_cases() if dtype == F32 else found
+    return found + _sample_cases() + [_advance(2), _advance(4)] if dtype == F32 else found
 
 
 def _kv_append(variant: str, cache_len: int, t: np.dtype) -> Case:
@@ -41,9 +41,46 @@ def _sample(variant: str, v: int, uniform: float, **options: Any) -> Case:
     return Case(f"sample/{variant}/{v}/{uniform}", "sample", "forward", "float32", str(v), build, call)
 
 
+def _sample_rows() -> Case:
+    """Rows that are drawn from in different places, and one that is not finite."""
+
+    def build(rng: np.random.Generator) -> Inputs:
+        logits = normal(rng, (5, 1003), scale=2.0)
+        logits[2, 700] = np.nan
+        return {"logits": logits, "uniform": np.array([0.1, 0.9, 0.5, 0.37, 0.62], np.float32)}
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        return {"id": device.sample(x["logits"], x["uniform"], temperature=0.8, top_k=50, top_p=0.9)}
+
+    return Case("sample/rows/5x1003", "sample", "forward", "float32", "5x1003", build, call)
+
+
+def _advance(step: int) -> Case:
+    def build(rng: np.random.Generator) -> Inputs:
+        ids = {name: rng.integers(0, 99, 3).astype(np.int32) for name in ("ids", "positions")}
+        counters = {"step": np.array([step], np.int32), "cache_len": np.array([17], np.int32)}
+        uniforms = rng.random((5, 3)).astype(np.float32)
+        tokens = np.full((5, 3), -2, np.int32)
+        drawn = np.array([7, -1, 0], np.int32)
+        return {
+            "drawn": drawn,
+            "uniforms": uniforms,
+            "tokens": tokens,
+            **counters,
+            **ids,
+            "uniform": uniforms[0].copy(),
+        }
+
+    def call(device: Device, x: Inputs) -> Outputs:
+        device.advance(**x)
+        return {name: x[name] for name in ("tokens", "ids", "positions", "cache_len", "step", "uniform")}
+
+    return Case(f"advance/{step}", "advance", "forward", "float32", "5x3", build, call)
+
+
 def _sample_cases() -> list[Case]:
     off: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    found = []
+    found = [_sample_rows()]
     for v in (123, 5003):
         found += [
             _sample("greedy", v, 0.5, **{**off, "temperature": 0.0}),

@@ -1,12 +1,12 @@
 // kv_append: cache[b, cache_len + t] = fresh[b, t]; what would lie past the cache's end is left out. sample: the next
-// token's id from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative distribution
-// in id order.
-//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), cache_len [1] i32; logits [V] f32,
-//   uniform [1] f32 in [0, 1), id [1] i32.
+// token of each text from its logits: greedy, or temperature, top-k and top-p, then the inverse of the cumulative
+// distribution in id order; -1 where a logit is not finite. advance: the end of a step of decoding, autograd/ops/decoding.py.
+//   cache [B, S, row], fresh [B, T, row] f32, f16 or bf16 (types: cache, fresh), cache_len [1] i32; logits [B, V]
+//   f32, uniform [B] f32 in [0, 1), id [B] i32.
 // Nothing is sorted. Floats are compared by `rank`, an unsigned integer that rises with them, and a threshold is found
 // by bisection on its 32 bits: top-k: the largest rank that at least k tokens reach; top-p: the smallest rank whose
 // strictly more probable tokens weigh less than top_p together. So tokens of one value stay or go together.
-// Launch: kv_append (ceil(T row / 2048), B) work-groups of 256; sample one work-group of 256.
+// Launch: kv_append (ceil(T row / 2048), B) work-groups of 256; sample B work-groups of 256, advance one.
 // Sources: Fan et al., Hierarchical Neural Story Generation (2018); Holtzman et al., Neural Text Degeneration (2020).
 #include "elements.hpp"
 
@@ -36,6 +36,7 @@ struct Sampler {
   u32 count;
   float temperature;
   float* memory;
+  bool aligned;
 
   // Weight of a token, 1 for the most probable; 0 below the rank `least`.
   GPU_FN float weight_of(float x, float top, u32 least) const {
@@ -47,7 +48,7 @@ struct Sampler {
   GPU_FN float over_mine(F value) const {
     float mine = 0.f;
     for (u32 i = thread() * 8; i < count; i += 2048) {
-      Eight v = load8_of(logits, i, count, true);
+      Eight v = load8_of(logits, i, count, aligned);
 #pragma unroll
       for (u32 e = 0; e < 8; e++) mine += i + e < count ? value(v.at[e]) : 0.f;
     }
@@ -90,10 +91,10 @@ struct Sampler {
 };
 
 // The highest rank and, of the ids that have it, the lowest.
-GPU_FN u64 highest_key(const float* logits, u32 count, u64* keys) {
+GPU_FN u64 highest_key(const float* logits, u32 count, u64* keys, bool aligned) {
   u64 best = 0;
   for (u32 i = thread() * 8; i < count; i += 2048) {
-    Eight v = load8_of(logits, i, count, true);
+    Eight v = load8_of(logits, i, count, aligned);
 #pragma unroll
     for (u32 e = 0; e < 8; e++) best = max(best, i + e < count ? u64(rank(v.at[e])) << 32 | u32(~(i + e)) : u64(0));
   }
@@ -132,12 +133,15 @@ extern "C" GPU_KERNEL(256) void sample(const float* logits, const float* uniform
   GPU_SHARED(u64, keys, 256 / GPU_WAVE);
   GPU_SHARED(float, memory, 256 / GPU_WAVE);
   GPU_SHARED(float, runs, 256);
-  u64 key = highest_key(logits, count, keys);
-  if (temperature == 0.f) {
-    if (thread() == 0) id[0] = int(~u32(key));
+  logits += u64(block_x()) * count;
+  bool aligned = count % 8 == 0;
+  u64 key = highest_key(logits, count, keys, aligned);
+  Sampler s{logits, count, temperature, memory, aligned};
+  bool odd = s.over_mine([](float x) { return is_finite(x) ? 0.f : 1.f; }) > 0.f;
+  if (odd || temperature == 0.f) {
+    if (thread() == 0) id[block_x()] = odd ? -1 : int(~u32(key));
     return;
   }
-  Sampler s{logits, count, temperature, memory};
   u32 highest = u32(key >> 32), least = 0;
   if (top_k > 0 && top_k < count) least = s.top_k_rank(highest, top_k);
   if (top_p < 1.f) least = s.top_p_rank(highest, least, top_p);
@@ -146,5 +150,18 @@ extern "C" GPU_KERNEL(256) void sample(const float* logits, const float* uniform
   for (u32 i = first; i < last; i++) mine += s.weight(i, top, least);
   runs[thread()] = mine;
   barrier();
-  if (thread() == 0) id[0] = int(walk(s, runs, run, uniform_number[0], top, least));
+  if (thread() == 0) id[block_x()] = int(walk(s, runs, run, uniform_number[block_x()], top, least));
+}
+
+extern "C" GPU_KERNEL(256) void advance(const int* drawn, const float* uniforms, int* tokens, int* step, int* ids,
+                                        int* positions, int* cache_len, float* uniform, u32 steps, u32 rows) {
+  u32 now = u32(step[0]);
+  barrier();  // all have read it
+  for (u32 row = thread(); row < rows; row += 256) {
+    if (now < steps) tokens[u64(now) * rows + row] = drawn[row];
+    if (now + 1 < steps) uniform[row] = uniforms[u64(now + 1) * rows + row];
+    ids[row] = max(drawn[row], 0);
+    positions[row] += 1;
+  }
+  if (thread() == 0) step[0] = int(now) + 1, cache_len[0] += 1;
 }

@@ -177,7 +177,7 @@ def _wrong_calls(device: Any) -> dict[str, Any]:
     betas = {"beta1": 0.9, "beta2": 0.99}
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return {
-        "sample: logits must be": lambda: device.sample(f32(2, 5), f32(1), **off),
+        "sample: uniform must be": lambda: device.sample(f32(2, 5), f32(1), **off),
         "sample: temperature must be": lambda: device.sample(f32(5), f32(1), **{**off, "temperature": -1.0}),
         "sample: top_p must be": lambda: device.sample(f32(5), f32(1), **{**off, "top_p": 1.5}),
         "grad_norm: g must be": lambda: device.grad_norm(f32(3, 3)),

@@ -78,7 +78,7 @@ def test_what_passed_once_is_not_what_another_call_is_judged_by() -> None:
         CPU.sample(logits, uniform, temperature=np.float64(1.0))
         with pytest.raises(ShapeError, match="temperature must be 0"):
             CPU.sample(logits, uniform, temperature=np.float64(-1.0))
-        with pytest.raises(ShapeError, match="logits must be"):
+        with pytest.raises(ShapeError, match="uniform must be"):
             CPU.sample(np.ones((5, 1), np.float32), uniform)
         with pytest.raises(ShapeError, match="uniform must be float32"):
             CPU.sample(logits, np.zeros(1, np.float16))

@@ -307,7 +307,18 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"adamw: g must be \[n\] with n = 9 from p, got shape \[8\]; all four are",
     ),
     "adamw decay": (lambda: step(decay_elements=10), r"adamw: decay_elements must be between 0 and n = 9, got 10"),
-    "sample": (lambda: CPU.sample(f32(2, 5), f32(1)), r"sample: logits must be \[V\], got shape \[2, 5\]; one row"),
+    "sample": (
+        lambda: CPU.sample(f32(2, 3, 5), f32(2)),
+        r"sample: logits must be \[V\], got shape \[2, 3, 5\]",
+    ),
+    "sample rows": (
+        lambda: CPU.sample(f32(2, 5), f32(1)),
+        r"sample: uniform must be \[B\] with B = 2 from logits",
+    ),
+    "advance": (
+        lambda: CPU.advance(i32(2), f32(4, 2), i32(4, 3), i32(1), i32(2), i32(2), i32(1), f32(2)),
+        r"advance: tokens must be \[P, B\] with B = 2 from drawn, got shape \[4, 3\]",
+    ),
     "sample top_p": (lambda: CPU.sample(f32(5), f32(1), top_p=0.0), r"sample: top_p must be in \(0, 1\], got 0.0"),
     "sample top_k": (lambda: CPU.sample(f32(5), f32(1), top_k=-2), r"sample: top_k must be 0 \(off\) or positive"),
     "sample temperature": (lambda: CPU.sample(f32(5), f32(1), temperature=-1.0), r"sample: temperature must be 0"),
@@ -339,6 +350,8 @@ def test_right_arguments_pass() -> None:
     CPU.clip(f32(2), f32(HYPER_SIZE), f32(STATE_SIZE), f32(1), beta1=0.9, beta2=0.99)
     step()
     CPU.sample(f32(5), f32(1) * 0.5)
+    CPU.sample(f32(2, 5), f32(2) * 0.5)
+    CPU.advance(i32(2), f32(4, 2), i32(4, 2), i32(1), i32(2), i32(2), i32(1), f32(2))
     assert t(3, 4).reshape(2, -1).shape == (2, 6)
 
 

@@ -19,7 +19,7 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import FINAL_NORM
 from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.run.build import build_frozen
-from wgrad.train.run.generation import generate_ids
+from wgrad.train.run.generation import generate_batch, generate_ids
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97]
 
@@ -86,30 +86,50 @@ def test_nothing_is_compiled_once_two_tokens_are_out(make_checkpoint: Any, devic
     assert len(list(tokens)) == 9 and device.pipelines_compiled() == compiled
 
 
-def test_a_token_costs_three_small_writes_and_the_read_of_its_id(
+def test_tokens_cost_the_host_nothing_but_reading_them_in_blocks(
     make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits, sampling and cache stay on the device."""
+    """Ids, positions, the numbers that are drawn by and the cache's length stay on the device, which is ahead."""
     model, moved = model_for(make_checkpoint(), device), []
 
     def count(name: str) -> None:
         original = getattr(device, name)
 
         def counted(*arrays: Any) -> Any:
-            moved.append((name, arrays[0].nbytes))
+            moved.append((name, arrays[0].shape))
             return original(*arrays)
 
         monkeypatch.setattr(device, name, counted)
 
     for name in ("upload", "write", "download", "readback"):
         count(name)
-    tokens = generate_ids(model, PROMPT, 8, Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=5))
+    monkeypatch.setattr("wgrad.train.run.generation.READ_SECONDS", 1e9)
+    tokens = generate_ids(model, PROMPT, 40, Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=5))
     next(tokens)
-    for number in range(2, 9):
-        moved.clear()
-        next(tokens)
-        looks = [("download", 8)] if number == 8 else []  # at the last one: whether all logits were finite
-        assert moved == [("write", 4)] * 3 + [("download", 4)] + looks
+    assert [shape for name, shape in moved if name == "readback"] == [(1,), (2,)]
+    moved.clear()
+    assert len(list(tokens)) == 39
+    assert moved == [("readback", (n,)) for n in (4, 8, 16, 32, 40)]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM"])
+def test_prompts_of_different_lengths_at_once(architecture: str, make_checkpoint: Any, device: Device) -> None:
+    """As one by one, with windows, soft-caps and an end in the middle of one of them."""
+    options = {"sliding_window": 5} if architecture != "LlamaForCausalLM" else {}
+    model = model_for(make_checkpoint(architecture, **options), device)
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:5], PROMPT * 2]
+    one_by_one = [list(generate_ids(model, prompt, 20, GREEDY)) for prompt in prompts]
+    assert generate_batch(model, prompts, 20, GREEDY) == one_by_one
+    stop = one_by_one[0][4]
+    cut = [ids[: ids.index(stop)] if stop in ids else ids for ids in one_by_one]
+    assert generate_batch(model, prompts, 20, GREEDY, {stop}) == cut and len(cut[0]) <= 4
+
+
+def test_each_prompt_of_a_batch_is_drawn_by_a_seed_of_its_own(make_checkpoint: Any, device: Device) -> None:
+    model = model_for(make_checkpoint(), device)
+    alone = [list(generate_ids(model, PROMPT, 7, Sampling(temperature=1.0, seed=3 + b))) for b in range(3)]
+    assert generate_batch(model, [PROMPT] * 3, 7, Sampling(temperature=1.0, seed=3)) == alone
+    assert alone[0] != alone[1]
 
 
 def test_an_empty_prompt_is_refused(make_checkpoint: Any, cpu: Device) -> None:
@@ -141,21 +161,19 @@ def test_a_model_that_computes_no_numbers_gives_no_text(
         next(generate_ids(model_for(folder, device, compute=compute), PROMPT, 8, GREEDY))
 
 
-@pytest.mark.parametrize("tokens, stops, found", [(6, False, 6), (40, True, 6), (40, False, 9)])
 def test_logits_that_turn_infinite_on_the_way(
-    tokens: int, stops: bool, found: int, make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
+    make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found at the end, at a stop id, and at each LOOK_EVERY-th token."""
-    monkeypatch.setattr("wgrad.train.run.generation.LOOK_EVERY", 8)
-    model, seen, stop = model_for(make_checkpoint(), device), 0, set[int]()
+    """Found at the token itself: the host is one behind where it reads every token."""
+    monkeypatch.setattr("wgrad.train.run.generation.READ_SECONDS", 0.0)
+    model, seen = model_for(make_checkpoint(), device), 0
     norm = model.weights[FINAL_NORM]
-    with np.errstate(all="ignore"), pytest.raises(UnusableResult, match=f"within the first {found} tokens"):
-        for _ in generate_ids(model, PROMPT, tokens, GREEDY, stop):
+    with np.errstate(all="ignore"), pytest.raises(UnusableResult, match="within the first 7 tokens"):
+        for _ in generate_ids(model, PROMPT, 40, GREEDY):
             seen += 1
             if seen == 5:
                 device.write(norm, np.full(norm.shape, np.inf, np.float32))
-                stop.update(range(model.config.vocab_size) if stops else ())
-    assert seen == found - 1
+    assert seen == 6
 
 
 # ---- the command -------------------------------------------------------------------------------

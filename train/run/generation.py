@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -9,13 +11,17 @@ import numpy as np
 from wgrad.autograd import functional as F
 from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
-from wgrad.device.contract import Array
+from wgrad.device.contract import Array, Readback
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.generate_config import Sampling
 
-LOOK_EVERY = 64  # tokens between two looks at whether logits are finite: each is a wait for the device
+# The host reads ids in blocks while the device goes on. A block grows until it takes this long: text still flows.
+READ_SECONDS = 0.05
+MOST_IN_A_BLOCK = 32
+_BLOCKS_AHEAD = 2  # the device works on the second while the host waits for the first
+_VIEW = 64  # elements: where a view may begin
 
 
 def generate_ids(
@@ -27,50 +33,116 @@ def generate_ids(
 ) -> Iterator[int]:
     """Yield the ids that follow `prompt`, up to one of `stop_ids` (which is not yielded).
 
-    The rotary tables of `model` must hold len(prompt) + max_new_tokens positions. The decoding step is recorded and
-    replayed: each token costs the host three small writes and one read. UnusableResult where logits are not finite.
+    The rotary tables of `model` must hold len(prompt) + max_new_tokens positions. UnusableResult where logits are not
+    finite.
     """
-    if not prompt:
-        raise WgradError("--prompt: has no token: give some text to go on from")
-    device, length = model.device, len(prompt) + max_new_tokens
-    if length > model.cos.shape[0]:
-        raise ValueError(f"{length} tokens, but the model was built for {model.cos.shape[0]} positions")
-    cache = KVCache.empty(model.config, 1, length, model.dtype, device)
-    uniform = device.zeros((1,))
-    generator = np.random.Generator(np.random.PCG64(sampling.seed))
-
-    def draw() -> None:
-        device.write(uniform, generator.random(1, np.float32))
-
-    def choose(logits: Array) -> None:
-        device.add(odd, device.grad_norm(logits), out=odd)  # the operator that counts what is not finite
-        temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
-        device.copy(device.sample(logits, uniform, temperature=temperature, top_k=top_k, top_p=top_p), ids)
-
-    draw()
-    ids, odd = device.upload(np.zeros(1, np.int32)), device.zeros((2,))
-    choose(_prefill(model, prompt, cache))
-    inputs = _inputs(model, ids, np.zeros(1, np.int32))
-
-    def decode() -> None:
-        with no_grad():
-            logits = model.logits(model.hidden(inputs, cache).data)
-        choose(device.view(logits, (model.config.vocab_size,)))
-
-    step = Recorded(device)
-    for position in range(len(prompt), length):
-        token = int(device.download(ids)[0])
-        count = position - len(prompt) + 1
-        if (count % LOOK_EVERY == 1 or token in stop_ids or position + 1 == length) and device.download(odd)[1]:
+    for count, (token,) in enumerate(Decoder(model, [prompt], max_new_tokens, sampling).tokens(), start=1):
+        if token < 0:
             raise _not_finite(model, count)
         if token in stop_ids:
             return
         yield token
-        if position + 1 < length:
-            draw()
-            device.write(inputs.positions, np.array([position], np.int32))
-            device.write(inputs.cache_len, np.array([position], np.int32))
-            step(decode)
+
+
+def generate_batch(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_ids: Collection[int] = (),
+) -> list[list[int]]:
+    """What follows each of several prompts, which may differ in length, at once: each as `generate_ids` gives it, the
+    b-th with the seed sampling.seed + b. The rotary tables must hold max_new_tokens more than the longest prompt."""
+    texts: list[list[int]] = [[] for _ in prompts]
+    going = set(range(len(prompts)))
+    for count, row in enumerate(Decoder(model, prompts, max_new_tokens, sampling).tokens(), start=1):
+        for b in sorted(going):
+            if row[b] < 0:
+                raise _not_finite(model, count)
+            if row[b] in stop_ids:
+                going.discard(b)
+            else:
+                texts[b].append(row[b])
+        if not going:
+            break
+    return texts
+
+
+class Decoder:
+    """B texts that grow on the device: a step draws from the logits, takes the ids as the next input and counts on, so
+    that it is recorded and replayed, and needs nothing of the host.
+
+    Prompts are filled up on the left, so that all end at the same key; `doc_start` hides what fills them.
+    """
+
+    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> None:
+        if not all(prompts):
+            raise WgradError("--prompt: has no token: give some text to go on from")
+        longest, batch, self.total = max(map(len, prompts)), len(prompts), max_new_tokens
+        if longest + max_new_tokens > model.cos.shape[0]:
+            raise ValueError(
+                f"{longest + max_new_tokens} tokens, but the model was built for {model.cos.shape[0]} positions"
+            )
+        self.model, self.device, self.sampling, self.batch = model, model.device, sampling, batch
+        upload = model.device.upload
+        self.cache = KVCache.empty(model.config, batch, longest + max_new_tokens, model.dtype, model.device)
+        streams = [np.random.Generator(np.random.PCG64(sampling.seed + b)) for b in range(batch)]
+        uniforms = np.stack([s.random(max_new_tokens, np.float32) for s in streams], axis=1)
+        self.uniforms, self.uniform = upload(uniforms), upload(uniforms[0].copy())
+        self.drawn_tokens = upload(np.zeros((max_new_tokens, batch), np.int32))
+        self.step_number = upload(np.zeros(1, np.int32))
+        lengths = np.array([len(p) for p in prompts], np.int32)
+        self.inputs = Inputs(  # of the step; `advance` counts up to the first that it takes
+            ids=upload(np.zeros(batch, np.int32)),
+            positions=upload(lengths - 1),
+            doc_start=upload((longest - lengths)[:, None]),
+            cache_len=upload(np.array([longest - 1], np.int32)),
+        )
+        self._recorded = Recorded(model.device)
+        self._choose(_prefill(model, prompts, self.cache))
+
+    def _choose(self, logits: Array) -> None:
+        """logits float32 [B, V] -> the next ids, into the next step's input."""
+        device, inputs, sampling = self.device, self.inputs, self.sampling
+        options = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        drawn = device.sample(logits, self.uniform, **options)
+        counters = (self.step_number, inputs.ids, inputs.positions, inputs.cache_len)
+        device.advance(drawn, self.uniforms, self.drawn_tokens, *counters, self.uniform)
+
+    def _step(self) -> None:
+        with no_grad():
+            logits = self.model.logits(self.model.hidden(self.inputs, self.cache).data)
+        self._choose(logits)
+
+    @property
+    def dispatches(self) -> int:
+        """Launches of a step; 0 before it is recorded."""
+        return self._recorded.dispatches
+
+    def tokens(self) -> Iterator[list[int]]:
+        """The ids of each step, [B]; -1 where logits were not finite. The device is up to two blocks ahead of it."""
+        queued, asked, size = 1, 0, 1  # the first token is the prompt's
+        ahead: deque[tuple[int, int, Readback]] = deque()
+        while True:
+            while len(ahead) < _BLOCKS_AHEAD and asked < self.total:
+                count = min(size, self.total - asked)
+                for _ in range(asked + count - queued):
+                    self._recorded(self._step)
+                queued = max(queued, asked + count)
+                ahead.append((asked, count, self._read(asked, count)))
+                asked += count
+            if not ahead:
+                return
+            start = time.perf_counter()
+            first, count, copy = ahead.popleft()
+            rows = copy.result()[first * self.batch % _VIEW :].reshape(count, self.batch)
+            if time.perf_counter() - start < READ_SECONDS:
+                size = min(2 * size, MOST_IN_A_BLOCK)
+            yield from rows.tolist()
+
+    def _read(self, first: int, count: int) -> Readback:
+        begin = first * self.batch // _VIEW * _VIEW
+        return self.device.readback(self.device.view(self.drawn_tokens, ((first + count) * self.batch - begin,), begin))
 
 
 def _not_finite(model: Model, tokens: int) -> UnusableResult:
@@ -87,26 +159,25 @@ def _not_finite(model: Model, tokens: int) -> UnusableResult:
     )
 
 
-def _inputs(model: Model, ids: Array, positions: np.ndarray) -> Inputs:
-    """What is appended to a cache that holds nothing yet; a later step writes its positions and cache_len."""
-    upload, tokens = model.device.upload, len(positions)
-    return Inputs(
-        ids=ids,
-        positions=upload(positions),
-        doc_start=upload(np.zeros((1, tokens), np.int32)),
-        cache_len=upload(np.zeros(1, np.int32)),
+def _prefill(model: Model, prompts: Sequence[Sequence[int]], cache: KVCache) -> Array:
+    """Run the prompts, fill the cache -> logits float32 [B, V] of their last tokens."""
+    device, batch, tokens = model.device, len(prompts), max(map(len, prompts))
+    ids, positions, doc_start = (np.zeros((batch, tokens), np.int32) for _ in range(3))
+    for b, prompt in enumerate(prompts):
+        first = tokens - len(prompt)
+        ids[b, first:], positions[b, first:], doc_start[b, first:] = prompt, range(len(prompt)), first
+    inputs = Inputs(
+        ids=device.upload(ids.reshape(-1)),
+        positions=device.upload(positions.reshape(-1)),
+        doc_start=device.upload(doc_start),
+        cache_len=device.upload(np.zeros(1, np.int32)),
     )
-
-
-def _prefill(model: Model, prompt: Sequence[int], cache: KVCache) -> Array:
-    """Run the prompt, fill the cache -> logits float32 [V] of its last token."""
-    device, tokens = model.device, len(prompt)
-    ids = device.upload(np.asarray(prompt, np.int32))
+    last = np.arange(1, batch + 1, dtype=np.int32) * tokens - 1
     with no_grad():
-        hidden = model.hidden(_inputs(model, ids, np.arange(tokens, dtype=np.int32)), cache)
+        hidden = model.hidden(inputs, cache)
         # A row by its number is a look-up; a view would have to start at a multiple of 64.
-        last = F.embedding(hidden, device.upload(np.array([tokens - 1], np.int32)), dtype=hidden.dtype)
-    return device.view(model.logits(last.data), (model.config.vocab_size,))
+        rows = F.embedding(hidden, device.upload(last), dtype=hidden.dtype)
+    return model.logits(rows.data)
 
 
 def check_positions(prompt: Sequence[int], max_new_tokens: int, config: ModelConfig, option: str) -> None:
