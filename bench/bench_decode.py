@@ -1,0 +1,136 @@
+"""Tokens/s of generating text on shapes of known models, with random NF4 weights; the matrix-vector product by tile.
+
+    python bench/bench_decode.py [--shapes llama-3.1-8b,llama-3.2-1b] [--prompts 1,16] [--tokens 256] [--out FILE]
+    python bench/bench_decode.py --sweep [--rows 1,8,16]     which VectorTile is fastest, for each product of the shapes
+
+A row of the first kind: greedy, from a prompt of --prompt-tokens each, timed when the first tokens are there: the step
+is recorded by then. weight_bytes: what a step reads of weights at least, whatever the number of prompts. A row of the
+second kind: one product of a layer or of the head, compared with the tile that is `chosen`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+from bench_gemm import random_nf4
+from bench_train import SHAPES, Shape, random_weights
+from common import Report, time_device
+
+from wgrad.autograd.bind import bind
+from wgrad.device.errors import DeviceError
+from wgrad.train.model.model import Model
+from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.generation import Decoder
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm import product
+from wgrad.wgsl.gemv import VectorTile, choose_tile
+
+TILES = [
+    VectorTile(threads, lanes) for threads in (64, 128, 256) for lanes in (8, 16, 32, 64, 128, 256) if lanes <= threads
+]
+NOT_TIMED = 3  # tokens: of the prompt, of the first step, of the one that is recorded
+
+
+def weight_bytes(model: Model) -> int:
+    """Of all weights that a token is multiplied with: a table of embeddings that is not the head is looked up only."""
+    looked_up = 0 if model.config.tie_word_embeddings else model.weights["model.embed_tokens.weight"].nbytes
+    return sum(w.nbytes for w in model.weights.values()) - looked_up
+
+
+def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace) -> None:
+    device = bind(WgpuDevice)(args.device)
+    config = parse_model_config(SHAPES[name].config())
+    positions = args.prompt_tokens + args.tokens
+    model = Model(config, random_weights(config, device), device, positions=positions, dtype=np.dtype(args.compute))
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, config.vocab_size, (prompts, args.prompt_tokens)).tolist()
+    decoder = Decoder(model, ids, args.tokens, GREEDY)
+    start, cpu, count = 0.0, 0.0, 0
+    for count, _ in enumerate(decoder.tokens(), start=1):
+        if count == NOT_TIMED:
+            start, cpu = time.perf_counter(), time.process_time()
+    steps = count - NOT_TIMED
+    seconds, cpu = (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
+    if args.profile:
+        device.profile()
+        list(Decoder(model, ids, 6, GREEDY).tokens())
+        print(device.profile_table())
+    report.row(
+        work=name, prompts=prompts, compute=args.compute, prompt_tokens=args.prompt_tokens, tokens=count,
+        tokens_per_second=prompts / seconds, ms_per_step=1e3 * seconds, cpu_ms_per_step=1e3 * cpu,
+        dispatches=decoder.dispatches, weight_bytes=weight_bytes(model),
+        gb_per_second=weight_bytes(model) / seconds / 1e9, peak_gib=device.memory().peak_bytes / (1 << 30),
+    )  # fmt: skip
+
+
+def products(shape: Shape) -> list[tuple[str, int, int]]:
+    """(kind of weight, N, K) of each kind of product of a token, each once."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = [(q, shape.hidden), (kv, shape.hidden), (shape.hidden, q)]
+    layer += [(shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)]
+    return [*(("nf4", n, k) for n, k in dict.fromkeys(layer)), ("float16", shape.vocab, shape.hidden)]
+
+
+def bench_tiles(report: Report, name: str, kind: str, n: int, k: int, m: int, device: Any, compute: str) -> None:
+    rng = np.random.default_rng(0)
+    if kind == "nf4":
+        weight, unit = random_nf4(device, n, k), 8
+    else:
+        normal = (0.02 * rng.standard_normal(1 << 20)).astype(np.float16)
+        weight, unit = device.upload(np.resize(normal, (n, k))), 4
+    x, out = device.upload(rng.standard_normal((m, k)).astype(compute)), device.empty((m, n))
+    chosen = choose_tile(m, n, k, unit, False)
+    expected = None
+    for tile in dict.fromkeys([chosen, *TILES]):
+
+        def work(tile: VectorTile = tile) -> None:
+            product(device, x, weight, out, (m, n, k), trans_b=True, tile=tile)
+
+        try:
+            work()
+            found = device.download(out)
+            expected = found if expected is None else expected
+            seconds, spread = time_device(device, work)
+        except DeviceError as problem:  # more workgroup memory than the card has
+            print("failed", tile, str(problem)[:200])
+            continue
+        error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+        report.row(
+            work=name, op=f"gemv_{kind}", m=m, n=n, k=k, threads=tile.threads, lanes=tile.lanes, chosen=tile == chosen,
+            us=1e6 * seconds, spread=spread, gb_per_second=weight.nbytes / seconds / 1e9, difference=error,
+        )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
+    parser.add_argument("--shapes", default="llama-3.1-8b,llama-3.2-1b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--prompts", default="1,16", help="how many at once, for each a row")
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=256, help="new ones of each prompt")
+    parser.add_argument("--compute", default="float32")
+    parser.add_argument("--profile", action="store_true", help="a table of the kernels as well")
+    parser.add_argument("--sweep", action="store_true", help="tiles of the matrix-vector product instead of texts")
+    parser.add_argument("--rows", default="1,8,16", help="of the product, with --sweep")
+    parser.add_argument("--out", default=None)
+    args = parser.parse_args()
+    if args.tokens <= NOT_TIMED:
+        parser.error(f"--tokens: must be more than {NOT_TIMED}, of which the timing begins, got {args.tokens}")
+    device = bind(WgpuDevice)(args.device)
+    report = Report("decode_tiles" if args.sweep else "decode", device, args.out)
+    for name in args.shapes.split(","):
+        if not args.sweep:
+            for prompts in map(int, args.prompts.split(",")):
+                bench_text(report, name, prompts, args)
+            continue
+        for kind, n, k in products(SHAPES[name]):
+            for m in map(int, args.rows.split(",")):
+                bench_tiles(report, name, kind, n, k, m, device, args.compute)
+
+
+if __name__ == "__main__":
+    main()
