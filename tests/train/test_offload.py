@@ -72,6 +72,25 @@ def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint
     assert before.peak_bytes - plan.peak_bytes >= 2 * stream
 
 
+def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of LoRA's gradients are of another order: limit 1e-4 of the largest. Within replays, parked and not."""
+    folder = make_checkpoint()
+    config = options(dropout=0.0, max_steps=3)
+    losses, trained = train(config, folder, bind(WgpuDevice)())
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
+    plan = plan_run(config, load_model_config(folder), folder, card, 1)
+    kept = card.memory().in_use_bytes
+    chunked_losses, chunked = train(config, folder, card)
+    assert plan is not None and plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
+    np.testing.assert_allclose(chunked_losses, losses, rtol=1e-4)
+    np.testing.assert_allclose(chunked, trained, atol=1e-4 * np.abs(trained).max())
+    assert not np.array_equal(chunked, trained), "no chunks were made"
+    parked_losses, parked = train(options(dropout=0.0, max_steps=3, offload_checkpoints=True), folder, card)
+    np.testing.assert_array_equal(parked_losses, chunked_losses)
+    np.testing.assert_array_equal(parked, chunked)
+
+
 def test_a_parked_array_is_gone_from_the_device_while_others_are_made(card: Any) -> None:
     """Six stretches of an array of 1 MiB: never more than four of them at once on the device."""
     weight = parameter(card.upload(np.ones((512, 512), np.float32)), card)

@@ -16,6 +16,7 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.checkpoint import checkpoint
+from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.offload import Parking
 from wgrad.autograd.ops.decoding import check_room
@@ -28,6 +29,9 @@ from wgrad.train.model.rope_scaling import rope_tables
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, FINAL_NORM, HEAD
 
+# Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
+# as many rows at a time. By shapes alone: where weights lie, and how much memory there is, changes no bit.
+MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 192 << 20, 4096
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 
 
@@ -143,6 +147,16 @@ class Model:
         y, h = self._norm(f"{prefix}{c.attention_norm}", h)
         y = self._attention(index, y, inputs, cache)
         h = self._to_stream(prefix, "self_attn.o_proj", c.attention_out_norm, y, h, inputs)
+        # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
+        if self.recompute and cache is None and inputs.seed is None:
+            most = MLP_CHUNK_BYTES // (6 * c.intermediate_size * self.dtype.itemsize)
+            if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
+                return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, even_rows(h.shape[0], most))
+        return self._mlp(prefix, h, inputs)
+
+    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs) -> Tensor:
+        """The second half of a layer, norm and residual included: of each row by itself."""
+        c = self.config
         y, h = self._norm(f"{prefix}{c.mlp_norm}", h)
         gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
         up = self._linear(f"{prefix}mlp.up_proj", y, inputs)

@@ -1,0 +1,70 @@
+"""A stretch of the model that treats each row by itself, a few rows at a time, so that what it makes on the way never
+stands in memory for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from wgrad.autograd.checkpoint import is_recomputing
+from wgrad.autograd.function import Context, attach
+from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recording, run_backward
+from wgrad.device.contract import Array, Device
+
+ROWS = 64  # chunks begin at multiples of it: a view must start at a multiple of 64 elements
+
+
+def even_rows(rows: int, most: int) -> int:
+    """Rows of a chunk where `rows` are dealt out to as few chunks of about `most` as possible, all about as large."""
+    chunks = -(-rows // max(most, ROWS))
+    return -(-rows // (chunks * ROWS)) * ROWS
+
+
+def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
+    """fn(x) of x [N, C] -> [N, D], computed `rows` rows (a multiple of 64) at a time; x alone is saved, and the
+    backward computes fn again.
+
+    fn must treat each row by itself. Inside of `checkpoint` it must be the last thing there, and of x's shape and
+    dtype: when the stretch is made again its output is not, because nobody reads it.
+    """
+    if is_recomputing():
+        result = x.detach()  # of the shape and dtype of the output, in whose place it stands
+    else:
+        result = Tensor(_forward(fn, x.data, x.device, rows), x.device)
+    if is_recording():
+        edges = [edge_of(x)]
+        ctx = Context("in_row_chunks", x.device, edges)
+        ctx.save(x.data)
+        attach(ctx, lambda dy: _backward(fn, ctx, dy, rows), edges, [result])
+    return result
+
+
+def _part(array: Array, device: Device, first: int, rows: int) -> Array:
+    columns = array.shape[1]
+    return device.view(array, (min(rows, array.shape[0] - first), columns), first * columns)
+
+
+def _forward(fn: Callable[[Tensor], Tensor], x: Array, device: Device, rows: int) -> Array:
+    out = None
+    with recording(False):
+        for first in range(0, x.shape[0], rows):
+            made = fn(Tensor(_part(x, device, first, rows), device)).data
+            if out is None:
+                out = device.empty((x.shape[0], made.shape[1]), made.dtype)
+            device.copy(made, _part(out, device, first, rows))
+            del made
+    return out
+
+
+def _backward(fn: Callable[[Tensor], Tensor], ctx: Context, dy: Array, rows: int) -> Sequence[Array | None]:
+    (x,), device = ctx.saved, ctx.device
+    (needs,) = ctx.needs_grad
+    dx = device.empty(x.shape, x.dtype) if needs else None
+    for first in range(0, x.shape[0], rows):
+        leaf = Tensor(_part(x, device, first, rows), device, needs)
+        with recording(True):
+            made = fn(leaf)
+        run_backward([made], [_part(dy, device, first, rows)])
+        if dx is not None:
+            device.copy(leaf.grad, _part(dx, device, first, rows))
+        del leaf, made
+    return [dx]

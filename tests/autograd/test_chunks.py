@@ -1,0 +1,91 @@
+"""A stretch in chunks of rows: the values and gradients of the whole, less memory, and nothing computed for nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.checkpoint import checkpoint
+from wgrad.autograd.chunks import even_rows, in_row_chunks
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import Tensor, no_grad, parameter
+
+N, C, WIDE = 200, 7, 50
+
+
+@pytest.fixture
+def cpu() -> ReferenceDevice:
+    return ReferenceDevice()
+
+
+def leaves(device: Any, rng: np.random.Generator) -> list[Tensor]:
+    """x [N, C], and the two weights of a stretch; float64."""
+    shapes = (N, C), (WIDE, C), (C, WIDE)
+    return [parameter(device.upload(rng.standard_normal(shape)), device) for shape in shapes]
+
+
+def stretch(up: Tensor, down: Tensor, calls: list[int] | None = None) -> Any:
+    def fn(x: Tensor) -> Tensor:
+        if calls is not None:
+            calls.append(x.shape[0])
+        return F.add(x, F.gemm(F.silu(F.gemm(x, up, trans_b=True)), down, trans_b=True))
+
+    return fn
+
+
+@pytest.mark.parametrize("rows", [64, 128, 256])
+@pytest.mark.parametrize("inside", [False, True])
+def test_values_and_gradients_are_those_of_the_whole(cpu: ReferenceDevice, rows: int, inside: bool) -> None:
+    """Also where it ends a checkpointed stretch, below other work and with more work above."""
+    results = []
+    for chunked in (False, True):
+        x, up, down = leaves(cpu, np.random.default_rng(0))
+        fn = stretch(up, down)
+
+        def layer(t: Tensor, fn: Any = fn, chunked: bool = chunked) -> Tensor:
+            t = F.silu(t)
+            return in_row_chunks(fn, t, rows) if chunked else fn(t)
+
+        y = checkpoint(layer, x) if inside else layer(x)
+        F.sum(F.mul(y, y)).backward()
+        results.append([np.asarray(a) for a in (y.data, x.grad, up.grad, down.grad)])
+    for value, expected in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_output_is_not_made_again_for_nobody(cpu: ReferenceDevice) -> None:
+    """Forward, then one recomputation in the backward: in a checkpoint too."""
+    x, up, down = leaves(cpu, np.random.default_rng(0))
+    calls: list[int] = []
+    y = checkpoint(lambda t: in_row_chunks(stretch(up, down, calls), F.silu(t), 128), x)
+    assert calls == [128, 72]
+    F.sum(y).backward()
+    assert calls == [128, 72] * 2
+
+
+def test_without_a_tape_it_is_computed_and_nothing_kept(cpu: ReferenceDevice) -> None:
+    x, up, down = leaves(cpu, np.random.default_rng(0))
+    with no_grad():
+        y = in_row_chunks(stretch(up, down), x, 64)
+        np.testing.assert_allclose(y.numpy(), stretch(up, down)(x).numpy(), rtol=1e-13)
+    assert not y.requires_grad
+
+
+def test_what_is_made_on_the_way_never_stands_for_all_rows(cpu: ReferenceDevice) -> None:
+    x, up, down = (Tensor(cpu.upload(np.ones(s)), cpu, True) for s in ((4096, C), (WIDE, C), (C, WIDE)))
+    start = cpu.memory().in_use_bytes
+    y = in_row_chunks(stretch(up, down), x, 64)
+    y.backward(cpu.upload(np.ones((4096, C))))
+    assert cpu.memory().peak_bytes - start < 4096 * WIDE * 8
+
+
+def test_chunks_are_even() -> None:
+    for rows in (1, 63, 64, 65, 4097, 8192, 32768, 100_000):
+        for most in (1, 64, 100, 1170, 5000):
+            each = even_rows(rows, most)
+            chunks = -(-rows // each)
+            assert each % 64 == 0 and chunks <= -(-rows // max(most, 64)) and each < most + 64 or most < 64
+    assert even_rows(8192, 1170) == 1024 and even_rows(32768, 2048) == 2048
