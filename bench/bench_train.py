@@ -77,6 +77,7 @@ class Shape:
 
 SHAPES = {
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, True, False),
+    "smollm2-360m": Shape(960, 2560, 32, 15, 5, 64, 49152, True, False),
     "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 64, 128256, True, True),
     "llama-3.1-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256, False, True),
     "llama-3.1-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256, False, True),
@@ -128,9 +129,10 @@ def build(
     make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
     *,
     offload: bool = False,
+    batch: int = 1,
 ) -> tuple[Trainer, FlatParameters]:
     config = parse_model_config(shape.config())
-    options = RunOptions(batch_size=1, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
+    options = RunOptions(batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
     weights = make_weights(config, device)
     lora = lora_config(options)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
@@ -150,13 +152,14 @@ def build(
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 
 
-def random_step(index: int, seq_len: int, vocab: int) -> Step:
+def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
     rng = np.random.default_rng(index)
-    ids = rng.integers(0, vocab, (1, seq_len)).astype(np.int32)
+    ids = rng.integers(0, vocab, (batch, seq_len)).astype(np.int32)
     targets = np.roll(ids, -1, axis=1)
     targets[:, -1] = -100
-    positions = np.arange(seq_len, dtype=np.int32)[None]
-    return Step(index, 0, [Batch(ids, targets, positions, np.zeros_like(ids), seq_len - 1, seq_len)])
+    positions = np.tile(np.arange(seq_len, dtype=np.int32), (batch, 1))
+    counts = batch * (seq_len - 1), batch * seq_len
+    return Step(index, 0, [Batch(ids, targets, positions, np.zeros_like(ids), *counts)])
 
 
 def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Report, profile: bool) -> None:

@@ -1,0 +1,56 @@
+"""Whether float16 learns what float32 learns: the embedded model, 1,000 steps of each, and the held-out losses.
+
+    python bench/float16_run.py [--device auto] [--compute float16] [--steps 1000] [--keep FOLDER]
+
+Two runs of `wgrad finetune` that differ in --compute alone. Prints the losses and exits with 1 where they end further
+than 1 % apart. On a card it takes a minute or two; a software driver needs hours for 1,000 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WITHIN = 0.01
+OPTIONS = {
+    "--model": ROOT / "examples" / "base_model", "--data": ROOT / "examples" / "data" / "proverbs.jsonl",
+    "--seq-len": 128, "--batch-size": 8, "--accumulate": 1, "--lr": 2e-4, "--eval-fraction": 0.1, "--eval-tokens": 0,
+    "--epochs": 1000, "--save-every": 0,
+}  # fmt: skip
+
+
+def run(out: Path, compute: str, device: str, steps: int) -> dict[str, float]:
+    """results.json of a run. SystemExit where it failed."""
+    words = [str(part) for pair in OPTIONS.items() for part in pair]
+    words += ["--out", str(out), "--compute", compute, "--device", device, "--max-steps", str(steps), "--no-sample"]
+    if subprocess.run([sys.executable, "-m", "wgrad", "finetune", *words]).returncode:
+        raise SystemExit(f"{compute}: the run failed")
+    return json.loads((out / "results.json").read_text(encoding="utf-8"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--compute", default="float16", choices=("float16", "bfloat16"))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--keep", type=Path, help="folder for the two runs (default: none is kept)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        found = {c: run(folder / c, c, args.device, args.steps) for c in ("float32", args.compute)}
+    wide, narrow = (found[c]["held_out_loss_after"] for c in ("float32", args.compute))
+    apart = narrow / wide - 1
+    for compute, result in found.items():
+        text = f"held-out loss {result['held_out_loss_before']:.4f} -> {result['held_out_loss_after']:.4f}"
+        print(f"{compute}: {text}, {result['skipped_steps']} of {args.steps} steps skipped")
+    print(f"{args.compute} ends {apart:+.2%} from float32; allowed {WITHIN:.0%}")
+    return 0 if abs(apart) <= WITHIN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
