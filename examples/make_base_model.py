@@ -2,7 +2,7 @@
 
     python examples/make_base_model.py tinyshakespeare.txt --device auto
 
-1. train a byte-level BPE tokenizer on the text; 2. write a checkpoint with random weights; 3. train all its parameters
+1. train a byte-level BPE tokenizer on the text; 2. write a model with random weights; 3. train all its parameters
 with `wgrad finetune --full`; 4. write the result as bfloat16 in Hugging Face layout.
 """
 
@@ -84,7 +84,7 @@ def write_random_checkpoint(folder: Path, tokenizer: Tokenizer, seed: int) -> in
 
 
 def write_bfloat16(trained: Path, out: Path) -> None:
-    """The trained checkpoint in half the bytes, with its configuration and tokenizer."""
+    """The trained model in half the bytes, with its configuration and tokenizer."""
     config = json.loads((trained / "config.json").read_text())
     write_json(out / "config.json", {**config, "dtype": "bfloat16"})
     entries = ModelFiles(trained).entries
@@ -98,7 +98,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = Path(__file__).parent
     parser.add_argument("text", type=Path, help="text to train on, such as tinyshakespeare.txt")
-    parser.add_argument("--out", type=Path, default=here / "base_model", help="where the checkpoint goes")
+    parser.add_argument("--out", type=Path, default=here / "base_model", help="where the model goes")
     parser.add_argument("--work", type=Path, default=here / "base_model_work", help="folder for the run, new or empty")
     parser.add_argument("--vocab-size", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=700)

@@ -67,7 +67,7 @@ SHARDS = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
 
 
 def index_case(rng: Random, groups: Groups) -> Case:
-    """A checkpoint in two shards, its index changed; now and then a shard."""
+    """A model in two shards, its index changed; now and then a shard."""
     header, body = split(_bytes(groups, "model", "model/model.safetensors"))
     names = sorted(n for n in header if n != "__metadata__")
     shards = [_shard(header, body, names[i::2]) for i in range(2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 LONG = "x" * 300
-FIRST = "model-00001-of-00002.safetensors"  # of a checkpoint in two shards
+FIRST = "model-00001-of-00002.safetensors"  # of a model in two shards
 
 # of a chat template, between {{ and }}
 EXPRESSIONS = [

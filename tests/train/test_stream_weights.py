@@ -218,7 +218,7 @@ def test_the_disk_it_takes_is_bounded_and_given_back(
     load(folder, card, block_size=256)
     assert len(cached_files()) == 2 and first not in cached_files()
     assert cli.main(["cache", "list"]) == 0
-    assert "2 checkpoints, 0." in capsys.readouterr().out
+    assert "2 base models, 0." in capsys.readouterr().out
     assert cli.main(["cache", "clear"]) == 0
     assert "removed from" in capsys.readouterr().out and cached_files() == []
 

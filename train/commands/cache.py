@@ -12,7 +12,7 @@ from wgrad.train.terminal.progress import size
 
 def _total() -> str:
     files = cached_files()
-    return f"{len(files)} checkpoint{'s' * (len(files) != 1)}, {size(sum(path.stat().st_size for path in files))}"
+    return f"{len(files)} base model{'s' * (len(files) != 1)}, {size(sum(path.stat().st_size for path in files))}"
 
 
 def list_cache() -> int:

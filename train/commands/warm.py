@@ -24,7 +24,7 @@ def run_warm(config: RunOptions) -> int:
     Nothing is trained and no weight is read. WgradError: the model, or the device, is not there.
     """
     if not config.model:
-        raise WgradError("--model is required: give the checkpoint whose run is to begin sooner")
+        raise WgradError("--model is required: give the model whose run is to begin sooner")
     display = Display()
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")

@@ -1,6 +1,6 @@
 """A process that renders chat templates for this one, ended when an answer takes too long.
 
-A template is a program that came with a checkpoint: it may never end, or write without end. The process is started at
+A template is a program that came with a base model: it may never end, or write without end. The process is started at
 the first request, serves all that follow, and goes when `close` is called, when this process ends, or with the first
 answer that does not come in time. It needs nothing of the script that runs (no `if __name__ == "__main__"`).
 """

@@ -152,7 +152,7 @@ def _stop_ids(folder: Path) -> set[int]:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Read the tokenizer of a checkpoint folder. WgradError: no tokenizer.json, a broken one, broken configuration."""
+    """Read the tokenizer of a model folder. WgradError: no tokenizer.json, a broken one, broken configuration."""
     folder = Path(folder)
     if not exists(folder / "tokenizer.json", "--model"):
         if exists(folder / "tokenizer.model", "--model"):

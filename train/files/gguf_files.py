@@ -144,7 +144,7 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     architecture = fields.get("general.architecture")
     if architecture != "llama":
         raise WgradError(
-            f"{source}: {path}: general.architecture must be llama, got {show(architecture)}: use the checkpoint in "
+            f"{source}: {path}: general.architecture must be llama, got {show(architecture)}: use the model in "
             "safetensors"
         )
     heads = _heads(fields, path, source)

@@ -1,4 +1,4 @@
-"""Opening the files that a person or a checkpoint names: regular files only, never waiting, each error one line.
+"""Opening the files that a person or a base model names: regular files only, never waiting, each error one line.
 
 A named pipe or a device in the place of a file would be waited for without end; a folder, a name with a NUL or of 300
 characters, a missing permission are errors of the operating system in as many classes. All of them come out of here

@@ -22,11 +22,11 @@ from wgrad.train.files.safetensors_files import TensorEntry
 
 STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"
 BlockSize = Annotated[int, Meta(ge=32, le=4096)]
-_AGAIN = "fetch the checkpoint again, or use the unquantised one"
+_AGAIN = "fetch the model again, or use the unquantised one"
 
 
 def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
-    """Whether a checkpoint holds the tensor `name` in 4 bits (of whatever kind)."""
+    """Whether a base model holds the tensor `name` in 4 bits (of whatever kind)."""
     return name + STATE_KEY in entries or name + FP4_KEY in entries
 
 

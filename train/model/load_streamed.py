@@ -1,6 +1,6 @@
 """Loading weights that stay in main memory: quantised on the device one by one, and from then on from a file.
 
-The file, one a checkpoint in the user's cache, is safetensors: `layer.N` uint8 (a layer's buffer as it is) and `crc32`
+The file, one a base model in the user's cache, is safetensors: `layer.N` uint8 (a layer's buffer as it is) and `crc32`
 uint32 of each. It is written whole or not at all; one that does not agree with itself is made again.
 """
 
@@ -97,7 +97,7 @@ def _load(loader: Loader, layers: Sequence[HostLayer], device: Device, progress:
 
 # ---- the file ----------------------------------------------------------------------------
 def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device) -> Path:
-    """Where the layers of this checkpoint are kept, quantised so. Devices quantise to the same bits."""
+    """Where the layers of this base model are kept, quantised so. Devices quantise to the same bits."""
     key = f"{FORMAT} {files.digest()} nf4 {double_quant} {block_size} {device.float16}"
     return cached_weights() / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + SUFFIX)
 

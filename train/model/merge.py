@@ -45,7 +45,7 @@ class Merge:
         if self.original and frozen:
             raise WgradError(
                 f"--onto original: {self.files.folder} holds {frozen[0]} in few bits: merge onto dequantised, or name "
-                "the checkpoint in full precision with --model"
+                "the base model in full precision with --model"
             )
 
     def dtype(self, name: str) -> np.dtype:

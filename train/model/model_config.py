@@ -1,4 +1,4 @@
-"""What config.json of a LLaMA-type checkpoint says, in one frozen dataclass.
+"""What config.json of a LLaMA-type model says, in one frozen dataclass.
 
 Accepts the files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Field names are Hugging Face's;
 config_file.py has their types, ranges and defaults.
@@ -83,9 +83,7 @@ def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
     or variant."""
     path = Path(folder) / "config.json"
     if not exists(path, "--model"):
-        raise WgradError(
-            f"--model: {folder} has no config.json: give the folder of a checkpoint in Hugging Face layout"
-        )
+        raise WgradError(f"--model: {folder} has no config.json: give the folder of a model in Hugging Face layout")
     return parse_model_config(read_json(path, dict[str, Any], "--model"), f"--model: {path}")
 
 
@@ -126,7 +124,7 @@ def _architecture(file: NameFile, where: str) -> str:
         if name in FAMILIES:
             return name
     found = one_line(", ".join(names) or f"model_type {file.model_type!r}")
-    raise WgradError(f"{where}: architecture {found} is not supported: use a checkpoint of {', '.join(FAMILIES)}")
+    raise WgradError(f"{where}: architecture {found} is not supported: use a model of {', '.join(FAMILIES)}")
 
 
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
@@ -155,11 +153,11 @@ def _quantization(file: QuantizationFile | None, where: str) -> QuantizationFile
     if file.quant_method != "bitsandbytes" or not file.load_in_4bit:
         raise WgradError(
             f"{where}: weights quantised by {show(file.quant_method)} (load_in_4bit: {show(file.load_in_4bit)}) cannot "
-            "be read: use the unquantised checkpoint, or bitsandbytes NF4"
+            "be read: use the unquantised model, or bitsandbytes NF4"
         )
     if file.bnb_4bit_quant_type != "nf4":
         raise WgradError(
             f"{where}: bnb_4bit_quant_type {show(file.bnb_4bit_quant_type)} is not supported: only nf4 is: use the "
-            "unquantised checkpoint"
+            "unquantised model"
         )
     return file

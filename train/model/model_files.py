@@ -62,7 +62,7 @@ class ModelFiles:
                 if _leaves_folder(name):
                     raise WgradError(
                         f"--model: {index}: weight_map must name files within its folder; got {show(name)}: do not "
-                        "trust this checkpoint: fetch it from its owner"
+                        "trust this model: fetch it from its owner"
                     )
             missing = [name for name in names if not exists(self.folder / name, "--model")]
             if missing:
@@ -90,7 +90,7 @@ class ModelFiles:
         if name not in self.entries:
             raise WgradError(
                 f"--model: {self.folder} has no tensor {name}: config.json and the weights do not belong together, "
-                "or a shard is missing: fetch the checkpoint again"
+                "or a shard is missing: fetch the model again"
             )
         return self.entries[name]
 
@@ -131,7 +131,7 @@ class ModelFiles:
         if entry.dtype not in FLOATS:
             raise WgradError(
                 f"--model: {spec.name} in {entry.path} is {entry.dtype}: expected {', '.join(FLOATS)} (or bitsandbytes "
-                "NF4): use the unquantised checkpoint"
+                "NF4): use the unquantised model"
             )
         self._check_shape(spec, entry)
         return entry
@@ -140,7 +140,7 @@ class ModelFiles:
         if entry.shape != spec.shape:
             raise WgradError(
                 f"--model: {spec.name} in {entry.path} has shape {list(entry.shape)}: config.json asks for "
-                f"{list(spec.shape)}: fetch the checkpoint again"
+                f"{list(spec.shape)}: fetch the model again"
             )
 
     def digest(self) -> str:
@@ -225,7 +225,7 @@ def place(
 
 
 class Loader:
-    """The frozen weights of a checkpoint, one by one. quantize: projections become NF4 on the device; else they keep
+    """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
     the files' dtype. Raises WgradError; ValueError where `config` ties a head that the files do not (`use_own_head`).
     """
 

@@ -2,7 +2,7 @@
 
 Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); Llama 3.1's frequency scaling as described in
 transformers' modeling_rope_utils. The inverse frequencies and angles are rounded to float32 where they are
-there, because that is what the checkpoints were trained with.
+there, because that is what the models were trained with.
 """
 
 from __future__ import annotations

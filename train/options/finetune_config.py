@@ -57,7 +57,7 @@ class RunOptions(Options):
 
     model: str = a_path(
         "",
-        "checkpoint in Hugging Face layout: a folder, or a hub id such as org/name",
+        "base model in Hugging Face layout: a folder, or a hub id such as org/name",
         metavar="DIR_OR_HUB_ID",
         required=True,
     )
@@ -93,7 +93,7 @@ class RunOptions(Options):
         PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME"
     )
     rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
-    full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole checkpoint")
+    full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole model")
     double_quant: bool = of_adapter(
         True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)"
     )

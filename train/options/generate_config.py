@@ -41,7 +41,7 @@ class GenerateConfig(Sampling):
     """What to continue, with what, and how the next token is chosen. WgradError where a value breaks its rule."""
 
     model: str = option(
-        "", "checkpoint: a folder, or a hub id such as org/name", metavar="DIR_OR_HUB_ID", path=True, required=True
+        "", "model: a folder, or a hub id such as org/name", metavar="DIR_OR_HUB_ID", path=True, required=True
     )
     adapter: str | None = option(None, "PEFT adapter to put on it", metavar="DIR", path=True)
     prompt: str = option("", "text to go on from; - reads it from standard input", metavar="TEXT", required=True)

@@ -20,12 +20,12 @@ class MergeConfig(Options):
     )
     onto: str = option(
         "dequantised",
-        "dequantised: the weights as the adapter was trained on them, NF4; original: the checkpoint's own",
+        "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own",
         choices=("dequantised", "original"),
     )
     dtype: str = option(
         "auto",
-        "type of the merged weights; auto: as the checkpoint",
+        "type of the merged weights; auto: as the base model",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     block_size: int = option(64, "of the NF4 that it was trained on", choices=BLOCK_SIZES, metavar="N")

@@ -1,4 +1,4 @@
-"""A model on a device from a checkpoint folder: adapters on NF4, all parameters trainable, or for inference."""
+"""A model on a device from a model folder: adapters on NF4, all parameters trainable, or for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wgrad finetune`: from a configuration to an adapter (or with --full a whole checkpoint) in the output folder."""
+"""`wgrad finetune`: from a configuration to an adapter (or with --full a whole model) in the output folder."""
 
 from __future__ import annotations
 

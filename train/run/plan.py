@@ -48,7 +48,7 @@ def plan_run(
     """Loading, two steps, an evaluation and a sample of a run where nothing runs; None where the device cannot.
 
     Two steps: the first runs as it is, the second is recorded. A row of one document as long as a row can be is as good
-    as any, because shaders and memory hang on shapes alone. Raises WgradError where the checkpoint does not fit its
+    as any, because shaders and memory hang on shapes alone. Raises WgradError where the base model does not fit its
     config.json, or the run --memory-limit.
     """
 

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: the adapter (or with --full a whole checkpoint), loss.svg and results.json."""
+"""What a run leaves in its folder: the adapter (or with --full a whole model), loss.svg and results.json."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan
     config = session.config
     if skipped:
         session.say(f"note: {skipped} steps were skipped because a gradient was not finite")
-    what, peak = "checkpoint" if config.full else "adapter", size(session.device.memory().peak_bytes)
+    what, peak = "model" if config.full else "adapter", size(session.device.memory().peak_bytes)
     if plan is not None:
         peak += f" (expected {size(plan.peak_bytes)})"
     session.say(f"done in {duration(results['seconds'])}, peak memory {peak}: {what} in {session.out}")
