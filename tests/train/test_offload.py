@@ -35,7 +35,7 @@ def card(wgpu_device: Any) -> Any:
 
 def options(**given: Any) -> RunOptions:
     shape = {"seq_len": 70, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4, "log_every": 1, "dropout": 0.1}
-    return RunOptions(**(shape | {"sample": False, "checkpointing": True} | given))
+    return RunOptions(**(shape | {"sample": False, "checkpointing": True, "stream_weights": "off"} | given))
 
 
 def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np.ndarray]:
