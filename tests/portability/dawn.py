@@ -77,13 +77,14 @@ class Dawn:
         parts = min(count, max(PROCESSES, -(-count // CASES_PER_PROCESS)))
 
         def part(first: int) -> list[dict[str, Any]]:
-            arguments = (str(folder), str(folder / f"result-{first}"), "vulkan", str(first), str(parts))
+            output = folder / f"result-{first}"
+            arguments = (str(folder), str(output), "vulkan", str(first), str(parts))
             try:
                 return ask_dawn(self.node, self.driver.environment, *arguments)
             except NodeEnded as error:
-                done = (folder / f"result-{first}").read_text().count("\n") - 1
+                done = output.read_text().count("\n") - 1 if output.exists() else 0
                 one = bundle.document["cases"][first::parts][done]
-                raise NodeEnded(f"in {one['name']} as with {one['profile']}: {error}") from None
+                raise NodeEnded(f"in {one['name']}, {one['profile']}: {error}") from None
 
         with ThreadPoolExecutor(PROCESSES) as threads:
             found = list(threads.map(part, range(parts)))

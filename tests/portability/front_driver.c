@@ -6,6 +6,7 @@
 // and says 32 KiB all the same: kernels for cards with 48 KiB run on it so.
 #include <dlfcn.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,10 @@ typedef Function (*Lookup)(void *object, const char *name);
 static void *driver(void) {
   static void *opened;
   if (!opened) opened = dlopen(getenv("WGRAD_VULKAN_DRIVER"), RTLD_NOW | RTLD_LOCAL);
-  if (!opened) abort();
+  if (!opened) {
+    fprintf(stderr, "%s\n", dlerror());
+    abort();
+  }
   return opened;
 }
 
