@@ -34,8 +34,9 @@ def card(wgpu_device: Any) -> Any:
 
 
 def options(**given: Any) -> RunOptions:
-    shape = {"seq_len": 70, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4, "log_every": 1, "dropout": 0.1}
-    return RunOptions(**(shape | {"sample": False, "checkpointing": True, "stream_weights": "off"} | given))
+    shape: dict[str, Any] = {"seq_len": 70, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4, "log_every": 1}
+    shape |= {"dropout": 0.1, "sample": False, "checkpointing": True, "stream_weights": "off"}
+    return RunOptions(**(shape | given))
 
 
 def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np.ndarray]:
