@@ -1,8 +1,9 @@
 // The operand b as an NF4 weight: codes of an [out, in] matrix, 8 in a u32, element 2j in the high nibble of byte j; the
 // absmax of its blocks as f32 or, NESTED, as bytes: code[byte] * nested_absmax[block of blocks] + offset[0].
 //
-// A weight format is one such file. gemm.wgsl, gemm_matrix.wgsl and quantize_decode.wgsl include the one that the constant
-// B_FORMAT names (formats.py) and use of it, with UNIT elements that lie side by side as the unit in which it is read:
+// A weight format is one such file. gemm.wgsl, gemm_matrix.wgsl, gemv.wgsl and quantize_decode.wgsl include the one that
+// the constant B_FORMAT names (formats.py) and use of it, with UNIT elements that lie side by side as the unit in which it
+// is read:
 //   bindings 2 (codes) and 8 to 11 (what scales them)
 //   fetch_b(at, inside) -> Unit_b     the unit from element `at` on, a multiple of UNIT: as it lies, nothing is computed from
 //                                     it, so that nothing waits. inside: elements to the row's end, all UNIT of them here

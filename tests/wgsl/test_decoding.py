@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest import decoding
+from wgrad.autograd.selftest.case import F32, Case
+from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl.device import WgpuDevice
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.8, 40, 0.9), (1.0, 1, 1.0), (1.0, 0, 1e-9), (5.0, 3, 0.5)]
@@ -44,6 +47,15 @@ def test_greedy_takes_the_lowest_of_equals(wgpu_device: WgpuDevice) -> None:
         logits[places] = 2.5
         assert draw(wgpu_device, logits, 0.9, (0.0, 0, 1.0)) == places[0]
     assert draw(wgpu_device, np.full(300, -1e30, np.float32), 0.5, (0.0, 0, 1.0)) == 0
+
+
+STEPS = [case for case in decoding.cases(F32) if case.name.startswith(("advance", "sample/rows"))]
+
+
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: case.name)
+def test_the_end_of_a_step_and_several_texts(case: Case, wgpu_device) -> None:
+    result = check_case(case, wgpu_device)
+    assert result.ok, result
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
