@@ -43,7 +43,7 @@ def few_cases() -> list[Case]:
         *found,
         _two_rows_alone(rising),
         two_parts,
-        attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=70),
+        attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62),
     ]
 
 
