@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from wgrad.autograd.selftest.attention import attention_case
-from wgrad.autograd.selftest.case import F16, Case, Inputs
-from wgrad.autograd.selftest.run import check_case
+from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
+from wgrad.autograd.selftest.run import check_case, to_host
 from wgrad.wgsl import attention_matrix
 
+PREFILL = attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62)
 _KERNELS = {"forward": {"attention_matrix"}, "backward": {"attention_matrix_dq", "attention_matrix_dkv"}}
 _PLAIN = {"attention_combine", "attention_delta", "attention_reduce"}  # for either kind of kernel
 
@@ -43,7 +44,7 @@ def few_cases() -> list[Case]:
         *found,
         _two_rows_alone(rising),
         two_parts,
-        attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62),
+        PREFILL,
     ]
 
 
@@ -52,6 +53,15 @@ def test_case(matrix_device: Any, case: Case) -> None:
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
+
+
+def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: Any) -> None:
+    found, inputs = [], PREFILL.inputs()
+    for beyond in (0.0, np.nan):
+        inputs["k"][:, 62 + 19 :] = inputs["v"][:, 62 + 19 :] = beyond
+        found.append(to_host(PREFILL, matrix_device, PREFILL.call(matrix_device, upload_inputs(matrix_device, inputs))))
+    np.testing.assert_array_equal(found[0]["o"], found[1]["o"])
+    assert np.isfinite(found[1]["o"]).all()
 
 
 def test_which_attention_is_served(matrix_device: Any) -> None:
