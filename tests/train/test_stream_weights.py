@@ -160,7 +160,9 @@ def test_each_checkpoint_and_quantisation_has_a_file_and_it_is_said(make_checkpo
     load(folder, card, block_size=128)
     load(folder, card, double_quant=False)
     load(make_checkpoint(name="other", seed=1, **SHAPE), card)
-    assert len(cached_files()) == 4
+    os.utime(folder / "model.safetensors", (1, 1))  # what was written anew may differ where `digest` does not look
+    load(folder, card)
+    assert len(cached_files()) == 5
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut off", "a header", "another layer"])

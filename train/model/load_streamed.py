@@ -97,8 +97,12 @@ def _load(loader: Loader, layers: Sequence[HostLayer], device: Device, progress:
 
 # ---- the file ----------------------------------------------------------------------------
 def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device) -> Path:
-    """Where the layers of this base model are kept, quantised so. Devices quantise to the same bits."""
-    key = f"{FORMAT} {files.digest()} nf4 {double_quant} {block_size} {device.float16}"
+    """Where the layers of this base model are kept, quantised so. Devices quantise to the same bits.
+
+    `digest` misses a number that is changed within a large tensor; when a file was written tells of that as well.
+    """
+    written = sorted({entry.path.stat().st_mtime_ns for entry in files.entries.values()})
+    key = f"{FORMAT} {files.digest()} {written} nf4 {double_quant} {block_size} {device.float16}"
     return cached_weights() / (hashlib.blake2b(key.encode(), digest_size=16).hexdigest() + SUFFIX)
 
 
