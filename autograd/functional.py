@@ -15,12 +15,12 @@ from wgrad.autograd.ops.linear import linear, linear_quantized
 from wgrad.autograd.ops.lora import LoraTerm
 from wgrad.autograd.ops.loss import linear_cross_entropy
 from wgrad.autograd.ops.norm import layer_norm, rms_norm, rms_norm_residual
-from wgrad.autograd.ops.rope import rope
+from wgrad.autograd.ops.rope import rope, rope_split
 from wgrad.autograd.ops.softmax import softmax
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
     "LoraTerm", "Tensor", "add", "attention", "bias", "cast", "checkpoint", "dropout", "embedding", "geglu", "gelu",
     "gemm", "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "mask", "mul", "no_grad", "parameter",
-    "rms_norm", "rms_norm_residual", "rope", "scale", "silu", "softmax", "sum", "swiglu",
+    "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "silu", "softmax", "sum", "swiglu",
 ]  # fmt: skip

@@ -31,10 +31,11 @@ from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import lora_config
-from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+from wgrad.train.run.build import lora_config, lora_parameters
+from wgrad.train.run.optim import AdamW, FlatParameters
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
@@ -118,7 +119,11 @@ class RandomWeights:
 
 def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
     source = RandomWeights(device)
-    return {spec.name: source.make(spec) for spec in weight_specs(config)}
+    weights: dict[str, Any] = {}
+    for spec in weight_specs(config):
+        weights[spec.name] = source.make(spec)
+        stack_if_last(weights, spec.name, device)
+    return weights
 
 
 def build(
@@ -136,14 +141,12 @@ def build(
     weights = make_weights(config, device)
     lora = lora_config(options)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
-    parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
-    for name, value in values.items():
-        parameters.set(name, value)
+    parameters = lora_parameters(values, device)
     model = Model(
         config,
         weights,
         device,
-        adapter=Adapter.from_tensors(lora, parameters.tensors),
+        adapter=stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined),
         positions=seq_len,
         dtype=np.dtype(compute),
         recompute=shape.checkpointing,

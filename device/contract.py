@@ -60,6 +60,7 @@ class Device(Protocol):
     float16: bool  # float16 arrays are supported
     bfloat16: bool  # bfloat16 activations are; bfloat16 weights are everywhere
 
+    stacks_weights: bool  # one product with several weights under one another costs less than one with each
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
 
     @property

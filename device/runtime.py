@@ -53,6 +53,7 @@ class PooledRuntime:
 
     reason = "made directly"
     shared_memory = False
+    stacks_weights = False
     _pool: Pool
     _host_pool: Pool
     _replay: Any = None  # being recorded

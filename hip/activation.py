@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
+from wgrad.hip.columns import apart, together
 from wgrad.hip.elements import eights, implements, type_codes
 from wgrad.hip.runtime.runtime import Long, Runtime
 
@@ -28,23 +29,41 @@ def gelu_backward(device: Runtime, dy: Array, x: Array) -> Array:
 
 
 @implements("swiglu")
-def swiglu(device: Runtime, gate: Array, up: Array) -> Array:
+def swiglu(device: Runtime, gate: Array, up: Array | None) -> Array:
+    gate, up = _both(device, gate, up)
     return _activation(device, gate, up, None, gelu=False)[0]
 
 
 @implements("swiglu_backward")
-def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array | None]:
-    return _activation(device, gate, up, dy, gelu=False)
+def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array | None) -> tuple[Array, Array | None]:
+    if up is not None:
+        return _activation(device, gate, up, dy, gelu=False)
+    dgate, dup = _activation(device, *_both(device, gate, up), dy, gelu=False)
+    assert dup is not None
+    return together(device, [dgate, dup]), None
 
 
 @implements("geglu")
-def geglu(device: Runtime, gate: Array, up: Array) -> Array:
+def geglu(device: Runtime, gate: Array, up: Array | None) -> Array:
+    gate, up = _both(device, gate, up)
     return _activation(device, gate, up, None, gelu=True)[0]
 
 
 @implements("geglu_backward")
-def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array | None]:
-    return _activation(device, gate, up, dy, gelu=True)
+def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array | None) -> tuple[Array, Array | None]:
+    if up is not None:
+        return _activation(device, gate, up, dy, gelu=True)
+    dgate, dup = _activation(device, *_both(device, gate, up), dy, gelu=True)
+    assert dup is not None
+    return together(device, [dgate, dup]), None
+
+
+def _both(device: Runtime, gate: Array, up: Array | None) -> tuple[Array, Array]:
+    """Without `up`, gate has both side by side."""
+    if up is not None:
+        return gate, up
+    first, second = apart(device, gate, (gate.shape[1] // 2,) * 2)
+    return first, second
 
 
 def _activation(

@@ -7,8 +7,10 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.device.memory import Array
 from wgrad.hip import gemm_plan
+from wgrad.hip.columns import apart, take, together
 from wgrad.hip.elements import implements, type_code
 from wgrad.hip.gemm import Epilogue, LowRank, card_of, dense_product, launch_product, multiple
 from wgrad.hip.quantize import dequantize
@@ -25,6 +27,8 @@ def linear_quantized(
     lowrank: LowRank | None,
     dtype: np.dtype,
 ) -> Array:
+    if weight.parts:
+        return _stack(device, x, weight, bias, residual, lowrank, dtype)
     epilogue = Epilogue(1.0, bias, residual, lowrank)
     return _product(device, x, weight, (x.shape[0], weight.shape[0], x.shape[1]), True, dtype, epilogue)
 
@@ -33,8 +37,52 @@ def linear_quantized(
 def linear_quantized_backward(
     device: Runtime, dy: Array, weight: FrozenWeight, lowrank: LowRank | None, dtype: np.dtype
 ) -> Array:
+    if weight.parts:
+        return _stack_backward(device, dy, weight, lowrank, dtype)
     mnk = (dy.shape[0], weight.shape[1], dy.shape[1])
     return _product(device, dy, weight, mnk, False, dtype, Epilogue(lowrank=lowrank))
+
+
+def _stack(
+    device: Runtime,
+    x: Array,
+    weight: FrozenWeight,
+    bias: Array | None,
+    residual: Array | None,
+    lowrank: LowRank | None,
+    dtype: np.dtype,
+) -> Array:
+    """The product with each weight of a stack by itself."""
+    assert isinstance(weight, NF4Array)
+    found, row, (u, v) = [], 0, lowrank or (None, None)
+    rank = 0 if v is None else v.shape[1]
+    for number, part in enumerate(weight.split(device.view)):
+        rows = part.shape[0]
+        own_bias = None if bias is None else device.view(bias, (rows,), row)
+        own_residual = None if residual is None else take(device, residual, row, rows)
+        term = None
+        if u is not None and v is not None:
+            term = (take(device, u, number * rank, rank), device.view(v, (rows, rank), row * rank))
+        epilogue = Epilogue(1.0, own_bias, own_residual, term)
+        found.append(_product(device, x, part, (x.shape[0], rows, x.shape[1]), True, dtype, epilogue))
+        row += rows
+    return together(device, found)
+
+
+def _stack_backward(
+    device: Runtime, dy: Array, weight: FrozenWeight, lowrank: LowRank | None, dtype: np.dtype
+) -> Array:
+    """The sum of what each weight of a stack gives, in float32 until the last."""
+    assert isinstance(weight, NF4Array)
+    dx = None
+    parts = list(zip(weight.split(device.view), apart(device, dy, weight.parts)))
+    for number, (part, grad) in enumerate(parts):
+        last = number == len(parts) - 1
+        epilogue = Epilogue(residual=dx, lowrank=lowrank if last else None)
+        mnk = (dy.shape[0], weight.shape[1], grad.shape[1])
+        dx = _product(device, grad, part, mnk, False, dtype if last else np.dtype(np.float32), epilogue)
+    assert dx is not None
+    return dx
 
 
 def _product(

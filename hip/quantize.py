@@ -49,6 +49,10 @@ def dequantize(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     if w.value_dtype not in ("float32", dtype.name):  # storing rounds to the type of y
         return cast(device, dequantize(device, w, np.dtype(w.value_dtype)), dtype)
     y = device.empty(w.shape, dtype)
+    if isinstance(w, NF4Array) and w.parts:
+        for part, at in zip(w.split(device.view), w.places()):
+            device.copy(dequantize(device, part, dtype), device.view(y, part.shape, at.element))
+        return y
     arrays, size = list(w.arrays().values()), Long(y.size)
     if isinstance(w, NF4Array):  # a kernel of its own, for rows of any length, which takes sizes, no logarithms
         arguments = [*arrays, y, size, w.block_size, w.nested_block_size, type_code(dtype)]

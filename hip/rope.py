@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
+from wgrad.hip.columns import apart, together
 from wgrad.hip.elements import GROUP, PER, implements, type_code, type_codes
 from wgrad.hip.runtime.runtime import Runtime
 
@@ -17,6 +18,25 @@ def rope(device: Runtime, x: Array, cos: Array, sin: Array, positions: Array, in
     arguments = [x, cos, sin, positions, y, n * heads, heads, width // 2, int(inverse), type_codes(x, y)]
     device.launch("rope", "rope", arguments, device.groups(items, GROUP), work=2 * x.nbytes)
     return y
+
+
+@implements("rope_split")
+def rope_split(
+    device: Runtime, qkv: Array, cos: Array, sin: Array, positions: Array, heads: int, kv_heads: int
+) -> tuple[Array, Array, Array]:
+    width = qkv.shape[1] // (heads + 2 * kv_heads)
+    counts = (heads, kv_heads, kv_heads)
+    parts = apart(device, qkv, [count * width for count in counts])
+    q, k, v = (device.view(part, (qkv.shape[0], count, width)) for part, count in zip(parts, counts))
+    return rope(device, q, cos, sin, positions, False), rope(device, k, cos, sin, positions, False), v
+
+
+@implements("rope_split_backward")
+def rope_split_backward(
+    device: Runtime, dq: Array, dk: Array, dv: Array, cos: Array, sin: Array, positions: Array
+) -> Array:
+    back = (rope(device, dq, cos, sin, positions, True), rope(device, dk, cos, sin, positions, True), dv)
+    return together(device, [device.view(x, (x.shape[0], x.shape[1] * x.shape[2])) for x in back])
 
 
 @implements("rope_append")

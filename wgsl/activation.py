@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.elements import GROUP, element_types, flat_parts, vector_width
+from wgrad.wgsl.elements import GROUP, element_types, flat_parts, row_parts, vector_width
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -30,27 +30,31 @@ def gelu_backward(device: Runtime, dy: Array, x: Array) -> Array:
 
 
 @implements("swiglu")
-def swiglu(device: Runtime, gate: Array, up: Array) -> Array:
+def swiglu(device: Runtime, gate: Array, up: Array | None) -> Array:
+    if up is None:
+        return _side_by_side(device, gate, None, gelu=False)
     return _activation(device, gate, up, None, gelu=False)[0]
 
 
 @implements("swiglu_backward")
-def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-    dgate, dup = _activation(device, gate, up, dy, gelu=False)
-    assert dup is not None
-    return dgate, dup
+def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array | None) -> tuple[Array, Array | None]:
+    if up is None:
+        return _side_by_side(device, gate, dy, gelu=False), None
+    return _activation(device, gate, up, dy, gelu=False)
 
 
 @implements("geglu")
-def geglu(device: Runtime, gate: Array, up: Array) -> Array:
+def geglu(device: Runtime, gate: Array, up: Array | None) -> Array:
+    if up is None:
+        return _side_by_side(device, gate, None, gelu=True)
     return _activation(device, gate, up, None, gelu=True)[0]
 
 
 @implements("geglu_backward")
-def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-    dgate, dup = _activation(device, gate, up, dy, gelu=True)
-    assert dup is not None
-    return dgate, dup
+def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array | None) -> tuple[Array, Array | None]:
+    if up is None:
+        return _side_by_side(device, gate, dy, gelu=True), None
+    return _activation(device, gate, up, dy, gelu=True)
 
 
 def _activation(
@@ -68,6 +72,7 @@ def _activation(
         "GATED": up is not None,
         "BACKWARD": dy is not None,
         "DUP": dup is not None,
+        "JOINED": False,
         **element_types(vec, X_T=x, UP_T=x if up is None else up, DY_T=x if dy is None else dy),
     }
     for _, parts in flat_parts(device, [a for a in arrays if a is not None]):
@@ -75,5 +80,21 @@ def _activation(
         bound = [None if a is None else next(views) for a in arrays]
         n = parts[0].size // vec
         work = float(sum(part.nbytes for part in parts))
-        device.launch("activation", bound, [n], device.groups(n, GROUP * per), constants, work=work)
+        device.launch("activation", bound, [n, 0], device.groups(n, GROUP * per), constants, work=work)
     return y, dup
+
+
+def _side_by_side(device: Runtime, x: Array, dy: Array | None, *, gelu: bool) -> Array:
+    """Of x [R, 2 C], gate and up side by side: y [R, C], or with dy their gradients as x has them."""
+    rows, half = x.shape[0], x.shape[1] // 2
+    y = device.empty((rows, half) if dy is None else x.shape, x.dtype)
+    vec = vector_width(half)
+    per = 4 if dy is None else 2
+    switches = {"GELU": gelu, "GATED": True, "BACKWARD": dy is not None, "DUP": False, "JOINED": True}
+    types = element_types(vec, X_T=x, UP_T=x, DY_T=x if dy is None else dy)
+    for _, count, (part, grad, out) in row_parts(device, [x, dy, y]):
+        n = count * half // vec
+        work = float(part.nbytes + out.nbytes)
+        groups, arrays = device.groups(n, GROUP * per), [part, None, grad, out, None]
+        device.launch("activation", arrays, [n, half // vec], groups, {"PER": per, **switches, **types}, work=work)
+    return y

@@ -4,13 +4,16 @@
 //   forward:  y = act(x) [* up]
 //   backward: y = dy [* up] act'(x);  dup = dy act(x)
 //   x (gate), up, dy, y (dgate), dup [n]: f32 or f16, or vec4 of them; n counts such elements.
+//   JOINED: x has rows of gate and up side by side, `half` elements each, and in the backward y those of dgate and dup.
 // Dispatch: ceil(n / (256 PER)) workgroups (folded), PER elements an invocation, 256 apart; loads before stores.
 // Sources: Hendrycks and Gimpel, Gaussian Error Linear Units (2016); Shazeer, GLU Variants Improve Transformer (2020).
-struct Params { n: u32 }
+struct Params { n: u32, half: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> x: array<X_T>;
 #if GATED
+#if !JOINED
 @group(0) @binding(2) var<storage, read> up: array<UP_T>;
+#endif
 #endif
 #if BACKWARD
 @group(0) @binding(3) var<storage, read> dy: array<DY_T>;
@@ -41,9 +44,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let base = (wg.x + wg.y * nwg.x) * 256u * PER + lid;
 #unroll i PER
   let at$i = min(base + $i * 256u, p.n - 1u);
+#if JOINED
+  let gate$i = at$i + at$i / p.half * p.half;
+  let x$i = C_T(x[gate$i]);
+  let up$i = C_T(x[gate$i + p.half]);
+#else
   let x$i = C_T(x[at$i]);
 #if GATED
   let up$i = C_T(up[at$i]);
+#endif
 #endif
 #if BACKWARD
   let dy$i = C_T(dy[at$i]);
@@ -60,7 +69,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #if GATED
     grad *= up$i;
 #endif
+#if JOINED
+#if BACKWARD
+    y[gate$i] = X_T(grad);
+    y[gate$i + p.half] = X_T(dy$i * act.value);
+#else
     y[at$i] = X_T(grad);
+#endif
+#else
+    y[at$i] = X_T(grad);
+#endif
 #if DUP
     dup[at$i] = UP_T(dy$i * act.value);
 #endif

@@ -6,16 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.nf4 import NF4Array
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 
+_NEVER = 0xFFFFFFFF  # an element that no weight has
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 
 
 @dataclass(frozen=True)
 class WeightOperand:
     """file, unit: B_FORMAT, and how many elements it reads at once. scales: for bindings 8 to 11. parameters: the
-    two integers that the format's file knows as p.block_shift and p.nested_shift, 0 where it has none."""
+    two integers that the format's file knows as p.block_shift and p.nested_shift, 0 where it has none. parts: rows of
+    the weights of a stack; stack: what the file knows as p.part_1 to p.nested_2 (`part_parameters`)."""
 
     file: str
     unit: int
@@ -23,6 +26,8 @@ class WeightOperand:
     codes: Array
     scales: tuple[Array | None, ...] = ()
     parameters: tuple[int, int] = (0, 0)
+    parts: tuple[int, ...] = ()
+    stack: tuple[int, ...] = (0,) * 6
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -35,4 +40,21 @@ def weight_operand(w: FrozenWeight, *, table: bool) -> WeightOperand:
     assert codes is not None
     switches: dict[str, Constant] = {**w.constants(), "TABLE": table}
     first, second = (*w.parameters(), 0, 0)[:2]
-    return WeightOperand(f"{w.format}.wgsl", w.unit, switches, codes, tuple(scales), (first, second))
+    more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()
+    return WeightOperand(f"{w.format}.wgsl", w.unit, switches, codes, tuple(scales), (first, second), *more)
+
+
+def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:
+    """Where the second and the third part begin; `end`, which nothing reaches, where there is none."""
+    second, third = (*parts, 0, 0)[:2]
+    return (second if parts else end), (second + third if len(parts) > 2 else end)
+
+
+def _stack_parameters(w: NF4Array) -> tuple[int, ...]:
+    """Of the second and third part: first element; what is added to a block's number for its place in absmax, and to
+    that of a nested block."""
+    places = [*w.places()[1 : len(w.parts)], None, None][:2]
+    elements = tuple(_NEVER if at is None else at.element for at in places)
+    absmax = tuple(0 if at is None else at.absmax - at.block for at in places)
+    nested = tuple(0 if at is None else at.nested - at.absmax // w.nested_block_size for at in places)
+    return elements + absmax + nested

@@ -10,8 +10,9 @@ import numpy as np
 from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemv
 from wgrad.wgsl.elements import wgsl_element
-from wgrad.wgsl.formats import KINDS, WeightOperand, weight_operand
+from wgrad.wgsl.formats import KINDS, WeightOperand, part_bounds, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm_skinny import Skinny
 from wgrad.wgsl.gemv import VectorTile
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -143,21 +144,20 @@ def product(
     ldc: int | None = None,
     a_column: int = 0,
     lda: int | None = None,
+    parts: tuple[int, ...] = (),
     tile: AnyTile | None = None,
     splits: int | None = None,
 ) -> None:
-    """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight."""
+    """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight.
+    parts: columns of each weight of a stack, whose terms of `lowrank` these are."""
     m, n, k = mnk
-    few_rows = gemv.served(m, trans_a, trans_b, batch)
+    few_rows = gemv.served(m, trans_a, trans_b, batch) and not parts  # a stack is for training
     plain = bias is None and residual is None and lowrank is None and batch == 1 and ldc is None and lda is None
     plain = plain and not few_rows and isinstance(b, Array)
     skinny = gemm_skinny.find(a, b, out, mnk, trans_a, trans_b) if plain else None
     if skinny is not None and tile is None and splits is None and not device.software:
-        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
-        if on_units is not None:
-            return gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
-        if gemm_skinny.served(skinny):
-            return gemm_skinny.launch(device, skinny, out, alpha, accumulate)
+        if launch_skinny(device, skinny, out, alpha, accumulate):
+            return
     lda = lda or (m if trans_a else k)
     end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)
     if device.software and isinstance(b, Array) and not isinstance(tile, VectorTile):
@@ -174,15 +174,16 @@ def product(
     target = device.empty((splits, m, n)) if splits > 1 else out
     now = Epilogue.of_parts(n) if splits > 1 else end.constants(n)
     u, v = lowrank or (None, None)
-    rank = 0 if u is None else u.shape[1]
-    sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
+    ld_u = 0 if u is None else u.shape[1]
+    sizes = [m, n, k, k_per_split, end.ldc, column, ld_u // max(1, len(parts)), *operand.parameters, lda, a_column, 0]
     groups = (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split))
+    switches = {"SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None, "PARTS": bool(parts)}
     device.launch(
         shader,
         [a, operand.codes, target, bias, residual, u, v, *operand.scales],
-        [*sizes, float(alpha)],
+        [*sizes, float(alpha), *operand.stack, ld_u, *part_bounds(parts, end.ldc)],
         device.groups(n, tile.n) if isinstance(tile, VectorTile) else groups,
-        {**constants, **now, "SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None},
+        {**constants, **now, **switches},
         work=2.0 * batch * m * n * k,
     )
     if splits > 1:
@@ -217,6 +218,18 @@ def _kernel(
         return "gemv", operand, {**constants, **tile.constants(mnk[0], device.subgroups)}
     shader = "gemm_direct" if device.software and dense else "gemm"
     return shader, operand, {**constants, **tile.constants(operand.unit)}
+
+
+def launch_skinny(device: Runtime, skinny: Skinny, out: Array, alpha: float, accumulate: bool) -> bool:
+    """One launch on matrix units or plain multiply-adds; False where neither serves it."""
+    on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
+    if on_units is not None:
+        gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
+    elif gemm_skinny.served(skinny):
+        gemm_skinny.launch(device, skinny, out, alpha, accumulate)
+    else:
+        return False
+    return True
 
 
 def dense_operand(b: Array, tile: AnyTile) -> WeightOperand:

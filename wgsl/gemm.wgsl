@@ -5,7 +5,8 @@
 //                                              [N, K] where TRANS_B (forward), else [K, N] (dx)
 //   c [M, N] (row stride ldc, first column c_col)   f32 or f16 (C_T); with SPLIT f32 partial sums [splits, M, N]
 //   bias [N] f32, residual [M, N] f32 or f16 (R_T)
-//   u [M, rank] f32, v [N, rank] where TRANS_B, else [rank, N], f32: the LoRA term, read as a few more steps of K
+//   u [M, rank] f32, v [N, rank] where TRANS_B, else [rank, N], f32: the LoRA term, read as a few more steps of K; with
+//   PARTS that of each of the weights of a stack (gemm_bindings.wgsl)
 //
 // Dispatch: x = tiles of N, y = tiles of M, z = batch, or splits of K where SPLIT (then gemm_reduce.wgsl adds the partial
 // sums and does the epilogue).
@@ -186,7 +187,7 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
     let row = at / TILE_K;
     let s = at % TILE_K;
     var x = 0.0;
-    if (s0 + s < p.rank) { x = u[min(m0 + row, p.m - 1u) * p.rank + s0 + s] / p.alpha; }
+    if (s0 + s < p.rank) { x = u[min(m0 + row, p.m - 1u) * p.ld_u + part_of(n0) * p.rank + s0 + s] / p.alpha; }
     a_tile[s][row >> 2u][row & 3u] = x;
   }
   for (var at = lid; at < TILE_N * TILE_K; at += THREADS) {

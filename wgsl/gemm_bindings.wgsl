@@ -3,6 +3,8 @@ struct Params {
   m: u32, n: u32, k: u32, k_per_split: u32,
   ldc: u32, c_col: u32, rank: u32, block_shift: u32,
   nested_shift: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
+  part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,
+  ld_u: u32, column_1: u32, column_2: u32,
 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(3) var<storage, read_write> c: array<C_T>;
@@ -15,6 +17,15 @@ struct Params {
 #if HAS_LOWRANK
 @group(0) @binding(6) var<storage, read> u: array<f32>;
 @group(0) @binding(7) var<storage, read> v: array<f32>;
+// Which of the weights of a stack a column of C is of. u has the ranks of all of them side by side, rows of v those of
+// their own; the bounds are multiples of 64 columns.
+fn part_of(column: u32) -> u32 {
+#if PARTS
+  return u32(p.c_col + column >= p.column_1) + u32(p.c_col + column >= p.column_2);
+#else
+  return 0u;
+#endif
+}
 #endif
 
 #include "optimisation_barrier.wgsl"

@@ -96,7 +96,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #unroll i TM4
 #unroll r 4
-    let u_$i_$r = u[min(row0 + 4u * $iu + $ru, last_row) * p.rank + s] / p.alpha;
+    let u_$i_$r = u[min(row0 + 4u * $iu + $ru, last_row) * p.ld_u + part_of(col0) * p.rank + s] / p.alpha;
 #unroll j TN4
     acc_$i_$r_$j = fma(vec4<f32>(u_$i_$r), v_$j, acc_$i_$r_$j);
 #end

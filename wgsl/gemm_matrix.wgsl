@@ -89,9 +89,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   workgroupBarrier();
 #include "gemm_matrix_multiply.wgsl"
 #if HAS_LOWRANK
-  for (var s0 = 0u; s0 < select(0u, PIECES * p.rank, !SPLIT || wg.z == 0u); s0 += TILE_K) {
+  // The ranks of every part that the tile has columns of, one part after another.
+  let first_part = part_of(n0);
+  let parts = part_of(min(n0 + TILE_N, p.n) - 1u) - first_part + 1u;
+  for (var s0 = 0u; s0 < select(0u, parts * PIECES * p.rank, !SPLIT || wg.z == 0u); s0 += TILE_K) {
     workgroupBarrier();
-    load_lowrank(s0, m0, n0, lid);
+    load_lowrank(s0, m0, n0, first_part, parts * PIECES * p.rank, lid);
     workgroupBarrier();
 #include "gemm_matrix_multiply.wgsl"
   }
@@ -131,8 +134,7 @@ fn piece(x: f32, rest: bool) -> f16 {
 
 // One tile of the LoRA term, from s0 on. alpha scales the sum at the end, so it is taken out here. With PIECES 3, for a
 // float32 result, u v is (u high)(v high) + (u rest)(v high) + (u high)(v rest), ranks one after another.
-fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
-  let ranks = PIECES * p.rank;
+fn load_lowrank(s0: u32, m0: u32, n0: u32, first_part: u32, ranks: u32, lid: u32) {
   for (var at = lid; at < A_ROWS * (A_COLS / 4u); at += THREADS) {
     let row = at / (A_COLS / 4u);
     let col = (at % (A_COLS / 4u)) * 4u;
@@ -146,7 +148,9 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
       let s = s0 + col + $eu;
       let i = m0 + row;
 #endif
-      if (s < ranks) { x[$e] = piece(u[min(i, p.m - 1u) * p.rank + s % p.rank] / p.alpha, s / p.rank == 1u); }
+      let turn = s / p.rank;
+      let place = min(i, p.m - 1u) * p.ld_u + (first_part + turn / PIECES) * p.rank + s % p.rank;
+      if (s < ranks) { x[$e] = piece(u[place] / p.alpha, turn % PIECES == 1u); }
     }
 #end
     a_tile[row * A_LD + col / 4u] = x;
@@ -159,12 +163,16 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
     {
 #if TRANS_B
       let s = s0 + col + $eu;
-      let source = (p.c_col + min(n0 + row, p.n - 1u)) * p.rank + s % p.rank;
+      let column = min(n0 + row, p.n - 1u);
+      let source = (p.c_col + column) * p.rank + s % p.rank;
 #else
       let s = s0 + row;
-      let source = (s % p.rank) * p.n + min(n0 + col + $eu, p.n - 1u);
+      let column = min(n0 + col + $eu, p.n - 1u);
+      let source = (s % p.rank) * p.n + column;
 #endif
-      if (s < ranks) { x[$e] = piece(v[source], s / p.rank == 2u); }
+      let turn = s / p.rank;
+      let mine = part_of(column) == first_part + turn / PIECES;
+      if (s < ranks && mine) { x[$e] = piece(v[source], turn % PIECES == 2u); }
     }
 #end
     b_tile[row * B_LD + col / 4u] = x;

@@ -45,6 +45,13 @@ def launch(device: Runtime, product: Skinny, tile: tuple[int, int], out: Array, 
         "LOADS": 16 * fragments * depth // 4 // 32,
     }
     groups = -(-columns // _COLUMNS) if product.along_rows else rows // 16
-    params = [rows, columns, product.rank, 0, float(alpha)]
+    params = product.parameters(out, alpha)
     work = 2.0 * rows * columns * product.rank
-    device.launch("gemm_matrix_skinny", [product.x, product.s, out], params, (groups, 1, 1), constants, work=work)
+    device.launch(
+        "gemm_matrix_skinny",
+        [product.x, product.s, out],
+        params,
+        (groups, product.parts_along_y, 1),
+        constants,
+        work=work,
+    )

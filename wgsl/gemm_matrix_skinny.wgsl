@@ -3,7 +3,7 @@
 //   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
 //   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
 //
-// S is read as [reduction, rank] (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. X is read
+// Ranks of a stack of weights (PARTS) and first_rank are as in gemm_skinny.wgsl. S is read as [reduction, rank] (RANK_INNER) or [rank, reduction]; C is written transposed where C_TRANS. X is read
 // straight from storage, once: these products are bound by that. S goes as f16 in two pieces, what f16 holds of it and what
 // it leaves out, so that nothing of it is lost beside float32.
 //
@@ -13,8 +13,7 @@
 enable f16;
 enable wgpu_cooperative_matrix;
 
-struct Params { rows: u32, columns: u32, rank: u32, zero: u32, alpha: f32 }
-@group(0) @binding(0) var<uniform> p: Params;
+#include "gemm_skinny_parameters.wgsl"
 @group(0) @binding(1) var<storage, read> x: array<vec4<f16>>;
 @group(0) @binding(2) var<storage, read> s: array<f32>;
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
@@ -38,28 +37,27 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let ld_x = p.columns / 4u;
   let ld_strip = 4u;
 #if ALONG_ROWS
-  let depth = p.rows;
-  let column = wg.x * 16u * CF;
+  let first_x = wg.x * 16u * CF;
 #else
-  let depth = p.columns;
-  let row = wg.x * 16u;
+  let first_x = wg.x * 16u;
 #endif
-  let blocks = (depth + KB * SGS - 1u) / (KB * SGS);
+#include "gemm_skinny_range.wgsl"
+  let blocks = (k_last - k_first + KB * SGS - 1u) / (KB * SGS);
 #unroll i RF
 #unroll j CF
   var acc_$i_$j = coop_mat16x16<f32, C>();
 #end
 #end
   for (var n = 0u; n < blocks; n++) {
-    let k0 = (n * SGS + subgroup) * KB;
+    let k0 = k_first + (n * SGS + subgroup) * KB;
     // Beyond the end the last block is read again, and multiplied by zeros.
 #unroll k STEPS
 #unroll j CF
 #if ALONG_ROWS
-    let x_at_$k_$j = min(k0 + 16u * $ku, depth - 16u) * ld_x + min(column + 16u * $ju, p.columns - 16u) / 4u;
+    let x_at_$k_$j = min(k0 + 16u * $ku, k_last - 16u) * ld_x + min(first_x + 16u * $ju, p.columns - 16u) / 4u;
     let x_$k_$j = coopLoadT<coop_mat16x16<f16, B>>(&x[x_at_$k_$j], ld_x);
 #else
-    let x_at_$k_$j = row * ld_x + min(k0 + 16u * $ku, depth - 16u) / 4u;
+    let x_at_$k_$j = first_x * ld_x + min(k0 + 16u * $ku, k_last - 16u) / 4u;
     let x_$k_$j = coopLoadT<coop_mat16x16<f16, A>>(&x[x_at_$k_$j], ld_x);
 #endif
 #end
@@ -70,16 +68,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #if RANK_INNER
       let r = at % (16u * RF);
       let k = k0 + 4u * (at / (16u * RF));
-      let first = min(k, depth - 4u) * p.rank + min(r, p.rank - 1u);
-      let step = p.rank;
+      let first = min(k, k_last - 4u) * p.ld_s + first_s + min(r, p.rank - 1u);
+      let step = p.ld_s;
 #else
       let r = at / KB4;
       let k = k0 + 4u * (at % KB4);
-      let first = min(r, p.rank - 1u) * depth + min(k, depth - 4u);
+      let first = (first_s + min(r, p.rank - 1u)) * p.ld_s + min(k, k_last - 4u);
       let step = 1u;
 #endif
       let value = select(vec4<f32>(), vec4<f32>(s[first], s[first + step], s[first + 2u * step], s[first + 3u * step]),
-                         r < p.rank && k < depth);
+                         r < p.rank && k < k_last);
       // Without the barrier f32(f16(x)) is taken for x: see gemm_matrix.wgsl.
       let low = unpack2x16float(optimisation_barrier(pack2x16float(value.xy)));
       let high = unpack2x16float(optimisation_barrier(pack2x16float(value.zw)));
@@ -121,18 +119,14 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
       for (var other = 0u; other < SGS; other++) { sum += strips[other * 64u + at / 4u][at % 4u]; }
 #if ALONG_ROWS
       let r = 16u * $iu + at / 16u;
-      let col = column + 16u * $ju + at % 16u;
-      let inside = r < p.rank && col < p.columns;
-#if C_TRANS
-      let to = col * p.rank + r;
-#else
-      let to = r * p.columns + col;
-#endif
+      let i = first_x + 16u * $ju + at % 16u;
+      let inside = r < p.rank && i < p.columns;
 #else
       let r = 16u * $iu + at % 16u;
+      let i = first_x + at / 16u;
       let inside = r < p.rank;
-      let to = (row + at / 16u) * p.rank + r;
 #endif
+      let to = place(i, first_c + r);
 #if ACCUMULATE
       if (inside) { c[to] += sum * p.alpha; }
 #else

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats import KINDS
+from wgrad.wgsl.formats import KINDS, part_bounds
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -22,7 +22,8 @@ _WORKGROUP_BYTES = 24_576
 @dataclass(frozen=True)
 class Skinny:
     """x: the large operand. s: the float32 one; its rows run along the rank where `rank_inner`. along_rows: the
-    reduction runs along the rows of x; then the result is written transposed where `transposed`."""
+    reduction runs along the rows of x; then the result is written transposed where `transposed`. parts: columns of x
+    of each weight of a stack. Of a part's `part_rank` ranks (the rank itself without parts) those from first_rank on."""
 
     x: Array
     s: Array
@@ -30,6 +31,20 @@ class Skinny:
     rank_inner: bool
     along_rows: bool
     transposed: bool = False
+    parts: tuple[int, ...] = ()
+    part_rank: int = 0
+    first_rank: int = 0
+
+    @property
+    def parts_along_y(self) -> int:
+        """Where the reduction runs along the columns of x, each part has workgroups of its own."""
+        return 1 if self.along_rows else max(1, len(self.parts))
+
+    def parameters(self, out: Array, alpha: float) -> list[int | float]:
+        rows, columns = self.x.shape
+        bounds = part_bounds(self.parts, columns)
+        shape = [rows, columns, self.rank, self.s.shape[1], out.shape[1]]
+        return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha)]
 
     def constants(self, accumulate: bool) -> dict[str, Constant]:
         return {
@@ -37,6 +52,7 @@ class Skinny:
             "RANK_INNER": self.rank_inner,
             "C_TRANS": self.transposed,
             "ACCUMULATE": accumulate,
+            "PARTS": bool(self.parts),
         }
 
 
@@ -72,8 +88,8 @@ def launch(device: Runtime, product: Skinny, out: Array, alpha: float, accumulat
         "SLICES": slices,
         "DEPTH": depth,
     }
-    params = [rows, columns, product.rank, product.s.shape[1], float(alpha)]
-    groups = (-(-(columns if product.along_rows else rows) // _SIDE), 1, 1)
+    params = product.parameters(out, alpha)
+    groups = (-(-(columns if product.along_rows else rows) // _SIDE), product.parts_along_y, 1)
     work = 2.0 * rows * columns * product.rank
     device.launch("gemm_skinny", [product.x, product.s, out], params, groups, constants, work=work)
 

@@ -8,10 +8,12 @@
 // A product split over K, as gemm.wgsl does these, needs a second launch and leaves its parts in memory. Here the invocations
 // of a workgroup deal the reduction out, DEPTH at a time, and their sums meet in workgroup memory, in a fixed order.
 //
-// Dispatch: ALONG_ROWS false: rows / 16 workgroups; true: columns / 16. An invocation owns 4 x 4 results and, of each DEPTH, one of
+// Dispatch: ALONG_ROWS false: rows / 16 workgroups, y = parts; true: columns / 16. An invocation owns 4 x 4 results and, of each DEPTH, one of
 // SLICES shares. Wants: columns of X a multiple of 4.
-struct Params { rows: u32, columns: u32, rank: u32, ld_s: u32, alpha: f32 }
-@group(0) @binding(0) var<uniform> p: Params;
+// Of a stack of weights (PARTS: X's columns are theirs side by side, from column_1 on the second's, from column_2 on the third's)
+// X S is that of each part, its ranks side by side in C [rows, ld_c], and S X takes of S [reduction, ld_s] the part's ranks.
+// first_rank: of the ranks of a part, those that this launch makes begin here.
+#include "gemm_skinny_parameters.wgsl"
 #include "dense.wgsl" x=x binding=1 kind=X_KIND vec=VEC_X
 @group(0) @binding(2) var<storage, read> s: array<f32>;
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
@@ -40,13 +42,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let along_x = (lid % BLOCKS) / RANK4;
   let along_rank = lid % RANK4;
   let first_x = wg.x * 16u;
-#if ALONG_ROWS
-  let k_first = 0u;
-  let k_last = p.rows;
-#else
-  let k_first = 0u;
-  let k_last = p.columns;
-#endif
+#include "gemm_skinny_range.wgsl"
 #unroll i 4
   var acc_$i = vec4<f32>(0.0);
 #end
@@ -74,11 +70,11 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #if RANK_INNER
       let r = at % (4u * RANK4);
       let k = at / (4u * RANK4);
-      let source = (k0 + k) * p.ld_s + r;
+      let source = (k0 + k) * p.ld_s + first_s + r;
 #else
       let r = at / DEPTH;
       let k = at % DEPTH;
-      let source = r * p.ld_s + k0 + k;
+      let source = (first_s + r) * p.ld_s + k0 + k;
 #endif
       var value = 0.0;
       if (r < p.rank && k0 + k < k_last) { value = s[source]; }
@@ -120,16 +116,16 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     var total = sums[lid];
     for (var other = 1u; other < SLICES; other++) { total += sums[other * BLOCKS + lid]; }
 #if ALONG_ROWS
-    store(first_x + 4u * along_x + $iu, 4u * along_rank, p.alpha * total);
+    store(first_x + 4u * along_x + $iu, first_c, 4u * along_rank, p.alpha * total);
 #else
-    store(first_x + along_x + 4u * $iu, 4u * along_rank, p.alpha * total);
+    store(first_x + along_x + 4u * $iu, first_c, 4u * along_rank, p.alpha * total);
 #endif
   }
 #end
 }
 
-// Results of ranks r to r + 3 and row or column i of X.
-fn store(i: u32, r: u32, value: vec4<f32>) {
+// Results of ranks r to r + 3 and row or column i of X; first_c: where the part's ranks begin in a row of C.
+fn store(i: u32, first_c: u32, r: u32, value: vec4<f32>) {
 #if ALONG_ROWS
   if (i >= p.columns) { return; }
 #else
@@ -137,15 +133,7 @@ fn store(i: u32, r: u32, value: vec4<f32>) {
 #endif
 #unroll e 4
   if (r + $eu < p.rank) {
-#if ALONG_ROWS
-#if C_TRANS
-    let to = i * p.rank + r + $eu;
-#else
-    let to = (r + $eu) * p.columns + i;
-#endif
-#else
-    let to = i * p.rank + r + $eu;
-#endif
+    let to = place(i, first_c + r + $eu);
 #if ACCUMULATE
     c[to] += value[$e];
 #else

@@ -26,7 +26,7 @@ def linear_quantized(
     dtype: np.dtype,
 ) -> Array:
     out = device.empty((x.shape[0], weight.shape[0]), dtype)
-    added = {"bias": bias, "residual": residual, "lowrank": lowrank}
+    added = {"bias": bias, "residual": residual, "lowrank": lowrank, "parts": weight.parts}
     return _times_weight(device, x, weight, out, trans_b=True, **added)
 
 

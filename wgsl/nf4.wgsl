@@ -12,6 +12,9 @@
 //   prepare_b(lid)                    called once by every invocation, before all others; may have barriers
 // It may use of them: p.block_shift, p.nested_shift (log2 of elements to a block, of blocks to a nested one), p.zero,
 // optimisation_barrier(), THREADS, Four, first_element() (of the weight, where b begins).
+// A STACKED weight is several under one another, whose scales have gaps between them and offsets of their own, the first of
+// every 64: p.part_1, p.part_2 are the first elements of the second and third, p.absmax_i and p.nested_i what is added to the
+// number of a block, and of a nested one, for its place.
 // Sources: Dettmers et al., QLoRA (2023), section 3 and appendix E.
 @group(0) @binding(2) var<storage, read> b: array<u32>;
 #if NESTED
@@ -19,7 +22,11 @@
 @group(0) @binding(9) var<storage, read> nested_absmax: array<f32>;
 @group(0) @binding(10) var<storage, read> nested_code: array<f32>;
 @group(0) @binding(11) var<storage, read> nested_offset: array<f32>;
+#if STACKED
+var<private> offsets: vec3<f32>;
+#else
 var<private> offset: f32;
+#endif
 #if TABLE
 var<workgroup> table: array<f32, 256>;  // nested_code, where the workgroup's memory has room for it
 #endif
@@ -29,7 +36,11 @@ var<workgroup> table: array<f32, 256>;  // nested_code, where the workgroup's me
 var<workgroup> level: array<f32, 16>;  // sixteen banks: no two codes meet
 
 #if NESTED
+#if STACKED
+struct Unit_b { codes: u32, absmax: u32, nested: f32, offset: f32 }
+#else
 struct Unit_b { codes: u32, absmax: u32, nested: f32 }
+#endif
 #else
 struct Unit_b { codes: u32, absmax: f32 }
 #endif
@@ -43,7 +54,11 @@ fn prepare_b(lid: u32) {
   );
   for (var i = lid; i < 16u; i += THREADS) { level[i] = levels[i]; }
 #if NESTED
+#if STACKED
+  offsets = vec3<f32>(nested_offset[0], nested_offset[64], nested_offset[min(128u, arrayLength(&nested_offset) - 64u)]);
+#else
   offset = nested_offset[0];
+#endif
 #if TABLE
   for (var i = lid; i < 256u; i += THREADS) { table[i] = nested_code[i]; }
 #endif
@@ -52,11 +67,25 @@ fn prepare_b(lid: u32) {
 }
 
 fn fetch_b(at: u32, inside: u32) -> Unit_b {
+#if STACKED
+  let element = first_element() + at;
+  let second = element >= p.part_1;
+  let third = element >= p.part_2;
+  let block = (element >> p.block_shift) + select(select(0u, p.absmax_1, second), p.absmax_2, third);
+#if NESTED
+  let outer = (block >> p.nested_shift) + select(select(0u, p.nested_1, second), p.nested_2, third);
+  let offset = select(select(offsets.x, offsets.y, second), offsets.z, third);
+  return Unit_b(b[at >> 3u], (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u, nested_absmax[outer], offset);
+#else
+  return Unit_b(b[at >> 3u], absmax[block]);
+#endif
+#else
   let block = (first_element() + at) >> p.block_shift;
 #if NESTED
   return Unit_b(b[at >> 3u], (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u, nested_absmax[block >> p.nested_shift]);
 #else
   return Unit_b(b[at >> 3u], absmax[block]);
+#endif
 #endif
 }
 
@@ -66,6 +95,9 @@ fn ready_b(unit: Unit_b) -> Ready_b {
   let code = table[unit.absmax];
 #else
   let code = nested_code[unit.absmax];
+#endif
+#if STACKED
+  let offset = unit.offset;
 #endif
   // bitsandbytes rounds the product: this must not become a fused multiply-add (drivers make one where they can, and WGSL
   // has no word against it).

@@ -71,7 +71,7 @@ def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
         count = part.size // vec
         codes = device.view(operand.codes, (-(-part.size // per),), first // per)
         arrays = [None, codes, part, *[None] * 4, *operand.scales]
-        params = [count, first, *operand.parameters, 0]
+        params = [count, first, *operand.parameters, 0, *operand.stack]
         groups = device.groups(count, 4 * GROUP)
         device.launch("quantize_decode", arrays, params, groups, constants, work=float(part.nbytes))
     return y

@@ -2,7 +2,10 @@
 //   b and its scales as in the format's file (nf4.wgsl); y [n] Y_T: f32 or f16, or vec4 of it (VEC 4).
 //   Scales are bound whole: `first` is the element of the weight at which b and y begin.
 // Dispatch: ceil(n / VEC / 1024) workgroups (folded), 4 elements of Y_T an invocation, 256 apart: stores are contiguous.
-struct Params { n: u32, first: u32, block_shift: u32, nested_shift: u32, zero: u32 }
+struct Params {
+  n: u32, first: u32, block_shift: u32, nested_shift: u32, zero: u32,
+  part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,
+}
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(3) var<storage, read_write> y: array<Y_T>;
 

@@ -1,5 +1,5 @@
 """Rotary position embedding (half-split), whose backward is the inverse rotation, also straight into a key/value cache.
-Shaders: rope.wgsl, rope_append.wgsl."""
+Shaders: rope.wgsl, rope_split.wgsl, rope_append.wgsl."""
 
 from __future__ import annotations
 
@@ -25,6 +25,42 @@ def rope(device: Runtime, x: Array, cos: Array, sin: Array, positions: Array, in
         groups = device.groups(items, GROUP)
         device.launch("rope", [part, cos, sin, positions, out], params, groups, constants, work=2.0 * part.nbytes)
     return y
+
+
+@implements("rope_split")
+def rope_split(
+    device: Runtime, qkv: Array, cos: Array, sin: Array, positions: Array, heads: int, kv_heads: int
+) -> tuple[Array, Array, Array]:
+    tokens, width = qkv.shape[0], qkv.shape[1] // (heads + 2 * kv_heads)
+    q = device.empty((tokens, heads, width), qkv.dtype)
+    k, v = (device.empty((tokens, kv_heads, width), qkv.dtype) for _ in range(2))
+    _split_or_join(device, qkv, (q, k, v), (cos, sin, positions), join=False)
+    return q, k, v
+
+
+@implements("rope_split_backward")
+def rope_split_backward(
+    device: Runtime, dq: Array, dk: Array, dv: Array, cos: Array, sin: Array, positions: Array
+) -> Array:
+    tokens, heads, width = dq.shape
+    dqkv = device.empty((tokens, (heads + 2 * dk.shape[1]) * width), dq.dtype)
+    _split_or_join(device, dqkv, (dq, dk, dv), (cos, sin, positions), join=True)
+    return dqkv
+
+
+def _split_or_join(
+    device: Runtime, qkv: Array, apart: tuple[Array, Array, Array], tables: tuple[Array, Array, Array], *, join: bool
+) -> None:
+    _, heads, width = apart[0].shape
+    kv_heads = apart[1].shape[1]
+    vec = vector_width(width // 2)
+    constants: dict[str, Constant] = {"JOIN": join, **element_types(vec, X_T=qkv)}
+    half = width // 2 // vec
+    for first, tokens, (whole, *parts) in row_parts(device, [qkv, *apart]):
+        items = tokens * (heads + 2 * kv_heads) * half
+        groups, work = device.groups(items, GROUP), 2.0 * whole.nbytes
+        params = [items, heads, kv_heads, half, first]
+        device.launch("rope_split", [whole, *tables, *parts], params, groups, constants, work=work)
 
 
 @implements("rope_append")

@@ -85,55 +85,75 @@ def _(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 @with_backward("swiglu_backward")
-def swiglu(args: Args, gate: Tensor, up: Tensor) -> None:
-    """silu(gate) * up, of one shape."""
-    args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
+def swiglu(args: Args, gate: Tensor, up: Tensor | None = None) -> None:
+    """silu(gate) * up, of one shape. Without `up`: gate [R, 2 C] has both side by side -> [R, C]."""
+    _gate_and_up(args, gate, up)
 
 
 @swiglu.reference
-def _(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def _(gate: np.ndarray, up: np.ndarray | None) -> np.ndarray:
     return _gated(_silu, gate, up)
 
 
 @operator
-def swiglu_backward(args: Args, dy: Array, gate: Array, up: Array) -> None:
-    """-> dgate, dup."""
-    args.any_shape("dy", dy).same_shape("dy", dy, "gate", gate).same_shape("dy", dy, "up", up)
+def swiglu_backward(args: Args, dy: Array, gate: Array, up: Array | None = None) -> None:
+    """-> dgate, dup; without `up` both side by side, as gate has them, and None."""
+    _gate_and_up(args, gate, up, dy)
 
 
 @swiglu_backward.reference
-def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     return _gated_backward(_silu, dy, gate, up)
 
 
 @with_backward("geglu_backward")
-def geglu(args: Args, gate: Tensor, up: Tensor) -> None:
-    """gelu(gate) * up, of one shape."""
-    args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
+def geglu(args: Args, gate: Tensor, up: Tensor | None = None) -> None:
+    """gelu(gate) * up, of one shape. Without `up`: gate [R, 2 C] has both side by side -> [R, C]."""
+    _gate_and_up(args, gate, up)
 
 
 @geglu.reference
-def _(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def _(gate: np.ndarray, up: np.ndarray | None) -> np.ndarray:
     return _gated(_gelu, gate, up)
 
 
 @operator
-def geglu_backward(args: Args, dy: Array, gate: Array, up: Array) -> None:
-    """-> dgate, dup."""
-    args.any_shape("dy", dy).same_shape("dy", dy, "gate", gate).same_shape("dy", dy, "up", up)
+def geglu_backward(args: Args, dy: Array, gate: Array, up: Array | None = None) -> None:
+    """-> dgate, dup; without `up` both side by side, as gate has them, and None."""
+    _gate_and_up(args, gate, up, dy)
 
 
 @geglu_backward.reference
-def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
     return _gated_backward(_gelu, dy, gate, up)
 
 
-def _gated(act: Any, gate: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _gate_and_up(args: Args, gate: Array, up: Array | None, dy: Array | None = None) -> None:
+    if up is not None:
+        args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
+        if dy is not None:
+            args.any_shape("dy", dy).same_shape("dy", dy, "gate", gate)
+        return
+    args.array("gate", gate, "R W")
+    width = args.size["W"]
+    args.rule(width % 2 == 0, f"gate must have gate and up side by side where up is left out, got {width} columns")
+    if dy is not None:
+        args.array("dy", dy, f"R {width // 2}")
+
+
+def _gated(act: Any, gate: np.ndarray, value: np.ndarray | None) -> np.ndarray:
+    if value is None:
+        return _gated(act, *np.split(gate, 2, axis=1))
     compute = compute_dtype(gate, value)
     return finish(act(up(gate, compute))[0] * up(value, compute), gate.dtype, compute)
 
 
-def _gated_backward(act: Any, dy: np.ndarray, gate: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _gated_backward(
+    act: Any, dy: np.ndarray, gate: np.ndarray, value: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    if value is None:
+        both = _gated_backward(act, dy, *np.split(gate, 2, axis=1))
+        return np.concatenate(both, axis=1), None  # type: ignore[arg-type]
     compute = compute_dtype(dy, gate, value)
     grad, (activated, slope) = up(dy, compute), act(up(gate, compute))
     dgate = finish(grad * up(value, compute) * slope, gate.dtype, compute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -92,9 +93,15 @@ def _(
 
 
 def epilogue(
-    args: Args, bias: Array | None, residual: Array | None, lowrank: LowRank | None, trans_v: bool, columns: str = "N"
+    args: Args,
+    bias: Array | None,
+    residual: Array | None,
+    lowrank: LowRank | None,
+    trans_v: bool,
+    columns: str = "N",
+    parts: int = 0,
 ) -> None:
-    """What is added to a product [M, columns]."""
+    """What is added to a product [M, columns]; parts: of a stack of weights, whose ranks u has side by side."""
     if bias is not None:
         args.array("bias", bias, columns, "f32")
     if residual is not None:
@@ -104,8 +111,11 @@ def epilogue(
             isinstance(lowrank, tuple) and len(lowrank) == 2,
             f"lowrank must be two arrays (u, v), got {type(lowrank).__name__}; pass u [M, r] and v",
         )
-        args.array("lowrank[0]", lowrank[0], "M r")
+        args.array("lowrank[0]", lowrank[0], "M ranks" if parts else "M r")
         args.array("lowrank[1]", lowrank[1], f"{columns} r" if trans_v else f"r {columns}")
+        if parts:
+            wanted, got = parts * args.size["r"], args.size["ranks"]
+            args.rule(got == wanted, f"lowrank[0] must have r columns for each of {parts} parts, {wanted}, got {got}")
 
 
 @gemm.reference
@@ -139,12 +149,25 @@ def add_epilogue(
     lowrank: LowRank | None,
     trans: bool,
     compute: np.dtype,
+    parts: tuple[int, ...] = (),
 ) -> None:
-    """y += u op(v) + bias + residual, in place."""
+    """y += u op(v) + bias + residual, in place; parts: columns of each weight of a stack."""
     if lowrank is not None:
         u, v = up(lowrank[0], compute), up(lowrank[1], compute)
-        y += u @ (v.T if trans else v)
+        if parts:
+            for columns, ranks in blocks(parts, v.shape[1]):
+                y[:, columns] += u[:, ranks] @ v[columns].T
+        else:
+            y += u @ (v.T if trans else v)
     if bias is not None:
         y += up(bias, compute)
     if residual is not None:
         y += up(residual, compute)
+
+
+def blocks(parts: tuple[int, ...], rank: int) -> Iterator[tuple[slice, slice]]:
+    """Columns and ranks of each part of a stack."""
+    at = 0
+    for number, columns in enumerate(parts):
+        yield slice(at, at + columns), slice(number * rank, (number + 1) * rank)
+        at += columns

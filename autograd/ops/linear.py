@@ -62,7 +62,7 @@ def _rules(
             f"residual must have the shape of the result {list(wanted)}, got {list(residual.shape)}; reshape it",
         )
     if lora is not None:
-        lora_term(args, lora)
+        lora_term(args, lora, len(weight.parts) if isinstance(weight, FrozenWeight) else 0)
     return {"dtype": args.dtype("dtype", dtype, x.dtype)}
 
 
@@ -84,6 +84,7 @@ def linear(
     wants_x = ctx.needs_grad[1] or lora is not None
     ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, u)
     ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
+    ctx.parts = weight.parts if isinstance(weight, FrozenWeight) else ()
     ctx.residual_dtype = None if residual is None else residual.dtype
     options: dict[str, Any] = {
         "bias": bias,
@@ -102,7 +103,7 @@ def linear(
 def _(ctx: Context, dy: Array) -> Any:
     x, weight, u = ctx.saved
     rows, lora = as_rows(ctx, dy), ctx.lora
-    du = None if lora is None else lora_grad_u(ctx, rows, lora)
+    du = None if lora is None else lora_grad_u(ctx, rows, lora, ctx.parts)
     dx = da = db = None
     if ctx.needs_grad[0]:
         fused = (du, lora.a) if lora is not None and lora.dropout == 0 else None
@@ -113,7 +114,7 @@ def _(ctx: Context, dy: Array) -> Any:
         dx = with_shape(ctx, dx, ctx.x_shape)
     dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None
     if lora is not None:
-        da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora)
+        da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora, ctx.parts)
     return dx, dweight, column_sums(ctx, 2, dy), _residual_grad(ctx, 3, dy), da, db
 
 
@@ -140,11 +141,13 @@ def _(
     lowrank: LowRank | None = None,
     dtype: DType = None,
 ) -> dict[str, Any]:
-    """[M, K] x dequant([N, K])^T + u v^T (u [M, r], v [N, r]) + bias + residual -> [M, N]; default dtype: x's."""
+    """[M, K] x dequant([N, K])^T + u v^T (u [M, r], v [N, r]) + bias + residual -> [M, N]; default dtype: x's.
+
+    Of a stack of P weights (`FrozenWeight.parts`) u is [M, P r]: each part's columns get its own r."""
     args.array("x", x, "M K")
     frozen_weight(args, "weight", weight)
     args.axes("weight", weight, "N K", "pass the weight of this layer ([out, in])")
-    epilogue(args, bias, residual, lowrank, True)
+    epilogue(args, bias, residual, lowrank, True, parts=len(weight.parts))
     return {"dtype": args.dtype("dtype", dtype, x.dtype)}
 
 
@@ -162,7 +165,7 @@ def _(
     y = np.empty((x.shape[0], weight.shape[0]), compute)
     for rows in _row_chunks(weight):
         y[:, rows] = left @ weight.rows(rows.start, rows.stop, compute).T
-    add_epilogue(y, bias, residual, lowrank, True, compute)
+    add_epilogue(y, bias, residual, lowrank, True, compute, weight.parts)
     return finish(y, dtype, compute)
 
 

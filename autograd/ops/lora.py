@@ -13,13 +13,18 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.function import Context
+from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.dropout import dropout_stream, probability
+from wgrad.autograd.ops.gemm import blocks
+from wgrad.autograd.precision import compute_dtype, finish, store, up
 from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Array
+from wgrad.device.formats.nf4 import MOST_PARTS, PART_ROWS
 
 
 class LoraTerm(NamedTuple):
-    """a: lora_A [r, K], b: lora_B [N, r], float32. scaling: alpha / r (rsLoRA: alpha / sqrt(r)).
+    """a: lora_A [r, K], b: lora_B [N, r], float32. scaling: alpha / r (rsLoRA: alpha / sqrt(r)). Of a stack of P
+    weights: a [P r, K], the A of each under one another, as the b are.
 
     dropout: probability, on the way into A only. It needs seed (uint32 [2] on the device) and a stream of its own per
     layer, so that a recomputation draws the same mask.
@@ -33,10 +38,13 @@ class LoraTerm(NamedTuple):
     stream: int = 0
 
 
-def lora_term(args: Args, lora: LoraTerm) -> None:
-    """What must hold of the term of a layer [N, K]."""
-    args.array("lora.a", lora.a, "r K", "f32", "lora_A is [r, in]")
+def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
+    """What must hold of the term of a layer [N, K]; parts: of a stack of weights."""
+    args.array("lora.a", lora.a, "ranks K" if parts else "r K", "f32", "lora_A is [r, in]")
     args.array("lora.b", lora.b, "N r", "f32", "lora_B is [out, r]")
+    if parts:
+        wanted, got = parts * args.size["r"], args.size["ranks"]
+        args.rule(got == wanted, f"lora.a must have r rows for each of {parts} parts, {wanted}, got {got}")
     args.rule(math.isfinite(lora.scaling), f"lora.scaling must be finite, got {lora.scaling}; it is alpha / r")
     probability(args, lora.dropout)
     if lora.dropout > 0:
@@ -44,27 +52,88 @@ def lora_term(args: Args, lora: LoraTerm) -> None:
         dropout_stream(args, lora.stream)
 
 
+@operator
+def lora_du(args: Args, dy: Array, b: Array, parts: tuple[int, ...], *, alpha: float = 1.0) -> None:
+    """dy [M, N], b [N, r] float32, parts: columns of each of P weights of a stack -> alpha times what each part's
+    columns of dy and rows of b give, side by side: float32 [M, P r]."""
+    args.array("dy", dy, "M N").array("b", b, "N r", "f32")
+    _stack(args, parts)
+
+
+@lora_du.reference
+def _(dy: np.ndarray, b: np.ndarray, parts: tuple[int, ...], alpha: float) -> np.ndarray:
+    compute = compute_dtype(dy, b)
+    grad, right = up(dy, compute), up(b, compute)
+    found = [grad[:, columns] @ right[columns] for columns, _ in blocks(parts, b.shape[1])]
+    return finish(np.concatenate(found, axis=1) * compute.type(alpha), np.float32, compute)
+
+
+@operator
+def lora_db(
+    args: Args, dy: Array, u: Array, parts: tuple[int, ...], *, out: Array | None = None, accumulate: bool = False
+) -> None:
+    """dy [M, N], u [M, P r] float32 -> float32 [N, r]: of each part, its columns of dy transposed times its r columns
+    of u (+ out when `accumulate`)."""
+    args.array("dy", dy, "M N").array("u", u, "M R", "f32")
+    _stack(args, parts)
+    rank, rest = divmod(args.size["R"], len(parts))
+    args.rule(rest == 0, f"u must have as many columns for each of {len(parts)} parts, got {args.size['R']}")
+    args.rule(out is not None or not accumulate, "out must be given where the product is added to it, got None")
+    if out is not None:
+        args.array("out", out, f"N {rank}", "f32")
+
+
+@lora_db.reference
+def _(dy: np.ndarray, u: np.ndarray, parts: tuple[int, ...], out: np.ndarray | None, accumulate: bool) -> np.ndarray:
+    compute = compute_dtype(dy, u, out)
+    grad, right = up(dy, compute), up(u, compute)
+    found = [grad[:, columns].T @ right[:, ranks] for columns, ranks in blocks(parts, u.shape[1] // len(parts))]
+    return store(np.concatenate(found), out, accumulate, np.float32, compute)
+
+
+def _stack(args: Args, parts: tuple[int, ...]) -> None:
+    fits = sum(parts) == args.size["N"] and all(rows > 0 and rows % PART_ROWS == 0 for rows in parts)
+    args.rule(
+        fits and 1 < len(parts) <= MOST_PARTS,
+        f"parts must be two or three multiples of {PART_ROWS} that add up to N = {args.size['N']}, got {list(parts)}",
+    )
+
+
 def lora_forward(ctx: Context, x: Array, lora: LoraTerm) -> Array:
     """x [M, K] -> u float32 [M, r]."""
     return ctx.device.gemm(_dropped(ctx, x, lora), lora.a, trans_b=True, alpha=lora.scaling, dtype=np.float32)
 
 
-def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm) -> Array:
-    """dy [M, N] -> du float32 [M, r]; scaling is in it, as it is in u."""
+def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm, parts: tuple[int, ...]) -> Array:
+    """dy [M, N] -> du float32 [M, r]; scaling is in it, as it is in u. parts: of a stack of weights."""
+    if parts:
+        return ctx.device.lora_du(dy, lora.b, parts, alpha=lora.scaling)
     return ctx.device.gemm(dy, lora.b, alpha=lora.scaling, dtype=np.float32)
 
 
 def lora_grad_weights(
-    ctx: Context, inputs: tuple[int, int], dy: Array, du: Array, u: Array, x: Array, lora: LoraTerm
+    ctx: Context,
+    inputs: tuple[int, int],
+    dy: Array,
+    du: Array,
+    u: Array,
+    x: Array,
+    lora: LoraTerm,
+    parts: tuple[int, ...],
 ) -> tuple[Array | None, Array | None]:
     """dA = du^T dropout(x) [r, K] and dB = dy^T u [N, r], added to the leaves' buffers where they have them.
 
-    inputs: which arguments A and B are.
+    inputs: which arguments A and B are. parts: of a stack of weights.
     """
     i, j = inputs
     da = weight_grad(ctx, i, du, _dropped(ctx, x, lora)) if ctx.needs_grad[i] else None
-    db = weight_grad(ctx, j, dy, u) if ctx.needs_grad[j] else None
-    return da, db
+    if not ctx.needs_grad[j]:
+        return da, None
+    if not parts:
+        return da, weight_grad(ctx, j, dy, u)
+    buffer = ctx.grad_buffer(j)
+    db = ctx.device.lora_db(dy, u, parts, out=buffer, accumulate=buffer is not None)
+    return da, db if buffer is None else None
 
 
 def lora_add_grad_x(ctx: Context, dx: Array, du: Array, lora: LoraTerm) -> Array:

@@ -12,6 +12,7 @@ from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.decoding import append, cache_dtype, fits_cache
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.device.contract import Array
+from wgrad.device.errors import WgradError
 
 
 def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
@@ -55,6 +56,65 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarra
         s = -s
     first, second = up(x[..., :half], compute), up(x[..., half:], compute)
     return finish(np.concatenate([first * c - second * s, second * c + first * s], axis=-1), x.dtype, compute)
+
+
+@differentiable
+def rope_split(
+    ctx: Context, qkv: Tensor, cos: Array, sin: Array, positions: Array, *, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv [N, (H + 2 G) D], a token's H queries, G keys and G values side by side -> rope of q [N, H, D] and of
+    k [N, G, D], and v [N, G, D]."""
+    ctx.save(cos, sin, positions)
+    return ctx.device.rope_split(qkv, cos, sin, positions, heads=heads, kv_heads=kv_heads)
+
+
+@rope_split.backward
+def _(ctx: Context, *grads: Array | None) -> Any:
+    dq, dk, dv = grads
+    if dq is None or dk is None or dv is None:
+        raise WgradError("rope_split: q, k and v must all have a gradient; attention gives them")
+    return (ctx.device.rope_split_backward(dq, dk, dv, *ctx.saved),)
+
+
+@rope_split.operator
+def _(args: Args, qkv: Array, cos: Array, sin: Array, positions: Array, *, heads: int, kv_heads: int) -> None:
+    """qkv [N, (H + 2 G) D]; heads H, kv_heads G; the rest as in `rope` -> q [N, H, D], k [N, G, D], v [N, G, D]."""
+    args.array("qkv", qkv, "N W", "float")
+    width, count = args.size["W"], heads + 2 * kv_heads
+    args.rule(
+        heads > 0 and kv_heads > 0 and width % (2 * count) == 0,
+        f"qkv must have {heads} + 2 * {kv_heads} heads of even width side by side, got {width} columns",
+    )
+    args.size["D"] = width // count
+    _tables(args, "qkv", cos, sin, positions)
+
+
+@rope_split.reference
+def _(
+    qkv: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, heads: int, kv_heads: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    q, k, v = np.split(qkv.reshape(qkv.shape[0], heads + 2 * kv_heads, -1), (heads, heads + kv_heads), axis=1)
+    value = finish(v, qkv.dtype, compute_dtype(qkv, cos, sin))
+    return rotate(q, cos, sin, positions), rotate(k, cos, sin, positions), value
+
+
+@operator
+def rope_split_backward(args: Args, dq: Array, dk: Array, dv: Array, cos: Array, sin: Array, positions: Array) -> None:
+    """dq [N, H, D], dk and dv [N, G, D] of one dtype -> dqkv [N, (H + 2 G) D]: the first two rotated back."""
+    args.array("dq", dq, "N H D", "float").array("dk", dk, "N G D", "float").array("dv", dv, "N G D", "float")
+    args.rule(
+        dq.dtype == dk.dtype == dv.dtype, f"dq, dk, dv must share a dtype, got {dq.dtype}, {dk.dtype}, {dv.dtype}; cast"
+    )
+    _tables(args, "dq", cos, sin, positions)
+
+
+@rope_split_backward.reference
+def _(
+    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    compute = compute_dtype(dq, dk, dv, cos, sin)
+    back = [rotate(x, cos, sin, positions, True) for x in (dq, dk)]
+    return finish(np.concatenate([*back, dv], axis=1).reshape(dq.shape[0], -1), dq.dtype, compute)
 
 
 @operator

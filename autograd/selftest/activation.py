@@ -27,4 +27,26 @@ def cases(t: np.dtype) -> list[Case]:
                 return dict(zip(("dgate", "dup"), made)) if isinstance(made, tuple) else {"dx": made}
 
             found += forward_and_backward(op, text, name, build, forward, backward)
+    for rows, half in ((7, 61), (33, 128)):
+        found += _side_by_side(rows, half, t)
+    return found
+
+
+def _side_by_side(rows: int, half: int, t: np.dtype) -> list[Case]:
+    """Gate and up in one array."""
+    found = []
+    text = f"{rows}x2x{half}"
+
+    def build(rng: np.random.Generator) -> Inputs:
+        return {"x": normal(rng, (rows, 2 * half), t, 2.0), "dy": normal(rng, (rows, half), t)}
+
+    for op in ("swiglu", "geglu"):
+
+        def forward(device: Device, x: Inputs, op: str = op) -> Outputs:
+            return {"y": getattr(device, op)(x["x"])}
+
+        def backward(device: Device, x: Inputs, op: str = op) -> Outputs:
+            return {"dx": getattr(device, op + "_backward")(x["dy"], x["x"])[0]}
+
+        found += forward_and_backward(op, text, dtype_name(t), build, forward, backward)
     return found

@@ -10,6 +10,7 @@ from wgrad.autograd.selftest import (
     embedding,
     gemm,
     linear,
+    lora,
     loss,
     norm,
     optimizer,
@@ -21,7 +22,7 @@ from wgrad.autograd.selftest import (
 from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
-    gemm, linear, quantize, norm, activation, rope, attention, softmax, elementwise, embedding, loss, storage,
+    gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, embedding, loss, storage,
     optimizer, decoding,
 )  # fmt: skip
 

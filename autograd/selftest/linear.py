@@ -11,10 +11,11 @@ import numpy as np
 from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.device.formats.nf4 import NF4Array
 
 
 def cases(dtype: np.dtype) -> list[Case]:
-    return [case for format in formats() for case in _cases(format, dtype)] + _nf4_cases(dtype)
+    return [case for format in formats() for case in _cases(format, dtype)] + _nf4_cases(dtype) + stacked_cases(dtype)
 
 
 def frozen_case(
@@ -138,3 +139,48 @@ def _rounded_cases(t: np.dtype) -> list[Case]:
             nf4_case(f"row of {value}", 1, 130, 192, t, value_dtype=value),
         ]
     return found
+
+
+def stacked_cases(t: np.dtype) -> list[Case]:
+    """Several weights of one input under one another: scales with gaps, offsets and LoRA terms of their own."""
+    three, two = (192, 64, 128), (128, 64)
+    return [
+        _stacked_case("stack", 37, two, 72, t, double=False),
+        _stacked_case("stack lowrank", 131, three, 136, t, double=True, rank=6, bias=True),
+        _stacked_case("stack", 37, two, 72, t, double=False, backward=True),
+        _stacked_case("stack lowrank", 131, three, 136, t, double=True, rank=18, backward=True),
+    ]
+
+
+def _stacked_case(variant: str, m: int, parts: tuple[int, ...], k: int, x_dtype: Any, **options: Any) -> Case:
+    """options: those of `frozen_case`. rank: in the backward of all parts together."""
+    n, rank, backward = sum(parts), options.get("rank", 0), options.get("backward", False)
+    plain = nf4_case(f"{variant} of {len(parts)}", m, n, k, x_dtype, **options)
+
+    def build(rng: np.random.Generator) -> Inputs:
+        inputs = plain.build(rng)
+        scaled = [normal(rng, (rows, k), F32, 0.1 * (i + 1)) for i, rows in enumerate(parts)]
+        quantized = [NF4Array.quantize(w, 64, options["double"]) for w in scaled]
+        code = quantized[0].nested_code
+        stack = NF4Array.stack([replace(w, nested_code=code) for w in quantized], _Host)
+        assert stack is not None
+        inputs["weight"] = stack
+        if rank and not backward:
+            inputs["u"] = normal(rng, (m, len(parts) * rank))
+        return inputs
+
+    return replace(plain, build=build)
+
+
+class _Host:
+    """What `NF4Array.stack` asks of a device, in NumPy."""
+
+    zeros = staticmethod(np.zeros)
+
+    @staticmethod
+    def view(array: np.ndarray, shape: Any, offset: int) -> np.ndarray:
+        return array[offset : offset + int(np.prod(shape))].reshape(shape)
+
+    @staticmethod
+    def copy(src: np.ndarray, out: np.ndarray) -> None:
+        out[...] = src

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from wgrad.autograd.selftest import lora
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs
 from wgrad.autograd.selftest.gemm import gemm_case
-from wgrad.autograd.selftest.linear import frozen_case
+from wgrad.autograd.selftest.linear import frozen_case, stacked_cases
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import formats
 
@@ -27,7 +28,8 @@ def skinny_cases() -> list[Case]:
         gemm_case("skinny", 624, 20, 208, F16, F32, trans_a=True, accumulate=F32, dtype=F32),
         gemm_case("skinny", 64, 64, 4112, F16, F32, trans_b=True, dtype=F32),
     ]
-    return [_on_tile(case, "") for case in shapes]
+    of_stacks = [case for case in lora.cases(F16) if case.shape.startswith("48x")]
+    return [_on_tile(case, "") for case in shapes + of_stacks]
 
 
 def attention_cases() -> list[Case]:
@@ -72,11 +74,12 @@ def _matrix_frozen() -> list[Case]:
         ("nf4", "lowrank 16", 264, 136, 192, {"rank": 16, "double": True}),
         ("nf4", "rest of K", 72, 136, 264, {"double": True}),
     ]
-    return [
+    plain = [
         frozen_case(format, name, m, n, k, F16, backward=backward, **options)
         for backward in (False, True)
         for format, name, m, n, k, options in shapes
     ]
+    return plain + [case for case in stacked_cases(F16) if "lowrank" in case.name]
 
 
 def _on_tile(case: Case, tile: str) -> Case:

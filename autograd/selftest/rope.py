@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, normal
+from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, forward_and_backward, normal
 from wgrad.device.contract import Device
 
 
@@ -28,12 +28,34 @@ def cases(t: np.dtype) -> list[Case]:
             shape, direction = f"{n}x{h}x{d}", "backward" if inverse else "forward"
             name = f"rope/{direction}/{shape}/{dtype_name(t)}"
             found.append(Case(name, "rope", direction, dtype_name(t), shape, build, call))
+    for n, h, g, d in ((37, 3, 1, 64), (21, 4, 2, 40), (1, 2, 2, 6)):
+        found += _split(n, h, g, d, t)
     return found + [
         _rope_append("prefill", (2, 5, 3, 10), t, keys=37, cache_len=29),
         _rope_append("full", (3, 7, 2, 64), t, keys=11, cache_len=4),
         _rope_append("decode", (1, 1, 2, 128), t, keys=53, cache_len=41),
         _rope_append("past the end", (2, 7, 1, 40), t, keys=19, cache_len=15),
     ]
+
+
+def _split(n: int, h: int, g: int, d: int, t: Any) -> list[Case]:
+    """Queries, keys and values side by side, and their gradients."""
+
+    def build(rng: np.random.Generator) -> Inputs:
+        inputs: Inputs = {"qkv": normal(rng, (n, (h + 2 * g) * d), t), "dq": normal(rng, (n, h, d), t)}
+        inputs |= {name: normal(rng, (n, g, d), t) for name in ("dk", "dv")}
+        inputs |= {name: normal(rng, (61, d // 2)) for name in ("cos", "sin")}
+        return {**inputs, "positions": rng.integers(0, 61, n).astype(np.int32)}
+
+    def forward(device: Device, x: Inputs) -> Outputs:
+        tables = (x["cos"], x["sin"], x["positions"])
+        return dict(zip("qkv", device.rope_split(x["qkv"], *tables, heads=h, kv_heads=g)))
+
+    def backward(device: Device, x: Inputs) -> Outputs:
+        tables = (x["cos"], x["sin"], x["positions"])
+        return {"dqkv": device.rope_split_backward(x["dq"], x["dk"], x["dv"], *tables)}
+
+    return forward_and_backward("rope_split", f"{n}x{h}+{g}x{d}", dtype_name(t), build, forward, backward)
 
 
 def _rope_append(variant: str, new: tuple[int, int, int, int], t: Any, *, keys: int, cache_len: int) -> Case:

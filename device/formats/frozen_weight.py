@@ -32,6 +32,7 @@ class FrozenWeight(ABC):
     unit: ClassVar[int]  # elements that are decoded at once; a row of another length is decoded before a product
     shape: tuple[int, int]
     value_dtype: str  # what decoded values are rounded to; "float32": they are used as they are
+    parts: tuple[int, ...] = ()  # rows of each of the weights of which this is a stack, where it is one
 
     @property
     def variant(self) -> str:

@@ -6,10 +6,10 @@ map of double quantisation is the dynamic data type of Dettmers et al., 8-bit Op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,12 @@ LEVELS = np.array([
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 NESTED_BLOCK_SIZE = 256
 VALUE_DTYPES = ("float32", "float16", "bfloat16")  # a kernel knows them by their place here
+
+# A stack: its parts' arrays must be views (a view starts at a multiple of 64 elements, a binding at one of 256 bytes),
+# its blocks whole nested blocks, and no tile of a product may have rows of two parts.
+PART_ROWS = 64  # rows of a part are a multiple of this
+MOST_PARTS = 3
+_PART_BLOCKS, _PART_NESTED = 256, 64  # where in absmax, nested_absmax and nested_offset a part starts: multiples
 
 _BYTE_LEVELS = np.stack([LEVELS[np.arange(256) >> 4], LEVELS[np.arange(256) & 15]], axis=1)  # high nibble first
 
@@ -72,6 +78,22 @@ def _quantize_blocks(flat: np.ndarray, size: int, limits: np.ndarray) -> tuple[n
     return codes.astype(np.uint8), absmax
 
 
+class Place(NamedTuple):
+    """Where a part of a stack begins: its first row, element and block, and its first entries in absmax,
+    nested_absmax and nested_offset."""
+
+    row: int
+    element: int
+    block: int
+    absmax: int
+    nested: int
+    offset: int
+
+
+def _view(array: np.ndarray, shape: Sequence[int], offset: int) -> np.ndarray:
+    return array.reshape(-1)[offset : offset + int(np.prod(shape))].reshape(tuple(shape))
+
+
 @dataclass(frozen=True)
 class NF4Array(FrozenWeight):
     """A frozen [out, in] weight in bitsandbytes' NF4 layout, on a device.
@@ -83,6 +105,8 @@ class NF4Array(FrozenWeight):
     absmax[i] = nested_code[absmax[i]] * nested_absmax[i // nested_block_size] + nested_offset.
     value_dtype: float32, float16 or bfloat16: what level * absmax, a float32 product, is rounded to. It is the type of
     the weight that bitsandbytes quantised, and what it restores (`dtype` of its quant_state).
+    parts: of a stack (`stack`), the rows of the weights that lie under one another in it. packed has no gaps; the other
+    arrays have, so that each part is a weight of its own on views of them (`split`).
     """
 
     format: ClassVar[str] = "nf4"
@@ -97,6 +121,7 @@ class NF4Array(FrozenWeight):
     nested_offset: Array | None = None
     nested_block_size: int = NESTED_BLOCK_SIZE
     value_dtype: str = "float32"
+    parts: tuple[int, ...] = ()
 
     @property
     def nested(self) -> bool:
@@ -115,25 +140,110 @@ class NF4Array(FrozenWeight):
         yield self.value_dtype in VALUE_DTYPES, f"value_dtype must be one of {VALUE_DTYPES}, got {self.value_dtype!r}"
         wanted, size = -(-int(self.shape[0]) * int(self.shape[1]) // 2), int(self.packed.size)
         yield size == wanted, f"packed must hold {wanted} bytes for shape {list(self.shape)}, got {size}"
+        if self.parts:
+            right = sum(self.parts) == self.shape[0] and self.stackable(self.parts, self.shape[1], self.block_size)
+            yield right, f"parts must be what `stack` makes for shape {list(self.shape)}, got {list(self.parts)}"
 
     def layout(self) -> Iterator[tuple[str, int, str]]:
         blocks = -(-int(self.shape[0]) * int(self.shape[1]) // self.block_size)
+        nested, offsets = -(-blocks // self.nested_block_size), 1
+        if self.parts:
+            *_, end = self.places()
+            blocks, nested, offsets = end.absmax, end.nested, end.offset
         yield "absmax", blocks, "u8" if self.nested else "f32"
         if self.nested:
-            yield "nested_absmax", -(-blocks // self.nested_block_size), "f32"
+            yield "nested_absmax", nested, "f32"
             yield "nested_code", 256, "f32"
-            yield "nested_offset", 1, "f32"
+            yield "nested_offset", offsets, "f32"
 
     def constants(self) -> dict[str, bool | int | float]:
         """ROUND: place of value_dtype in VALUE_DTYPES. LEVEL_0 ... LEVEL_15: the values of the codes."""
         levels = {f"LEVEL_{i}": float(level) for i, level in enumerate(LEVELS)}
-        return {"NESTED": self.nested, "ROUND": VALUE_DTYPES.index(self.value_dtype), **levels}
+        return {
+            "NESTED": self.nested,
+            "STACKED": bool(self.parts),
+            "ROUND": VALUE_DTYPES.index(self.value_dtype),
+            **levels,
+        }
 
     def parameters(self) -> tuple[int, ...]:
         """log2 of elements to a block, and of blocks to a nested one."""
         return self.block_size.bit_length() - 1, self.nested_block_size.bit_length() - 1
 
+    # ---- stacks ----------------------------------------------------------------------------
+    @staticmethod
+    def stackable(parts: Sequence[int], columns: int, block_size: int) -> bool:
+        """Whether weights of so many rows can lie under one another: each of whole blocks, codes and tiles."""
+        whole = all(rows % PART_ROWS == 0 and rows * columns % block_size == 0 for rows in parts)
+        return 1 < len(parts) <= MOST_PARTS and columns % 8 == 0 and whole
+
+    def places(self) -> list[Place]:
+        """Of each part of a stack, and the end of the last."""
+        found, row, absmax, nested = [], 0, 0, 0
+        for part in (*self.parts, 0):
+            element = row * self.shape[1]
+            block = element // self.block_size
+            found.append(Place(row, element, block, absmax, nested, _PART_NESTED * len(found)))
+            blocks = part * self.shape[1] // self.block_size
+            row += part
+            absmax += -(-blocks // _PART_BLOCKS) * _PART_BLOCKS
+            nested += -(-(-(-blocks // self.nested_block_size)) // _PART_NESTED) * _PART_NESTED
+        return found
+
+    def split(self, view: Callable[[Array, Sequence[int], int], Array]) -> list[NF4Array]:
+        """The parts of a stack as weights of their own, on views (`Device.view`) of its arrays."""
+        weights = []
+        for rows, at in zip(self.parts, self.places()):
+            elements = rows * self.shape[1]
+            blocks = elements // self.block_size
+            changed: dict[str, Any] = {"packed": view(self.packed, (elements // 2,), at.element // 2)}
+            changed |= {"absmax": view(self.absmax, (blocks,), at.absmax)}
+            if self.nested:
+                nested = -(-blocks // self.nested_block_size)
+                changed |= {"nested_absmax": view(self.nested_absmax, (nested,), at.nested)}
+                changed |= {"nested_offset": view(self.nested_offset, (1,), at.offset)}
+            weights.append(replace(self, shape=(rows, self.shape[1]), parts=(), **changed))
+        return weights
+
+    @classmethod
+    def stack(cls, weights: Sequence[NF4Array], device: Any, one_code: bool = False) -> NF4Array | None:
+        """The weights under one another in arrays of their own on their device; None where they do not fit each other.
+
+        They must be of one kind, and share one nested_code; one_code: those that they have are known to be equal.
+        """
+        first, columns = weights[0], weights[0].shape[1]
+        parts = tuple(weight.shape[0] for weight in weights)
+        alike = all(
+            w.shape[1] == columns
+            and (w.block_size, w.value_dtype) == (first.block_size, first.value_dtype)
+            and (one_code or w.nested_code is first.nested_code)
+            and w.nested_block_size == NESTED_BLOCK_SIZE
+            for w in weights
+        )
+        if not alike or not cls.stackable(parts, columns, first.block_size):
+            return None
+        whole = replace(first, shape=(sum(parts), columns), parts=parts)
+        *_, end = whole.places()
+        sizes = {"packed": end.element // 2, "absmax": end.absmax}
+        if first.nested:
+            sizes |= {"nested_absmax": end.nested, "nested_offset": end.offset}
+        arrays = {name: device.zeros((size,), getattr(first, name).dtype) for name, size in sizes.items()}
+        whole = replace(whole, **arrays)  # type: ignore[arg-type]
+        for source, target in zip(weights, whole.split(device.view)):
+            for name in sizes:
+                device.copy(getattr(source, name), getattr(target, name))
+        return whole
+
     def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
+        if self.parts:
+            parts = zip(self.split(_view), self.places())
+            return np.concatenate(
+                [
+                    part.rows(max(first - at.row, 0), min(last - at.row, part.shape[0]), compute)
+                    for part, at in parts
+                    if first < at.row + part.shape[0] and last > at.row
+                ]
+            )
         columns = self.shape[1]
         start, stop = first * columns, last * columns
         codes = self.packed.reshape(-1)[start // 2 : -(-stop // 2)]

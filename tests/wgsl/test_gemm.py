@@ -20,7 +20,7 @@ from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
-PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op == "linear_cross_entropy"]
+PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op.startswith(("linear_cross_entropy", "lora_"))]
 EPS = float(np.finfo(np.float32).eps)
 
 

@@ -23,6 +23,7 @@ from wgrad.device.files import make_folder, remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Loader, ModelFiles, Progress, place
+from wgrad.train.model.stacks import stack_biases
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
 from wgrad.train.model.weights import weight_specs
 
@@ -79,6 +80,8 @@ def _others(loader: Loader, device: Device, contents: bool) -> tuple[Weights, We
             tables[spec.name] = place(loader.files, spec, device, contents, device.empty_host)
         elif spec.kind != "projection":
             resident[spec.name] = place(loader.files, spec, device, contents)
+    if device.stacks_weights:
+        stack_biases(resident, device)
     return resident, tables
 
 

@@ -26,6 +26,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.lora import Adapter
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
+from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, FINAL_NORM, HEAD
 
@@ -158,8 +159,10 @@ class Model:
         """The second half of a layer, norm and residual included: of each row by itself."""
         c = self.config
         y, h = self._norm(f"{prefix}{c.mlp_norm}", h)
-        gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
-        up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
+        gate, up = self._stacked(prefix + GATE_UP, y, inputs) if cache is None else None, None
+        if gate is None:
+            gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
+            up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
         return self._to_stream(prefix, "mlp.down_proj", c.mlp_out_norm, _GATED[c.hidden_act](gate, up), h, inputs)
 
     def _norm(self, module: str, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,17 +178,8 @@ class Model:
 
     def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
         """-> [N, H D], before the output projection."""
-        c, prefix = self.config, f"model.layers.{index}.self_attn."
-        rows, tokens = inputs.batch, inputs.tokens
-        q = self._head_norm(f"{prefix}q_norm.weight", self._linear(f"{prefix}q_proj", y, inputs))
-        k = self._head_norm(f"{prefix}k_norm.weight", self._linear(f"{prefix}k_proj", y, inputs))
-        v = self._linear(f"{prefix}v_proj", y, inputs)
-        q = q.reshape(rows * tokens, c.num_attention_heads, c.head_dim)
-        k = k.reshape(rows * tokens, c.num_key_value_heads, c.head_dim)
-        v = v.reshape(rows * tokens, c.num_key_value_heads, c.head_dim)
-        if c.use_rope[index]:
-            q = F.rope(q, self.cos, self.sin, inputs.positions)
-            k = k if cache is not None else F.rope(k, self.cos, self.sin, inputs.positions)
+        c, rows, tokens = self.config, inputs.batch, inputs.tokens
+        q, k, v = self._queries_keys_values(index, y, inputs, cache)
         q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
         if cache is not None:
             k, v = self._append(index, k, v, inputs, cache)
@@ -196,6 +190,26 @@ class Model:
         options: dict[str, Any] = {"scale": scale, "window": window, "softcap": c.score_softcap}
         o = F.attention(q, k, v, inputs.doc_start, inputs.cache_len, **options)
         return o.reshape(rows * tokens, c.q_size)
+
+    def _queries_keys_values(
+        self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """-> q [N, H, D], k and v [N, G, D]; q and k rotated, but for a k that goes to a cache."""
+        c, prefix = self.config, f"model.layers.{index}.self_attn."
+        tables = (self.cos, self.sin, inputs.positions)
+        if cache is None and c.use_rope[index] and not c.qk_norm:
+            qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
+            if qkv is not None:
+                return F.rope_split(qkv, *tables, heads=c.num_attention_heads, kv_heads=c.num_key_value_heads)
+        q = self._head_norm(f"{prefix}q_norm.weight", self._linear(f"{prefix}q_proj", y, inputs))
+        k = self._head_norm(f"{prefix}k_norm.weight", self._linear(f"{prefix}k_proj", y, inputs))
+        v = self._linear(f"{prefix}v_proj", y, inputs)
+        q = q.reshape(-1, c.num_attention_heads, c.head_dim)
+        k, v = (x.reshape(-1, c.num_key_value_heads, c.head_dim) for x in (k, v))
+        if c.use_rope[index]:
+            q = F.rope(q, *tables)
+            k = k if cache is not None else F.rope(k, *tables)
+        return q, k, v
 
     def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
         """k (not rotated yet), v [N, G, D] to the cache of a layer -> all its keys and values [B, S, G, D]."""
@@ -229,6 +243,15 @@ class Model:
         }
         linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
         return linear(x, weight, **options)
+
+    def _stacked(self, stack: str, x: Tensor, inputs: Inputs) -> Tensor | None:
+        """Several projections of x side by side in one product (stacks.py); None where they are not stacked."""
+        if stack + ".weight" not in self.weights:
+            return None
+        adapted = self.adapter.modules if self.adapter else {}
+        if stack not in adapted and any(part in adapted for part in parts_of(stack)):
+            return None
+        return self._linear(stack, x, inputs)
 
     def _lora(self, module: str, seed: Array | None) -> LoraTerm | None:
         lora = self.adapter.modules.get(module) if self.adapter else None

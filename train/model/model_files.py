@@ -27,6 +27,7 @@ from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.stacks import stack_if_last
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
 INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetensors", ".gguf"
@@ -253,11 +254,15 @@ class Loader:
             return device.quantize(full, self._block_size, double=self._double_quant)
         return full
 
-    def all(self, device: Device, progress: Progress | None = None, contents: bool = True) -> dict[str, Any]:
-        """Name -> weight of every tensor of `weight_specs`."""
+    def all(
+        self, device: Device, progress: Progress | None = None, contents: bool = True, stacked: bool = False
+    ) -> dict[str, Any]:
+        """Name -> weight of every tensor of `weight_specs`; stacked: and of stacks (stacks.py)."""
         weights: dict[str, Any] = {}
         for done, spec in enumerate(self.specs):
             weights[spec.name] = self.load(spec, device, contents)
+            if stacked:
+                stack_if_last(weights, spec.name, device)
             if progress:
                 progress(done + 1, len(self.specs))
         return weights
@@ -271,11 +276,12 @@ def load_frozen(
     quantize: bool = True,
     double_quant: bool = True,
     block_size: int = 64,
+    stacked: bool = False,
     progress: Progress | None = None,
     contents: bool = True,
 ) -> dict[str, Any]:
     """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen, on the device: see `Loader`."""
-    return Loader(folder, config, quantize, double_quant, block_size).all(device, progress, contents)
+    return Loader(folder, config, quantize, double_quant, block_size).all(device, progress, contents, stacked)
 
 
 def read_restored(

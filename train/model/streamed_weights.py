@@ -17,6 +17,7 @@ import numpy as np
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import ALIGN, Array
+from wgrad.train.model.stacks import stack_layer
 
 Weights = dict[str, Any]  # name -> Array or FrozenWeight
 
@@ -80,6 +81,7 @@ class StreamedWeights(Mapping[str, Any]):
     def begin(self) -> None:
         """A pass over the layers begins. What earlier ones left on the device is not known to a replay of this one."""
         self._held: list[int | None] = [None, None]
+        self._stacks: Weights = {}  # of the layer that was entered last
         self._last = -1
 
     def enter(self, layer: int) -> None:
@@ -89,6 +91,9 @@ class StreamedWeights(Mapping[str, Any]):
         if 0 <= ahead < len(self._layers):
             self._fetch(ahead)
         self._last = layer
+        if self._device.stacks_weights:
+            self._stacks.clear()  # their memory is that of the next ones
+            self._stacks |= stack_layer(self._placed[layer], self._device)
 
     def _fetch(self, layer: int) -> None:
         slot = layer % 2
@@ -105,6 +110,8 @@ class StreamedWeights(Mapping[str, Any]):
         return table
 
     def __getitem__(self, name: str) -> Any:
+        if name in self._stacks:
+            return self._stacks[name]
         layer = self._layer_of.get(name)
         if layer is None:
             return self._resident[name] if name in self._resident else self._tables[name]
@@ -113,10 +120,10 @@ class StreamedWeights(Mapping[str, Any]):
         return self._placed[layer][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*self._tables, *self._layer_of, *self._resident))
+        return iter((*self._tables, *self._layer_of, *self._resident, *self._stacks))
 
     def __len__(self) -> int:
-        return len(self._tables) + len(self._layer_of) + len(self._resident)
+        return len(self._tables) + len(self._layer_of) + len(self._resident) + len(self._stacks)
 
     @property
     def variants(self) -> set[str]:

@@ -19,6 +19,7 @@ from wgrad.train.model.lora import ALL_LINEAR, Adapter, LoraConfig, init_lora, l
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
+from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import AUTO, RunOptions
 from wgrad.train.run.compute import compute_type
@@ -114,14 +115,13 @@ def build_trainable(
         remarks,
         double_quant=config.double_quant,
         block_size=config.block_size,
+        stacked=device.stacks_weights,
         progress=progress,
         contents=contents,
     )
     with advising(for_parameters(config)):
-        parameters = FlatParameters([ParameterSpec(name, value.shape) for name, value in values.items()], device)
-        for name, value in values.items():
-            parameters.set(name, value)
-    adapter = Adapter.from_tensors(lora, parameters.tensors)
+        parameters = lora_parameters(values, device)
+    adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count)
 
@@ -138,12 +138,23 @@ def load_base(
     device: Device,
     streamed: bool,
     remarks: list[str] | None,
+    *,
+    stacked: bool = False,
     **options: Any,
 ) -> Mapping[str, Any]:
     """The frozen weights, on the device or streamed to it. options: of `load_frozen`."""
     if streamed:
         return load_streamed(folder, model_config, device, remarks=remarks, **options)
-    return load_frozen(folder, model_config, device, **options)
+    return load_frozen(folder, model_config, device, stacked=stacked, **options)
+
+
+def lora_parameters(values: Mapping[str, np.ndarray], device: Device) -> FlatParameters:
+    """An adapter's matrices (`init_lora`) as parameters, those of a stack side by side."""
+    specs = [ParameterSpec(name, value.shape) for name, value in values.items()]
+    parameters = FlatParameters(specs, device, adapter_groups(values) if device.stacks_weights else ())
+    for name, value in values.items():
+        parameters.set(name, value)
+    return parameters
 
 
 def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:

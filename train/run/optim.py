@@ -28,6 +28,7 @@ from wgrad.device.contract import Device
 ALIGN = 64  # elements: a view's offset must be a multiple of it
 START_LOSS_SCALE = 16384.0  # float16; doubles up to 65536, halves where a gradient overflows
 GROWTH_INTERVAL = 500
+FLAT_STATE = ("parameters", "exp_avg", "exp_avg_sq")  # of the optimiser's state, the arrays of all parameters
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,36 @@ class ParameterSpec:
     decay: bool = True
 
 
+def _offsets(specs: Sequence[ParameterSpec]) -> tuple[dict[str, int], int]:
+    """Where each begins, one after another at multiples of ALIGN, and the end of all."""
+    offsets, at = {}, 0
+    for spec in specs:
+        offsets[spec.name] = at
+        at += -(-math.prod(spec.shape) // ALIGN) * ALIGN
+    return offsets, at
+
+
 class FlatParameters:
     """Trainable tensors as views into one float32 buffer, decayed ones first, and their gradients likewise.
 
+    groups: names of matrices to lie side by side, so that one Tensor can hold their rows (`joined`, by their names);
+    what a checkpoint holds is in the order without them.
     Attributes: data, grad (float32 [size]), tensors (name -> Tensor, in the order of `specs`), decay_elements.
     """
 
-    def __init__(self, specs: Sequence[ParameterSpec], device: Device) -> None:
+    def __init__(self, specs: Sequence[ParameterSpec], device: Device, groups: Sequence[Sequence[str]] = ()) -> None:
         self.device = device
-        offsets, at = {}, 0
-        for spec in [s for s in specs if s.decay] + [s for s in specs if not s.decay]:
-            offsets[spec.name] = at
-            at += -(-math.prod(spec.shape) // ALIGN) * ALIGN
-        self.size = max(at, ALIGN)
+        ordered = [s for s in specs if s.decay] + [s for s in specs if not s.decay]
+        self._file_offsets, end = _offsets(ordered)
+        together = {name: group for group in groups for name in group}
+        by_name = {s.name: s for s in specs}
+        placed: dict[str, ParameterSpec] = {}
+        for spec in ordered:
+            for name in together.get(spec.name, [spec.name]):
+                placed[name] = by_name[name]
+        self._offsets, end = _offsets(list(placed.values()))
+        offsets = self._offsets
+        self.size = max(end, ALIGN)
         self.decay_elements = min((offsets[s.name] for s in specs if not s.decay), default=self.size)
         self.data = device.zeros((self.size,))
         self.grad = device.zeros((self.size,))
@@ -59,6 +77,13 @@ class FlatParameters:
         for spec in specs:
             data, grad = (device.view(a, spec.shape, offsets[spec.name]) for a in (self.data, self.grad))
             self.tensors[spec.name] = parameter(data, device, grad=grad)
+        self.joined: dict[tuple[str, ...], Tensor] = {}
+        for group in groups:
+            parts = [by_name[name].shape for name in group]
+            if all(shape[1:] == parts[0][1:] and math.prod(shape) % ALIGN == 0 for shape in parts):
+                whole = (sum(shape[0] for shape in parts), *parts[0][1:])
+                data, grad = (device.view(a, whole, offsets[group[0]]) for a in (self.data, self.grad))
+                self.joined[tuple(group)] = parameter(data, device, grad=grad)
 
     @property
     def count(self) -> int:
@@ -70,6 +95,21 @@ class FlatParameters:
 
     def get(self, name: str) -> np.ndarray:
         return self.device.download(self.tensors[name].data)
+
+    def to_file(self, flat: np.ndarray) -> np.ndarray:
+        """A flat array of the device in the order of checkpoints, which groups do not change."""
+        return self._moved(flat, self._offsets, self._file_offsets)
+
+    def from_file(self, flat: np.ndarray) -> np.ndarray:
+        """The inverse of `to_file`."""
+        return self._moved(flat, self._file_offsets, self._offsets)
+
+    def _moved(self, flat: np.ndarray, before: dict[str, int], after: dict[str, int]) -> np.ndarray:
+        moved = np.zeros_like(flat)
+        for name, tensor in self.tensors.items():
+            size = math.prod(tensor.shape)
+            moved[after[name] : after[name] + size] = flat[before[name] : before[name] + size]
+        return moved
 
 
 class AdamW:
@@ -149,7 +189,8 @@ class AdamW:
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Everything that a resumed run needs, parameters included (float32)."""
-        return {name: self.device.download(array) for name, array in self._arrays().items()}
+        arrays = {name: self.device.download(array) for name, array in self._arrays().items()}
+        return arrays | {name: self.parameters.to_file(arrays[name]) for name in FLAT_STATE}
 
     def load_state_arrays(self, values: dict[str, np.ndarray]) -> None:
         """The inverse of `state_arrays`. KeyError or ValueError where they are of another run."""
@@ -158,5 +199,6 @@ class AdamW:
             if values[name].shape != tuple(array.shape) or values[name].dtype != np.float32:  # type: ignore[attr-defined]
                 raise ValueError(f"{name}: expected float32 {array.shape}, got {values[name].shape}")  # type: ignore[attr-defined]
         for name, array in arrays.items():
-            self.device.write(array, values[name])
+            value = self.parameters.from_file(values[name]) if name in FLAT_STATE else values[name]
+            self.device.write(array, value)
         self.device.fill(self.parameters.grad, 0.0)

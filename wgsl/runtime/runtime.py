@@ -65,6 +65,7 @@ class Runtime(PooledRuntime):
     """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
 
     name = "wgpu"
+    stacks_weights = True
     attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:

@@ -1,0 +1,50 @@
+"""Columns of a matrix as a matrix of their own, and back: what stacks of weights need here, where no kernel reads a part of
+a row. Kernel: storage.hip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from wgrad.device.memory import Array
+from wgrad.hip.runtime.runtime import Long, Runtime
+
+
+def take(device: Runtime, x: Array, first: int, count: int) -> Array:
+    """x[:, first : first + count]."""
+    part = device.empty((x.shape[0], count), x.dtype)
+    _copy(device, _from_column(x, first), x.shape[1], part, count, part)
+    return part
+
+
+def put(device: Runtime, part: Array, out: Array, first: int) -> None:
+    """out[:, first : first + its columns] = part."""
+    _copy(device, part, part.shape[1], _from_column(out, first), out.shape[1], part)
+
+
+def apart(device: Runtime, x: Array, widths: Sequence[int]) -> Iterator[Array]:
+    """The parts of x of so many columns, from left to right."""
+    first = 0
+    for width in widths:
+        yield take(device, x, first, width)
+        first += width
+
+
+def together(device: Runtime, parts: Sequence[Array]) -> Array:
+    """Matrices side by side."""
+    out = device.empty((parts[0].shape[0], sum(part.shape[1] for part in parts)), parts[0].dtype)
+    first = 0
+    for part in parts:
+        put(device, part, out, first)
+        first += part.shape[1]
+    return out
+
+
+def _from_column(x: Array, first: int) -> Array:
+    return Array(x.lease, x.offset + first * x.dtype.itemsize, (x.size - first,), x.dtype)
+
+
+def _copy(device: Runtime, src: Array, src_row: int, out: Array, out_row: int, part: Array) -> None:
+    pairs = part.dtype.itemsize // 2
+    units, total = part.shape[1] * pairs, part.size * pairs
+    arguments = [src, out, Long(total), units, src_row * pairs, out_row * pairs]
+    device.launch("storage", "copy_columns", arguments, device.groups(total, 256), work=2 * part.nbytes)
