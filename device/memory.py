@@ -14,7 +14,7 @@ from wgrad.device.errors import OutOfMemory
 
 ALIGN = 256  # bytes; what hipMalloc aligns to, and the default alignment of a storage binding's offset in WebGPU
 _CLASSES_PER_DOUBLING = 8  # at most 12.5 % of a block is padding
-_REUSE_SLACK = 1.25  # a free block this much larger than asked for is taken rather than a new one made
+_REUSE_SLACK = 1.125  # a free block this much larger than asked for is taken rather than a new one made
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Columns of a matrix as a matrix of their own, and back: what stacks of weights need here, where no kernel reads a part of
-a row. Kernel: storage.hip."""
+"""Columns of a matrix as a matrix of their own, and back: what stacks of weights need here, where no kernel reads a
+part of a row. Kernel: storage.hip."""
 
 from __future__ import annotations
 

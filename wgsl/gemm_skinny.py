@@ -23,7 +23,7 @@ _WORKGROUP_BYTES = 24_576
 class Skinny:
     """x: the large operand. s: the float32 one; its rows run along the rank where `rank_inner`. along_rows: the
     reduction runs along the rows of x; then the result is written transposed where `transposed`. parts: columns of x
-    of each weight of a stack. Of a part's `part_rank` ranks (the rank itself without parts) those from first_rank on."""
+    of each weight of a stack. Of a part's `part_rank` ranks those from first_rank on."""
 
     x: Array
     s: Array

@@ -187,7 +187,8 @@ class NF4Array(FrozenWeight):
             blocks = part * self.shape[1] // self.block_size
             row += part
             absmax += -(-blocks // _PART_BLOCKS) * _PART_BLOCKS
-            nested += -(-(-(-blocks // self.nested_block_size)) // _PART_NESTED) * _PART_NESTED
+            nested_blocks = -(-blocks // self.nested_block_size)
+            nested += -(-nested_blocks // _PART_NESTED) * _PART_NESTED
         return found
 
     def split(self, view: Callable[[Array, Sequence[int], int], Array]) -> list[NF4Array]:

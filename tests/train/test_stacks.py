@@ -1,0 +1,125 @@
+"""Stacks of projections: loss and gradients as with each by itself, names and files as ever, and few launches."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.stacks import GATE_UP, QKV, adapter_groups, stack_adapter, stack_if_last
+from wgrad.train.model.weights import weight_specs
+from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+
+TOKENS = 24
+
+
+def _config(**changed: Any) -> ModelConfig:
+    raw = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 192,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 96,
+        "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
+        "max_position_embeddings": 64, "attention_bias": True,
+    }  # fmt: skip
+    return parse_model_config(raw | changed)
+
+
+def _model(device: Any, stacked: bool, lora: LoraConfig) -> tuple[Model, FlatParameters]:
+    config, rng, weights = _config(), np.random.default_rng(5), {}
+    for spec in weight_specs(config):
+        value = rng.standard_normal(spec.shape).astype(np.float32) * (0.1 if len(spec.shape) > 1 else 1)
+        array = device.upload(value)
+        weights[spec.name] = device.quantize(array, double=True) if spec.kind == "projection" else array
+        if stacked:
+            stack_if_last(weights, spec.name, device)
+    values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
+    groups = adapter_groups(values) if stacked else ()
+    parameters = FlatParameters([ParameterSpec(n, v.shape) for n, v in values.items()], device, groups)
+    for name, value in values.items():
+        parameters.set(name, rng.standard_normal(value.shape).astype(np.float32) * 0.1)
+    adapter = Adapter.from_tensors(lora, parameters.tensors)
+    adapter = stack_adapter(adapter, parameters.joined) if stacked else adapter
+    return Model(config, weights, device, adapter=adapter, positions=64), parameters
+
+
+def _loss(model: Model, device: Any) -> float:
+    ids = np.random.default_rng(1).integers(0, 96, TOKENS).astype(np.int32)
+    inputs = Inputs(
+        ids=device.upload(ids),
+        positions=device.upload(np.arange(TOKENS, dtype=np.int32)),
+        doc_start=device.upload(np.zeros((1, TOKENS), np.int32)),
+        cache_len=device.upload(np.zeros(1, np.int32)),
+        targets=device.upload(np.roll(ids, -1)),
+    )
+    loss = model.loss(inputs)
+    loss.backward()
+    return float(device.download(loss.data)[0])
+
+
+@pytest.mark.parametrize(
+    "lora, stacks",
+    [
+        (LoraConfig(r=8, alpha=16.0), 4),
+        (LoraConfig(r=8, alpha=16.0, target_modules=("v_proj", "gate_proj", "up_proj")), 2),
+        (LoraConfig(r=8, alpha=16.0, rank_pattern={"k_proj": 4}), 2),
+    ],
+    ids=["all", "some projections", "ranks that differ"],
+)
+def test_loss_and_gradients_are_those_of_each_projection_by_itself(lora: LoraConfig, stacks: int) -> None:
+    device = ReferenceDevice()
+    (plain, alone), (stacked, joined) = (_model(device, on, lora) for on in (False, True))
+    modules = stacked.adapter.modules if stacked.adapter else {}
+    assert sum(name.endswith((QKV, GATE_UP)) for name in modules) == stacks
+    assert _loss(stacked, device) == pytest.approx(_loss(plain, device), rel=1e-5)
+    for name, tensor in alone.tensors.items():
+        other, own = joined.tensors[name].grad, tensor.grad
+        assert np.linalg.norm(other - own) <= 1e-4 * np.linalg.norm(own), name
+
+
+def test_dropout_keeps_projections_apart() -> None:
+    """Each adapter draws a mask of its own."""
+    model, _ = _model(ReferenceDevice(), True, LoraConfig(r=8, alpha=16.0, dropout=0.1))
+    assert model.adapter is not None and not any(name.endswith((QKV, GATE_UP)) for name in model.adapter.modules)
+
+
+def test_a_checkpoint_does_not_know_of_groups() -> None:
+    """The optimiser's arrays are written in the order that they have without, and read back from it."""
+    device, lora = ReferenceDevice(), LoraConfig(r=8, alpha=16.0)
+    states = []
+    for stacked in (False, True):
+        _, parameters = _model(device, stacked, lora)
+        parameters.grad[...] = 0
+        for number, tensor in enumerate(parameters.tensors.values()):
+            tensor.grad[...] = number + 1
+        optimizer = AdamW(parameters)
+        optimizer.set_lr(0.1)
+        optimizer.step()
+        states.append(optimizer.state_arrays())
+        again = AdamW(_model(device, stacked, lora)[1])
+        again.load_state_arrays(states[-1])
+        for name, tensor in parameters.tensors.items():
+            np.testing.assert_array_equal(again.parameters.get(name), parameters.get(name))
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("compute, units", [("float32", False), ("float16", True)])
+def test_launches_of_a_step(compute: str, units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of SmolLM2-135M, T 2048: at most 1,400 launches, and no more memory than before there were stacks."""
+    bench = Path(__file__).parents[2] / "bench"
+    monkeypatch.syspath_prepend(str(bench))
+    spec = importlib.util.spec_from_file_location("count_launches", bench / "count_launches.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "count_launches", module)
+    spec.loader.exec_module(module)
+    counts, peak = module.count("smollm2-135m", 2048, compute, units)
+    assert sum(counts.values()) <= 1400
+    assert peak <= (2.31 if compute == "float32" else 1.47) * 2**30
