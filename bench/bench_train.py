@@ -122,7 +122,8 @@ def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
     weights: dict[str, Any] = {}
     for spec in weight_specs(config):
         weights[spec.name] = source.make(spec)
-        stack_if_last(weights, spec.name, device)
+        if device.stacks_weights:
+            stack_if_last(weights, spec.name, device)
     return weights
 
 

@@ -26,6 +26,7 @@ CARD = {
     "adapter_type": "DiscreteGPU",
     "description": "a large card",
     "software": False,
+    "stacks_weights": True,
     "subgroups": True,
     "shared_memory": False,
     "host_buffers": True,

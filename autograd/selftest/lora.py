@@ -7,10 +7,13 @@ import numpy as np
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, normal
 from wgrad.device.contract import Device
 
+SHAPES = ((131, (192, 64, 128), 8), (37, (64, 128), 5), (48, (64, 64, 64), 70))  # rows, parts, rank
+UNITS = ((48, (64, 128), 5),)  # of which matrix units take all
 
-def cases(t: np.dtype) -> list[Case]:
+
+def cases(t: np.dtype, shapes: tuple[tuple[int, tuple[int, ...], int], ...] = SHAPES) -> list[Case]:
     found = []
-    for m, parts, rank in ((131, (192, 64, 128), 8), (37, (64, 128), 5), (48, (64, 64, 64), 70)):
+    for m, parts, rank in shapes:
 
         def build(rng: np.random.Generator, m: int = m, parts: tuple[int, ...] = parts, rank: int = rank) -> Inputs:
             inputs: Inputs = {"dy": normal(rng, (m, sum(parts)), t), "b": normal(rng, (sum(parts), rank))}

@@ -28,8 +28,7 @@ def skinny_cases() -> list[Case]:
         gemm_case("skinny", 624, 20, 208, F16, F32, trans_a=True, accumulate=F32, dtype=F32),
         gemm_case("skinny", 64, 64, 4112, F16, F32, trans_b=True, dtype=F32),
     ]
-    of_stacks = [case for case in lora.cases(F16) if case.shape.startswith("48x")]
-    return [_on_tile(case, "") for case in shapes + of_stacks]
+    return [_on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS)]
 
 
 def attention_cases() -> list[Case]:

@@ -179,7 +179,8 @@ class NF4Array(FrozenWeight):
 
     def places(self) -> list[Place]:
         """Of each part of a stack, and the end of the last."""
-        found, row, absmax, nested = [], 0, 0, 0
+        found: list[Place] = []
+        row = absmax = nested = 0
         for part in (*self.parts, 0):
             element = row * self.shape[1]
             block = element // self.block_size

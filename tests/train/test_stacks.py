@@ -73,13 +73,20 @@ def _loss(model: Model, device: Any) -> float:
     ids=["all", "some projections", "ranks that differ"],
 )
 def test_loss_and_gradients_are_those_of_each_projection_by_itself(lora: LoraConfig, stacks: int) -> None:
-    device = ReferenceDevice()
+    _compare(ReferenceDevice(), lora, stacks)
+
+
+def test_stacks_on_wgpu(wgpu_device: Any) -> None:
+    _compare(wgpu_device, LoraConfig(r=8, alpha=16.0), 4)
+
+
+def _compare(device: Any, lora: LoraConfig, stacks: int) -> None:
     (plain, alone), (stacked, joined) = (_model(device, on, lora) for on in (False, True))
     modules = stacked.adapter.modules if stacked.adapter else {}
     assert sum(name.endswith((QKV, GATE_UP)) for name in modules) == stacks
     assert _loss(stacked, device) == pytest.approx(_loss(plain, device), rel=1e-5)
     for name, tensor in alone.tensors.items():
-        other, own = joined.tensors[name].grad, tensor.grad
+        other, own = (device.download(t.grad) for t in (joined.tensors[name], tensor))
         assert np.linalg.norm(other - own) <= 1e-4 * np.linalg.norm(own), name
 
 
@@ -95,16 +102,15 @@ def test_a_checkpoint_does_not_know_of_groups() -> None:
     states = []
     for stacked in (False, True):
         _, parameters = _model(device, stacked, lora)
-        parameters.grad[...] = 0
         for number, tensor in enumerate(parameters.tensors.values()):
-            tensor.grad[...] = number + 1
+            device.fill(tensor.grad, number + 1)
         optimizer = AdamW(parameters)
         optimizer.set_lr(0.1)
         optimizer.step()
         states.append(optimizer.state_arrays())
         again = AdamW(_model(device, stacked, lora)[1])
         again.load_state_arrays(states[-1])
-        for name, tensor in parameters.tensors.items():
+        for name in parameters.tensors:
             np.testing.assert_array_equal(again.parameters.get(name), parameters.get(name))
     for name, value in states[0].items():
         np.testing.assert_allclose(states[1][name], value, rtol=1e-5, err_msg=name)

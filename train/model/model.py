@@ -153,13 +153,13 @@ class Model:
             most = MLP_CHUNK_BYTES // (6 * c.intermediate_size * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, even_rows(h.shape[0], most))
-        return self._mlp(prefix, h, inputs)
+        return self._mlp(prefix, h, inputs, alone=cache is not None)
 
-    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs) -> Tensor:
-        """The second half of a layer, norm and residual included: of each row by itself."""
+    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs, *, alone: bool = False) -> Tensor:
+        """The second half of a layer, norm and residual included: of each row by itself. alone: no stacks."""
         c = self.config
         y, h = self._norm(f"{prefix}{c.mlp_norm}", h)
-        gate, up = self._stacked(prefix + GATE_UP, y, inputs) if cache is None else None, None
+        gate, up = None if alone else self._stacked(prefix + GATE_UP, y, inputs), None
         if gate is None:
             gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
             up = self._linear(f"{prefix}mlp.up_proj", y, inputs)

@@ -64,7 +64,7 @@ class DryRun(DryRuntime, Runtime):
         self.float16, self.bfloat16, self.subgroups = device.float16, device.bfloat16, device.subgroups
         self.matrix_units, self.matrix_tile = device.matrix_units, device.matrix_tile
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
-        self.workgroup_bytes = device.workgroup_bytes
+        self.workgroup_bytes, self.stacks_weights = device.workgroup_bytes, device.stacks_weights
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
         self.variants: dict[Variant, None] = {}
 

@@ -65,7 +65,6 @@ class Runtime(PooledRuntime):
     """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
 
     name = "wgpu"
-    stacks_weights = True
     attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
@@ -81,6 +80,7 @@ class Runtime(PooledRuntime):
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
+        self.stacks_weights = not self.software  # there a launch costs little, and kernels with barriers much
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
         self.matrix_units = matrix_units.among(self._device.features)
