@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,9 @@ def dense_product(
 
 
 def card_of(device: Runtime) -> Card:
-    """What plans are made for, looked up once for a device."""
-    return device.once(_card)
+    """What plans are made for, looked up once for a device (its compute units change in `planned_for`)."""
+    card = device.once(_card)
+    return card if card.compute_units == device.compute_units else replace(card, compute_units=device.compute_units)
 
 
 def _card(device: Runtime) -> Card:

@@ -33,6 +33,7 @@ class Case:
     finish: name of the host's arithmetic between `call` and what is judged (finish.py).
     ulps: floor of the limit, in units of float32's epsilon of an output's largest value: what a right implementation
         may differ by from the order of a sum and from the shading language's own functions.
+    compute_units: kernels are chosen as for a card of so many, by a device that asks (`planned_for`); 0: as it is.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Case:
     call: Callable[[Device, Inputs], Outputs]
     ulps: float = 4.0
     finish: str = ""
+    compute_units: int = 0
 
     def inputs(self) -> Inputs:
         """The same inputs every time: the generator is seeded with the case's name."""

@@ -21,25 +21,45 @@ import wgrad
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
+from wgrad.autograd.selftest.matrix_kernels import kernel_cases
 from wgrad.autograd.selftest.run import run_selftest
 from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 
-# Products, NF4, attention with a mask and grouped heads, norms; forward and backward.
+# Beside kernel_cases, which has the products and attention: what is bound by memory, the plain kernels, the head.
 CASES = (
-    "gemm_nn/plain/41x123x67/float32",
-    "gemm_nt/epilogue/70x131x72/float16",
-    "gemm_nt/plain/128x128x64/float16",
-    "gemm_tn/accumulate/37x41x67/float16",
-    "linear_nf4/lowrank 5 double/41x37x64/float16",
-    "linear_nf4_backward/plain double/41x160x128/float16",
-    "rms_norm/plain/7x123/float32>float32",
-    "rms_norm_backward/mixed/41x123/float32>float16",
+    "adamw/all decayed/130",
     "attention/packed/2x133x4x2x64/float16",
+    "attention/odd width/1x41x4x2x40/float32",
+    "attention_backward/odd width/1x41x4x2x40/float32",
     "attention_backward/grouped/2x70x6x2x64/float16",
+    "clip/clipped",
+    "dropout/7x123/float16",
+    "embedding/float32 table/71x37,123/float32",
+    "embedding_backward/71x37,123/float16",
+    "gemm_nt/epilogue/70x131x72/float16",
+    "gemm_nt/row/1x256x128/float32",
+    "gemm_tn/accumulate/37x41x67/float16",
+    "grad_norm/finite/1003",
+    "linear_cross_entropy/bfloat16 weight/70x1003x64/float16*bfloat16",
+    "linear_cross_entropy/bfloat16 weight/70x1003x64/float32*bfloat16",
+    "nf4_quantize/double block 64/35x67/float32",
+    "rms_norm/plain/5x64/float32>float32",
+    "rms_norm/plain/3x1003/float32>float32",
+    "rms_norm/plain/1x2052/float32>float32",
+    "rms_norm_backward/plain/133x40/float32>float32",
+    "rms_norm_backward/plain/3x1003/float32>float32",
+    "rms_norm_backward/plain/1x2052/float32>float32",
+    "rms_norm_backward/mixed/41x123/float32>float16",
+    "rope/forward/1x1x6/float32",
+    "rope_append/decode/1x1x2x128/float32",
+    "sample/greedy/123/0.5",
+    "silu/7x123/float16",
+    "softcap/7x123/float16",
+    "storage/view and copy/float16",
 )
 FORMAT = 1  # of the file that keeps a verdict
-SECONDS = 120  # hiprtc may have to compile every kernel first
+SECONDS = 600  # hiprtc may have to compile every kernel first
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.{module} import main; sys.exit(main(*{arguments!r}))"
 
 
@@ -52,9 +72,9 @@ class Verdict:
 
 
 def chosen_cases() -> list[Case]:
-    """The cases of CASES, in that order. KeyError where the self-test has none of this name."""
+    """They launch every kernel that a training step can. KeyError where the self-test lacks one of CASES."""
     found = {case.name: case for case in cases()}
-    return [found[name] for name in CASES]
+    return [*(found[name] for name in CASES), *kernel_cases()]
 
 
 def verdict(device: Any) -> Verdict:
@@ -80,7 +100,9 @@ def verdict(device: Any) -> Verdict:
 
 
 def _place(identity: tuple[str, ...]) -> Path:
-    digest = hashlib.sha256("\0".join((*identity, wgrad.__version__, *CASES)).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "\0".join((*identity, wgrad.__version__, *(c.name for c in chosen_cases()))).encode()
+    ).hexdigest()
     return cache_folder("hip") / f"self-check-{digest[:16]}.json"
 
 

@@ -7,6 +7,7 @@ in the same precision on the same inputs, plus a few units in the last place of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from wgrad.autograd.selftest.case import Case, Outputs, upload_inputs, widen_inp
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.finish import FINISH
 from wgrad.autograd.selftest.matrix import matrix_cases
+from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases, kernel_cases
 from wgrad.device.contract import Device
 
 MULTIPLE = {"forward": 2.0, "backward": 3.0}
@@ -100,10 +102,16 @@ def _result(case: Case, output: str, error: float, limit: float, ok: bool, messa
     return Result(case.name, case.op, case.direction, case.dtype, case.shape, output, error, limit, ok, message)
 
 
+def call_case(case: Case, device: Any) -> Outputs:
+    """The case's operator on a device, or on its dry run."""
+    with device.planned_for(case.compute_units) if case.compute_units else nullcontext():
+        return case.call(device, upload_inputs(device, case.inputs()))
+
+
 def check_case(case: Case, device: Device) -> Result:
     """Run one case on a device. A device's own error (OutOfMemory, DeviceLost) is not caught here."""
     expected = expected_outputs(case)
-    found = to_host(case, device, case.call(device, upload_inputs(device, case.inputs())))
+    found = to_host(case, device, call_case(case, device))
     if set(found) != set(expected.oracle):
         raise KeyError(
             f"{case.name}: outputs {sorted(found)} on {device.name}, {sorted(expected.oracle)} on the reference"
@@ -114,6 +122,8 @@ def check_case(case: Case, device: Device) -> Result:
 def selftest_cases(device: Device, only: str = "") -> list[Case]:
     """The cases that a device is to pass: those whose name contains `only`."""
     more = matrix_cases() if getattr(device, "matrix_units", False) else []
+    if hasattr(device, "planned_for"):
+        more = [*bfloat16_cases(), *kernel_cases()]
     return [case for case in [*cases(device.float16), *more] if only in case.name]
 
 
@@ -126,7 +136,7 @@ def prepare_selftest(
         return 0
     for case in selected:
         try:
-            case.call(dry, upload_inputs(dry, case.inputs()))
+            call_case(case, dry)
         except Exception:  # it is a result of its own when the case runs
             pass
     return device.prepare(dry, progress)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -247,6 +248,15 @@ class Runtime(PooledRuntime):
         if make not in made:
             made[make] = make(self)
         return made[make]
+
+    @contextmanager
+    def planned_for(self, compute_units: int) -> Iterator[None]:
+        """Within it kernels are chosen as for a card of so many compute units: one has large tiles at any size."""
+        before, self.compute_units = self.compute_units, compute_units
+        try:
+            yield
+        finally:
+            self.compute_units = before
 
     @property
     def identity(self) -> tuple[str, str, str, str]:

@@ -1,0 +1,91 @@
+"""Cases for devices that choose a product's and attention's kernel by dtype, alignment and the card's compute units:
+every kernel of those that a training step can launch. A case of one compute unit takes the tiles of large products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from wgrad.autograd.selftest import attention, gemm, linear
+from wgrad.autograd.selftest.attention import attention_case
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case
+from wgrad.autograd.selftest.gemm import gemm_case
+from wgrad.autograd.selftest.linear import frozen_case
+from wgrad.device.formats.frozen_weight import formats
+
+
+def on_one_unit(case: Case) -> Case:
+    return replace(case, name=f"{case.name}/one compute unit", compute_units=1)
+
+
+def kernel_cases() -> list[Case]:
+    """As few as reach every kernel, and small; a self-check runs them all."""
+    found = [*_float32()]
+    for t in (F16, BF16):
+        tiled = [*_products(t), *_frozen(t, t)]
+        found += [*tiled, *map(on_one_unit, tiled), *_frozen(t, F32), *_frozen(F32, t), *_attention(t), *_unaligned(t)]
+    return found
+
+
+def bfloat16_cases() -> list[Case]:
+    """What the self-test asks in float32 and float16, of the operators that have kernels for bfloat16."""
+    return [case for family in (gemm, linear, attention) for case in family.cases(BF16)]
+
+
+def _layouts() -> Iterator[dict[str, bool]]:
+    for trans_a, trans_b in ((False, False), (False, True), (True, False)):
+        yield {"trans_a": trans_a, "trans_b": trans_b}
+
+
+def _products(t: np.dtype) -> list[Case]:
+    return [gemm_case("aligned", 40, 136, 72, t, **layout) for layout in _layouts()]
+
+
+def _unaligned(t: np.dtype) -> list[Case]:
+    """Rows that no vector divides; beside them the head's bfloat16 weight, and LoRA's float32 ones."""
+    found = [gemm_case("unaligned", 41, 75, 67, t, **layout) for layout in _layouts()]
+    for other in (BF16, F32):
+        if other != t:
+            found += [gemm_case("mixed aligned", 72, 136, 72, t, other, dtype=F32, **layout) for layout in _layouts()]
+    return found
+
+
+def _frozen(x: np.dtype, y: np.dtype) -> list[Case]:
+    """A frozen weight of each format; x and the result of these dtypes, both directions."""
+    variant = f"aligned to {y.name}"
+    return [
+        frozen_case(format, variant, 41, 136, 64, x, dtype=y, backward=backward, double=double)
+        for format, double in _weights()
+        for backward in (False, True)
+    ]
+
+
+def _weights() -> list[tuple[str, bool]]:
+    """(format, double)"""
+    return [(format, False) for format in formats()] + [("nf4", True)]
+
+
+def _attention(t: np.dtype) -> list[Case]:
+    """Both widths, and shares of the keys and of a key head's queries where one work-group would leave a card idle."""
+    found = [
+        attention_case("width", (1, 37, 2, 1, width), t, backward=backward)
+        for width in (64, 128)
+        for backward in (False, True)
+    ]
+    return [*found, attention_case("shares", (1, 5, 2, 1, 64), t, keys=800, cache_len=795)]
+
+
+def _float32() -> list[Case]:
+    found = [*_frozen(F32, F32)]
+    found += [frozen_case(format, "one row", 1, 136, 64, F32, double=double) for format, double in _weights()]
+    found += [gemm_case("aligned", 72, 136, 72, F32, **layout) for layout in _layouts()]
+    found += [gemm_case("unaligned", 41, 75, 67, F32, **layout) for layout in _layouts()]
+    for rank in (16, 64):
+        found += [
+            gemm_case("lora", 72, rank, 136, F32, trans_b=True),
+            gemm_case("lora", 72, rank, 136, F32),
+            gemm_case("lora", rank, 136, 72, F32, trans_a=True),
+        ]
+    return found

@@ -1,0 +1,88 @@
+"""The self-check of `auto`, and with it `wgrad selftest`, launches every kernel that a training step can launch on a
+card: compared by dry runs of training, for all families, computes and kinds of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases
+from wgrad.autograd.selftest.probe import chosen_cases
+from wgrad.autograd.selftest.run import call_case, check_case, selftest_cases
+from wgrad.device.formats.frozen_weight import formats
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.plan import plan_run
+
+COMPUTE_UNITS = {"gfx90a": 104, "gfx942": 304, "gfx1100": 96, "gfx1201": 64}  # of the cards
+COMPUTES = ("float32", "float16", "bfloat16")
+WIDE = {"hidden_size": 1088, "intermediate_size": 1096}  # above one wave's row; sizes that divide by 8
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"double_quant": False},
+    {"full": True},
+    {"rank": 40, "dropout": 0.1},
+    {"checkpointing": True},
+    {"seq_len": 1200, "batch_size": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A tiny model of each family; LLaMAs with heads for the matrix units, and rows of a wave."""
+    kinds: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in FAMILIES]
+    kinds += [("LlamaForCausalLM", {"head_dim": width, **WIDE}) for width in (64, 128)]
+    kinds.append(("Qwen3ForCausalLM", {"head_dim": 64, "hidden_size": 320}))
+    folder, made = tmp_path_factory.mktemp("models"), []
+    for number, (family, changes) in enumerate(kinds):
+        config = tiny_config(family, **changes)
+        made.append(write_checkpoint(folder / str(number), config, random_weights(config), "bfloat16"))
+    return made
+
+
+def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for model in models:
+        for compute in COMPUTES:
+            for more in OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]:
+                options = {"rank": 3, "seq_len": 40, "batch_size": 2, "accumulate": 2, "compute": compute, **more}
+                plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
+                assert plan is not None
+                found |= set(plan.dry.kernels)
+    # A product of a weight in one format is one of a weight in any other.
+    variants = ["nf4", "nf4_nested", *(name for name in formats() if name != "nf4")]
+    of_formats = {(s, k.replace("nf4_nested", v)) for s, k in found if "_nf4_nested" in k for v in variants}
+    return found | of_formats
+
+
+def launched_by(device: Any, cases: list[Any]) -> set[tuple[str, str]]:
+    dry = device.dry_run()
+    for case in cases:
+        call_case(case, dry)
+    return set(dry.kernels)
+
+
+@pytest.mark.parametrize("architecture", COMPUTE_UNITS)
+def test_every_kernel_of_training_is_checked(emulator: Any, architecture: str, models: list[Path]) -> None:
+    device = emulator.new(architecture)
+    training: set[tuple[str, str]] = set()
+    for units in (COMPUTE_UNITS[architecture], 1):  # one is filled by any product, as a large card is by a large one
+        with device.planned_for(units):
+            training |= launched_by_training(device, models)
+    with device.planned_for(COMPUTE_UNITS[architecture]):
+        checked, tested = launched_by(device, chosen_cases()), launched_by(device, selftest_cases(device))
+    assert len(training) > 80 and any(kernel.endswith("_big") for _, kernel in training)
+    assert (training - checked, training - tested) == (set(), set())
+
+
+def test_the_check_passes_and_bfloat16_with_it(hip_device: Any) -> None:
+    """On both wave sizes; a case has one name."""
+    names = [case.name for case in selftest_cases(hip_device)]
+    assert len(set(names)) == len(names)
+    chosen = {case.name: case for case in [*chosen_cases(), *bfloat16_cases()]}
+    failed = [r for r in (check_case(case, hip_device) for case in chosen.values()) if not r.ok]
+    assert failed == []
