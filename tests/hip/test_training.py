@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -123,6 +127,39 @@ def test_finetune_resume_and_generate(
     assert main([*words, "--max-new-tokens", "6", "--temperature", "0.8", "--top-k", "20", "--top-p", "0.9"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("the quick") and card in captured.err
+
+
+def test_an_abort_in_a_kernel_loses_nothing(
+    emulator: Any, make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """ROCm ends the process at a memory fault; what is on the disk goes on to the same bits."""
+    emulator.select("gfx1100", monkeypatch)
+    model, whole, again = make_checkpoint(), tmp_path / "whole", tmp_path / "again"
+    run = lambda out: [*finetune_options(model, text_data, out), "--no-sample", "--eval-fraction", "0"]  # noqa: E731
+    begun = emulator.library.emulator_launches()
+    assert main(run(whole)) == 0
+    in_all = emulator.library.emulator_launches() - begun
+    kept = {name: value for name, value in os.environ.items() if name != "WGRAD_EMULATED_FAULTS"}
+    environment = {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "LD_LIBRARY_PATH": str(emulator.folder),
+        "WGRAD_HIP_OBJECTS": str(emulator.folder),
+        "WGRAD_EMULATED_ARCH": "gfx1100",
+        "WGRAD_EMULATED_FAULT_AT": str(in_all * 3 // 4),
+    }
+    command = [sys.executable, "-m", "wgrad", *run(again)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT, done.stderr[-3000:]
+    assert "a planted fault" in done.stderr
+    assert [path.name for path in (again / "checkpoints").iterdir()] == ["step-3"]
+    assert not (again / RESUME.WEIGHTS_FILE).exists()
+    capsys.readouterr()
+    assert main([*run(again), "--resume"]) == 0
+    assert "resuming from" in capsys.readouterr().out
+    assert (again / RESUME.WEIGHTS_FILE).read_bytes() == (whole / RESUME.WEIGHTS_FILE).read_bytes()
+    assert RESUME.losses(again) == RESUME.losses(whole)
+    emulator.clear()
 
 
 def test_devices_and_selftest(card: str, capsys: Any) -> None:
