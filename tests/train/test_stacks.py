@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.data.packing import BatchStream
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
@@ -19,6 +21,9 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
 TOKENS = 24
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+}  # fmt: skip
 
 
 def _config(**changed: Any) -> ModelConfig:
@@ -78,6 +83,28 @@ def test_loss_and_gradients_are_those_of_each_projection_by_itself(lora: LoraCon
 
 def test_stacks_on_wgpu(wgpu_device: Any) -> None:
     _compare(wgpu_device, LoraConfig(r=8, alpha=16.0), 4)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpointing": True, "max_grad_norm": 0.5, "accumulate": 3}], ids=["", "2"])
+def test_training_and_what_it_writes_are_those_of_projections_apart(
+    options: dict[str, Any], wgpu_device: Any, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that are recorded and replayed, and adapters under their own names."""
+    folder, found = make_checkpoint(**SIZES), []
+    for stacked in (False, True):
+        monkeypatch.setattr(wgpu_device, "stacks_weights", stacked)
+        trainer, built, config = trainer_for(folder, wgpu_device, max_steps=8, seq_len=48, rank=8, **options)
+        names = built.model.adapter.modules if built.model.adapter else {}
+        assert any(name.endswith(GATE_UP) for name in names) == stacked
+        for step in BatchStream(documents(), config):
+            trainer.step(step, config.lr)
+        found.append((trainer.read_history()[:, 0], {n: built.parameters.get(n) for n in built.parameters.tensors}))
+    (losses, plain), (stacked_losses, other) = found
+    assert losses.shape == (8,) and losses[-2:].mean() < losses[:2].mean()
+    np.testing.assert_allclose(stacked_losses, losses, rtol=8 * 4 * float(np.finfo(np.float32).eps))
+    assert list(plain) == list(other)
+    for name, value in plain.items():
+        assert np.linalg.norm(other[name] - value) <= 1e-3 * np.linalg.norm(value), name
 
 
 def _compare(device: Any, lora: LoraConfig, stacks: int) -> None:
