@@ -35,7 +35,8 @@ _PER_ELEMENT = {
     "geglu_backward": 20, "mask": 1, "add": 1, "mul": 1, "scale": 1, "scale_by": 1, "softcap": 3, "cast": 1, "bias": 1,
     "sum_rows": 1, "sum": 1, "dropout": 20, "embedding": 1, "embedding_backward": 1, "quantize": 20, "dequantize": 2,
     "rms_norm": 4, "rms_norm_backward": 11, "layer_norm": 8, "layer_norm_backward": 15, "grad_norm": 2, "adamw": 14,
-    "rope": 3, "rope_append": 3, "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3,
+    "rope": 3, "rope_split": 3, "rope_split_backward": 3, "rope_append": 3, "advance": 1,
+    "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3,
 }  # fmt: skip
 # What is written besides what an operator returns, and what is looked at in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
@@ -112,6 +113,16 @@ def _linear(given: Arguments) -> float:
     return product_flop(m, n, k) + _lowrank(given, m, k if backward else n)
 
 
+def _lora_du(given: Arguments) -> float:
+    m, n = given["dy"].shape
+    return product_flop(m, n, given["b"].shape[1])
+
+
+def _lora_db(given: Arguments) -> float:
+    m, n = given["dy"].shape
+    return product_flop(m, n, given["u"].shape[1] // len(given["parts"]))
+
+
 def _attention(given: Arguments) -> float:
     return attention_flop(tuple(given["q"].shape), given["k"].shape[1])
 
@@ -127,6 +138,8 @@ _FLOP: dict[str, Callable[[Arguments], float]] = {
     "gemm": _gemm,
     "linear_quantized": _linear,
     "linear_quantized_backward": _linear,
+    "lora_du": _lora_du,
+    "lora_db": _lora_db,
     "attention": _attention,
     "attention_backward": lambda given: ATTENTION_BACKWARD * _attention(given),
     "linear_cross_entropy": _loss,

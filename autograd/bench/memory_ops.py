@@ -125,7 +125,19 @@ def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:
         more = {"keys": keys, "values": values, "cache_len": device.zeros((1,), np.int32)}
         return {"k": k, "v": v, **angles(device), **more}
 
-    return [entry("rope", (tokens, h, d), t, rope), entry("rope_append", (tokens, g, d), t, append)]
+    def split(device: Device) -> dict[str, Any]:
+        return {"qkv": normal(device, (tokens, (h + 2 * g) * d), t), **angles(device), "heads": h, "kv_heads": g}
+
+    def split_back(device: Device) -> dict[str, Any]:
+        dk, dv = (normal(device, (tokens, g, d), t, seed) for seed in (3, 4))
+        return {"dq": normal(device, (tokens, h, d), t), "dk": dk, "dv": dv, **angles(device)}
+
+    return [
+        entry("rope", (tokens, h, d), t, rope),
+        entry("rope_append", (tokens, g, d), t, append),
+        entry("rope_split", (tokens, h + 2 * g, d), t, split),
+        entry("rope_split_backward", (tokens, h + 2 * g, d), t, split_back),
+    ]
 
 
 def _float32_only(sizes: Sizes) -> list[Entry]:
@@ -155,7 +167,14 @@ def _float32_only(sizes: Sizes) -> list[Entry]:
         uniform = device.upload(np.array([0.5], np.float32))
         return {"logits": normal(device, (vocab,)), "uniform": uniform, "temperature": 0.8, "top_p": 0.95}
 
+    def advance(device: Device) -> dict[str, Any]:
+        one, all_steps = ("drawn", "step", "ids", "positions", "cache_len"), (sizes.keys, 1)
+        made = {name: device.zeros((1,), np.int32) for name in one}
+        made |= {"tokens": device.zeros(all_steps, np.int32), "uniforms": device.zeros(all_steps)}
+        return {**made, "uniform": device.zeros((1,))}
+
     return [
+        entry("advance", (sizes.keys,), F32, advance),
         entry("adamw", (count,), F32, adamw),
         entry("grad_norm", (count,), F32, _arrays((count,), F32, ["g"])),
         entry("clip", (STATE_SIZE,), F32, clip),

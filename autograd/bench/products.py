@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
+from wgrad.autograd.ops.lora import PART_ROWS
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import formats
 
@@ -41,9 +42,23 @@ def _squares(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 def _lora(sizes: Sizes, t: np.dtype) -> list[Entry]:
     m, _, k = sizes.linear
+    parts = (max(sizes.linear[1], PART_ROWS),) * 2  # gate and up
+
+    def du(device: Device) -> dict[str, Any]:
+        return {
+            "dy": normal(device, (m, sum(parts)), t),
+            "b": normal(device, (sum(parts), RANK), F32, 1),
+            "parts": parts,
+        }
+
+    def db(device: Device) -> dict[str, Any]:
+        return {"dy": normal(device, (m, sum(parts)), t), "u": normal(device, (m, 2 * RANK), F32, 1), "parts": parts}
+
     return [
         _gemm(m, RANK, k, (t, F32), "nt", "lora", dtype=F32),
         _gemm(RANK, k, m, (F32, t), "tn", "lora gradient", dtype=F32),
+        entry("lora_du", (m, sum(parts), RANK), t, du),
+        entry("lora_db", (m, sum(parts), RANK), t, db),
     ]
 
 
