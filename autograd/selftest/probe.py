@@ -54,6 +54,7 @@ CASES = (
     "rope/forward/1x1x6/float32",
     "rope_append/decode/1x1x2x128/float32",
     "sample/greedy/123/0.5",
+    "advance/2",
     "silu/7x123/float16",
     "softcap/7x123/float16",
     "storage/view and copy/float16",
