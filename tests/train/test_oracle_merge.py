@@ -140,6 +140,15 @@ def test_logits_that_are_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -
     assert "merged is written, but the logits of base and adapter are not finite" in capsys.readouterr().err
 
 
+def test_a_sum_that_is_not_finite(adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, adapter = adapted()
+    arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
+    save_adapter(adapter, LORA, {n: v * np.float32(1e30) for n, v in arrays.items()}, str(folder))
+    assert merge(adapter, tmp_path / "merged") == 2
+    assert "what model.layers.0.self_attn.q_proj adds to its weight is not finite" in capsys.readouterr().err
+    assert not (tmp_path / "merged").exists()
+
+
 def test_difference() -> None:
     same = merge_command.difference(np.eye(3), np.eye(3) + 5.0)
     assert (same.tokens, same.divergence, same.largest, same.agree) == (3, 0.0, pytest.approx(0, abs=1e-12), 3)

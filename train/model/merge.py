@@ -63,7 +63,13 @@ class Merge:
         module = spec.name.removesuffix(".weight")
         if f"{module}.lora_A" in self.arrays:
             scale = np.float32(self.lora.scaling_of(module))
-            weight = weight + scale * (self.arrays[f"{module}.lora_B"] @ self.arrays[f"{module}.lora_A"])
+            with np.errstate(all="ignore"):  # numbers of a damaged adapter
+                weight = weight + scale * (self.arrays[f"{module}.lora_B"] @ self.arrays[f"{module}.lora_A"])
+            if not np.isfinite(weight).all():
+                raise WgradError(
+                    f"--adapter: what {module} adds to its weight is not finite (NaN or infinity): the adapter is "
+                    "damaged or comes of a training that failed: fetch it again, or train it again"
+                )
         return weight
 
 
