@@ -52,12 +52,16 @@ class Rules:
             known = key = None
         if known is not None:
             return known
-        changed = self._rules(Args(name or self.name, device), *args, **options) or {}
+        changed = self.run(Args(name or self.name, device), *args, **options)
         if key is not None:
             if len(self._passed) >= _MOST_REMEMBERED:
                 self._passed.clear()
             self._passed[key] = changed
         return changed
+
+    def run(self, checker: Args, *args: Any, **options: Any) -> dict[str, Any]:
+        """The rules with a checker of the caller's -> arguments to be replaced."""
+        return self._rules(checker, *args, **options) or {}
 
 
 class Operator(Rules):

@@ -29,7 +29,8 @@ class Cost:
         return self.flop / self.nbytes
 
 
-# Of an element of the operator's largest array.
+# Of an element of the operator's largest array, where it has been counted; else about what one of these has.
+_USUAL_PER_ELEMENT = 4
 _PER_ELEMENT = {
     "silu": 4, "silu_backward": 8, "gelu": 9, "gelu_backward": 17, "swiglu": 5, "swiglu_backward": 11, "geglu": 10,
     "geglu_backward": 20, "mask": 1, "add": 1, "mul": 1, "scale": 1, "scale_by": 1, "softcap": 3, "cast": 1, "bias": 1,
@@ -39,14 +40,26 @@ _PER_ELEMENT = {
     "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3,
 }  # fmt: skip
 # What is written besides what an operator returns, and what is looked at in part.
-_WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
-_IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
+_WRITTEN = {
+    "adamw": ("p", "exp_avg", "exp_avg_sq"),
+    "clip": ("state", "loss_scale"),
+    "advance": ("step", "ids", "positions", "cache_len", "uniform"),
+}
+_IN_PART = {
+    "embedding": ("table",),
+    "kv_append": ("cache",),
+    "rope_append": ("keys", "values"),
+    "advance": ("tokens", "uniforms"),
+}
 
 
 def cost(op: str, arguments: Arguments, made: Any) -> Cost:
-    """Of one call. arguments: by name, as it was called; made: what it returned. KeyError: an operator not known."""
+    """Of one call. arguments: by name, as it was called; made: what it returned."""
     count = _FLOP.get(op)
-    flop = count(arguments) if count is not None else _PER_ELEMENT[op] * max(map(_size, _arrays((arguments, made))))
+    if count is not None:
+        flop = count(arguments)
+    else:
+        flop = _PER_ELEMENT.get(op, _USUAL_PER_ELEMENT) * max(map(_size, _arrays((arguments, made))))
     return Cost(float(flop), float(_bytes(op, arguments, made)))
 
 

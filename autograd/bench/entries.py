@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from wgrad.autograd.bench import memory_ops, products
-from wgrad.autograd.bench.entry import Entry, Sizes
+from wgrad.autograd.bench.derived import derived
+from wgrad.autograd.bench.entry import F32, Entry, Sizes
 from wgrad.autograd.bench.roofline import dtypes
 from wgrad.autograd.operators import OPERATORS
 from wgrad.device.contract import Device
@@ -11,10 +14,19 @@ from wgrad.device.contract import Device
 
 def entries(device: Device, sizes: Sizes, ops: tuple[str, ...] = ()) -> list[Entry]:
     """What is timed on the device; ops: only these operators (all of them known)."""
-    kinds = dtypes(device, sizes)
-    found = [e for dtype in kinds for family in (products, memory_ops) for e in family.entries(sizes, dtype)]
+    found = [e for dtype in dtypes(device, sizes) for e in entries_of(sizes, dtype)]
     assert len({e.name for e in found}) == len(found), "two entries of the bench have the same name"
     return [e for e in found if not ops or e.op in ops]
+
+
+def entries_of(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
+    """Those written, and of every other operator the one that is derived."""
+    others = [op for op in OPERATORS if op not in {e.op for e in _written(sizes, F32)}]
+    return _written(sizes, dtype) + [e for op in others for e in derived(op, sizes, dtype)]
+
+
+def _written(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
+    return products.entries(sizes, dtype) + memory_ops.entries(sizes, dtype)
 
 
 def operator_names() -> list[str]:

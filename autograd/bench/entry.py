@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,12 +73,3 @@ def times(*sizes: int) -> str:
 
 def entry(op: str, shape: Sequence[int], dtype: Any, build: Callable[..., dict[str, Any]], variant: str = "") -> Entry:
     return Entry(op, variant, times(*shape), np.dtype(dtype).name, build)
-
-
-def with_result(found: Entry, made_by: Callable[[Device, dict[str, Any]], dict[str, Any]]) -> Entry:
-    """The entry with arguments that a forward makes: `made_by` replaces its arguments by those of the backward."""
-
-    def build(device: Device, first: Callable[[Device], dict[str, Any]]) -> dict[str, Any]:
-        return made_by(device, first(device))
-
-    return replace(found, build=partial(build, first=found.build))

@@ -1,87 +1,28 @@
-"""Bench entries of what memory bounds: every other operator of the contract."""
+"""Bench entries of what memory bounds and derived.py cannot make, or would make of sizes that nobody has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal, with_result
+from wgrad.autograd.bench.derived import derived
+from wgrad.autograd.bench.entry import F32, Entry, Sizes, entry, normal
 from wgrad.autograd.ops.optimizer import HYPER_SIZE, STATE_SIZE
 from wgrad.device.contract import Device
 
-UNARY = ("silu", "gelu", "sum", "sum_rows")
-BINARY = ("swiglu", "geglu", "add", "mul")
-ONE_BACK = ("silu_backward", "gelu_backward", "softmax_backward")
-TWO_BACK = ("swiglu_backward", "geglu_backward")
-_NAMES = {"add": "ab", "mul": "ab", "swiglu": ("gate", "up"), "geglu": ("gate", "up")}
+NORMS = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward")
 
 
 def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
-    found = [*_elementwise(sizes, dtype), *_norms(sizes, dtype), *_rows(sizes, dtype), *_ropes(sizes, dtype)]
+    found = [*_norms(sizes, dtype), *_rows(sizes, dtype), *_ropes(sizes, dtype)]
     return found + _float32_only(sizes) if dtype == F32 else found
 
 
-def _arrays(shape: tuple[int, ...], t: Any, names: Any, **more: Any) -> Callable[[Device], dict[str, Any]]:
-    return lambda device: {**{n: normal(device, shape, t, i) for i, n in enumerate(names)}, **more}
-
-
-def _elementwise(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    shape = (sizes.rows, sizes.columns)
-    make = partial(entry, shape=shape, dtype=t)
-    found = [make(op, build=_arrays(shape, t, ["x"])) for op in UNARY]
-    found += [make(op, build=_arrays(shape, t, _NAMES[op])) for op in BINARY]
-    found += [make(op, build=_arrays(shape, t, ["dy", "y" if "softmax" in op else "x"])) for op in ONE_BACK]
-    found += [make(op, build=_arrays(shape, t, ["dy", "gate", "up"])) for op in TWO_BACK]
-    found += [
-        make("scale", build=_arrays(shape, t, ["x"], alpha=0.5)),
-        make("softcap", build=_arrays(shape, t, ["x"], cap=30.0)),
-        make("softmax", build=_arrays(shape, t, ["x"])),
-    ]
-
-    def beside(device: Device, op: str) -> dict[str, Any]:
-        x = normal(device, shape, t)
-        more: dict[str, dict[str, Any]] = {
-            "scale_by": {"factor": normal(device, (1,))},
-            "bias": {"b": normal(device, shape[1:])},
-            "mask": {"keep": device.upload(np.ones(shape, np.uint32)), "value": -1.0},
-            "dropout": {"p": 0.1, "seed": device.upload(np.array([1, 2], np.uint32)), "stream": 3},
-        }
-        return {"x": x, **more[op]}
-
-    ops = ["scale_by", "bias", "mask", "dropout"]
-    return found + [make(op, build=partial(beside, op=op)) for op in ops]
-
-
 def _norms(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    found = []
-    for shape in ((sizes.rows, sizes.columns), (sizes.rows * sizes.columns // 64, 64)):
-
-        def rms(device: Device, shape: tuple[int, int] = shape) -> dict[str, Any]:
-            return {"x": normal(device, shape, t), "weight": normal(device, shape[1:]), "eps": 1e-5}
-
-        def layer(device: Device, rms: Any = rms, shape: tuple[int, int] = shape) -> dict[str, Any]:
-            return {**rms(device), "bias": normal(device, shape[1:])}
-
-        def rms_back(device: Device, given: dict[str, Any]) -> dict[str, Any]:
-            _, rstd = device.rms_norm(**given)
-            x = given["x"]
-            return {"dy": normal(device, x.shape, t, 1), "x": x, "weight": given["weight"], "rstd": rstd}
-
-        def layer_back(device: Device, given: dict[str, Any]) -> dict[str, Any]:
-            _, mean, rstd = device.layer_norm(**given)
-            dy = normal(device, given["x"].shape, t, 1)
-            return {"dy": dy, "x": given["x"], "weight": given["weight"], "mean": mean, "rstd": rstd}
-
-        found += [
-            entry("rms_norm", shape, t, rms),
-            with_result(entry("rms_norm_backward", shape, t, rms), rms_back),
-            entry("layer_norm", shape, t, layer),
-            with_result(entry("layer_norm_backward", shape, t, layer), layer_back),
-        ]
-    return found
+    """Rows of the model's width, and those of its heads."""
+    shapes = ((sizes.rows, sizes.columns), (sizes.rows * sizes.columns // 64, 64))
+    return [e for shape in shapes for op in NORMS for e in derived(op, sizes, t, shape)]
 
 
 def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
@@ -141,17 +82,8 @@ def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _float32_only(sizes: Sizes) -> list[Entry]:
-    """What has no other type: the optimiser, quantisation, sampling, a cast."""
-    shape, count, vocab = (sizes.rows, sizes.columns), sizes.rows * sizes.columns, sizes.loss[1]
-
-    def adamw(device: Device) -> dict[str, Any]:
-        state = np.zeros(STATE_SIZE, np.float32)
-        state[:] = 1
-        hyper = np.zeros(HYPER_SIZE, np.float32)
-        hyper[0] = 1e-9
-        made = {"hyper": device.upload(hyper), "state": device.upload(state), "exp_avg_sq": device.zeros((count,))}
-        rates = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.01, "decay_elements": count // 2}
-        return {**_arrays((count,), F32, ["p", "g", "exp_avg"])(device), **made, **rates}
+    """What has no other type: clipping, quantisation, sampling, a cast."""
+    shape, vocab = (sizes.rows, sizes.columns), sizes.loss[1]
 
     def clip(device: Device) -> dict[str, Any]:
         sizes_ = {"norm": 2, "hyper": HYPER_SIZE, "state": STATE_SIZE, "loss_scale": 1}
@@ -175,10 +107,8 @@ def _float32_only(sizes: Sizes) -> list[Entry]:
 
     return [
         entry("advance", (sizes.keys,), F32, advance),
-        entry("adamw", (count,), F32, adamw),
-        entry("grad_norm", (count,), F32, _arrays((count,), F32, ["g"])),
         entry("clip", (STATE_SIZE,), F32, clip),
-        entry("quantize", shape, F32, _arrays(shape, F32, ["w"]), "nf4"),
+        entry("quantize", shape, F32, lambda device: {"w": normal(device, shape)}, "nf4"),
         entry("dequantize", shape, F32, restore, "nf4 double"),
         entry("sample", (vocab,), F32, sample, "top_p"),
         entry("cast", shape, F32, cast, "to float16"),

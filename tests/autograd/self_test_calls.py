@@ -12,9 +12,7 @@ import numpy as np
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.operators import OPERATORS
-from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.selftest.case import upload_inputs
-from wgrad.autograd.selftest.cases import cases
+from wgrad.autograd.selftest.calls import first_call
 
 
 class Call(NamedTuple):
@@ -36,35 +34,12 @@ class Call(NamedTuple):
         return lambda *tensors: self.function(**dict(zip(self.tensors, tensors)), **constants)
 
 
-class _Recorder(ReferenceDevice):
-    """Keeps the arguments of the first call of each operator, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[str, dict[str, Any]] = {}
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in OPERATORS:
-            return found
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.made.setdefault(name, OPERATORS[name].signature.bind(*args, **options).arguments)
-            return found(*args, **options)
-
-        return call
-
-
 @cache
 def self_test_calls() -> dict[str, Call]:
     """By the operator's name: its first forward case, where functional has all of its arguments."""
-    device = _Recorder()
-    for case in cases(float16=False):
-        if case.op in F.__all__ and case.op not in device.made:
-            case.call(device, upload_inputs(device, case.inputs()))
     found = {}
-    for name in sorted(device.made.keys() & set(F.__all__)):
-        made, function = device.made[name], getattr(F, name)
+    for name in sorted(OPERATORS.keys() & set(F.__all__)):
+        made, function = first_call(name), getattr(F, name)
         takes = inspect.signature(function).parameters
         given = {n: value for n, value in made.items() if n != "dtype"}  # gradients are checked in float64
         wanted = {n for n, p in takes.items() if p.default is p.empty}

@@ -9,24 +9,60 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.bench import memory_ops, products
-from wgrad.autograd.bench.cost import _FLOP, _PER_ELEMENT, Cost, cost
-from wgrad.autograd.bench.entries import entries
+from wgrad.autograd.bench.cost import _FLOP, _IN_PART, _PER_ELEMENT, _WRITTEN, Cost, cost
+from wgrad.autograd.bench.derived import can_be_derived, derived
+from wgrad.autograd.bench.entries import entries, entries_of
 from wgrad.autograd.bench.entry import SIZES, Entry
 from wgrad.autograd.bench.roofline import MATRIX_UNITS, MEMORY, Machine, MeasuredRoof, dtypes, place
 from wgrad.autograd.bench.timing import Time, median_spread
 from wgrad.autograd.operators import OPERATORS
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.calls import first_call
 from wgrad.device.formats.nf4 import NF4Array
 
 TINY = SIZES["tiny"]
 
 
-def test_every_operator_of_the_contract_has_an_entry(cpu: ReferenceDevice) -> None:
+def test_every_operator_of_the_contract_has_an_entry_and_a_cost(cpu: ReferenceDevice) -> None:
+    """Written, or derived from its largest array; where that does not bound the work, FLOP are written as well."""
     for sizes in SIZES.values():
-        assert {e.op for e in entries(cpu, sizes)} == set(OPERATORS), "add the operator to autograd/bench"
-    assert set(_FLOP) | set(_PER_ELEMENT) == set(OPERATORS) and not set(_FLOP) & set(_PER_ELEMENT)
-    assert [e.op for e in entries(cpu, TINY, ("softmax", "rope"))] == ["softmax", "rope"]
+        found = {e.op for e in entries(cpu, sizes)}
+        assert set(OPERATORS) - found == set(), "these have neither: write an entry in autograd/bench"
+    counted = set(_FLOP) | set(_PER_ELEMENT)
+    missing = {op for op in set(OPERATORS) - counted if not can_be_derived(op)}
+    assert missing == set(), "FLOP of these follow from no array of theirs: write them in autograd/bench/cost.py"
+    assert counted <= set(OPERATORS) and not set(_FLOP) & set(_PER_ELEMENT)
+    assert [e.op for e in entries(cpu, TINY, ("softmax", "rope"))] == ["rope", "softmax"]
+
+
+def test_what_is_derived_is_bounded_by_its_largest_array() -> None:
+    """No product, nothing that looks up rows, nothing with heads."""
+    assert {"add", "softmax_backward", "layer_norm", "adamw", "dropout", "mask"} <= set(
+        filter(can_be_derived, OPERATORS)
+    )
+    for op in (*_FLOP, "embedding", "rope", "rope_split", "rope_append", "kv_append", "dequantize"):
+        assert not can_be_derived(op), op
+    (found,) = derived("layer_norm_backward", SIZES["small"], np.dtype(np.float16))
+    given = found.build(ReferenceDevice())
+    rows, columns = SIZES["small"].rows, SIZES["small"].columns
+    assert found.name == f"layer_norm_backward/{rows}x{columns}/float16"
+    assert {n: (a.shape, a.dtype.name) for n, a in given.items() if hasattr(a, "shape")} == {
+        **dict.fromkeys(("dy", "x"), ((rows, columns), "float16")),
+        **dict.fromkeys(("mean", "rstd"), ((rows,), "float32")),
+        "weight": ((columns,), "float32"),
+    }
+    assert derived("adamw", TINY, np.dtype(np.float16)) == []
+
+
+@pytest.mark.parametrize("op", sorted(OPERATORS))
+def test_what_an_operator_writes_into_its_arguments_is_counted(op: str) -> None:
+    """Beside `out`, which is what it returns."""
+    given = {n: a.copy() if isinstance(a, np.ndarray) else a for n, a in first_call(op).items()}
+    before = {n: a.tobytes() for n, a in given.items() if isinstance(a, np.ndarray)}
+    getattr(ReferenceDevice(), op)(**given)
+    changed = {n for n, held in before.items() if given[n].tobytes() != held}
+    counted = {*_WRITTEN.get(op, ()), *_IN_PART.get(op, ())}
+    assert changed - {"out"} <= counted, "name the arguments that it writes in _WRITTEN of autograd/bench/cost.py"
 
 
 def test_small_products_are_timed(cpu: ReferenceDevice) -> None:
@@ -41,12 +77,11 @@ def test_every_entry_is_a_call_that_a_device_takes(dtype: str, wgpu_device: Any)
     if dtype == "float16" and not wgpu_device.float16:
         pytest.skip("the device has no float16")
     dry, names = wgpu_device.dry_run(), []
-    for family in (products, memory_ops):
-        for entry in family.entries(TINY, np.dtype(dtype)):
-            given = entry.build(dry)
-            spent = cost(entry.op, given, getattr(dry, entry.op)(**given))
-            assert spent.flop > 0 and spent.nbytes > 0, entry.name
-            names.append(entry.name)
+    for entry in entries_of(TINY, np.dtype(dtype)):
+        given = entry.build(dry)
+        spent = cost(entry.op, given, getattr(dry, entry.op)(**given))
+        assert spent.flop > 0 and spent.nbytes > 0, entry.name
+        names.append(entry.name)
     if dtype == "float16":  # beside those of float32, from which they are told by their names
         names += [e.name for e in entries(ReferenceDevice(), TINY)]
     assert len(set(names)) == len(names)

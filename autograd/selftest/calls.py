@@ -1,0 +1,40 @@
+"""With which arguments the self-test calls an operator: for whoever wants a call of every operator."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from wgrad.autograd.operators import OPERATORS
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.selftest.case import upload_inputs
+from wgrad.autograd.selftest.cases import cases
+
+
+class _Recorder(ReferenceDevice):
+    """Keeps the arguments of the first call of each operator, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, dict[str, Any]] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in OPERATORS:
+            return found
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.made.setdefault(name, OPERATORS[name].signature.bind(*args, **options).arguments)
+            return found(*args, **options)
+
+        return call
+
+
+@cache
+def first_call(op: str) -> dict[str, Any]:
+    """The arguments of the operator's first float32 case, by name: arrays are NumPy's, as they are after the call.
+    StopIteration: it has no case."""
+    case = next(case for case in cases(float16=False) if case.op == op)
+    device = _Recorder()
+    case.call(device, upload_inputs(device, case.inputs()))
+    return device.made[op]
