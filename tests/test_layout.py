@@ -97,7 +97,7 @@ def test_the_ground_floor_needs_little() -> None:
 
 
 # The folders of train, each of which may import those before it.
-TRAIN_FLOORS = ("files", "options", "model", "data", "terminal", "run", "commands")
+TRAIN_FLOORS = ("files", "options", "model", "data", "terminal", "ranks", "run", "commands")
 
 
 @pytest.mark.parametrize("floor", TRAIN_FLOORS)
@@ -146,6 +146,17 @@ def test_only_wgsl_imports_wgpu() -> None:
         if module.split(".")[0] == "wgpu"
     ]
     assert wrong == []
+
+
+def test_one_file_imports_mpi4py() -> None:
+    """By the import statement or by name; a run of one rank does not even import that file."""
+    found = {
+        relative(path)
+        for path in python_files(*ROOMS, "src", "bench")
+        for module, _ in imported_modules(path)
+        if module.split(".")[0] == "mpi4py" or module.endswith("ranks.mpi_world")
+    }
+    assert found == {"train/ranks/mpi_world.py", "train/ranks/start.py"}
 
 
 def test_no_torch_at_run_time() -> None:

@@ -11,7 +11,7 @@ from tests.fuzz.texts import odd_text
 from tests.fuzz.words import COSTLY, DEVICES, MODULES, OPTION_NUMBERS, PATIENCE, READ_PATHS, WRITE_PATHS
 from wgrad.train.commands.cli import build_parser
 
-SKIPPED = ("help", "version", "resume")  # resume: kinds.py
+SKIPPED = ("help", "version", "resume", "ranks")  # resume: kinds.py; ranks: starts processes
 
 
 def _actions(command: str) -> list[argparse.Action]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import errno
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import wgrad
-from wgrad.device.errors import DeviceError, UnusableResult, WgradError
+from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
@@ -25,12 +24,13 @@ from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
+from wgrad.train.ranks.launch import launch, wants_launch
+from wgrad.train.ranks.world import RankFailure
 from wgrad.train.run.memory_advice import advising
+from wgrad.train.terminal.ending import ending_of, one_line
 from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
 
-LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
-EXPECTED: tuple[type[BaseException], ...] = (WgradError, DeviceError)  # errors that are not ours to fix
-_NOT_OPTIONS = ("command", "run")  # of a namespace
+_NOT_OPTIONS = ("command", "run", "words")  # of a namespace
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -43,6 +43,8 @@ def _finetune(args: argparse.Namespace) -> int:
     from wgrad.train.run.finetune import run_finetune
 
     try:
+        if wants_launch(config.ranks):
+            return launch(config.ranks or 1, args.words)
         return run_finetune(config)
     finally:
         settle()  # what a run says is not what it is for
@@ -197,20 +199,11 @@ def _add_config(parser: Parser) -> None:
     add_options(parser, FinetuneConfig)
 
 
-def _one_line(error: BaseException) -> str:
-    """The message on one line, without control characters (of a name or a value that it quotes), of bounded length."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    if len(text) <= LONGEST_MESSAGE:
-        return text
-    return f"{text[: LONGEST_MESSAGE // 2]} ... {text[-LONGEST_MESSAGE // 3 :]}"
-
-
 def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) -> str:
     """What is saved: what the command itself said, else the newest checkpoint."""
     out = getattr(args, "out", None) if getattr(args, "command", None) == "finetune" else None
     if str(error) or not out:
-        return _one_line(error) if str(error) else "interrupted"
+        return one_line(error) if str(error) else "interrupted"
     steps = sorted(Path(out).glob("checkpoints/step-*[0-9]"), key=lambda p: int(p.name.rpartition("-")[2]))
     if not steps:
         return "interrupted: no checkpoint was saved yet (--save-every sets how often)"
@@ -249,17 +242,21 @@ def _main(argv: Sequence[str] | None) -> int:
         if args.command is None:
             parser.print_help()
             return 0
+        args.words = list(sys.argv[1:] if argv is None else argv)
         return args.run(args)
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
-    except UnusableResult as error:
-        return _fail(f"error: {_one_line(error)}", 1)
-    except EXPECTED as error:
-        return _fail(f"error: {_one_line(error)}", 2)
-    except MemoryError:
-        return _fail("error: out of main memory", 2)
-    except KeyboardInterrupt as error:
-        return _fail(_after_interrupt(args, error), 128 + getattr(error, "number", signal.SIGINT))
+    except RankFailure as error:
+        if not error.said:
+            return error.status
+        return _fail(str(error) if error.status > 128 else f"error: {error}", error.status)
+    except BaseException as error:
+        ending = ending_of(error)
+        if ending is None:
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            return _fail(_after_interrupt(args, error), ending[1])
+        return _fail(f"error: {ending[0]}", ending[1])
 
 
 if __name__ == "__main__":

@@ -154,7 +154,14 @@ class RunOptions(Options):
         choices=COMPUTE_TYPES,
         fixed=True,
     )
-    device: str = of_machine("auto", DEVICE_HELP, metavar="DEVICE")
+    device: str = of_machine("auto", f"{DEVICE_HELP}; of several ranks a list, with commas", metavar="DEVICE")
+    ranks: int | None = of_machine(
+        None,
+        "start so many processes with mpirun, each on the next card of this machine; they share the batches of a step. "
+        "Under mpirun or srun there are as many as these start",
+        rule=A_COUNT,
+        metavar="N",
+    )
     checkpointing: bool | None = of_machine(
         None, "keep only each layer's input and compute it again in the backward (default: where it is needed)"
     )

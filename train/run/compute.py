@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from wgrad.autograd.matrix_units import idle
@@ -56,3 +57,10 @@ def compute_type(asked: str, device: Device, *, resumed: bool = False) -> str:
     raise WgradError(
         f"--compute bfloat16: {device.description} cannot: use --compute float16 or float32, or --device hip"
     )
+
+
+def common_compute(chosen: Compute, of_ranks: Sequence[str]) -> Compute:
+    """What all ranks take, of the types that --compute auto chose on each: one loss scale holds for all."""
+    if len(set(of_ranks)) == 1:
+        return chosen
+    return Compute("float32", ["compute: float32 (the devices of the ranks differ in what they are fastest in)"])

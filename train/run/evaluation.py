@@ -60,9 +60,12 @@ class Evaluation:
         return {f"held_out_loss_{when}": loss if math.isfinite(loss) else None}
 
     def _sample(self, when: str) -> dict[str, Any]:
-        session = self.session
-        if not session.config.sample:
+        if not self.session.config.sample:
             return {}
+        return self.trainer.world.by_first(lambda: self._sample_here(when), "a sample of the model")
+
+    def _sample_here(self, when: str) -> dict[str, Any]:
+        session = self.session
         stop, decode = session.tokenizer.stop_ids, session.tokenizer.decode_stream(session.prompt)
         text = ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase:

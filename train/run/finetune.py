@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+import wgrad
 from wgrad.device.errors import UnusableResult, WgradError
-from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.options import flag
+from wgrad.train.ranks.alike import check_alike, table
+from wgrad.train.ranks.deal import even_shares
+from wgrad.train.ranks.launch import REQUEST
+from wgrad.train.ranks.start import open_world
+from wgrad.train.ranks.world import World
 from wgrad.train.run.build import build_optimizer, wants_recompute
 from wgrad.train.run.checkpoints import Checkpoints, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation
 from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.run.metrics import MetricsFile
-from wgrad.train.run.out_folder import OutFolder
-from wgrad.train.run.previous_run import Previous, previous_run
+from wgrad.train.run.outlets import Outlets
+from wgrad.train.run.previous_run import RESULTS_FILE, Previous, previous_run
 from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
@@ -28,27 +36,40 @@ from wgrad.train.terminal.progress import TrainingProgress
 
 
 def run_finetune(config: FinetuneConfig) -> int:
-    """Train as `config` says. -> 0. Raises WgradError or a device's error, with a message for the user; Interrupted."""
+    """Train as `config` says, with the other ranks if this process is one of several. -> 0. Raises WgradError or a
+    device's error, with a message for the user; Interrupted; RankFailure."""
+    with open_world() as world:
+        return _run(config, world)
+
+
+def _run(config: FinetuneConfig, world: World) -> int:
     begun = time.monotonic()
-    with Interrupts(say) as interrupts, OutFolder(config.out) as folder:
-        if folder.left_by:
-            say(f"note: {config.out} was left locked by {folder.left_by}, which is no more: taken over")
-        previous = previous_run(config)
+    request = () if world.alone or REQUEST is None else (int(REQUEST),)
+    with Interrupts(say, request) as interrupts, world.sharing_errors(), Outlets(config.out, world) as outlets:
+        previous = world.by_first(lambda: _open(config, outlets), "the output folder")
         if previous.finished:
-            say(f"{config.out}: this run is finished: nothing to resume; more --max-steps or --epochs prolong it")
+            if world.speaks:
+                say(f"{config.out}: this run is finished: nothing to resume; more --max-steps or --epochs prolong it")
             return 0
         checkpoints = Checkpoints(config.out)
-        state = checkpoints.load() if config.resume else None
+        state = world.by_first(checkpoints.load, "the checkpoint") if config.resume else None
         for path, reason in checkpoints.damaged.items():
-            say(f"note: {path} is damaged ({reason}): the one before it is used")
-        session = open_session(config)
+            outlets.display.say(f"note: {path} is damaged ({reason}): the one before it is used")
+        session = open_session(config, world, outlets.display)
         session.say(config.summary())
         interrupts.answer = session.say
-        if config.resume and state is None and (folder.path / CONFIG_FILE).exists():
+        if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
         with advising(for_steps(config, wants_recompute(session.config, session.model_config))):
-            _Finetuning(session, checkpoints, interrupts, previous, state, begun).run()
+            _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun).run()
     return 0
+
+
+def _open(config: FinetuneConfig, outlets: Outlets) -> Previous:
+    outlets.open()
+    if outlets.folder.left_by:
+        say(f"note: {config.out} was left locked by {outlets.folder.left_by}, which is no more: taken over")
+    return previous_run(config)
 
 
 @dataclass
@@ -56,6 +77,8 @@ class _Finetuning:
     """A run whose model, data and place in the data are known."""
 
     session: Session
+    world: World
+    outlets: Outlets
     checkpoints: Checkpoints
     interrupts: Interrupts
     previous: Previous
@@ -63,7 +86,9 @@ class _Finetuning:
     counted: float  # time.monotonic() up to which results["seconds"] goes
 
     def run(self) -> None:
-        session, stream = self.session, self.session.stream
+        session, stream, world = self.session, self.session.stream, self.world
+        self.info = run_info(session)
+        self._compare_ranks()
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         begun = session.config
         adapter = str(self.state.path) if self.state is not None and begun.adapter else begun.adapter
@@ -76,11 +101,11 @@ class _Finetuning:
         session.say(memory_line(session, plan, self.built))
         with advising(for_parameters(config)):
             self.optimizer = build_optimizer(config, self.built.parameters)
-        self.trainer = Trainer(self.built.model, self.optimizer, config)
-        self.info = run_info(session)
+        self.trainer = Trainer(self.built.model, self.optimizer, config, world)
         if self.state is not None:
             self._restore(self.state)
-        begun.save(begun.out)
+        self._compare_starts()
+        world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
         evaluation = Evaluation(session, self.trainer, self.built)
         self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
         if self.state is None:
@@ -88,12 +113,44 @@ class _Finetuning:
         _start_profile(session)
         done = stream.step
         session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
-        with MetricsFile(config.out, done) as metrics:
+        with MetricsFile(config.out, done, writes=world.speaks) as metrics:
+            self.outlets.metrics = metrics
             self._train(metrics, done)
             self.results |= evaluation.measure("after")
             self._count_seconds()
-            write_results(session, metrics, self.results, self.optimizer.skipped())
-        say_done(session, self.results, self.optimizer.skipped(), plan)
+            skipped = self.optimizer.skipped()
+            world.by_first(lambda: write_results(session, metrics, self.results, skipped), RESULTS_FILE)
+        say_done(session, self.results, skipped, plan)
+
+    def _compare_ranks(self) -> None:
+        """WgradError where a rank was started for another run; else the table of ranks."""
+        session, world = self.session, self.world
+        if world.alone:
+            return
+        config, info = session.config, self.info
+        if config.accumulate < world.size:
+            raise WgradError(
+                f"--accumulate: a step of {config.accumulate} micro-batches cannot be shared by {world.size} ranks: "
+                f"give --accumulate {world.size} or more (with a smaller --batch-size the step stays as large), or "
+                "start fewer ranks"
+            )
+        kinds = ("adapter", "training")
+        same = [f for f in fields(RunOptions) if not f.metadata["path"] and f.metadata["group"] in kinds]
+        values = {flag(f.name): getattr(config, f.name) for f in same} | {"--save-every": config.save_every}
+        values |= info["run"] | {"the training data": info["data"], "wgrad": wgrad.__version__}
+        check_alike(world, values)
+        for line in table(world, session.device.description, even_shares(config.accumulate, world.size)):
+            session.say(line)
+        if not world.tolerant:
+            session.say("note: a lost rank ends this run, which then goes on from its last checkpoint with --resume")
+
+    def _compare_starts(self) -> None:
+        """WgradError where a rank begins with other numbers, as of another --adapter or checkpoint."""
+        if not self.world.alone:
+            digest = hashlib.blake2b(digest_size=16)
+            for array in self.optimizer.state_arrays().values():
+                digest.update(array.tobytes())
+            check_alike(self.world, {"--adapter or --resume": digest.hexdigest()})
 
     def _restore(self, state: TrainingState) -> None:
         session = self.session
@@ -128,11 +185,13 @@ class _Finetuning:
             with progress:
                 run = Run(self.trainer, stream, metrics, progress, self._save, interrupts)
                 try:
+                    self.world.steps_begin()
                     run.train()
+                    self.world.steps_end()
                     self._check_result()
                     with interrupts.writing(), session.display.phase("saving the result"):
                         metrics.sync()
-                        write_trained(session, self.built)
+                        self.world.by_first(lambda: write_trained(session, self.built), "the result")
                         self._save(stream.total_steps)
                 finally:
                     run.say()
@@ -144,6 +203,9 @@ class _Finetuning:
                 )
 
     def _save(self, done: int) -> None:
+        self.world.by_first(lambda: self._save_here(done), "a checkpoint")
+
+    def _save_here(self, done: int) -> None:
         session = self.session
         arrays = self.optimizer.state_arrays()
         if not np.isfinite(arrays["parameters"]).all():

@@ -14,6 +14,7 @@ from wgrad.autograd.ops.optimizer import STATE_GRAD_NORM
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.ranks.world import RanksLost
 from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.throughput import Throughput
@@ -70,7 +71,12 @@ class Run:
         self.throughput.start()
         for step in self.stream:
             lr = learning_rate(self.config, step.index, total)
-            self.trainer.step(step, lr)
+            try:
+                self.trainer.data_parallel.asked_here = self.interrupts.asked
+                self.trainer.step(step, lr)
+            except RanksLost:  # done on no rank: those that are left do it anew
+                self.stream.step = step.index
+                continue
             done = step.index + 1
             self._pending.append(_Pending(done, lr, step.num_tokens))
             first = self._requested == -math.inf
@@ -79,15 +85,22 @@ class Run:
             self._collect(wait=first or done == total)
             if done == total:
                 return
-            saved = (every and done % every == 0) or self.interrupts.asked is not None
+            asked = self._asked()
+            saved = (every and done % every == 0) or asked is not None
             if saved:
                 self._save(done)
             self.say()
-            if self.interrupts.asked is not None:
+            asked = self._asked()
+            if asked is not None:
                 if not saved:  # asked while it was said
                     self._save(done)
+                self.trainer.world.steps_end()
                 message = f"interrupted after step {done} of {total}, which is saved; go on with --resume"
-                raise Interrupted(self.interrupts.asked, message)
+                raise Interrupted(asked, message)
+
+    def _asked(self) -> int | None:
+        """The signal that asked this run to end; of several ranks any of them, as all know it."""
+        return self.interrupts.asked if self.trainer.world.alone else self.trainer.data_parallel.asked
 
     def _save(self, done: int) -> None:
         with self.interrupts.writing():

@@ -7,7 +7,7 @@ import math
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_bytes, writing
@@ -58,15 +58,22 @@ def _line(record: dict[str, Any], *, first: bool) -> bytes:
 class MetricsFile:
     """Appends to OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
 
+    writes: whether this process does; the records of another are kept in memory until it is asked to `take_over`.
     A record holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second; what is not finite becomes
     null. Each line reaches the operating system at once, so that a killed process loses none; `sync` brings them to
     the disk.
     Raises WgradError where the disk is full.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0) -> None:
+    def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:
         self.path = Path(folder) / METRICS_FILE
         self.records = [r for r in read_metrics(self.path) if _is_step(r.get("step")) and r["step"] <= steps_done]
+        self._file: IO[bytes] | None = None
+        if writes:
+            self.take_over()
+
+    def take_over(self) -> None:
+        """From here on this process writes the file: first what it has had so far."""
         write_bytes(self.path, b"".join(_line(r, first=not i) for i, r in enumerate(self.records)))
         with writing(self.path):
             self._file = open(self.path, "ab", buffering=0)
@@ -76,17 +83,20 @@ class MetricsFile:
         record = {key: _plain(value) for key, value in record.items()}
         line = _line(record, first=not self.records)
         self.records.append(record)
+        if self._file is None:
+            return
         with writing(self.path):
             while line:  # an unbuffered write may take only a part
                 line = line[self._file.write(line) :]
 
     def sync(self) -> None:
         """Return once all records are on the disk."""
-        with writing(self.path):
-            os.fsync(self._file.fileno())
+        if self._file is not None:
+            with writing(self.path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        if not self._file.closed:
+        if self._file is not None and not self._file.closed:
             self.sync()
             self._file.close()
 

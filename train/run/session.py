@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wgrad.autograd.select_device import select_device
+from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
@@ -19,10 +19,12 @@ from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
+from wgrad.train.ranks.devices import device_of_rank
+from wgrad.train.ranks.world import World
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
-from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.compute import choose_compute, common_compute
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
 from wgrad.train.run.memory_limit import hold_to_limit
@@ -55,16 +57,18 @@ class Session:
         self.display.say(text)
 
 
-def open_session(config: FinetuneConfig) -> Session:
+def open_session(config: FinetuneConfig, world: World | None = None, display: Display | None = None) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read.
 
     The session's configuration has the type of activations that was chosen where `config` leaves it to the device.
     """
-    display = Display()
-    device = select_device(config.device)
+    world, display = world or World(), display or Display()
+    device = select_device(device_of_rank(config.device, world.local_rank, world.local_size, list_devices))
     display.say(f"device: {device.description} ({device.reason})")
     resumed = config.resume and Path(config.out, CONFIG_FILE).exists()
     compute = choose_compute(config.compute, device, resumed=resumed)
+    if config.compute == AUTO:
+        compute = common_compute(compute, world.exchange(compute.dtype, "the type of activations"))
     for line in compute.lines:
         display.say(line)
     config = replace(config, compute=compute.dtype)

@@ -19,16 +19,23 @@ from wgrad.device.contract import Readback
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.ranks.data_parallel import DataParallel
+from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.run.optim import ALIGN, AdamW
 
 HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
 
 
 class Trainer:
-    """Runs optimiser steps and evaluations of a model on persistent inputs of [batch_size, seq_len]."""
+    """Runs optimiser steps and evaluations of a model on persistent inputs of [batch_size, seq_len].
 
-    def __init__(self, model: Model, optimizer: AdamW, config: RunOptions) -> None:
+    world: the ranks that share each step and each evaluation.
+    """
+
+    def __init__(self, model: Model, optimizer: AdamW, config: RunOptions, world: World | None = None) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
+        self.world = World() if world is None else world
+        self.data_parallel = DataParallel(self.world)
         device, rows, tokens = self.device, config.batch_size, config.seq_len
         flat = (rows * tokens,)
         self.inputs = Inputs(
@@ -70,16 +77,26 @@ class Trainer:
         device.add(self._loss, share.data, out=self._loss)
 
     def step(self, step: Step, lr: float) -> None:
-        """One optimiser step. At most `history_steps` may run between two calls of `read_history`."""
+        """One optimiser step. At most `history_steps` may run between two calls of `read_history`.
+
+        RanksLost: no rank did the step.
+        """
         device = self.device
         self.optimizer.set_lr(lr)
         device.write(self._inv_tokens, np.array([1.0 / step.num_targets], np.float32))
-        for number, batch in enumerate(step.batches):
+        for number, batch in self.data_parallel.share(step.batches):
             self._write(batch)
             if self.inputs.seed is not None:
                 micro = step.index * self.config.accumulate + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
             self._micro_step(self._forward_backward)
+        grad = self.optimizer.parameters.grad
+        try:
+            self.data_parallel.sum_gradient(device, grad, self._loss)
+        except RanksLost:
+            device.fill(grad, 0.0)
+            device.fill(self._loss, 0.0)
+            raise
         self._update(self.optimizer.step)
         at = self._recorded * 2 * ALIGN
         device.copy(self._loss, device.view(self._history, (1,), at))
@@ -99,11 +116,21 @@ class Trainer:
     def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
         """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none.
 
-        progress: called with the number of batches that are known to be finished; the device has one more to do.
+        progress: called with the number of batches of this rank that are known to be finished; the device has one more
+        to do.
         """
         targets = sum(b.num_targets for b in batches)
         if not targets:
             return float("nan")
+        while True:
+            mine = batches[self.world.rank :: self.world.size]
+            try:
+                return self.world.total(self._evaluate(mine, progress), "the held-out loss") / targets
+            except RanksLost:
+                continue  # those that are left share it anew
+
+    def _evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None) -> float:
+        """The sum of the loss over the batches' targets."""
         self.device.fill(self._eval_loss, 0.0)
         before: Readback | None = None
         for number, batch in enumerate(batches):
@@ -116,7 +143,7 @@ class Trainer:
                     before.result()
                     progress(number)
                 before = self.device.readback(self._eval_loss)
-        return float(self.device.download(self._eval_loss)[0]) / targets
+        return float(self.device.download(self._eval_loss)[0])
 
 
 class HistoryReadback:

@@ -38,14 +38,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """A context manager around a run. answer: prints a line, from any thread, and never raises.
+    """A context manager around a run. answer: prints a line, from any thread, and never raises. more: signals that are
+    requests too.
 
     asked: the signal of the first request, or None. Signals that the process was started to ignore (nohup) stay so;
     outside the main thread nothing is handled.
     """
 
-    def __init__(self, answer: Callable[[str], None]) -> None:
-        self.answer = answer
+    def __init__(self, answer: Callable[[str], None], more: tuple[int, ...] = ()) -> None:
+        self.answer, self._signals = answer, (*SIGNALS, *more)
         self.asked: int | None = None
         self._times = 0
         self._phase = AT_ONCE
@@ -122,7 +123,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return self
-        wanted = [s for s in SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+        wanted = [s for s in self._signals if signal.getsignal(s) not in (signal.SIG_IGN, None)]
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)

@@ -144,9 +144,9 @@ def _discard(stream: Any) -> None:
         pass
 
 
-def make_console(name: str = "stdout") -> Console:
-    """A rich console on `Output`."""
-    return Console(file=Output(name), highlight=False)  # type: ignore[arg-type]
+def make_console(name: str = "stdout", terminal: bool | None = None) -> Console:
+    """A rich console on `Output`. terminal: whether it is one, where that cannot be seen from here."""
+    return Console(file=Output(name), highlight=False, force_terminal=terminal)  # type: ignore[arg-type]
 
 
 def say(text: str, name: str = "stdout") -> None:

@@ -1,0 +1,137 @@
+"""A step shared by ranks, here the threads of one process: what a rank does to the others."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.test_loop import documents, trainer_for
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.data.packing import BatchStream
+from wgrad.train.ranks.world import RanksLost, World
+from wgrad.train.run.trainer import Trainer
+
+LIMIT = 60  # seconds for one rank to wait for another
+
+
+class ThreadWorld(World):
+    """The ranks are threads, which add what they hold at a barrier. failing: how many attempts fail, on all."""
+
+    alone = False
+
+    def __init__(self, rank: int, held: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.rank, self.size, self._held, self._barrier = rank, len(held), held, barrier
+        self.failing = 0
+
+    def attempt(self, work: Callable[[], Any]) -> Any:
+        result = work()
+        if self.failing:
+            self.failing -= 1
+            raise RanksLost()
+        return result
+
+    def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
+        self._held[self.rank] = values.copy()
+        self._barrier.wait(LIMIT)
+        values[:] = sum(self._held[1:], self._held[0])
+        self._barrier.wait(LIMIT)
+
+
+def together(trainers: list[Trainer], work: Callable[[Trainer], None]) -> None:
+    """Run `work` on all ranks at once. The first error of any is raised here."""
+    errors: list[BaseException] = []
+
+    def run(trainer: Trainer) -> None:
+        try:
+            work(trainer)
+        except BaseException as error:
+            errors.append(error)
+            trainer.world._barrier.abort()  # type: ignore[attr-defined]
+
+    threads = [threading.Thread(target=run, args=(trainer,)) for trainer in trainers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture
+def ranks(make_checkpoint: Any) -> tuple[list[Trainer], BatchStream]:
+    """Two ranks at the start of one run, with steps of four micro-batches."""
+    folder, held, barrier = make_checkpoint(), [None, None], threading.Barrier(2)
+    trainers = []
+    for rank in range(2):
+        alone, _, config = trainer_for(folder, ReferenceDevice(), accumulate=4, packing=False)
+        trainers.append(Trainer(alone.model, alone.optimizer, config, ThreadWorld(rank, held, barrier)))
+    return trainers, BatchStream(documents(16), config)
+
+
+def parameters(trainer: Trainer) -> np.ndarray:
+    return trainer.device.download(trainer.optimizer.parameters.data)
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(ranks: Any) -> None:
+    trainers, stream = ranks
+    before = parameters(trainers[0])
+
+    def spoilt(trainer: Trainer) -> None:
+        if trainer.world.rank:
+            trainer.optimizer.parameters.grad[7] = np.inf
+        trainer.step(stream.get(0), 1e-3)
+        trainer.step(stream.get(1), 1e-3)
+
+    together(trainers, spoilt)
+    for trainer in trainers:
+        assert trainer.optimizer.skipped() == 1 and trainer.optimizer.applied() == 1
+    np.testing.assert_array_equal(parameters(trainers[0]), parameters(trainers[1]))
+    assert (parameters(trainers[0]) != before).any()
+
+
+def test_all_ranks_hold_the_same_bits_and_the_loss_of_the_whole_step(ranks: Any, make_checkpoint: Any) -> None:
+    trainers, stream = ranks
+    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), accumulate=4, packing=False)
+    for index in range(3):
+        step = stream.get(index)
+        together(trainers, functools.partial(Trainer.step, step=step, lr=1e-3))
+        one.step(step, 1e-3)
+    np.testing.assert_array_equal(parameters(trainers[0]), parameters(trainers[1]))
+    expected = one.read_history()
+    for trainer in trainers:
+        np.testing.assert_allclose(trainer.read_history(), expected, rtol=1e-5)
+
+
+def test_a_signal_on_one_rank_is_known_to_all_after_the_step(ranks: Any) -> None:
+    trainers, stream = ranks
+    together(trainers, lambda trainer: trainer.step(stream.get(0), 1e-3))
+    assert [trainer.data_parallel.asked for trainer in trainers] == [None, None]
+    trainers[1].data_parallel.asked_here = 15
+    together(trainers, lambda trainer: trainer.step(stream.get(1), 1e-3))
+    assert [trainer.data_parallel.asked for trainer in trainers] == [15, 15]
+
+
+def test_a_step_in_which_ranks_were_lost_is_done_on_none_and_can_be_done_anew(ranks: Any, make_checkpoint: Any) -> None:
+    trainers, stream = ranks
+    before = parameters(trainers[0])
+    for trainer in trainers:
+        trainer.world.failing = 1
+
+    def lost(trainer: Trainer) -> None:
+        with pytest.raises(RanksLost):
+            trainer.step(stream.get(0), 1e-3)
+
+    together(trainers, lost)
+    np.testing.assert_array_equal(parameters(trainers[1]), before)
+    together(trainers, lambda trainer: trainer.step(stream.get(0), 1e-3))
+    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), accumulate=4, packing=False)
+    one.step(stream.get(0), 1e-3)
+    np.testing.assert_allclose(parameters(trainers[1]), parameters(one), rtol=1e-5, atol=1e-7)
+    # AdamW's first step is the same for a gradient of twice the size; its norm is not.
+    np.testing.assert_allclose(trainers[0].read_history(), one.read_history(), rtol=1e-5)

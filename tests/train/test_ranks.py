@@ -1,0 +1,132 @@
+"""Several ranks train what one would: the same steps, the same result but for rounding, at any number of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.train.ranks_runs import finetune, mpirun, needs_mpi, start, words
+from wgrad.train.commands.cli import main
+from wgrad.train.run.metrics import read_metrics
+
+pytestmark = [needs_mpi, pytest.mark.timeout(300)]
+STEPS = 30
+
+
+@pytest.fixture
+def values(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> dict[str, Any]:
+    """A step of 8 rows in 4 micro-batches, whose numbers of target tokens differ."""
+    return {
+        "--model": make_checkpoint(),
+        "--data": text_data,
+        "--out": tmp_path / "out",
+        "--device": "cpu",
+        "--rank": 3,
+        "--seq-len": 48,
+        "--batch-size": 2,
+        "--accumulate": 4,
+        "--no-packing": True,
+        "--max-steps": STEPS,
+        "--lr": 1e-3,
+        "--dropout": 0.1,
+        "--seed": 5,
+        "--eval-fraction": 0.2,
+    }
+
+
+def result(out: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Losses of all steps, all numbers of the adapter, results.json."""
+    arrays = safetensors.numpy.load_file(out / "adapter_model.safetensors")
+    flat = np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
+    records = read_metrics(out / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    return np.array([r["loss"] for r in records]), flat, json.loads((out / "results.json").read_text())
+
+
+def same(out: Path, expected: Path, rounding: float = 1e-5) -> None:
+    """What differs is the order of sums: a few units of float32's last place at first, and AdamW divides a gradient by
+    its own size, which carries that on."""
+    (losses, adapter, results), (losses0, adapter0, results0) = result(out), result(expected)
+    np.testing.assert_allclose(losses, losses0, rtol=rounding / 5)
+    assert np.linalg.norm(adapter - adapter0) <= rounding * np.linalg.norm(adapter0)
+    for key in ("held_out_loss_before", "held_out_loss_after"):
+        assert results[key] == pytest.approx(results0[key], rel=rounding / 5)
+    assert results["steps"] == results0["steps"] and results["skipped_steps"] == results0["skipped_steps"]
+
+
+def test_two_ranks_of_different_devices_train_what_one_does(
+    values: dict[str, Any], tmp_path: Path, wgpu_device: Any
+) -> None:
+    """NumPy and a software driver, two micro-batches of two rows each, beside one rank with a batch of eight."""
+    values |= {"--dropout": 0}
+    assert main(["finetune", *words(values | {"--out": tmp_path / "one", "--batch-size": 8, "--accumulate": 1})]) == 0
+    run = finetune(2, values | {"--device": "cpu,wgpu"})
+    assert run.returncode == 0, run.stderr
+    same(tmp_path / "out", tmp_path / "one")
+    assert "rank 0 " in run.stdout and "rank 1 " in run.stdout and run.stdout.count("2 of 4 micro-batches") == 2
+    log = (tmp_path / "out" / "ranks" / "rank-1.log").read_text()
+    assert f"step {STEPS}/{STEPS}" in log and run.stdout.count(f"step {STEPS}/{STEPS}") == 1
+
+
+def test_a_run_of_three_ranks_goes_on_with_one_two_and_four(values: dict[str, Any], tmp_path: Path) -> None:
+    """With dropout, whose masks belong to the micro-batches, not to ranks."""
+    values |= {"--schedule": "constant", "--warmup": 0}
+    assert main(["finetune", *words(values | {"--out": tmp_path / "one"})]) == 0
+    run = finetune(3, values | {"--max-steps": STEPS // 2})
+    assert run.returncode == 0, run.stderr
+    for ranks in (0, 2, 4):
+        out = tmp_path / f"by-{ranks}"
+        shutil.copytree(tmp_path / "out", out)
+        run = finetune(ranks, {"--out": out, "--resume": True, "--max-steps": STEPS})
+        assert run.returncode == 0, run.stderr
+        same(out, tmp_path / "one")
+
+
+def test_a_run_of_one_rank_imports_no_mpi(values: dict[str, Any]) -> None:
+    code = "import sys; from wgrad.train.commands.cli import main; assert main(sys.argv[1:]) == 0; "
+    code += "assert 'mpi4py' not in sys.modules and 'wgrad.train.ranks.mpi_world' not in sys.modules"
+    run = start([sys.executable, "-c", code, "finetune", *words(values | {"--max-steps": 1})])
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_ranks_of_the_option_are_started(values: dict[str, Any], tmp_path: Path) -> None:
+    run = finetune(0, values | {"--ranks": 2, "--max-steps": 2})
+    assert run.returncode == 0, run.stderr
+    assert "rank 1 " in run.stdout and (tmp_path / "out" / "results.json").exists()
+
+
+# ---- what can be wrong -------------------------------------------------------------------------------
+def refused(run: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Status 2, one line that has all the parts, no traceback, nobody left waiting."""
+    errors = [line for line in run.stderr.splitlines() if "wgrad: error:" in line]
+    assert run.returncode == 2 and len(errors) == 1 and "Traceback" not in run.stderr, run.stderr
+    for part in parts:
+        assert part in errors[0], errors[0]
+
+
+@pytest.mark.parametrize("option", ["--lr", "--data", "--model"])
+def test_ranks_with_different_options_or_files_are_refused(
+    values: dict[str, Any], tmp_path: Path, option: str, make_checkpoint: Any
+) -> None:
+    """The second rank has another learning rate, no data, another model."""
+    other = {"--lr": 3e-3, "--data": tmp_path / "nowhere.jsonl"}
+    if option == "--model":
+        other[option] = make_checkpoint(name="other", hidden_size=36)
+    python = [sys.executable, "-m", "wgrad", "finetune"]
+    rest = ["-n", "1", *python, *words(values | {option: other[option]})]
+    run = start([*mpirun(1), *python, *words(values), ":", *rest])
+    said = {"--lr": "0.003 on rank 1", "--data": "nowhere.jsonl", "--model": "the base model"}
+    refused(run, said[option], "rank 1 (")
+    assert not (tmp_path / "out" / "results.json").exists() and not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_a_step_too_small_for_the_ranks_is_refused(values: dict[str, Any]) -> None:
+    refused(finetune(2, values | {"--accumulate": 1}), "--accumulate", "2 ranks")

@@ -1,0 +1,106 @@
+"""What ranks need and can be tested in one process: deals, devices, launchers, messages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from wgrad.device.errors import WgradError
+from wgrad.train.ranks import launch, start
+from wgrad.train.ranks.deal import deal, even_shares
+from wgrad.train.ranks.devices import device_of_rank
+
+
+@pytest.mark.parametrize(
+    "count, seconds", [(8, [1.0, 1.0]), (7, [1.0, 3.0]), (2, [1.0, 9.0, 1.0]), (13, [2.0, 3.0, 5.0])]
+)
+def test_a_deal_ends_as_early_as_any(count: int, seconds: list[float]) -> None:
+    """Every micro-batch once, in order; no other deal has its last rank finish sooner."""
+    dealt = deal(count, seconds)
+    assert [number for numbers in dealt for number in numbers] == list(range(count))
+
+    def best(left: int, ranks: list[float]) -> float:
+        if len(ranks) == 1:
+            return left * ranks[0]
+        return min(max(n * ranks[0], best(left - n, ranks[1:])) for n in range(left + 1))
+
+    assert max(len(numbers) * time for numbers, time in zip(dealt, seconds)) == best(count, seconds)
+
+
+def test_equal_ranks_have_equal_shares() -> None:
+    assert even_shares(8, 2) == [4, 4] and even_shares(7, 3) == [3, 2, 2] and even_shares(2, 3) == [1, 1, 0]
+
+
+CARDS = [
+    {"spec": "hip", "name": "AMD HIP", "usable": False},
+    {"spec": "wgpu:0", "name": "NVIDIA H200", "usable": True, "type": "DiscreteGPU"},
+    {"spec": "wgpu:1", "name": "AMD Radeon", "usable": True, "type": "DiscreteGPU"},
+    {"spec": "wgpu:2", "name": "llvmpipe", "usable": True, "type": "CPU"},
+    {"spec": "cpu", "name": "NumPy", "usable": True, "type": "CPU"},
+]
+
+
+@pytest.mark.parametrize(
+    "spec, devices, taken",
+    [
+        ("auto", CARDS, ["wgpu:0", "wgpu:1"]),
+        ("wgpu", CARDS, ["wgpu:0", "wgpu:1"]),
+        ("wgpu:0, cpu", CARDS, ["wgpu:0", "cpu"]),
+        ("cpu", CARDS, ["cpu", "cpu"]),
+        ("wgpu:llvmpipe", CARDS, ["wgpu:llvmpipe"] * 2),
+        ("auto", CARDS[3:], ["auto", "auto"]),
+    ],
+)
+def test_each_rank_takes_the_next_card_of_its_host(spec: str, devices: list[dict[str, Any]], taken: list[str]) -> None:
+    assert [device_of_rank(spec, rank, 2, lambda: devices) for rank in range(2)] == taken
+
+
+def test_one_rank_of_a_host_takes_what_a_run_alone_would() -> None:
+    def listed() -> list[dict[str, Any]]:
+        raise AssertionError("nothing needs to be listed")
+
+    assert device_of_rank("auto", 0, 1, listed) == "auto"
+
+
+@pytest.mark.parametrize("spec, ranks", [("auto", 3), ("wgpu:0", 2), ("wgpu:H200", 2), ("cpu,wgpu:0", 3)])
+def test_more_ranks_than_cards_are_refused(spec: str, ranks: int) -> None:
+    with pytest.raises(WgradError, match=rf"^--device.*{ranks} ranks.*start fewer ranks"):
+        device_of_rank(spec, ranks - 1, ranks, lambda: CARDS)
+
+
+@pytest.mark.parametrize(
+    "environment, count",
+    [
+        ({}, 1),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "3"}, 3),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, 2),
+        ({"SLURM_NTASKS": "8"}, 1),  # a batch script: srun starts the tasks
+    ],
+)
+def test_a_process_knows_how_many_were_started(environment: dict[str, str], count: int) -> None:
+    assert start.ranks_started(environment) == count
+
+
+def test_a_launcher_of_another_mpi_is_told(monkeypatch: Any) -> None:
+    """Two processes that are each alone for MPI would both train and write everything."""
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(WgradError, match="2 processes were started, and MPI sees 1: .*mpirun"):
+        with start.open_world():
+            pass
+
+
+@pytest.mark.parametrize("missing", ["mpi4py", "mpirun"])
+def test_mpi_that_is_missing_is_told(monkeypatch: Any, missing: str) -> None:
+    if missing == "mpirun":
+        monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: None)
+    else:
+        monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "wgrad.train.ranks.mpi_world", None)  # its import fails
+        monkeypatch.setenv("PMI_SIZE", "2")
+        with pytest.raises(WgradError, match=r"MPI cannot be used .*pip install 'wgrad\[mpi\]'"), start.open_world():
+            pass
+    with pytest.raises(WgradError, match=rf"^--ranks: {missing} is not .*pip install 'wgrad\[mpi\]'"):
+        launch.command(2, ["finetune"])

@@ -1,0 +1,39 @@
+"""Which device each rank takes: one card a rank, the next of its host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wgrad.device.errors import WgradError
+
+SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
+
+
+def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequence[dict[str, Any]]]) -> str:
+    """The device for rank `rank` of the `size` on this host, as `select_device` takes it. spec: --device, one for all
+    or a list with one for each. devices: `list_devices`. WgradError where there are more ranks than cards."""
+    listed = [name.strip() for name in spec.split(",")]
+    if len(listed) > 1:
+        if len(listed) < size:
+            raise WgradError(
+                f"--device: {spec} names {len(listed)} devices, and {size} ranks run on this host: name one for each, "
+                "or start fewer ranks"
+            )
+        return listed[rank]
+    kind, _, part = spec.partition(":")
+    if size == 1 or kind not in ("auto", "wgpu"):
+        return spec
+    # Of AMD's cards the wgpu adapters too: HIP lists one card only, and would name it a second time.
+    cards = [d for d in devices() if d["spec"].startswith("wgpu:") and d["usable"] and d.get("type") != SOFTWARE]
+    if part:
+        cards = [d for d in cards if d["spec"] == spec or (not part.isdigit() and part.lower() in d["name"].lower())]
+    if not cards:  # a software driver, or NumPy: the host's processor, which ranks may share
+        return spec
+    if len(cards) < size:
+        names = ", ".join(f"{d['spec']} {d['name']}" for d in cards)
+        raise WgradError(
+            f"--device {spec}: {size} ranks run on this host, and it has {len(cards)} such card"
+            f"{'s' * (len(cards) > 1)} ({names}): start fewer ranks, or name a device for each (--device wgpu:0,cpu)"
+        )
+    return str(cards[rank]["spec"])

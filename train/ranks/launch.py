@@ -1,0 +1,75 @@
+"""`--ranks N`: the same command once more, N times, under the mpirun of this environment or else of the system."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from wgrad.device.errors import WgradError
+from wgrad.train.ranks.start import INSTALL, ranks_started
+from wgrad.train.terminal.interrupts import Interrupted
+
+# Open MPI hands this on to the ranks; SIGINT and SIGTERM it answers by killing them.
+REQUEST = getattr(signal, "SIGUSR1", None)
+
+
+def wants_launch(ranks: int | None) -> bool:
+    """Whether this process is to start the ranks, being none itself."""
+    return ranks is not None and ranks > 1 and ranks_started() == 1
+
+
+def mpirun() -> str:
+    """The launcher that belongs to this Python, or the one on the path. WgradError: there is none, or no mpi4py."""
+    found = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+    if found is None or importlib.util.find_spec("mpi4py") is None:
+        missing = "mpirun is not on the path" if found is None else "mpi4py is not installed"
+        raise WgradError(f"--ranks: {missing}: {INSTALL}")
+    return found
+
+
+def command(ranks: int, arguments: Sequence[str]) -> list[str]:
+    """The command line that starts `wgrad` with these arguments as so many ranks."""
+    launcher = mpirun()
+    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60).stdout
+    options: list[str] = []
+    if "Open MPI" in version:
+        options = [
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+        ]  # by default a rank is bound to one core, with all its threads
+        if int(version.partition("Open MPI)")[2].strip().partition(".")[0] or 0) >= 5:
+            options += ["--with-ft", "ulfm"]
+    return [launcher, "-n", str(ranks), *options, sys.executable, "-m", "wgrad", *arguments]
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Run the ranks -> exit status. The first Ctrl-C (or SIGTERM, SIGHUP) asks them to save and end, the second ends
+    them at once."""
+    threads = str(max((os.cpu_count() or 1) // ranks, 1))
+    asked: list[int] = []
+    environment = {"OMP_NUM_THREADS": threads, **os.environ}
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    # A session of its own, so that Ctrl-C in a terminal comes here alone.
+    process = subprocess.Popen(command(ranks, arguments), env=environment, start_new_session=True)
+
+    def handle(number: int, frame: object) -> None:
+        asked.append(number)
+        process.send_signal(REQUEST if len(asked) == 1 and REQUEST is not None else signal.SIGTERM)
+
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {n: signal.signal(n, handle) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+    try:
+        status = process.wait()
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+    if asked and status:
+        raise Interrupted(asked[0])
+    return status if 0 <= status < 126 or status == 128 + signal.SIGINT else 1

@@ -1,0 +1,234 @@
+"""Ranks under MPI, by mpi4py: the only file that imports it.
+
+Every collective is one that does not block, and is asked whether it is done: so each wait has a limit, and signals are
+handled meanwhile. Until the first step all of them are `exchange`, so that a rank which fails can send its error in
+place of its next value. With user-level failure mitigation (ULFM) a collective that fails is revoked on all ranks,
+which then agree whether it was done, and shrink to those that are left.
+Source: MPI 4.1; ULFM 2 (fault-tolerance.org), in mpi4py as Revoke, Iagree and Shrink.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import mpi4py
+import numpy as np
+
+mpi4py.rc.finalize = False  # after a loss it would wait for the dead
+from mpi4py import MPI  # noqa: E402
+
+from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
+from wgrad.train.terminal.ending import ending_of  # noqa: E402
+
+T = TypeVar("T")
+LONG_LIMIT = 1800.0  # seconds for what comes before the steps, and for files: shaders to compile, data to read
+STEP_LIMIT = 50.0  # and within steps, beside ten times the longest wait so far
+FIRST_STEP_LIMIT = 600.0  # the first one may compile, and nobody knows yet how uneven the ranks are
+SPIN = 0.002  # seconds in which a wait asks without a pause
+PAUSE = 0.0002  # seconds between questions after that
+_END = 10.0  # seconds for MPI's own end
+_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a rank sends in place of its value."""
+
+    member: Member
+    message: str
+    status: int
+
+
+class MpiWorld(World):
+    """The ranks of MPI.COMM_WORLD, and after losses those that are left."""
+
+    alone = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._comm: Any = MPI.COMM_WORLD
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.tolerant = os.environ.get("OMPI_MCA_mpi_ft_enable") in ("1", "true")
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.me = Member(self.rank, socket.gethostname())
+        self._stepping, self._any_lost, self._longest = False, False, 0.0
+        self.members = self.exchange(self.me, "the start")
+        here = [member.number for member in self.members if member.host == self.me.host]
+        self.local_rank, self.local_size = here.index(self.me.number), len(here)
+
+    # ---- waiting ---------------------------------------------------------------------------------
+    def _wait(self, request: Any, what: str, limit: float = LONG_LIMIT) -> float:
+        """Return when the request is done: after how many seconds."""
+        begun = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - begun
+            if waited > limit:
+                raise RanksSilent(
+                    f"no answer from another rank for {limit:.0f} s ({what}): the logs in OUT/ranks end with what each "
+                    "did last; --resume goes on from the last checkpoint, with fewer ranks if need be"
+                )
+            time.sleep(PAUSE if waited > SPIN else 0)
+        return time.monotonic() - begun
+
+    def _step_limit(self) -> float:
+        return STEP_LIMIT + 10 * self._longest if self._longest else FIRST_STEP_LIMIT
+
+    # ---- collectives -----------------------------------------------------------------------------
+    def exchange(self, value: T, what: str) -> list[T]:
+        while True:
+            try:
+                values = self.attempt(lambda: self._gather(value, what))
+            except RanksLost:
+                continue
+            failures = [v for v in values if isinstance(v, _Failure)]
+            if failures:
+                raise self._failure(failures)
+            return values
+
+    def _gather(self, value: Any, what: str) -> list[Any]:
+        data = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.zeros(self.size, np.int64)
+        self._wait(self._comm.Iallgather(np.array([data.size], np.int64), sizes), what)
+        everything = np.empty(int(sizes.sum()), np.uint8)
+        self._wait(self._comm.Iallgatherv(data, (everything, sizes.tolist())), what)
+        ends = np.cumsum(sizes)
+        return [pickle.loads(everything[end - n : end].tobytes()) for n, end in zip(sizes, ends)]
+
+    def by_first(self, work: Callable[[], T], what: str) -> T:
+        done: list[T] = []
+        while True:
+            if self.speaks and not done:
+                done.append(work())
+            try:
+                return self.attempt(lambda: self._gather(done[0] if done else None, what))[0]
+            except RanksLost:
+                continue
+
+    def attempt(self, work: Callable[[], T]) -> T:
+        result: Any = None
+        try:
+            result = work()
+        except MPI.Exception as error:
+            if not self.tolerant:
+                raise RanksSilent(f"a rank was lost ({error}): --resume goes on from the last checkpoint") from error
+            self._check_loss(error)
+            self._comm.Revoke()
+            done = False
+        else:
+            done = True
+        if not self.tolerant or self._agree(done):
+            return result
+        self._shrink()
+        raise RanksLost()
+
+    @staticmethod
+    def _check_loss(error: Any) -> None:
+        if error.Get_error_class() not in _LOST:
+            raise error
+
+    def _agree(self, done: bool) -> bool:
+        """Whether it is done on all ranks: the same answer on all that are left."""
+        flag = np.array([done], np.int32)
+        try:
+            self._wait(self._comm.Iagree(flag), "agreeing whether a rank is lost")
+        except MPI.Exception as error:  # the flag holds though a rank is gone
+            self._check_loss(error)
+        return bool(flag[0])
+
+    def _shrink(self, value: Any = None) -> None:
+        """Go on with those that are left. value: a _Failure of this rank, which ends them all."""
+        before, first = self.members, self.speaks
+        agreed = False
+        while not agreed:
+            self._comm = self._comm.Shrink()
+            self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+            self.rank, self.size, self._any_lost = self._comm.rank, self._comm.size, True
+            values: list[Any] = []
+            try:
+                values = self._gather(value or self.me, "the ranks that are left")
+            except MPI.Exception as error:
+                self._check_loss(error)
+                self._comm.Revoke()
+            agreed = self._agree(bool(values))
+        failures = [v for v in values if isinstance(v, _Failure)]
+        if failures:
+            raise self._failure(failures)
+        self.members = values
+        self.on_loss([member for member in before if member not in values], self.speaks and not first)
+
+    def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
+        limit = LONG_LIMIT if patient else self._step_limit()
+        self.waited = self._wait(self._comm.Ibarrier(), what, limit)  # with pauses: a slower rank has the processor
+        if not patient:
+            self._longest = max(self._longest, self.waited, 1e-3)
+        request, begun = self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), time.monotonic()
+        while not request.Test():
+            if time.monotonic() - begun > limit:
+                self._wait(request, what, 0.0)
+            time.sleep(0)
+
+    # ---- begin and end ---------------------------------------------------------------------------
+    def steps_begin(self) -> None:
+        self._stepping = True
+
+    def steps_end(self) -> None:
+        self._stepping = False
+
+    def _failure(self, failures: list[_Failure]) -> RankFailure:
+        first = failures[0]
+        common = first.member.number == 0 or len(failures) == self.size
+        return RankFailure(first.message if common else f"{first.member}: {first.message}", first.status, self.speaks)
+
+    @contextmanager
+    def sharing_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RankFailure:
+            raise
+        except BaseException as error:
+            ending = ending_of(error)
+            if ending is None:
+                traceback.print_exc()
+            failure = _Failure(self.me, *(ending or (f"{type(error).__name__}: {error}", 1)))
+            if isinstance(error, RanksSilent):
+                self._abort(failure)
+            if not self._stepping:
+                self.exchange(failure, "an error")
+            elif self.tolerant:
+                self._comm.Revoke()
+                self._agree(False)
+                self._shrink(failure)
+            else:
+                self._abort(failure)
+            raise AssertionError("one of these raises, or ends the process") from error
+
+    def _abort(self, failure: _Failure) -> None:
+        """End all processes, without agreeing on anything."""
+        time.sleep(0 if self.speaks else 2.0)  # what happens to all is said by the first
+        who = "" if self.speaks else f"{failure.member}: "
+        print(f"wgrad: error: {who}{failure.message}", file=sys.stderr, flush=True)
+        threading.Timer(_END, os._exit, (failure.status,)).start()
+        MPI.COMM_WORLD.Abort(failure.status)
+
+    def leave(self) -> None:
+        if self.tolerant and self._stepping and self.size > 1:
+            sys.stdout.flush()
+            os._exit(1)
+
+    def close(self) -> None:
+        if not self._any_lost:
+            timer = threading.Timer(_END, os._exit, (1,))
+            timer.daemon = True
+            timer.start()
+            MPI.Finalize()
+            timer.cancel()

@@ -1,0 +1,69 @@
+"""What a run talks to and writes: the first rank's terminal and OUT; the other ranks keep a log in OUT/ranks.
+
+The first rank can be lost. The next then takes its place: the folder's lock, the metrics, the terminal.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+
+from wgrad.device.files import make_folder, writing
+from wgrad.train.ranks.world import Member, World
+from wgrad.train.run.metrics import MetricsFile
+from wgrad.train.run.out_folder import OutFolder
+from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.progress import Display
+
+LOGS = "ranks"
+
+
+class Outlets:
+    """A context manager. folder: the run's, whose lock the first rank holds from `open` on. display: for people."""
+
+    def __init__(self, out: str, world: World) -> None:
+        self.world, self.folder = world, OutFolder(out)
+        self.metrics: MetricsFile | None = None
+        self._held = ExitStack()
+        self._display: Display | None = None
+
+    def open(self) -> None:
+        """Take the folder. WgradError where another run has it, or nothing can be written there."""
+        self._held.enter_context(self.folder)
+
+    @property
+    def display(self) -> Display:
+        if self._display is None:
+            # mpirun gives each rank a terminal, whatever its own output is.
+            console = make_console(terminal=None if self.world.alone else False)
+            self._display = Display(console if self.world.speaks else self._log())
+        return self._display
+
+    def _log(self) -> Console:
+        """OUT/ranks/rank-N.log, to which each start adds."""
+        path = make_folder(Path(self.folder.path) / LOGS) / f"rank-{self.world.me.number}.log"
+        with writing(path):
+            file = self._held.enter_context(open(path, "a", encoding="utf-8", buffering=1))
+        return Console(file=file, highlight=False)
+
+    def after_loss(self, lost: list[Member], promoted: bool) -> None:
+        """Say it, and where this rank is the first now take over what the first one does."""
+        if promoted:
+            self.open()
+            if self.metrics is not None:
+                self.metrics.take_over()
+            self.display.console = make_console(terminal=False)
+        names, left = ", ".join(map(str, lost)), self.world.size
+        self.display.say(f"lost {names}: going on with {left} rank{'s' * (left > 1)} from the last step that all did")
+
+    def __enter__(self) -> Outlets:
+        self.world.on_loss = self.after_loss
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
