@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from wgrad.autograd.selftest.case import Case, Inputs, Outputs
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceUnavailable
+from wgrad.wgsl import gemm
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 
@@ -101,6 +103,15 @@ def wgpu_device() -> Device:
 def cpu() -> ReferenceDevice:
     """A NumPy reference device of this test's own."""
     return ReferenceDevice()
+
+
+@pytest.fixture(autouse=True)
+def _quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products on a software driver have 8 x 8 results an invocation: the same shader as with 16 x 16, the same bits,
+    and a quarter of the machine code, whose making is most of what a test of a product takes where no shader is cached.
+    Processes of their own keep 16 x 16, and so does a test in tests/wgsl/test_gemm.py."""
+    tile = gemm.software_tile
+    monkeypatch.setattr(gemm, "software_tile", lambda m, n: replace(tile(m, n), tm4=2, tn4=2))
 
 
 @pytest.fixture

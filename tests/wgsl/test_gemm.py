@@ -16,11 +16,14 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case
+from wgrad.wgsl import gemm
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
 PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op.startswith(("linear_cross_entropy", "lora_"))]
+WIDE = [f"gemm_{name}/float32" for name in ("nn/plain/128x128x64", "tt/plain/41x123x67", "nt/tiles/259x133x130")]
+WIDE.append("gemm_nt/epilogue/70x131x72/float32")
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -45,6 +48,15 @@ def test_there_are_cases_of_every_product() -> None:
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
 def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
+    result = check_case(case, wgpu_device)
+    assert result.ok, result
+
+
+@pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WIDE], ids=lambda c: c.name)
+def test_products_of_16_x_16_results_an_invocation(case: Case, wgpu_device: Any, monkeypatch: Any) -> None:
+    """The tile of a run on a software driver, in place of the smaller one that tests have."""
+    monkeypatch.setattr(gemm, "software_tile", software_tile)
+    assert software_tile(128, 128).tm4 == 4
     result = check_case(case, wgpu_device)
     assert result.ok, result
 
