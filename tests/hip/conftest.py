@@ -39,6 +39,18 @@ def hip_device(emulator: Emulator, request: pytest.FixtureRequest) -> Any:
     emulator.clear()
 
 
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> None:
+    """A failure's report names the order in which work ran."""
+    request.node.add_report_section("setup", "emulator", f"WGRAD_EMULATED_SEED={os.environ.get('WGRAD_EMULATED_SEED')}")
+
+
+@pytest.fixture
+def blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch waits for itself, and says what went wrong in it."""
+    monkeypatch.setenv("HIP_LAUNCH_BLOCKING", "1")
+
+
 @pytest.fixture
 def launched(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(source, kernel) of what `hip_device` launches from here on."""

@@ -100,7 +100,9 @@ def test_missing_barrier_shows_in_one_of_the_orders(planted: Any, monkeypatch: p
         ("misaligned", 1, "not aligned"),
     ],
 )
-def test_planted_bugs_are_found(planted: Any, emulator: Any, kernel: str, argument: int | None, message: str) -> None:
+def test_planted_bugs_are_found(
+    planted: Any, emulator: Any, blocking: None, kernel: str, argument: int | None, message: str
+) -> None:
     arguments = [planted.zeros((64,))] + ([] if argument is None else [argument])
     with pytest.raises(DeviceLost):
         planted.launch("planted", kernel, arguments, (1, 1, 1), threads=64)

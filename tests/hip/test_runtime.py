@@ -24,7 +24,7 @@ def test_the_card_is_named(hip_device: Any) -> None:
     assert hip_device.wave == (64 if hip_device.architecture == "gfx942" else 32)
 
 
-def test_access_past_the_end_names_the_kernel(hip_device: Any, emulator: Any) -> None:
+def test_access_past_the_end_names_the_kernel(hip_device: Any, emulator: Any, blocking: None) -> None:
     x = hip_device.zeros((41,))
     with pytest.raises(DeviceLost, match=r"kernel fill on \(float32\[41\]\), \(1, 1, 1\) work-groups of 256"):
         hip_device.launch("storage", "fill", [x, 0, Long(x.nbytes + 64)], (1, 1, 1))
@@ -202,10 +202,11 @@ def test_download_later_keeps_what_was_there(hip_device: Any, monkeypatch: pytes
         first = hip_device.readback(x)
         hip_device.write(x, np.full(67, 5, dtype))
         second = hip_device.readback(x)
-        monkeypatch.setenv("WGRAD_EMULATED_BUSY", "1")
-        assert not second.ready()
-        monkeypatch.delenv("WGRAD_EMULATED_BUSY")
-        assert second.ready()
+        monkeypatch.setenv("WGRAD_EMULATED_SEED", "late")
+        assert not hip_device.readback(x).ready()
+        monkeypatch.undo()
+        while not second.ready():
+            pass
         np.testing.assert_array_equal(second.result(), np.full(67, 5, dtype))
         np.testing.assert_array_equal(first.result(), np.full(67, 3, dtype))
     assert first.ready()
@@ -225,7 +226,7 @@ def test_pinned_memory_is_used_again(hip_device: Any) -> None:
     hip_device.readback(x)
 
 
-def test_download_later_of_a_lost_device(hip_device: Any) -> None:
+def test_download_later_of_a_lost_device(hip_device: Any, blocking: None) -> None:
     x = hip_device.zeros((41,))
     later = hip_device.readback(x)
     with pytest.raises(DeviceLost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from tests.hip.emulator.build import KERNELS, build_kernels, build_library
@@ -94,8 +96,20 @@ class Emulator:
 
         os.environ["WGRAD_EMULATED_ARCH"] = architecture
         device = bind(HipDevice)(**{"exact_blocks": True, **options})
-        device.modules._image = partial(self._build_and_load, device.modules)  # type: ignore[method-assign]
+        self._change(device)
         return device
+
+    def _change(self, device: Any) -> None:
+        """Kernels are built when they are first asked for; what its pools take back is NaN from then on."""
+        device.modules._image = partial(self._build_and_load, device.modules)
+        stream, poison = ctypes.c_void_p(int(device._stream)), self.library.emulator_poison
+        for pool in (device._pool, device._host_pool):
+
+            def release(block: Any, release: Any = pool._release) -> None:
+                poison(ctypes.c_void_p(block.buffer), ctypes.c_size_t(block.nbytes), stream)
+                release(block)
+
+            pool._release = release
 
     def _build_and_load(self, modules: Modules, source: str) -> tuple[bytes, str]:
         """Kernels are built when they are first asked for."""
@@ -110,7 +124,7 @@ class Emulator:
         class BuildingDevice(device.HipDevice):
             def __init__(inner) -> None:  # noqa: N805 - the emulator is self
                 super().__init__()
-                inner.modules._image = partial(self._build_and_load, inner.modules)  # type: ignore[method-assign]
+                self._change(inner)
 
         monkeypatch.setenv("WGRAD_EMULATED_ARCH", architecture)
         monkeypatch.setattr(device, "HipDevice", BuildingDevice)
@@ -134,17 +148,31 @@ def leave_to_other_tests() -> None:
     self_check.verdict = of_real_cards  # type: ignore[assignment]
 
 
+def poison_numpy(library: ctypes.CDLL) -> None:
+    """NumPy makes arrays in memory that is NaN before and after (numpy_memory.cpp), for the rest of the process."""
+    make, get = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    api = ctypes.cast(get(np._core._multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))  # type: ignore[attr-defined]
+    handler = make(ctypes.addressof(ctypes.c_char.in_dll(library, "emulator_numpy_memory")), b"mem_handler", None)
+    set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(api[304])  # PyDataMem_SetHandler
+    set_handler(handler)
+
+
 def start(folder: Path) -> Emulator:
     """The emulator, built in `folder`; hip-python finds its card from now on.
+
+    Work runs late, in an order of this day's; $WGRAD_EMULATED_SEED asks for another (emulator/queue.cpp).
 
     Raises:
         FileNotFoundError: there is no clang. DeviceError: hip-python is missing.
     """
     os.environ.pop("WGRAD_EMULATED_MEMORY", None)
     os.environ["WGRAD_HIP_OBJECTS"] = str(folder)
-    os.environ["HIP_LAUNCH_BLOCKING"] = "1"
+    os.environ.setdefault("WGRAD_EMULATED_SEED", str(datetime.date.today().toordinal()))
     os.environ["WGRAD_EMULATED_FAULTS"] = "report"  # ROCm would end the process, and so would the emulator
     found = Emulator(folder)
+    poison_numpy(found.library)
     leave_to_other_tests()
     from wgrad.hip.runtime import binding
 

@@ -84,7 +84,9 @@ bool wrong_address;
 void yield() { emulator_switch(&fibers[machine.thread].stack_pointer, main_stack); }
 
 [[noreturn]] void fail(const std::string& what) {
-  failure = what + " (work-item " + std::to_string(machine.thread) + " of work-group (" +
+  failure = what;
+  if (running)
+    failure += " (work-item " + std::to_string(machine.thread) + " of work-group (" +
             std::to_string(machine.block[0]) + ", " + std::to_string(machine.block[1]) + ", " +
             std::to_string(machine.block[2]) + "))";
   siglongjmp(escape, 1);
@@ -112,8 +114,8 @@ void* shared(const void* key, unsigned long bytes) {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
   size_t rounded = (bytes + 15) / 16 * 16, inner = (rounded + page - 1) / page * page, all = rounded;
   for (Local& local : locals) all += local.bytes;
-  if (all > arch().lds)
-    fail("LDS: " + std::to_string(all) + " bytes are more than the " + std::to_string(arch().lds) + " of a work-group");
+  if (all > running->arch->lds)
+    fail("LDS: " + std::to_string(all) + " bytes are more than the " + std::to_string(running->arch->lds) + " of a work-group");
   char* pages =
       static_cast<char*>(mmap(nullptr, inner + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   mprotect(pages + inner, page, PROT_NONE);
@@ -136,11 +138,6 @@ void start_fiber(unsigned thread) {
   *--top = reinterpret_cast<void*>(fiber_main);
   for (int i = 0; i < 6; i++) *--top = nullptr;
   fibers[thread] = {top, State::READY, 0, 0};
-}
-
-bool reversed() {
-  const char* text = getenv("WGRAD_EMULATED_ORDER");
-  return text && !strcmp(text, "rev");
 }
 
 // Lets every lane of a wave go on until it waits or ends. True where the lanes have all met and may go on.
@@ -206,6 +203,11 @@ void on_signal(int, siginfo_t* info, void*) {
 
 }  // namespace
 
+bool reversed() {
+  const char* text = getenv("WGRAD_EMULATED_ORDER");
+  return text && !strcmp(text, "rev");
+}
+
 bool in_lds(const void* address) {
   for (Local& local : locals)
     if (address >= local.first && address < local.first + local.bytes) return true;
@@ -219,19 +221,8 @@ const Arch& arch() {
   return ARCHES[1];
 }
 
-std::string run(const Launch& launch, bool* illegal) {
+std::string guarded(const std::function<void()>& work, bool* illegal) {
   static char signal_stack[64 << 10];
-  if (!stacks)
-    stacks = static_cast<char*>(mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, launch.wave, barrier, meet, shared,
-             [](const char* message) { fail(message); },
-             [](const void* address, unsigned bytes, bool store, const void* site) {
-               count_access(machine.thread, address, bytes, store, site);
-             }};
-  *launch.machine = &machine;
-  running = &launch;
-  count_launch(launch.kernel->name, launch.wave, arch().host == 910 ? 64 : 128, launch.wave == 64);
   failure.clear();
   wrong_address = false;
   stack_t alternate = {signal_stack, 0, sizeof(signal_stack)}, old_alternate;
@@ -241,26 +232,45 @@ std::string run(const Launch& launch, bool* illegal) {
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGSEGV, &action, &old_segv);
   sigaction(SIGBUS, &action, &old_bus);
-  if (!sigsetjmp(escape, 1)) {
-    bool backwards = reversed();
-    unsigned long all = (unsigned long)launch.grid[0] * launch.grid[1] * launch.grid[2];
-    for (unsigned long i = 0; i < all; i++) {
-      unsigned long at = backwards ? all - 1 - i : i;
-      machine.block[0] = unsigned(at % launch.grid[0]);
-      machine.block[1] = unsigned(at / launch.grid[0] % launch.grid[1]);
-      machine.block[2] = unsigned(at / launch.grid[0] / launch.grid[1]);
-      run_group(launch.kernel->threads, backwards);
-    }
-  }
-  count_abandon();
+  if (!sigsetjmp(escape, 1)) work();
   sigaction(SIGSEGV, &old_segv, nullptr);
   sigaction(SIGBUS, &old_bus, nullptr);
   sigaltstack(&old_alternate, nullptr);
+  *illegal = wrong_address;
+  return failure;
+}
+
+std::string run(const Launch& launch, bool* illegal) {
+  if (!stacks)
+    stacks = static_cast<char*>(mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  const unsigned wave = launch.arch->wave;
+  machine = {0, {0, 0, 0}, {launch.grid[0], launch.grid[1], launch.grid[2]}, wave, barrier, meet, shared,
+             [](const char* message) { fail(message); },
+             [](const void* address, unsigned bytes, bool store, const void* site) {
+               count_access(machine.thread, address, bytes, store, site);
+             }};
+  *launch.machine = &machine;
+  running = &launch;
+  count_launch(launch.kernel->name, wave, launch.arch->host == 910 ? 64 : 128, wave == 64);
+  std::string found = guarded(
+      [&] {
+        unsigned long all = (unsigned long)launch.grid[0] * launch.grid[1] * launch.grid[2];
+        for (unsigned long i = 0; i < all; i++) {
+          unsigned long at = launch.reversed ? all - 1 - i : i;
+          machine.block[0] = unsigned(at % launch.grid[0]);
+          machine.block[1] = unsigned(at / launch.grid[0] % launch.grid[1]);
+          machine.block[2] = unsigned(at / launch.grid[0] / launch.grid[1]);
+          run_group(launch.kernel->threads, launch.reversed);
+        }
+      },
+      illegal);
+  count_abandon();
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
   for (Local& local : locals) munmap(local.pages, size_t(local.first + local.bytes - local.pages) + page);
   locals.clear();
-  *illegal = wrong_address;
-  return failure;
+  running = nullptr;
+  return found;
 }
 
 }  // namespace emulator

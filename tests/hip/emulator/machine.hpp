@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "gpu_host.hpp"
@@ -36,9 +37,14 @@ struct Launch {
   const gpu::host::Kernel* kernel;
   gpu::host::Machine** machine;  // where the kernel's shared object looks for the machine
   unsigned grid[3];
-  unsigned wave;  // lanes of a wave in this shared object
+  const Arch* arch;
+  bool reversed;  // which order
   std::string arguments;
 };
+// The order that $WGRAD_EMULATED_ORDER asks for now.
+bool reversed();
+// Calls `work`. Empty, or which wrong address it used.
+std::string guarded(const std::function<void()>& work, bool* illegal);
 // Runs all work-groups. Empty, or what went wrong and where; `illegal` says that it was a wrong address.
 std::string run(const Launch& launch, bool* illegal);
 

@@ -1,9 +1,11 @@
-// Device memory: each allocation has pages of its own, ends at a page without access, and starts as NaN.
+// Device memory: each allocation has pages of its own, ends at a page without access, and starts as NaN. What was freed
+// cannot be accessed any more, and its addresses are given to nobody for a long time.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 
 #include "machine.hpp"
@@ -16,7 +18,9 @@ struct Allocation {
   size_t mapped, bytes;
 };
 std::map<const char*, Allocation> allocations;  // by first byte
+std::deque<Allocation> freed;
 size_t used = 0;
+constexpr size_t MOST_FREED = 4096;  // of them mappings without access are kept
 const size_t page = size_t(sysconf(_SC_PAGESIZE));
 constexpr size_t ALIGN = 16;
 
@@ -48,8 +52,13 @@ bool release(void* address) {
   auto found = allocations.find(static_cast<char*>(address));
   if (found == allocations.end()) return false;
   used -= found->second.bytes;
-  munmap(found->second.pages, found->second.mapped);
+  const Allocation& gone = freed.emplace_back(found->second);
+  mmap(gone.pages, gone.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   allocations.erase(found);
+  if (freed.size() > MOST_FREED) {
+    munmap(freed.front().pages, freed.front().mapped);
+    freed.pop_front();
+  }
   return true;
 }
 
@@ -70,6 +79,9 @@ std::string describe(const void* address) {
     if (at >= first + a.bytes) return std::to_string(at - first - a.bytes) + " bytes after the end of" + size;
     return "inside" + size;
   }
+  for (const Allocation& a : freed)
+    if (at >= a.pages && at < a.pages + a.mapped)
+      return "in an allocation of " + std::to_string(a.bytes) + " bytes that was freed";
   return "near no allocation";
 }
 

@@ -1,114 +1,56 @@
 // The entry points of libamdhip64.so that wgrad uses, on the emulated card of machine.hpp. A code object is a shared
-// object of the kernels compiled for the CPU. Work runs at once. What goes wrong inside a kernel ends the process, as with
-// ROCm; where $WGRAD_EMULATED_FAULTS asks for it, the next call that waits for the kernel reports it (with
-// HIP_LAUNCH_BLOCKING=1 the launch), and it stays.
+// object of the kernels compiled for the CPU. Work waits in its stream and runs late (queue.cpp): a copy reads and writes the
+// host's memory when it runs, not when it is asked for, and nothing but the host's own waiting holds it back.
 #include <dlfcn.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <vector>
 
 #include "counts.hpp"
 #include "machine.hpp"
 #include "properties.hpp"
+#include "queue.hpp"
 
 using namespace emulator;
 
 namespace {
 
-enum Error {
-  SUCCESS = 0,
-  INVALID_VALUE = 1,
-  OUT_OF_MEMORY = 2,
-  NO_DEVICE = 100,
-  INVALID_DEVICE = 101,
-  INVALID_IMAGE = 200,
-  NO_BINARY_FOR_GPU = 209,
-  INVALID_HANDLE = 400,
-  NOT_FOUND = 500,
-  NOT_READY = 600,
-  ILLEGAL_ADDRESS = 700,
-  LAUNCH_FAILURE = 719,
-  CAPTURE_UNSUPPORTED = 900,
-};
-
 struct Module {
   void* handle;
   gpu::host::Machine** machine;
-  unsigned wave;
 };
 struct Function {
   Module* module;
   const gpu::host::Kernel* kernel;
 };
-using Work = std::function<int()>;
-struct Graph {
-  std::vector<Work> nodes;
-};
-struct Stream {
-  Graph* capturing = nullptr;
-};
-struct Event {
-  double milliseconds = -1;
-};
-
-int sticky = SUCCESS;
-std::string last_failure;
 unsigned long launches = 0;
 
-int blocking(int error) {
+bool blocking() {
   const char* text = getenv("HIP_LAUNCH_BLOCKING");
-  return text && !strcmp(text, "1") ? error : SUCCESS;
+  return text && !strcmp(text, "1");
 }
 
-int submit(Stream* stream, Work work) {
-  if (sticky) return sticky;
-  if (stream && stream->capturing) {
-    stream->capturing->nodes.push_back(std::move(work));
-    return SUCCESS;
-  }
-  return work();
-}
-
-// As ROCm's runtime does at a fault of a kernel: it ends the process, and no call returns an error. With
-// $WGRAD_EMULATED_FAULTS=report the calls do, so that a test outlives the kernel that it is about.
-void abort_unless_reported() {
-  const char* text = getenv("WGRAD_EMULATED_FAULTS");
-  if (!text || strcmp(text, "report")) abort();
-}
-
-int execute(const Launch& launch) {
-  if (sticky) return sticky;
+void execute(const Launch& launch) {
   launches++;
   // $WGRAD_EMULATED_FAULT_AT: the number of the launch, from 1, that goes wrong.
   const char* planted = getenv("WGRAD_EMULATED_FAULT_AT");
   bool illegal = false;
   std::string failure = planted && launches == strtoul(planted, nullptr, 10) ? "a planted fault" : run(launch, &illegal);
-  if (failure.empty()) return SUCCESS;
-  last_failure = std::string(launch.kernel->name) + ": " + failure;
-  fprintf(stderr, "emulator: %s\n", last_failure.c_str());
-  abort_unless_reported();
-  sticky = illegal ? ILLEGAL_ADDRESS : LAUNCH_FAILURE;
-  return blocking(sticky);
+  if (!failure.empty()) fault(std::string(launch.kernel->name) + ": " + failure, illegal);
 }
 
-int move(void* to, const void* from, size_t bytes, int kind) {
-  // kind: 1 host to device, 2 device to host, 3 device to device
-  if ((kind == 1 || kind == 3) && !inside(to, bytes)) return INVALID_VALUE;
-  if ((kind == 2 || kind == 3) && !inside(from, bytes)) return INVALID_VALUE;
-  memmove(to, from, bytes);
-  return SUCCESS;
+// kind: 1 host to device, 2 device to host, 3 device to device
+bool known(const void* to, const void* from, size_t bytes, int kind) {
+  return ((kind != 1 && kind != 3) || inside(to, bytes)) && ((kind != 2 && kind != 3) || inside(from, bytes));
 }
 
-double now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
+void move(void* to, const void* from, size_t bytes) {
+  bool illegal = false;
+  std::string failure = guarded([=] { memmove(to, from, bytes); }, &illegal);
+  if (!failure.empty()) fault("a copy of " + std::to_string(bytes) + " bytes: " + failure, illegal);
 }
 
 // The arguments as one block. The runtime under test lays them one after another, each aligned to its size, and closes
@@ -133,15 +75,24 @@ bool pack(const gpu::host::Kernel* kernel, void** params, std::string* packed) {
 #define API extern "C" __attribute__((visibility("default")))
 
 // ---- for tests ---------------------------------------------------------------------------------------------------
-API const char* emulator_last_failure() { return last_failure.c_str(); }
-API unsigned long emulator_launches() { return launches; }
+API const char* emulator_last_failure() { return last_failure().c_str(); }
+API unsigned long emulator_launches() { return finish_all(), launches; }
 // What launches of counted kernels have cost so far (counts.hpp); valid until the next call.
 API const char* emulator_counts() {
   static std::string text;
+  finish_all();
   return (text = counts_as_json()).c_str();
 }
-API void emulator_clear_counts() { clear_counts(); }
-API void emulator_clear() { sticky = SUCCESS, last_failure.clear(); }
+API void emulator_clear_counts() { finish_all(), clear_counts(); }
+API void emulator_clear() { clear(); }
+// What a pool takes back is NaN from then on, in the order of the stream; not while the stream captures: it would be part of
+// every replay.
+API void emulator_poison(void* first, size_t bytes, Stream* stream) {
+  if (stream->capturing) return;
+  submit(stream, [=] {
+    if (inside(first, bytes)) memset(first, 0xff, bytes);
+  });
+}
 
 // ---- device ------------------------------------------------------------------------------------------------------
 API int hipInit(unsigned) { return SUCCESS; }
@@ -175,9 +126,9 @@ API int hipMemGetInfo(size_t* free, size_t* total) {
   *free = *total - used_memory();
   return SUCCESS;
 }
-API int hipDeviceSynchronize() { return sticky; }
-API int hipGetLastError() { return sticky; }
-API int hipPeekAtLastError() { return sticky; }
+API int hipDeviceSynchronize() { return finish_all(); }
+API int hipGetLastError() { return lost(); }
+API int hipPeekAtLastError() { return lost(); }
 API const char* hipGetErrorName(int error) {
   switch (error) {
     case SUCCESS: return "hipSuccess";
@@ -188,6 +139,9 @@ API const char* hipGetErrorName(int error) {
     case NOT_FOUND: return "hipErrorNotFound";
     case ILLEGAL_ADDRESS: return "hipErrorIllegalAddress";
     case LAUNCH_FAILURE: return "hipErrorLaunchFailure";
+    case CAPTURE_UNSUPPORTED: return "hipErrorStreamCaptureUnsupported";
+    case CAPTURE_INVALIDATED: return "hipErrorStreamCaptureInvalidated";
+    case CAPTURED_EVENT: return "hipErrorCapturedEvent";
     default: return "hipErrorUnknown";
   }
 }
@@ -208,26 +162,29 @@ API const char* hipGetErrorString(int error) {
 
 // ---- memory ------------------------------------------------------------------------------------------------------
 API int hipMalloc(void** address, size_t bytes) {
-  if (sticky) return sticky;
+  if (int error = unsafe()) return error;
   *address = allocate(bytes);
   return *address ? SUCCESS : OUT_OF_MEMORY;
 }
-API int hipHostMalloc(void** address, size_t bytes, unsigned) {
-  return (*address = allocate(bytes)) ? SUCCESS : OUT_OF_MEMORY;  // within reach of kernels, as on a card
+API int hipHostMalloc(void** address, size_t bytes, unsigned) { return hipMalloc(address, bytes); }  // kernels reach it
+// At once, though ROCm's would wait for the card: who frees has to have waited.
+API int hipFree(void* address) {
+  if (int error = unsafe(); error == CAPTURE_UNSUPPORTED) return error;
+  return !address || release(address) ? SUCCESS : INVALID_VALUE;
 }
-API int hipHostFree(void* address) { return release(address) ? SUCCESS : INVALID_VALUE; }
-API int hipFree(void* address) { return !address || release(address) ? SUCCESS : INVALID_VALUE; }
-API int hipMemcpy(void* to, const void* from, size_t bytes, int kind) {
-  return sticky ? sticky : move(to, from, bytes, kind);
-}
+API int hipHostFree(void* address) { return hipFree(address); }
 API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, Stream* stream) {
-  return submit(stream, [=] { return move(to, from, bytes, kind); });
+  if (!lost() && !known(to, from, bytes, kind)) return INVALID_VALUE;
+  return submit(stream, [=] { move(to, from, bytes); });
 }
 API int hipMemsetAsync(void* to, int value, size_t bytes, Stream* stream) {
-  if (!inside(to, bytes)) return INVALID_VALUE;
-  return submit(stream, [=] { return memset(to, value, bytes), SUCCESS; });
+  if (!lost() && !inside(to, bytes)) return INVALID_VALUE;
+  return submit(stream, [=] {
+    bool illegal = false;
+    std::string failure = guarded([=] { memset(to, value, bytes); }, &illegal);
+    if (!failure.empty()) fault("a fill: " + failure, illegal);
+  });
 }
-API int hipMemset(void* to, int value, size_t bytes) { return hipMemsetAsync(to, value, bytes, nullptr); }
 
 // ---- modules -----------------------------------------------------------------------------------------------------
 API int hipModuleLoadData(Module** module, const void* image) {
@@ -253,7 +210,7 @@ API int hipModuleLoadData(Module** module, const void* image) {
   auto machine = static_cast<gpu::host::Machine**>(dlsym(handle, "gpu_host_machine"));
   if (!host || !machine) return INVALID_IMAGE;
   if (*host != arch().host) return NO_BINARY_FOR_GPU;
-  *module = new Module{handle, machine, arch().wave};
+  *module = new Module{handle, machine};
   return SUCCESS;
 }
 API int hipModuleUnload(Module* module) { return delete module, SUCCESS; }
@@ -266,46 +223,37 @@ API int hipModuleGetFunction(Function** function, Module* module, const char* na
 }
 API int hipModuleLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                               unsigned bz, unsigned lds, Stream* stream, void** params, void** extra) {
-  if (sticky) return sticky;
+  if (lost()) return lost();
   if (!gx || !gy || !gz || bx != function->kernel->threads || by != 1 || bz != 1 || lds) return INVALID_VALUE;
-  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, function->module->wave, {}};
+  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(), reversed(), {}};
   if (extra || !pack(function->kernel, params, &launch.arguments)) return INVALID_VALUE;
-  return submit(stream, [launch] { return execute(launch); });
+  if (int error = submit(stream, [launch] { execute(launch); })) return error;
+  return blocking() && !stream->capturing ? finish(stream) : SUCCESS;
 }
 
 // ---- streams, events, graphs ---------------------------------------------------------------------------------------
-API int hipStreamCreate(Stream** stream) { return *stream = new Stream, SUCCESS; }
+API int hipStreamCreate(Stream** stream) { return *stream = create_stream(), SUCCESS; }
 API int hipStreamCreateWithFlags(Stream** stream, unsigned) { return hipStreamCreate(stream); }
-API int hipStreamDestroy(Stream* stream) { return delete stream, SUCCESS; }
-API int hipStreamSynchronize(Stream* stream) { return stream && stream->capturing ? CAPTURE_UNSUPPORTED : sticky; }
+API int hipStreamDestroy(Stream* stream) { return destroy_stream(stream), SUCCESS; }
+API int hipStreamSynchronize(Stream* stream) { return finish(stream); }
 API int hipEventCreate(Event** event) { return *event = new Event, SUCCESS; }
 API int hipEventDestroy(Event* event) { return delete event, SUCCESS; }
-API int hipEventRecord(Event* event, Stream*) { return event->milliseconds = now(), sticky; }
-API int hipEventSynchronize(Event*) { return sticky; }
-// $WGRAD_EMULATED_BUSY=1: work that was submitted does not end before somebody waits for it.
-API int hipEventQuery(Event*) {
-  const char* text = getenv("WGRAD_EMULATED_BUSY");
-  return sticky ? sticky : text && !strcmp(text, "1") ? NOT_READY : SUCCESS;
-}
+API int hipEventRecord(Event* event, Stream* stream) { return record(event, stream); }
+API int hipEventSynchronize(Event* event) { return wait_for(event); }
+API int hipEventQuery(Event* event) { return query(event); }
 API int hipEventElapsedTime(float* milliseconds, Event* start, Event* stop) {
-  if (start->milliseconds < 0 || stop->milliseconds < 0) return INVALID_HANDLE;
-  return *milliseconds = float(stop->milliseconds - start->milliseconds), SUCCESS;
+  if (!start->mark || !stop->mark) return INVALID_HANDLE;
+  if (!start->mark->reached || !stop->mark->reached) return NOT_READY;
+  return *milliseconds = float(stop->mark->milliseconds - start->mark->milliseconds), SUCCESS;
 }
-API int hipStreamBeginCapture(Stream* stream, int) {
-  if (!stream || stream->capturing) return CAPTURE_UNSUPPORTED;
-  return stream->capturing = new Graph, SUCCESS;
-}
-API int hipStreamEndCapture(Stream* stream, Graph** graph) {
-  if (!stream || !stream->capturing) return CAPTURE_UNSUPPORTED;
-  *graph = stream->capturing;
-  return stream->capturing = nullptr, SUCCESS;
-}
+API int hipStreamBeginCapture(Stream* stream, int mode) { return begin_capture(stream, mode); }
+API int hipStreamEndCapture(Stream* stream, Graph** graph) { return end_capture(stream, graph); }
 API int hipGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long) {
   return *executable = new Graph(*graph), SUCCESS;
 }
-API int hipGraphLaunch(Graph* executable, Stream*) {
-  for (Work& work : executable->nodes)
-    if (int error = work()) return error;
+API int hipGraphLaunch(Graph* executable, Stream* stream) {
+  for (const Work& work : executable->nodes)
+    if (int error = submit(stream, work)) return error;
   return SUCCESS;
 }
 API int hipGraphDestroy(Graph* graph) { return delete graph, SUCCESS; }
