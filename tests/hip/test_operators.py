@@ -19,22 +19,13 @@ REVERSED = [c for c in CASES if "float32" in c.dtype and any(s in c.name for s i
 
 
 # One case of each operator and direction, float16 where there is one: for the architectures whose kernels differ from
-# those of their wave size in the matrix instructions alone.
+# those of their wave size in the matrix instructions alone (test_every_kernel.py).
 EACH_OPERATOR = list({(c.op, c.direction): c for c in sorted(CASES, key=lambda c: "float16" in c.dtype)}.values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_case(hip_device: Any, case: Case) -> None:
     result = check_case(case, hip_device)
-    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
-
-
-@pytest.mark.parametrize("architecture", ["gfx90a", "gfx1201"])
-@pytest.mark.parametrize("case", EACH_OPERATOR, ids=lambda c: c.name)
-def test_each_operator_on_other_architectures(emulator: Any, architecture: str, case: Case) -> None:
-    device = emulator.device(architecture)
-    assert device.architecture == architecture
-    result = check_case(case, device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
 
 

@@ -17,7 +17,8 @@ from tests.hip.executor.device import ExecutedDevice
 from tests.hip.executor.table import Object, Row
 from tests.hip.executor.waves import Order
 from wgrad.autograd.selftest import gemm, linear, quantize
-from wgrad.autograd.selftest.case import BF16, Case, upload_inputs
+from wgrad.autograd.selftest.attention import attention_case
+from wgrad.autograd.selftest.case import BF16, F16, Case, upload_inputs
 from wgrad.autograd.selftest.cases import FAMILIES, cases
 from wgrad.autograd.selftest.run import expected_outputs, largest_difference, to_host
 
@@ -27,11 +28,14 @@ SLOW = ("packed/2x133", "packed window/2x133", "grouped/2x70", "tiles/1x259", "/
 
 
 def all_cases() -> list[Case]:
-    """The self-test's, and the operators that read bfloat16 too; without SLOW."""
+    """The self-test's, and the operators that read bfloat16 too, and attention in shares of the keys; without SLOW."""
     found = {case.name: case for case in cases()}
     for family in FAMILIES:
         if family not in (gemm, linear, quantize):
             found |= {case.name: case for case in family.cases(BF16) if case.name not in found}
+    for dtype in (F16, BF16):
+        shares = attention_case("shares", (1, 3, 1, 1, 64), dtype, keys=515, cache_len=512)
+        found[shares.name] = shares
     return [case for name, case in found.items() if not any(part in name for part in SLOW)]
 
 

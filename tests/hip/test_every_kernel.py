@@ -1,0 +1,113 @@
+"""Every kernel of every object that ships: the case that launches it on the emulated card, and the run that executed
+its machine code and left a row in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.hip.executor.device import shipped
+from tests.hip.executor.table import EXECUTED, TABLES, Object, digests, reason, stale
+from tests.hip.test_operators import CASES, EACH_OPERATOR
+from wgrad.autograd.selftest.attention import attention_case
+from wgrad.autograd.selftest.case import BF16, F32, Case
+from wgrad.autograd.selftest.gemm import gemm_case
+from wgrad.autograd.selftest.probe import chosen_cases
+from wgrad.autograd.selftest.run import call_case, check_case
+from wgrad.hip.attention import ROUNDINGS
+from wgrad.hip.runtime.architectures import SHIPPED
+
+# Objects that no tool executes, and why; their kernels run on the emulated card alone.
+NOT_EXECUTED = {"gfx1201": "the executor knows neither its matrix instructions nor its encodings of memory accesses"}
+# Cases of the self-test that reach what neither one case of each operator nor the self-check of `auto` does.
+MORE = (
+    "gemm_tt/plain/41x123x67/float32",
+    "gemm_nt/row/1x123x67/float32",
+    "q8_0_dequantize/plain small/37x96/float16",
+    *(f"layer_norm{half}/plain/{rows}/float32>float32" for half in ("", "_backward") for rows in ("3x1003", "1x2052")),
+)
+# Run on every architecture of `hip_device` by other tests.
+ELSEWHERE = {case.name for case in (*CASES, *chosen_cases())}
+
+
+def with_rounding(case: Case, mode: str) -> Case:
+    """Attention by the kernels that round probabilities so: to one of bfloat16's last places."""
+
+    def call(device: Any, x: Any) -> Any:
+        before, device.attention_rounding = getattr(device, "attention_rounding", ""), mode
+        try:
+            return case.call(device, x)
+        finally:
+            device.attention_rounding = before
+
+    return replace(case, name=f"{case.name}/{mode}", call=call, ulps=2.0**15)
+
+
+@cache
+def pool() -> list[Case]:
+    """What may be run: each operator first."""
+    named = {case.name: case for case in CASES}
+    found = [*EACH_OPERATOR, *chosen_cases(), *(named[name] for name in MORE)]
+    found.append(gemm_case("split", 40, 136, 72, F32, BF16, dtype=F32))
+    for width in (64, 128):
+        case = attention_case("rounding", (1, 37, 2, 1, width), BF16)
+        found += [with_rounding(case, mode) for mode in ROUNDINGS[1:]]
+    return list({case.name: case for case in found}.values())
+
+
+def kernels(architecture: str) -> set[tuple[str, str]]:
+    """(source, kernel) of all objects of an architecture."""
+    return {(made.source, name) for made in objects(architecture) for name in shipped(*reversed(made)).kernels}
+
+
+def objects(architecture: str) -> Iterator[Object]:
+    return (made for made in digests() if made.architecture == architecture)
+
+
+def launches(device: Any, case: Case) -> set[tuple[str, str]]:
+    dry = device.dry_run()
+    call_case(case, dry)
+    return set(dry.kernels)
+
+
+def chosen(device: Any) -> tuple[list[Case], set[tuple[str, str]]]:
+    """Of the pool: each operator, and what launches a kernel that none before it does; all kernels that they launch."""
+    found: list[Case] = []
+    reached: set[tuple[str, str]] = set()
+    for case in pool():
+        more = launches(device, case) - reached
+        if more or case in EACH_OPERATOR:
+            found.append(case)
+            reached |= more
+    return found, reached
+
+
+@pytest.mark.parametrize("architecture", SHIPPED)
+def test_every_kernel_is_launched(emulator: Any, architecture: str) -> None:
+    """By a case whose result is right. What other tests run on this architecture is not run again."""
+    device = emulator.device(architecture)
+    cases, reached = chosen(device)
+    assert kernels(architecture) - reached == set()
+    assert reached - kernels(architecture) == set()
+    run = [c for c in cases if architecture not in ("gfx942", "gfx1100") or c.name not in ELSEWHERE]
+    wrong = [result for result in (check_case(case, device) for case in run) if not result.ok]
+    assert wrong == []
+
+
+def test_every_kernel_is_executed() -> None:
+    """It has a row, made by executing it. Objects that have changed since are left to `make hip-tables`."""
+    assert sorted(NOT_EXECUTED) == sorted(set(SHIPPED) - set(EXECUTED))
+    executed: set[tuple[str, str, str]] = set()
+    older: set[Object] = set()
+    for name in ("hip_executed", "hip_isa", "hip_attention"):
+        rows = TABLES[name].rows()
+        executed |= {(r["arch"], r["source"], r["kernel"]) for r in rows if name == "hip_executed" or "error" in r}
+        older |= set(stale(TABLES[name], rows))
+    wanted = {(a, *kernel) for a in EXECUTED for kernel in kernels(a)}
+    assert {cell for cell in wanted - executed if Object(*cell[:2]) not in older} == set()
+    if older:
+        pytest.skip(reason("an executed table", sorted(older)))
