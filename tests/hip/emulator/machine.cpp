@@ -203,10 +203,12 @@ void on_signal(int, siginfo_t* info, void*) {
 
 }  // namespace
 
-bool reversed() {
-  const char* text = getenv("WGRAD_EMULATED_ORDER");
-  return text && !strcmp(text, "rev");
+static bool is_set(const char* variable, const char* value) {
+  const char* text = getenv(variable);
+  return text && !strcmp(text, value);
 }
+bool reversed() { return is_set("WGRAD_EMULATED_ORDER", "rev"); }
+bool last_only() { return is_set("WGRAD_EMULATED_GROUPS", "last"); }
 
 bool in_lds(const void* address) {
   for (Local& local : locals)
@@ -256,8 +258,8 @@ std::string run(const Launch& launch, bool* illegal) {
   std::string found = guarded(
       [&] {
         unsigned long all = (unsigned long)launch.grid[0] * launch.grid[1] * launch.grid[2];
-        for (unsigned long i = 0; i < all; i++) {
-          unsigned long at = launch.reversed ? all - 1 - i : i;
+        for (unsigned long i = launch.last_only ? all - 1 : 0; i < all; i++) {
+          unsigned long at = launch.reversed && !launch.last_only ? all - 1 - i : i;
           machine.block[0] = unsigned(at % launch.grid[0]);
           machine.block[1] = unsigned(at / launch.grid[0] % launch.grid[1]);
           machine.block[2] = unsigned(at / launch.grid[0] / launch.grid[1]);

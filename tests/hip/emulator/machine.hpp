@@ -20,7 +20,8 @@ struct Arch {
 const Arch& arch();
 
 // ---- memory ------------------------------------------------------------------------------------------------------
-// Bytes that end at a page without access; nullptr when the card ($WGRAD_EMULATED_MEMORY bytes) is full.
+// Bytes that end at a page without access, NaN up to LARGE, above it zeros that take no memory; nullptr when the card ($WGRAD_EMULATED_MEMORY bytes) is full.
+constexpr size_t LARGE = size_t(64) << 20;
 void* allocate(size_t bytes);
 bool release(void* address);
 // Does [address, address + bytes) lie within one allocation?
@@ -38,11 +39,13 @@ struct Launch {
   gpu::host::Machine** machine;  // where the kernel's shared object looks for the machine
   unsigned grid[3];
   const Arch* arch;
-  bool reversed;  // which order
+  bool reversed;   // which order
+  bool last_only;  // of the work-groups, only the last runs: for arrays of billions of elements
   std::string arguments;
 };
-// The order that $WGRAD_EMULATED_ORDER asks for now.
+// What $WGRAD_EMULATED_ORDER ("rev") and $WGRAD_EMULATED_GROUPS ("last") ask for now.
 bool reversed();
+bool last_only();
 // Calls `work`. Empty, or which wrong address it used.
 std::string guarded(const std::function<void()>& work, bool* illegal);
 // Runs all work-groups. Empty, or what went wrong and where; `illegal` says that it was a wrong address.

@@ -1,5 +1,5 @@
-// Device memory: each allocation has pages of its own, ends at a page without access, and starts as NaN. What was freed
-// cannot be accessed any more, and its addresses are given to nobody for a long time.
+// Device memory: each allocation has pages of its own, ends at a page without access, and starts as NaN (large ones: as
+// 0). What was freed cannot be accessed any more, and its addresses are given to nobody for a long time.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ void* allocate(size_t bytes) {
   char* start = static_cast<char*>(pages) + page;
   mprotect(start, inner, PROT_READ | PROT_WRITE);
   char* first = start + (inner - rounded);
-  memset(first, 0xff, rounded);
+  if (rounded <= LARGE) memset(first, 0xff, rounded);
   allocations[first] = {static_cast<char*>(pages), mapped, rounded};
   used += rounded;
   return first;

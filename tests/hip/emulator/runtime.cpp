@@ -88,7 +88,7 @@ API void emulator_clear() { clear(); }
 // What a pool takes back is NaN from then on, in the order of the stream; not while the stream captures: it would be part of
 // every replay.
 API void emulator_poison(void* first, size_t bytes, Stream* stream) {
-  if (stream->capturing) return;
+  if (stream->capturing || bytes > LARGE) return;
   submit(stream, [=] {
     if (inside(first, bytes)) memset(first, 0xff, bytes);
   });
@@ -225,7 +225,7 @@ API int hipModuleLaunchKernel(Function* function, unsigned gx, unsigned gy, unsi
                               unsigned bz, unsigned lds, Stream* stream, void** params, void** extra) {
   if (lost()) return lost();
   if (!gx || !gy || !gz || bx != function->kernel->threads || by != 1 || bz != 1 || lds) return INVALID_VALUE;
-  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(), reversed(), {}};
+  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(), reversed(), last_only(), {}};
   if (extra || !pack(function->kernel, params, &launch.arguments)) return INVALID_VALUE;
   if (int error = submit(stream, [launch] { execute(launch); })) return error;
   return blocking() && !stream->capturing ? finish(stream) : SUCCESS;
