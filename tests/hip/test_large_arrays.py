@@ -3,6 +3,7 @@ lie where an index of 32 bits would have wrapped around. The memory before them 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +23,11 @@ SMALL = 64 << 20  # bytes: larger arrays of the emulated card start as zeros, ot
 def device(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("WGRAD_EMULATED_MEMORY", str(1 << 40))
     monkeypatch.setenv("WGRAD_EMULATED_GROUPS", "last")
-    yield emulator.new("gfx942")
+    made = emulator.new("gfx942")
+    yield made
     emulator.clear()
+    gc.collect()
+    made.trim()  # the card is as small as before, for other tests
 
 
 def numbers(*shape: int, dtype: Any = F32) -> np.ndarray:
