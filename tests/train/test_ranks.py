@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tests.train.rank_campaign import killed_run
 from tests.train.ranks_runs import finetune, mpirun, needs_mpi, start, words
 from wgrad.train.commands.cli import main
 from wgrad.train.run.metrics import read_metrics
@@ -130,3 +131,14 @@ def test_ranks_with_different_options_or_files_are_refused(
 
 def test_a_step_too_small_for_the_ranks_is_refused(values: dict[str, Any]) -> None:
     refused(finetune(2, values | {"--accumulate": 1}), "--accumulate", "2 ranks")
+
+
+# ---- ranks that are lost -------------------------------------------------------------------------------
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: Path, victim: int) -> None:
+    """The first rank, whose part another takes over, or the last: the run ends as if nothing had happened."""
+    run = killed_run(values | {"--log-every": 1}, 3, victim, 5)
+    assert run.returncode == 0, run.stderr
+    assert f"lost rank {victim} (" in run.stdout and "going on with 2 ranks" in run.stdout
+    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
+    same(tmp_path / "out", tmp_path / "whole")

@@ -28,7 +28,7 @@ mpi4py.rc.finalize = False  # after a loss it would wait for the dead
 from mpi4py import MPI  # noqa: E402
 
 from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
-from wgrad.train.terminal.ending import ending_of  # noqa: E402
+from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
 T = TypeVar("T")
 LONG_LIMIT = 1800.0  # seconds for what comes before the steps, and for files: shaders to compile, data to read
@@ -37,7 +37,6 @@ FIRST_STEP_LIMIT = 600.0  # the first one may compile, and nobody knows yet how 
 SPIN = 0.002  # seconds in which a wait asks without a pause
 PAUSE = 0.0002  # seconds between questions after that
 _END = 10.0  # seconds for MPI's own end
-_LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,7 @@ class MpiWorld(World):
         except MPI.Exception as error:
             if not self.tolerant:
                 raise RanksSilent(f"a rank was lost ({error}): --resume goes on from the last checkpoint") from error
-            self._check_loss(error)
-            self._comm.Revoke()
+            self._comm.Revoke()  # whatever MPI calls the error: that a rank is gone has many names inside a collective
             done = False
         else:
             done = True
@@ -131,18 +129,13 @@ class MpiWorld(World):
         self._shrink()
         raise RanksLost()
 
-    @staticmethod
-    def _check_loss(error: Any) -> None:
-        if error.Get_error_class() not in _LOST:
-            raise error
-
     def _agree(self, done: bool) -> bool:
         """Whether it is done on all ranks: the same answer on all that are left."""
         flag = np.array([done], np.int32)
         try:
             self._wait(self._comm.Iagree(flag), "agreeing whether a rank is lost")
-        except MPI.Exception as error:  # the flag holds though a rank is gone
-            self._check_loss(error)
+        except MPI.Exception:  # that a rank is gone; the flag holds
+            pass
         return bool(flag[0])
 
     def _shrink(self, value: Any = None) -> None:
@@ -156,15 +149,17 @@ class MpiWorld(World):
             values: list[Any] = []
             try:
                 values = self._gather(value or self.me, "the ranks that are left")
-            except MPI.Exception as error:
-                self._check_loss(error)
+            except MPI.Exception:
                 self._comm.Revoke()
             agreed = self._agree(bool(values))
         failures = [v for v in values if isinstance(v, _Failure)]
         if failures:
             raise self._failure(failures)
         self.members = values
-        self.on_loss([member for member in before if member not in values], self.speaks and not first)
+        lost = [member for member in before if member not in values]
+        if not lost:
+            raise RanksSilent("MPI failed, and no rank is lost: --resume goes on from the last checkpoint")
+        self.on_loss(lost, self.speaks and not first)
 
     def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         limit = LONG_LIMIT if patient else self._step_limit()
@@ -220,9 +215,9 @@ class MpiWorld(World):
         threading.Timer(_END, os._exit, (failure.status,)).start()
         MPI.COMM_WORLD.Abort(failure.status)
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException) -> None:
         if self.tolerant and self._stepping and self.size > 1:
-            sys.stdout.flush()
+            print(f"wgrad: {self.me}: {one_line(error)}: this rank ends", file=sys.stderr, flush=True)
             os._exit(1)
 
     def close(self) -> None:

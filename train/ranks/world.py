@@ -107,7 +107,7 @@ class World:
         """An error of the block ends all ranks, as RankFailure where they can agree on it."""
         yield
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException) -> None:
         """End this process as one that is lost, where the others can go on without it."""
 
     def close(self) -> None:

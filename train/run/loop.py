@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.ops.optimizer import STATE_GRAD_NORM
-from wgrad.device.errors import UnusableResult
+from wgrad.device.errors import DeviceLost, UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.world import RanksLost
@@ -77,6 +77,9 @@ class Run:
             except RanksLost:  # done on no rank: those that are left do it anew
                 self.stream.step = step.index
                 continue
+            except DeviceLost as error:
+                self.trainer.world.leave(error)
+                raise
             done = step.index + 1
             self._pending.append(_Pending(done, lr, step.num_tokens))
             first = self._requested == -math.inf

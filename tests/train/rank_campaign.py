@@ -1,0 +1,130 @@
+"""Kill a random rank at a random moment, many times: python -m tests.train.rank_campaign [--times 30] [--ranks 3]
+
+On the embedded model, with user-level failure mitigation. Each run must end with status 0, with all steps in
+metrics.jsonl, and with the held-out loss and the adapter of a run that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from tests.train.ranks_runs import ENVIRONMENT, LIMIT, mpirun, words
+from wgrad.train.run.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+ULFM = ("--with-ft", "ulfm")
+
+
+def pids(out: Path) -> dict[int, int]:
+    """Rank -> process, of the run that writes to `out`."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(out).encode() not in (folder / "cmdline").read_bytes().split(b"\0"):
+                continue
+            environment = dict(e.split(b"=", 1) for e in (folder / "environ").read_bytes().split(b"\0") if b"=" in e)
+        except OSError:  # gone meanwhile
+            continue
+        if b"OMPI_COMM_WORLD_RANK" in environment:
+            found[int(environment[b"OMPI_COMM_WORLD_RANK"])] = int(folder.name)
+    return found
+
+
+def killed_run(
+    values: dict[str, Any], ranks: int, victim: int, moment: float | int
+) -> subprocess.CompletedProcess[str]:
+    """A run of which rank `victim` is killed: at a moment in seconds from its start, or (int) once so many steps are in
+    metrics.jsonl."""
+    out = Path(values["--out"])
+    command = [*mpirun(ranks, *ULFM), sys.executable, "-m", "wgrad", "finetune", *words(values)]
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+    try:
+        begun = time.monotonic()
+        while process.poll() is None and time.monotonic() - begun < LIMIT:
+            if isinstance(moment, int):
+                metrics = out / "metrics.jsonl"
+                due = metrics.exists() and metrics.read_bytes().count(b"\n") >= moment
+            else:
+                due = time.monotonic() - begun >= moment
+            if due and victim in (running := pids(out)):
+                os.kill(running[victim], signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        stdout, stderr = process.communicate(timeout=LIMIT)
+    except BaseException:
+        process.terminate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def outcome(out: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """Steps and losses of metrics.jsonl, the numbers of the adapter."""
+    records = read_metrics(out / "metrics.jsonl")
+    arrays = safetensors.numpy.load_file(out / "adapter_model.safetensors")
+    flat = np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
+    return [r["step"] for r in records], np.array([r["loss"] for r in records]), flat
+
+
+def differences(out: Path, whole: Path) -> str:
+    """What is not as in the run that nothing happened to, or ""."""
+    (steps, losses, flat), (steps0, losses0, flat0) = outcome(out), outcome(whole)
+    if steps != steps0:
+        return f"steps {steps}"
+    if not np.allclose(losses, losses0, rtol=1e-5):
+        return f"losses differ by {np.max(np.abs(losses / losses0 - 1)):.2g}"
+    off = float(np.linalg.norm(flat - flat0) / np.linalg.norm(flat0))
+    return f"the adapter differs by {off:.2g}" if off > 1e-4 else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=30)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
+    args = parser.parse_args()
+    chance, folder = random.Random(args.seed), Path(tempfile.mkdtemp(prefix="rank-campaign-"))
+    examples = ROOT / "examples"
+    values: dict[str, Any] = {
+        "--model": examples / "base_model", "--data": examples / "data" / "proverbs.jsonl", "--device": "cpu",
+        "--seq-len": 64, "--batch-size": 2, "--accumulate": 4, "--lr": 2e-3, "--max-steps": 40, "--save-every": 7,
+        "--eval-tokens": 500, "--no-sample": True, "--log-every": 1, "--out": folder / "whole",
+    }  # fmt: skip
+    begun = time.monotonic()
+    assert killed_run(values, args.ranks, -1, 0.0).returncode == 0
+    length, bad, hit = time.monotonic() - begun, 0, 0
+    print(f"seed {args.seed}; a run that nothing happens to takes {length:.1f} s", flush=True)
+    for number in range(args.times):
+        victim, moment = chance.randrange(args.ranks), chance.uniform(0.5, length)
+        out = folder / f"run-{number}"
+        run = killed_run(values | {"--out": out}, args.ranks, victim, moment)
+        lost = f"lost rank {victim}" in run.stdout
+        wrong = (
+            f"status {run.returncode}: {run.stderr[-800:]}" if run.returncode else differences(out, folder / "whole")
+        )
+        hit += lost
+        bad += bool(wrong)
+        told = "told" if lost else "not told"
+        print(f"{number + 1}: rank {victim} after {moment:.2f} s, {told}: {wrong or 'as if nothing'}", flush=True)
+        shutil.rmtree(out, ignore_errors=True)
+    print(f"{args.times} runs, {hit} went on with fewer ranks, {bad} wrong")
+    shutil.rmtree(folder)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
