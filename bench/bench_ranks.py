@@ -75,7 +75,7 @@ def timed(trainer: Trainer, world: World, steps: Sequence[Step]) -> tuple[float,
 
 
 def with_world(trainer: Trainer, world: World) -> Trainer:
-    trainer.world, trainer.data_parallel = world, DataParallel(world)
+    trainer.world, trainer.data_parallel = world, DataParallel(world, trainer.config.accumulate)
     return trainer
 
 

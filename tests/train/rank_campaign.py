@@ -101,7 +101,7 @@ def main() -> int:
     examples = ROOT / "examples"
     values: dict[str, Any] = {
         "--model": examples / "base_model", "--data": examples / "data" / "proverbs.jsonl", "--device": "cpu",
-        "--seq-len": 64, "--batch-size": 2, "--accumulate": 4, "--lr": 2e-3, "--max-steps": 40, "--save-every": 7,
+        "--seq-len": 64, "--batch-size": 2, "--accumulate": 4, "--lr": 2e-3, "--max-steps": 24, "--save-every": 5,
         "--eval-tokens": 500, "--no-sample": True, "--log-every": 1, "--out": folder / "whole",
     }  # fmt: skip
     begun = time.monotonic()

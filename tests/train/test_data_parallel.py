@@ -13,7 +13,7 @@ import pytest
 from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.data.packing import BatchStream
-from wgrad.train.ranks.world import RanksLost, World
+from wgrad.train.ranks.world import Member, RanksLost, World
 from wgrad.train.run.trainer import Trainer
 
 LIMIT = 60  # seconds for one rank to wait for another
@@ -27,6 +27,7 @@ class ThreadWorld(World):
     def __init__(self, rank: int, held: list[Any], barrier: threading.Barrier) -> None:
         super().__init__()
         self.rank, self.size, self._held, self._barrier = rank, len(held), held, barrier
+        self.members = [Member(number, "host") for number in range(self.size)]
         self.failing = 0
 
     def attempt(self, work: Callable[[], Any]) -> Any:

@@ -11,6 +11,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.ranks import launch, start
 from wgrad.train.ranks.deal import deal, even_shares
 from wgrad.train.ranks.devices import device_of_rank
+from wgrad.train.ranks.shares import EVERY, MEASURED, SKIPPED, Shares
+from wgrad.train.ranks.world import Member
 
 
 @pytest.mark.parametrize(
@@ -104,3 +106,39 @@ def test_mpi_that_is_missing_is_told(monkeypatch: Any, missing: str) -> None:
             pass
     with pytest.raises(WgradError, match=rf"^--ranks: {missing} is not .*pip install 'wgrad\[mpi\]'"):
         launch.command(2, ["finetune"])
+
+
+# ---- shares by speed ---------------------------------------------------------------------------------------
+def members(count: int) -> list[Member]:
+    return [Member(number, "host") for number in range(count)]
+
+
+def test_shares_follow_what_a_micro_batch_takes_and_are_repeated() -> None:
+    """Of 8 micro-batches a rank three times as fast gets 6; the first steps of all, which compile, do not count."""
+    shares = Shares(8, members(2))
+    assert shares.sizes == [4, 4]
+    changed = [shares.observe([9.0, 1.0]) for _ in range(SKIPPED)]
+    changed += [shares.observe([1.0, 3.0]) for _ in range(MEASURED)]
+    assert changed == [False] * (SKIPPED + MEASURED - 1) + [True] and shares.sizes == [6, 2]
+    assert [list(numbers) for numbers in shares.deal(8)] == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert "rank 0 6 (1000 ms each), rank 1 2 (3000 ms each)" in shares.describe()
+    resumed = Shares(8, members(2))
+    resumed.restore({str(rank): seconds for rank, seconds in shares.seconds.items()})
+    assert resumed.deal(8) == shares.deal(8) and resumed.deal(3) == shares.deal(3)
+    others = Shares(8, members(3))
+    others.restore({"0": 1.0, "1": 3.0})  # of two ranks: three begin evenly
+    assert others.sizes == [3, 3, 2]
+
+
+def test_shares_are_measured_again_and_change_only_where_it_pays() -> None:
+    shares = Shares(8, members(2))
+    assert not any(shares.observe([1.0, 1.1]) for _ in range(EVERY)) and shares.sizes == [4, 4]
+    assert sum(shares.observe([1.0, 7.0]) for _ in range(EVERY)) == 1 and shares.sizes == [7, 1]
+
+
+def test_what_is_known_of_the_ranks_that_are_left_stays_known() -> None:
+    shares = Shares(8, members(3))
+    for _ in range(SKIPPED + MEASURED):
+        shares.observe([1.0, 1.0, 3.0])
+    shares.begin([members(3)[0], members(3)[2]])
+    assert shares.sizes == [6, 2]

@@ -14,22 +14,24 @@ import numpy as np
 
 from wgrad.device.contract import Array, Device
 from wgrad.train.data.packing import Batch
-from wgrad.train.ranks.deal import deal
+from wgrad.train.ranks.shares import Shares
 from wgrad.train.ranks.world import World
 
 _SLOTS = 2  # of each rank, behind the gradient: seconds of a micro-batch, signal that asked it to end
 
 
 class DataParallel:
-    """What a step needs of the other ranks. seconds: of a micro-batch on each rank, by which micro-batches are dealt.
+    """What a step needs of the other ranks. accumulate: micro-batches of a step. shares: how they are dealt.
 
+    news: what there is to say of the last step.
     asked_here: the signal by which this rank was asked to end, or None. asked: the one by which any was, which all know
     since the last step.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, accumulate: int) -> None:
         self.world = world
-        self.seconds = [1.0] * world.size
+        self.shares = Shares(accumulate, world.members)
+        self.news: str | None = None
         self.asked_here: int | None = None
         self.asked: int | None = None
         self.parts: dict[str, float] | None = None  # if one is put here: seconds of each part of the steps so far
@@ -37,9 +39,9 @@ class DataParallel:
 
     def share(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
         """This rank's micro-batches of a step, each with its number in the step. The step begins now."""
-        if len(self.seconds) != self.world.size:
-            self.seconds = [1.0] * self.world.size
-        mine = [(number, batches[number]) for number in deal(len(batches), self.seconds)[self.world.rank]]
+        if self.shares.members != self.world.members:
+            self.shares.begin(self.world.members)
+        mine = [(number, batches[number]) for number in self.shares.deal(len(batches))[self.world.rank]]
         self._begun, self._mine = time.monotonic(), len(mine)
         return mine
 
@@ -56,7 +58,8 @@ class DataParallel:
         slots = np.zeros((world.size, _SLOTS), np.float32)
         values = np.concatenate([*(read.result() for read in reads), slots.reshape(-1)])
         slots = values[count + 1 :].reshape(world.size, _SLOTS)
-        slots[world.rank] = (time.monotonic() - self._begun) / max(self._mine, 1), self.asked_here or 0
+        seconds = (time.monotonic() - self._begun) / self._mine if self._mine else 0.0
+        slots[world.rank] = seconds, self.asked_here or 0
         self._mark("read_back", device)
         world.attempt(lambda: world.add(values, "the gradient of a step"))
         self._mark("all_reduce", device)
@@ -64,6 +67,7 @@ class DataParallel:
         device.write(loss, values[count : count + 1])
         self._mark("upload", device)
         self.asked = int(slots[:, 1].max()) or None
+        self.news = self.shares.describe() if self.shares.observe(slots[:, 0].tolist()) else None
 
     def _mark(self, name: str, device: Device) -> None:
         """Where parts are timed: since the last mark came `name`, and of an all-reduce waiting for the others first."""

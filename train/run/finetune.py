@@ -160,6 +160,7 @@ class _Finetuning:
             self.optimizer.load_state_arrays(state.arrays)
         except (KeyError, ValueError) as error:
             raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
+        self.trainer.data_parallel.shares.restore(state.info.get("shares", {}))
         session.say(f"resuming from {state.path}")
         before, now = state.info["schedule"], _schedule(session)
         if before != now:
@@ -213,6 +214,7 @@ class _Finetuning:
         self._count_seconds()
         extra = {
             "results": self.results,
+            "shares": {str(rank): seconds for rank, seconds in self.trainer.data_parallel.shares.seconds.items()},
             "schedule": _schedule(session),
             **self.info,
         }

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ class Run:
             except DeviceLost as error:
                 self.trainer.world.leave(error)
                 raise
+            if news := self.trainer.data_parallel.news:
+                self._unsaid.append(partial(self.progress.note, news))
             done = step.index + 1
             self._pending.append(_Pending(done, lr, step.num_tokens))
             first = self._requested == -math.inf

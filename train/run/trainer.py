@@ -35,7 +35,7 @@ class Trainer:
     def __init__(self, model: Model, optimizer: AdamW, config: RunOptions, world: World | None = None) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
-        self.data_parallel = DataParallel(self.world)
+        self.data_parallel = DataParallel(self.world, config.accumulate)
         device, rows, tokens = self.device, config.batch_size, config.seq_len
         flat = (rows * tokens,)
         self.inputs = Inputs(
