@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from wgrad.train.ranks.world import World
 
 # What the launchers of Open MPI, MPICH and others, and Slurm's srun tell a process of how many there are.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+START_LIMIT = 60.0  # seconds until all ranks have found each other
 INSTALL = "pip install 'wgrad[mpi]', or mpi4py for the MPI that is there"
 
 
@@ -27,6 +29,19 @@ def open_world() -> Iterator[World]:
     if started <= 1:
         yield World()
         return
+    # Of a rank that dies in MPI's own start nobody is told, and Python's threads and signals wait for that start.
+    faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
+    try:
+        world = _join(started)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def _join(started: int) -> World:
     try:
         module = importlib.import_module("wgrad.train.ranks.mpi_world")
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no libmpi
@@ -39,7 +54,4 @@ def open_world() -> Iterator[World]:
             "--mpi=pmix)"
         )
     world: World = module.MpiWorld()
-    try:
-        yield world
-    finally:
-        world.close()
+    return world
