@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHORT = ("f32", "f16", "bf16")  # by kind: 0 float32, 1 float16, 2 bfloat16
+DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of kernels/weight_formats.hpp
 SKINNY = 64  # results at most this wide take the kernels for LoRA's products
 _MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
 _DEPTH = 32  # splits of K are multiples of a tile's

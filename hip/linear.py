@@ -96,12 +96,15 @@ def _product(
 ) -> Array:
     m, n, k = mnk
     kind = type_code(x.dtype)
+    # Products of more than a row have kernels for some formats only (kernels/weight_formats.hpp).
+    restored = w.variant not in gemm_plan.DECODED_IN_PRODUCTS and not (m == 1 and trans_b)
     plan = gemm_plan.frozen(card_of(device), kind, type_code(dtype), w.variant, "nt" if trans_b else "nn", mnk)
     # linear.hip rounds decoded values to x's type; the others would use them as they are.
     rounds = w.value_dtype != "float32" and (plan.source != "linear" or w.value_dtype != x.dtype.name)
-    if w.shape[1] % w.unit or k % 8 or not multiple(16, x) or n * k >= 1 << 32 or rounds:
-        # A row would start inside of what is decoded at once, or one of x inside of a vector.
-        decoded = dequantize(device, w, np.dtype(np.float32))
+    if w.shape[1] % w.unit or k % 8 or not multiple(16, x) or n * k >= 1 << 32 or rounds or restored:
+        # Or a row would start inside of what is decoded at once, or one of x inside of a vector.
+        narrow = restored and plan.source == "linear"  # which would round it to x's type
+        decoded = dequantize(device, w, x.dtype if narrow else np.dtype(np.float32))
         return dense_product(device, x, decoded, None, dtype, epilogue, trans_b=trans_b)
     _check_aligned(w)
     out = device.empty((m, n), dtype)

@@ -3,6 +3,7 @@
 // Source: ggml's dequantize_row_q8_0 (github.com/ggml-org/llama.cpp).
 @group(0) @binding(2) var<storage, read> b: array<vec2<u32>>;
 @group(0) @binding(8) var<storage, read> scales: array<u32>;
+#include "half.wgsl"
 
 struct Unit_b { codes: vec2<u32>, scales: u32, odd: u32 }
 struct Ready_b { codes: vec2<u32>, scale: f32 }
@@ -15,7 +16,7 @@ fn fetch_b(at: u32, inside: u32) -> Unit_b {
 }
 
 fn ready_b(unit: Unit_b) -> Ready_b {
-  return Ready_b(unit.codes, unpack2x16float(unit.scales)[unit.odd]);
+  return Ready_b(unit.codes, half_of(unit.scales, unit.odd));
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {

@@ -63,20 +63,23 @@ def _lora(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _linear(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    m, n, k = sizes.linear
+    m, n, least = sizes.linear
     found = []
     for name, double in [("nf4", True), *((f, False) for f in formats() if f != "nf4")]:
+        k = -(-least // formats()[name].block) * formats()[name].block
         for rows, variant in ((m, name), (1, f"{name} one row")):
 
-            def build(device: Device, rows: int = rows, name: str = name, double: bool = double) -> dict[str, Any]:
+            def build(
+                device: Device, rows: int = rows, name: str = name, double: bool = double, k: int = k
+            ) -> dict[str, Any]:
                 return {"x": normal(device, (rows, k), t), "weight": _weight(device, name, n, k, double)}
 
             found.append(entry("linear_quantized", (rows, n, k), t, build, variant))
 
-        def back(device: Device, name: str = name, double: bool = double) -> dict[str, Any]:
+        def back(device: Device, name: str = name, double: bool = double, k: int = k) -> dict[str, Any]:
             return {"dy": normal(device, (m, n), t), "weight": _weight(device, name, n, k, double)}
 
-        def lowrank(device: Device, back: Any = back) -> dict[str, Any]:
+        def lowrank(device: Device, back: Any = back, k: int = k) -> dict[str, Any]:
             given: dict[str, Any] = back(device)
             return {**given, "lowrank": (normal(device, (m, RANK)), normal(device, (RANK, k), F32, 1))}
 

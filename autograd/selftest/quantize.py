@@ -57,6 +57,7 @@ def _dequantize(
     format: str = "nf4",
 ) -> Case:
     """dtype None: left out of the call."""
+    columns = -(-columns // formats()[format].block) * formats()[format].block
 
     def build(rng: np.random.Generator) -> Inputs:
         weight = formats()[format].quantize(normal(rng, (rows, columns), F32, scale), double=double)

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,6 +31,7 @@ class FrozenWeight(ABC):
     format: ClassVar[str]
     gguf_type: ClassVar[str] = ""  # what GGUF files call it, where they have it
     unit: ClassVar[int]  # elements that are decoded at once; a row of another length is decoded before a product
+    block: ClassVar[int] = 1  # rows are of a multiple of so many elements
     shape: tuple[int, int]
     value_dtype: str  # what decoded values are rounded to; "float32": they are used as they are
     parts: tuple[int, ...] = ()  # rows of each of the weights of which this is a stack, where it is one
@@ -78,6 +80,12 @@ class FrozenWeight(ABC):
         """rows: uint8 [out, bytes of a row] as in a GGUF file, of a format with a `gguf_type`; in NumPy."""
         raise NotImplementedError
 
+    def finite_parts(self) -> Iterator[np.ndarray]:
+        """Floats of NumPy arrays that must be finite if the weight is to be."""
+        for array in self.arrays().values():
+            if array is not None and array.dtype.kind == "f":
+                yield array
+
     def map_arrays(self, change: Callable[[Array], Array]) -> Self:
         """The same weight with `change` applied to each of its arrays."""
         parts = {name: change(array) for name, array in self.arrays().items() if array is not None}
@@ -91,9 +99,15 @@ class FrozenWeight(ABC):
 @cache
 def formats() -> dict[str, type[FrozenWeight]]:
     """Every format by its name: the files of this folder."""
-    for path in Path(__file__).parent.glob("*.py"):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         import_module(f"wgrad.device.formats.{path.stem}")
-    return {kind.format: kind for kind in FrozenWeight.__subclasses__()}
+    return {kind.format: kind for kind in _derived(FrozenWeight) if not isabstract(kind)}
+
+
+def _derived(kind: type[Any]) -> Iterator[type[Any]]:
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _derived(derived)
 
 
 def gguf_formats() -> dict[str, type[FrozenWeight]]:

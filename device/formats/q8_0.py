@@ -6,61 +6,45 @@ Source: ggml's quantize_row_q8_0_ref and dequantize_row_q8_0 (github.com/ggml-or
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from wgrad.device.formats.frozen_weight import Array, FrozenWeight
-
-BLOCK = 32  # elements of a row
-BLOCK_BYTES = 2 + BLOCK  # in a GGUF file: the scale, then the codes
+from wgrad.device.formats.frozen_weight import Array
+from wgrad.device.formats.gguf_blocks import GgufBlocks
 
 
 @dataclass(frozen=True)
-class Q8Array(FrozenWeight):
-    """A frozen [out, in] weight of Q8_0 on a device; `in` is a multiple of 32.
-
-    codes: uint8 [out * in], the bits of int8. scales: float16 [out * in / 32]. Element i is codes[i] * scales[i // 32].
-    A file has each scale in front of its codes; apart, both can be read in words of 32 bits.
-    """
+class Q8Array(GgufBlocks):
+    """codes: uint8 [out * in], the bits of int8. scales: float16 [out * in / 32]. Element i is codes[i] *
+    scales[i // 32]."""
 
     format: ClassVar[str] = "q8_0"
     gguf_type: ClassVar[str] = "Q8_0"
-    unit: ClassVar[int] = 8
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 2 + 32  # scale, codes
 
     codes: Array
     scales: Array
     shape: tuple[int, int]
-    value_dtype: str = field(default="float32", init=False)
 
     def arrays(self) -> dict[str, Array | None]:
         return {"codes": self.codes, "scales": self.scales}
 
-    def rules(self) -> Iterator[tuple[bool, str]]:
-        columns = int(self.shape[1])
-        yield columns % BLOCK == 0, f"shape must have rows of whole blocks of {BLOCK}, got {columns} elements"
-
     def layout(self) -> Iterator[tuple[str, int, str]]:
-        count = int(self.shape[0]) * int(self.shape[1])
-        yield "codes", count, "u8"
-        yield "scales", count // BLOCK, "f16"
-
-    def constants(self) -> dict[str, bool | int | float]:
-        return {}
-
-    def parameters(self) -> tuple[int, ...]:
-        return ()
+        yield "codes", self.count, "u8"
+        yield "scales", self.count // self.block, "f16"
 
     def rows(self, first: int, last: int, compute: np.dtype) -> np.ndarray:
-        blocks = slice(first * self.shape[1] // BLOCK, last * self.shape[1] // BLOCK)
-        codes = self.codes.reshape(-1, BLOCK)[blocks].view(np.int8).astype(compute)
+        blocks = self.blocks_of(first, last)
+        codes = self.codes.reshape(-1, self.block)[blocks].view(np.int8).astype(compute)
         return (codes * self.scales[blocks, None].astype(compute)).reshape(-1, self.shape[1])
 
     @classmethod
-    def quantize(cls, w: np.ndarray, block_size: int = BLOCK, double: bool = False) -> Q8Array:
+    def quantize(cls, w: np.ndarray, block_size: int = 32, double: bool = False) -> Q8Array:
         """As ggml in float32: codes of x * (1 / scale) before the scale is rounded, a half away from zero."""
-        blocks = w.astype(np.float32).reshape(-1, BLOCK)
+        blocks = w.astype(np.float32).reshape(-1, cls.block)
         scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
         scaled = blocks * np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
         whole = np.trunc(scaled)
@@ -69,5 +53,5 @@ class Q8Array(FrozenWeight):
 
     @classmethod
     def from_gguf(cls, rows: np.ndarray, shape: tuple[int, int]) -> Q8Array:
-        scales, codes = np.split(rows.reshape(-1, BLOCK_BYTES), [2], axis=1)
-        return cls(codes.reshape(-1), np.ascontiguousarray(scales).view("<f2").reshape(-1), shape)
+        scales, codes = cls.split(rows, 2)
+        return cls(codes.reshape(-1), scales.view("<f2").reshape(-1), shape)

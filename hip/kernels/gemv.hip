@@ -49,18 +49,6 @@ struct AnyRow {
   }
 };
 
-template <class Format> struct WeightRow {
-  Format weight;
-  GPU_FN gpu::Eight fetch(long i, int) const {
-    const auto raw = weight.fetch(i, 0, 8, weight.look(i, 0));
-    const float s = weight.scale(raw);
-    gpu::Eight x;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x.at[e] = s * weight.value(raw, e);
-    return x;
-  }
-};
-
 template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilogue& e, int k, float* lds) {
   const int thread = gpu::thread(), n0 = gpu::block_x() * ROWS;
   float sum[ROWS] = {};
@@ -109,11 +97,13 @@ template <class X, class B> GPU_FN void gemv(const X& x, const B& b, const Epilo
 DENSE(gemv, AlignedRow)
 DENSE(gemv_unaligned, AnyRow)
 
-#define WEIGHT(format, TAG)                                                                                           \
+#define FROZEN(format, TAG, ROW)                                                                                      \
   extern "C" GPU_KERNEL(256) void gemv_##format(const void* x, TAG##_PARAMETERS, int x_kind, EPILOGUE_ARGUMENTS) {    \
     GPU_SHARED(float, lds, 256 / GPU_WAVE * gemm::ROWS);                                                              \
     (void)k_per_split;                                                                                                \
-    const auto w = TAG##_WEIGHT;                                                                                      \
-    gemm::gemv(gemm::AlignedRow{x, x_kind}, gemm::WeightRow<decltype(TAG##_WEIGHT)>{w}, EPILOGUE, k, lds);            \
+    gemm::gemv(gemm::AlignedRow{x, x_kind}, ROW<decltype(TAG##_WEIGHT)>{TAG##_WEIGHT}, EPILOGUE, k, lds);             \
   }
+#define WEIGHT(format, TAG) FROZEN(format, TAG, WeightRow)
+#define EIGHTS(format, TAG) FROZEN(format, TAG, EightsRow)
 WEIGHT_FORMATS(WEIGHT)
+EIGHTS_FORMATS(EIGHTS)

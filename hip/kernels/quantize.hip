@@ -121,21 +121,20 @@ extern "C" GPU_KERNEL(256) void nf4_dequantize(const u8* packed, const void* abs
 }
 
 // A whole weight of the other formats: y [n] = its elements, n a multiple of 8. Launch: as nf4_dequantize.
-template <class Format> GPU_FN void dequantize(const Format& w, void* y, u64 n, u32 type) {
+template <class Row> GPU_FN void dequantize(const Row& w, void* y, u64 n, u32 type) {
   u64 first = (u64(block_x()) * 256 + thread()) * 16;
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
-    u64 i = first + 8 * half, inside = i < n ? i : 0;  // every lane takes part
-    auto raw = w.fetch(inside, 0, 8, w.look(inside, 0));
-    float scale = w.scale(raw);
-    Eight v;
-#pragma unroll
-    for (u32 e = 0; e < 8; e++) v.at[e] = scale * w.value(raw, e);
+    u64 i = first + 8 * half;
+    Eight v = w.fetch(i < n ? i : 0, 8);  // every lane takes part
     if (i < n) store8(y, type, i, n, v);
   }
 }
-#define DEQUANTIZE(format, TAG)                                                                                       \
+#define DEQUANTIZE(format, TAG, ROW)                                                                                  \
   extern "C" GPU_KERNEL(256) void format##_dequantize(TAG##_PARAMETERS, void* y, u64 n, u32 type) {                   \
-    dequantize(TAG##_WEIGHT, y, n, type);                                                                             \
+    dequantize(ROW<decltype(TAG##_WEIGHT)>{TAG##_WEIGHT}, y, n, type);                                                \
   }
-WHOLE_UNIT_FORMATS(DEQUANTIZE)
+#define WHOLE(format, TAG) DEQUANTIZE(format, TAG, WeightRow)
+#define EIGHTS(format, TAG) DEQUANTIZE(format, TAG, EightsRow)
+WHOLE_UNIT_FORMATS(WHOLE)
+EIGHTS_FORMATS(EIGHTS)

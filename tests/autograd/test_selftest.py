@@ -40,9 +40,13 @@ def test_inputs_are_the_same_every_time() -> None:
 
 def test_the_oracle_computes_in_float64() -> None:
     for case in cases():
+        inputs = widen_inputs(case.inputs())
+        weight = inputs.get("weight") if case.op == "dequantize" else None
         if case.op == "storage" or "cast" in case.name:
             continue
-        for name, value in case.call(ReferenceDevice(), widen_inputs(case.inputs())).items():
+        if weight is not None and all(a.dtype.kind in "iu" for a in weight.arrays().values()):
+            continue  # of integers alone: its values are those of float32
+        for name, value in case.call(ReferenceDevice(), inputs).items():
             assert value.dtype.kind in "iu" or value.dtype == np.float64, (case.name, name)
 
 

@@ -13,6 +13,7 @@ from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case, check_case, selftest_cases
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.hip.gemm_plan import DECODED_IN_PRODUCTS
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
@@ -53,10 +54,11 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
                 plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
                 assert plan is not None
                 found |= set(plan.dry.kernels)
-    # A product of a weight in one format is one of a weight in any other.
-    variants = ["nf4", "nf4_nested", *(name for name in formats() if name != "nf4")]
-    of_formats = {(s, k.replace("nf4_nested", v)) for s, k in found if "_nf4_nested" in k for v in variants}
-    return found | of_formats
+    # A product of a weight in one format is one of a weight in any other that has kernels of all products.
+    of_formats = {(s, k.replace("nf4_nested", v)) for s, k in found if "_nf4_nested" in k for v in DECODED_IN_PRODUCTS}
+    others = [name for name in formats() if name not in DECODED_IN_PRODUCTS]
+    of_others = {(s, k) for n in others for s, k in (("quantize", f"{n}_dequantize"), ("gemv", f"gemv_{n}"))}
+    return found | of_formats | of_others
 
 
 def launched_by(device: Any, cases: list[Any]) -> set[tuple[str, str]]:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
 from wgrad.device.contract import Device
 from wgrad.device.formats.nf4 import NF4Array
@@ -258,9 +260,12 @@ def dequantized_base(folder: Path, weights: dict[str, Any], device: Device) -> A
 STEPS, ACCUMULATE = 30, 2
 
 
-def thirty_steps(folder: Path, device: Device, out: Path, compute: str = "float32") -> tuple[np.ndarray, np.ndarray]:
-    """The losses of our steps and of PEFT's: the same NF4 weights, adapter and data, torch's AdamW. In float16 torch
-    computes in its autocast, with the loss scale that ours begins with."""
+def thirty_steps(
+    folder: Path, device: Device, out: Path, compute: str = "float32", values: Path | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of our steps and of PEFT's: the same frozen weights (theirs those of `values`, where it is given),
+    adapter and data, torch's AdamW. In float16 torch computes in its autocast, with the loss scale that ours begins
+    with."""
     settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "lr": 5e-3, "warmup": 0.1, "max_grad_norm": 0.5}
     config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=ACCUMULATE, compute=compute, **settings)
     model_config = load_model_config(folder)
@@ -268,7 +273,7 @@ def thirty_steps(folder: Path, device: Device, out: Path, compute: str = "float3
     assert built.lora is not None
     start = {name: built.parameters.get(name) for name in built.parameters.tensors}
     save_adapter(out, built.lora, start, str(folder))
-    base = dequantized_base(folder, dict(built.model.weights), device)
+    base = their_base(values) if values else dequantized_base(folder, dict(built.model.weights), device)
     theirs = peft.PeftModel.from_pretrained(base, out, is_trainable=True)
     trained = [p for p in theirs.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=0.0)
@@ -291,6 +296,19 @@ def thirty_steps(folder: Path, device: Device, out: Path, compute: str = "float3
 def test_thirty_steps_beside_peft(make_checkpoint: Any, device: Device, tmp_path: Path) -> None:
     """Each loss within 0.5 %."""
     ours, theirs = thirty_steps(make_checkpoint("LlamaForCausalLM"), device, tmp_path / "start")
+    np.testing.assert_allclose(ours, theirs, rtol=0.005)
+    assert theirs[-1] < 0.8 * theirs[0]
+
+
+def test_thirty_steps_on_a_gguf_file_beside_peft(wgpu_device: Device, tmp_path: Path) -> None:
+    """On every format, beside PEFT on what the gguf package restores from them."""
+    raw = tiny_config(hidden_size=256, intermediate_size=96, head_dim=16)
+    weights = random_weights(raw)
+    plain = write_checkpoint(tmp_path / "plain", raw, restored(weights, ALL))
+    folder = write_checkpoint(tmp_path / "gguf", raw, {})
+    (folder / "model.safetensors").unlink()
+    write_gguf(folder / "model.gguf", weights, ALL)
+    ours, theirs = thirty_steps(folder, wgpu_device, tmp_path / "start", values=plain)
     np.testing.assert_allclose(ours, theirs, rtol=0.005)
     assert theirs[-1] < 0.8 * theirs[0]
 

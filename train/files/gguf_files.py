@@ -1,4 +1,4 @@
-"""Weights of a GGUF file of a llama-architecture model, by the names that Hugging Face gives them.
+"""Weights of a GGUF file, by the names that Hugging Face gives them.
 
 The `gguf` package reads the header; tensors are read from their places. llama.cpp's converter reorders the rows of each
 head of q and k, pair by pair for its rotary embedding: here they come back in halves.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,21 @@ _NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA2 = _NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
+ARCHITECTURES = {**dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3"), _NAMES), "gemma2": _GEMMA2}
+PAIRED = ("llama", "smollm3")
 
 
 # ---- rows of q and k: halves of a head one after the other (Hugging Face), or pair by pair (GGUF) ---------------
@@ -103,9 +114,8 @@ class GgufEntry(TensorEntry):
         finite."""
         rows = self.row_bytes() if contents else np.zeros((self.shape[0], self.size // self.shape[0]), np.uint8)
         weight = self._frozen(rows)
-        for array in weight.arrays().values():
-            if array is not None and array.dtype.kind == "f":
-                self.check_finite(array)
+        for part in weight.finite_parts():
+            self.check_finite(part)
         return weight.map_arrays(device.upload)
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
@@ -127,27 +137,19 @@ def is_frozen_gguf(entry: TensorEntry | None) -> bool:
 def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     """Header of one file -> its tensors. `source` (the option that named it) opens each error.
 
-    Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of another architecture than
-    llama, or the `gguf` package is not installed.
+    Raises WgradError: missing, no regular file, cut off or damaged, a pointer of Git LFS, of an architecture that is
+    not known, or the `gguf` package is not installed.
     """
-    reader_class = _reader_class(require_gguf(source, path))
-    with open_input(path, source) as file, reading(path, source):
-        refuse_lfs_pointer(file.read(64), path, source)
-    try:
-        with np.errstate(over="raise"):  # of sums of the file's numbers
-            reader = reader_class(path)
+    reader = open_reader(path, source)
+    with _damage(path, source):
         fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, OSError) as error:
-        raise WgradError(f"{source}: {path} is cut off or damaged ({one_line(str(error))}): {FETCH}") from error
-    if reader.byte_order == "S":
-        raise WgradError(f"{source}: {path} has its numbers in the other byte order: convert it, or {FETCH}")
     architecture = fields.get("general.architecture")
-    if architecture != "llama":
+    if architecture not in ARCHITECTURES:
         raise WgradError(
-            f"{source}: {path}: general.architecture must be llama, got {show(architecture)}: use the model in "
-            "safetensors"
+            f"{source}: {path}: general.architecture must be one of {', '.join(ARCHITECTURES)}, got "
+            f"{show(architecture)}: use the model in safetensors"
         )
-    heads = _heads(fields, path, source)
+    heads = _heads(architecture, fields, path, source) if architecture in PAIRED else {}
     entries: dict[str, TensorEntry] = {}
     expected = reader.data_offset  # as ggml: each tensor begins where the one before ends, so that none overlap
     for tensor in reader.tensors:
@@ -157,7 +159,7 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
                 f"got {tensor.data_offset}: {FETCH}"
             )
         expected += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
-        name, part = _hugging_face_name(tensor.name)
+        name, part = _hugging_face_name(tensor.name, ARCHITECTURES[architecture])
         shape = tuple(int(n) for n in reversed(tensor.shape))
         turned = heads.get(part, 0)
         if turned and shape[0] % (2 * turned):
@@ -166,6 +168,28 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
         dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
         entries[name] = GgufEntry(source, path, name, dtype, shape, None, stored, place, int(tensor.n_bytes), turned)
     return entries
+
+
+@contextmanager
+def _damage(path: Path, source: str) -> Iterator[None]:
+    """What the `gguf` package finds wrong, as a WgradError."""
+    try:
+        with np.errstate(over="raise"):  # of sums of the file's numbers
+            yield
+    except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, OSError) as error:
+        raise WgradError(f"{source}: {path} is cut off or damaged ({one_line(str(error))}): {FETCH}") from error
+
+
+def open_reader(path: Path, source: str) -> Any:
+    """The `gguf` package's GGUFReader on a file. WgradError as `read_gguf_entries`."""
+    reader_class = _reader_class(require_gguf(source, path))
+    with open_input(path, source) as file, reading(path, source):
+        refuse_lfs_pointer(file.read(64), path, source)
+    with _damage(path, source):
+        reader = reader_class(path)
+    if reader.byte_order == "S":
+        raise WgradError(f"{source}: {path} has its numbers in the other byte order: convert it, or {FETCH}")
+    return reader
 
 
 def _reader_class(gguf: Any) -> type[Any]:
@@ -207,20 +231,20 @@ def _reader_class(gguf: Any) -> type[Any]:
     return Reader
 
 
-def _heads(fields: dict[str, Any], path: Path, source: str) -> dict[str, int]:
+def _heads(architecture: str, fields: dict[str, Any], path: Path, source: str) -> dict[str, int]:
     """Of q and of k, by the tensors' names."""
-    heads = fields.get("llama.attention.head_count")
-    found: dict[str, Any] = {"attn_q": heads, "attn_k": fields.get("llama.attention.head_count_kv", heads)}
+    heads = fields.get(f"{architecture}.attention.head_count")
+    found: dict[str, Any] = {"attn_q": heads, "attn_k": fields.get(f"{architecture}.attention.head_count_kv", heads)}
     for value in found.values():
         if not isinstance(value, int) or value < 1:
             raise WgradError(f"{source}: {path}: a head_count must be a number above 0, got {show(value)}: {FETCH}")
     return found
 
 
-def _hugging_face_name(name: str) -> tuple[str, str]:
+def _hugging_face_name(name: str, names: dict[str, str]) -> tuple[str, str]:
     """-> Hugging Face's name of a tensor (its own, where it is none of the model's), and its part: attn_q, ..."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if not found or found[2] not in _NAMES:
+    if not found or found[2] not in names:
         return name, ""
     layer = f"model.layers.{found[1]}." if found[1] else ""
-    return f"{layer}{_NAMES[found[2]]}.{found[3]}", found[2]
+    return f"{layer}{names[found[2]]}.{found[3]}", found[2]

@@ -1,8 +1,9 @@
 """Models in Hugging Face layout, streamed: each tensor is read, uploaded, quantised and dropped before the next.
 
 A model never stands in memory in full precision. Projections become NF4 (on the device), the embedding and the head
-keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken as they are: those of
-bitsandbytes (nf4_files.py) and of GGUF (gguf_files.py: one file in the folder, beside config.json and the tokenizer).
+keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken as they are, and with
+quantize=False all are: those of bitsandbytes (nf4_files.py) and whatever is in a GGUF file (gguf_files.py: one in the
+folder, beside config.json and the tokenizer).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -20,7 +21,7 @@ from msgspec import Struct
 
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
-from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
 from wgrad.train.files.input_files import exists, one_line
@@ -112,6 +113,11 @@ class ModelFiles:
         """Whether the files hold this tensor in a format of few bits, which stays as it is."""
         return is_nf4(self.entries, spec.name) or is_frozen_gguf(self.entries.get(spec.name))
 
+    def stay_as_they_are(self, specs: Iterable[WeightSpec]) -> bool:
+        """Whether no projection is to be quantised: of weights that are already, what is in float is to stay so
+        (bitsandbytes' llm_int8_skip_modules); a GGUF file is what its maker chose, in float too."""
+        return any(self.is_frozen(spec) or isinstance(self.entries.get(spec.name), GgufEntry) for spec in specs)
+
     def read_frozen(self, spec: WeightSpec, device: Device, contents: bool) -> FrozenWeight:
         """Such a projection on the device. contents False, for a dry run: hardly a thing is read. WgradError."""
         entry = self.entries.get(spec.name)
@@ -123,6 +129,10 @@ class ModelFiles:
         """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
         return self._float_entry(spec).finite_array()
 
+    def offset_within(self, spec: WeightSpec) -> float:
+        """What a tensor is above that of Hugging Face's files: a GGUF file has norms as the model takes them."""
+        return spec.offset if isinstance(self.entries.get(spec.name), GgufEntry) else 0.0
+
     def dtype(self, spec: WeightSpec) -> np.dtype:
         """The file's dtype of a tensor. WgradError as in `read`."""
         return _DTYPES[self._float_entry(spec).dtype]
@@ -130,9 +140,10 @@ class ModelFiles:
     def _float_entry(self, spec: WeightSpec) -> TensorEntry:
         entry = self.entry(spec.name)
         if entry.dtype not in FLOATS:
+            known = [*FLOATS, *(gguf_formats() if isinstance(entry, GgufEntry) else ["bitsandbytes' NF4"])]
             raise WgradError(
-                f"--model: {spec.name} in {entry.path} is {entry.dtype}: expected {', '.join(FLOATS)} (or bitsandbytes "
-                "NF4): use the unquantised model"
+                f"--model: {spec.name} in {entry.path} is {entry.dtype}: expected {', '.join(known)}: use the "
+                "unquantised model"
             )
         self._check_shape(spec, entry)
         return entry
@@ -199,8 +210,8 @@ def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
 
 def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
     """A tensor as the model takes it: a norm's weight with its offset."""
-    value = files.read(spec)
-    return value.astype(np.float32) + np.float32(spec.offset) if spec.offset else value
+    value, offset = files.read(spec), spec.offset - files.offset_within(spec)
+    return value.astype(np.float32) + np.float32(offset) if offset else value
 
 
 def place(
@@ -240,8 +251,7 @@ class Loader:
     ) -> None:
         self.files = _open(folder, config)
         self.specs = weight_specs(config)
-        # Of weights that are quantised already, what is in float is to stay so (bitsandbytes' llm_int8_skip_modules).
-        self.quantize = quantize and not any(self.files.is_frozen(spec) for spec in self.specs)
+        self.quantize = quantize and not self.files.stay_as_they_are(self.specs)
         self._double_quant, self._block_size = double_quant, block_size
 
     def load(self, spec: WeightSpec, device: Device, contents: bool = True) -> Any:

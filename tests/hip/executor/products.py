@@ -65,8 +65,8 @@ def _sizes(name: str, tile_m: int, tile_n: int) -> tuple[int, int, int]:
     """M, N, K that divide nothing that the kernel does not ask for."""
     unaligned = "unaligned" in name or "_any_" in name
     if name.startswith("gemv"):
-        # Of a format: rows of whole blocks of 32.
-        return 1, 131, 2083 if unaligned else 2080 if _format(name) else 2088
+        kind = _format(name)
+        return 1, 131, 2083 if unaligned else 2080 + -2080 % kind.block if kind and kind.block > 1 else 2088
     if "skinny" in name:
         return tile_m + 40, tile_n - 8, 104
     return (tile_m + 37, 131, 83) if unaligned else (tile_m + (40 if _layout(name) == "tn" else 37), 136, 104)

@@ -1,0 +1,74 @@
+"""What the formats of GGUF have in common: rows of whole blocks, values in float32, and codes of 4 bits.
+
+A file has each block's scales beside its codes, in sizes that no word of 32 bits divides. Here codes and scales lie
+apart, and codes in the order of their elements, so that what is decoded at once can be read at once; no bit is added.
+Source: ggml's dequantize_row_* (github.com/ggml-org/llama.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+
+
+@dataclass(frozen=True)
+class GgufBlocks(FrozenWeight):
+    """A frozen [out, in] weight of one of GGUF's formats, on a device; `in` is a multiple of `block`."""
+
+    unit: ClassVar[int] = 8
+    block_bytes: ClassVar[int]  # of a block in a file
+
+    value_dtype: str = field(default="float32", init=False)
+
+    @property
+    def count(self) -> int:
+        return int(self.shape[0]) * int(self.shape[1])
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        columns = int(self.shape[1])
+        yield (
+            columns % self.block == 0,
+            f"shape must have rows of whole blocks of {self.block}, got {columns} elements",
+        )
+
+    def constants(self) -> dict[str, bool | int | float]:
+        return {}
+
+    def parameters(self) -> tuple[int, ...]:
+        return ()
+
+    def blocks_of(self, first: int, last: int) -> slice:
+        """Those of rows first..last."""
+        return slice(first * self.shape[1] // self.block, last * self.shape[1] // self.block)
+
+    @classmethod
+    def split(cls, rows: np.ndarray, *sizes: int) -> list[np.ndarray]:
+        """The parts of each block of a file, of so many bytes and the rest: uint8 [blocks, bytes]."""
+        parts = np.split(rows.reshape(-1, cls.block_bytes), np.cumsum(sizes), axis=1)
+        return [np.ascontiguousarray(part) for part in parts]
+
+
+def nibbles_in_order(codes: np.ndarray, run: int) -> np.ndarray:
+    """Codes of 4 bits as a file has them (of `run` bytes the low nibbles, then the high ones) -> as devices do: element
+    2j in the low nibble of byte j. uint8, of any shape -> flat."""
+    runs = codes.reshape(-1, run)
+    low, high = runs & 15, runs >> 4
+    return np.concatenate([low[:, ::2] | low[:, 1::2] << 4, high[:, ::2] | high[:, 1::2] << 4], axis=1).reshape(-1)
+
+
+def pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Numbers 0 to 15 -> uint8 of half as many."""
+    codes = codes.astype(np.uint8).reshape(-1)
+    return codes[::2] | codes[1::2] << 4
+
+
+def unpack(codes: np.ndarray, bits: int) -> np.ndarray:
+    """uint8 [..., n] -> uint8 [..., n * 8 / bits], of fields of `bits` from the lowest bit on."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    fields = codes[..., None] >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(*codes.shape[:-1], codes.shape[-1] * shifts.size)
