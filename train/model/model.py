@@ -106,10 +106,10 @@ class Model:
 
     @property
     def variants(self) -> set[str]:
-        """The kinds of its frozen weights."""
-        if self._streamed is not None:
-            return self._streamed.variants
-        return {weight.variant for weight in self.weights.values() if isinstance(weight, FrozenWeight)}
+        """The kinds of its projections: those of formats, and types of numbers."""
+        weights = self.weights if self._streamed is None else self._streamed.projections
+        found = (w for name, w in weights.items() if name.endswith("_proj.weight"))
+        return {w.variant if isinstance(w, FrozenWeight) else np.dtype(w.dtype).name for w in found}
 
     # ---- whole passes ------------------------------------------------------------------------
     def hidden(self, inputs: Inputs, cache: KVCache | None = None) -> Tensor:

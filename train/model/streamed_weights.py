@@ -126,6 +126,6 @@ class StreamedWeights(Mapping[str, Any]):
         return len(self._tables) + len(self._layer_of) + len(self._resident) + len(self._stacks)
 
     @property
-    def variants(self) -> set[str]:
-        """The kinds of frozen weights among them."""
-        return {w.variant for layer in self._layers for w in layer.weights.values() if isinstance(w, FrozenWeight)}
+    def projections(self) -> Weights:
+        """Those of all layers, in main memory."""
+        return {name: w for layer in self._layers for name, w in layer.weights.items()}

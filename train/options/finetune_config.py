@@ -94,6 +94,10 @@ class RunOptions(Options):
     )
     rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
     full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole model")
+    quantize: bool = of_adapter(
+        True,
+        "bring the projections of a base model in 16 bits into NF4; one that is quantised, or GGUF, stays as it is",
+    )
     double_quant: bool = of_adapter(
         True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)"
     )
@@ -234,7 +238,8 @@ class FinetuneConfig(RunOptions):
 _UNUSED = (
     ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
     ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
-    ("full", ("double_quant", "block_size"), "--full quantises nothing"),
+    ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
+    ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
     ("full", ("stream_weights",), "--full has no frozen weights"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
 )
@@ -242,7 +247,8 @@ _UNUSED = (
 
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Options without effect beside the others of `values`, each with the reason."""
-    return {name: reason for key, names, reason in _UNUSED if values.get(key) for name in names}
+    given = {**values, "no_quantize": values.get("quantize") is False}
+    return {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
 
 
 def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any]:

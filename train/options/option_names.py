@@ -25,9 +25,10 @@ _ELSEWHERE = {
     "lora_dropout": "dropout", "lora_target_modules": "target_modules", "lora_target": "target_modules",
     "lora_modules": "target_modules", "use_rslora": "rslora", "full_finetuning": "full",
     "full_finetune": "full", "bnb_4bit_use_double_quant": "double_quant", "double_quantization": "double_quant",
-    "bnb_4bit_blocksize": "block_size", "load_in_4bit": "the base model is NF4 anyway, unless --full is given",
-    "load_in_8bit": "the base model is NF4 anyway, unless --full is given",
-    "quantization_bit": "the base model is NF4 anyway, unless --full is given", "use_dora": "DoRA is not supported",
+    "bnb_4bit_blocksize": "block_size", "load_in_4bit":
+    "the base model is NF4 anyway, unless --no-quantize is given", "load_in_8bit":
+    "the base model is NF4 anyway, unless --no-quantize is given", "quantization_bit":
+    "the base model is NF4 anyway, unless --no-quantize is given", "use_dora": "DoRA is not supported",
     # training
     "learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
     "lr_schedule": "schedule", "warmup_ratio": "warmup", "warmup_steps": "warmup", "num_warmup_steps": "warmup",

@@ -113,6 +113,7 @@ def build_trainable(
         device,
         streams(config.stream_weights, device),
         remarks,
+        quantize=config.quantize,
         double_quant=config.double_quant,
         block_size=config.block_size,
         stacked=device.stacks_weights,

@@ -31,6 +31,10 @@ from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
 
+_KINDS = {
+    "nf4_nested": "NF4, double-quantised",
+    **{name: name for name in ("float32", "float16", "bfloat16")},
+}  # the others are written in capitals
 ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
 
 
@@ -176,9 +180,7 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
     if note := adapter_note(built.lora):
         session.say(f"note: {note}")
     trained = built.parameters.count
-    formats = built.model.variants
-    kind = ", ".join("NF4, double-quantised" if name == "nf4_nested" else name.upper() for name in sorted(formats))
-    kind = kind or "float32"
+    kind = ", ".join(_KINDS.get(name, name.upper()) for name in sorted(built.model.variants))
     session.say(
         f"model: {session.model_config.architecture}, {built.total:,} parameters ({kind}), {trained:,} trained "
         f"({100 * trained / built.total:.2f} %), loaded in {time.monotonic() - begun:.1f} s"
