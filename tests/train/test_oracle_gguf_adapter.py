@@ -13,7 +13,7 @@ import pytest
 
 import wgrad.train.model.gguf_adapter as gguf_adapter
 from tests.train.conftest import VOCAB, random_weights, tiny_config, write_checkpoint
-from tests.train.test_gguf_files import permuted
+from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
@@ -78,8 +78,8 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.close()
 
 
-def their_log_probabilities(base: Path, ids: np.ndarray, adapter: Path | None) -> np.ndarray:
-    """llama.cpp's, of every token after `ids`, float32 [VOCAB]."""
+def their_log_probabilities(base: Path, prompt: np.ndarray | str, adapter: Path | None) -> np.ndarray:
+    """llama.cpp's, of every token after a prompt (ids, or a text), float32 [VOCAB]."""
     params = llama_cpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(base), 64, 1, 0
     params.warmup, params.verbosity, params.cpuparams.n_threads = False, -1, 1
@@ -87,9 +87,13 @@ def their_log_probabilities(base: Path, ids: np.ndarray, adapter: Path | None) -
     params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
     if adapter is not None:
         params.lora_adapters = [llama_cpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
-    request = {"prompt": ids.reshape(-1).tolist(), "n_predict": 1, "temperature": -1, "n_probs": VOCAB}
+    given = prompt if isinstance(prompt, str) else prompt.reshape(-1).tolist()
+    request = {"prompt": given, "n_predict": 1, "temperature": -1, "n_probs": VOCAB}
     answer = llama_cpp.Server(params).handle_completions(request)
-    found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    told = answer["choices"][0]["logprobs"]
+    if told is None:
+        raise LookupError("nothing is told where the likeliest token ends a text or is a part of a character")
+    found = told["content"][0]["top_logprobs"]
     values = np.full(VOCAB, np.nan, np.float32)
     values[[entry["id"] for entry in found]] = [entry["logprob"] for entry in found]
     return values
@@ -142,7 +146,7 @@ def test_llama_cpp_computes_what_we_do(architecture: str, kind: str, adapted: An
 
 def test_rows_as_hugging_face_has_them_are_another_adapter(adapted: Any, tmp_path: Path, monkeypatch: Any) -> None:
     adapter, _, ours = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
-    monkeypatch.setattr(gguf_adapter, "_PERMUTED", ())
+    monkeypatch.setattr(gguf_adapter, "PAIRED", ())
     assert main(["export", "--adapter", str(adapter), "--gguf-lora", str(tmp_path / "adapter.gguf")]) == 0
     theirs = their_log_probabilities(tmp_path / "base.gguf", random_ids(), tmp_path / "adapter.gguf")
     assert np.abs(theirs - ours).max() > 0.05

@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 
 import wgrad.train.commands.merge as merge_command
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.gguf_writer import write_gguf
 from tests.train.nf4_writer import save_nf4_checkpoint
-from tests.train.test_gguf_files import write_gguf
 from tests.train.test_oracle_adapter import distance, our_logits, random_adapter, random_ids, their_base, their_logits
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main

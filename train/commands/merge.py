@@ -12,11 +12,13 @@ from wgrad.autograd.select_device import select_device
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
+from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
+from wgrad.train.model.gguf_model import FILE
 from wgrad.train.model.lora import linear_modules
-from wgrad.train.model.merge import Merge, save_merged
+from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import load_frozen, open_files
@@ -81,9 +83,14 @@ def run_merge(args: MergeConfig) -> int:
     merge.check()
     display = Display(make_console("stderr"))
     dtype = merge.dtype(args.dtype)
+    kind = {"none": dtype.name, "f16": "float16"}.get(args.quantize, args.quantize)
     with display.phase("merging", unit="tensors") as phase:
-        save_merged(merge, args.out, dtype, device, phase.update)
-    say(f"wrote {args.out}: {folder} with {args.adapter} merged onto its {args.onto} weights, in {dtype.name}")
+        if args.format == "gguf":
+            save_merged_gguf(merge, args.out, kind, device, write_tokenizer, args.modelfile, phase.update)
+        else:
+            save_merged(merge, args.out, dtype, device, phase.update)
+    where = args.out if args.format != "gguf" else os.path.join(args.out, FILE)
+    say(f"wrote {where}: {folder} with {args.adapter} merged onto its {args.onto} weights, in {kind}")
     if args.compare:
         try:
             with display.phase("comparing logits"):

@@ -110,6 +110,11 @@ class Tokenizer:
 
     # ---- chat --------------------------------------------------------------------------------
     @property
+    def template_text(self) -> str:
+        """Of the chat template; "" where there is none."""
+        return self._templates.get("default", "")
+
+    @property
     def chat_template(self) -> ChatTemplate:
         """The compiled template. WgradError where the tokenizer has none."""
         if self._template is None:

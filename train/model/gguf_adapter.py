@@ -16,12 +16,10 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
-from wgrad.train.files.gguf_files import permute, require_gguf
+from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
-
-_PERMUTED = ("llama", "smollm3")  # architectures whose rotary embedding takes pairs side by side
 
 
 def save_gguf_adapter(
@@ -46,7 +44,7 @@ def save_gguf_adapter(
     tensors = {}
     for module, factor in factors.items():
         a, b = arrays[f"{module}.lora_A"], arrays[f"{module}.lora_B"] * np.float32(factor / alpha)
-        if heads := _heads_side_by_side(config, module):
+        if heads := heads_side_by_side(config, module):
             b = permute(b, heads)
         name = names.get_name(f"{module}.weight", (".weight",))
         for side, value in (("lora_a", a), ("lora_b", b)):
@@ -69,8 +67,9 @@ def save_gguf_adapter(
         writer.close()
 
 
-def _heads_side_by_side(config: ModelConfig, module: str) -> int:
-    if FAMILIES[config.architecture].gguf not in _PERMUTED:
+def heads_side_by_side(config: ModelConfig, module: str) -> int:
+    """How many heads' rows of a projection llama.cpp has pair by pair; 0: its rows are as Hugging Face has them."""
+    if FAMILIES[config.architecture].gguf not in PAIRED:
         return 0
     part = module.rpartition(".")[2]
     return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part, 0)

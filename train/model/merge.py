@@ -5,6 +5,7 @@ Source: LoRA (arXiv 2106.09685), section 4.1.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,11 +17,12 @@ import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.device.files import atomic_folder, writing
+from wgrad.device.files import atomic_folder, write_text, writing
+from wgrad.train.model.gguf_model import FILE, MODELFILE, GgufModel, WriteTokenizer, save_gguf
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, read_restored
-from wgrad.train.model.save_model import save_model
+from wgrad.train.model.save_model import save_description, save_model
 from wgrad.train.model.weights import EMBEDDING, WeightSpec, weight_specs
 
 _FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -55,10 +57,12 @@ class Merge:
         return self.files.dtype(next(spec for spec in weight_specs(self.config) if spec.name == EMBEDDING))
 
     def value(self, spec: WeightSpec, device: Device) -> np.ndarray:
-        """A tensor of the merged model, as files hold it: float32, or the files' dtype where nothing is added."""
+        """A tensor of the merged model, as Hugging Face's files hold it: float32, or the files' dtype where nothing is
+        added."""
         if spec.kind != "projection":
-            return self.files.read(spec)
-        quantize = not self.original and not any(self.files.is_frozen(other) for other in weight_specs(self.config))
+            value, within = self.files.read(spec), self.files.offset_within(spec)
+            return value - np.float32(within) if within else value
+        quantize = not self.original and not self.files.stay_as_they_are(weight_specs(self.config))
         weight = read_restored(self.files, spec, device, quantize, self.block_size, self.double_quant)
         module = spec.name.removesuffix(".weight")
         if f"{module}.lora_A" in self.arrays:
@@ -80,15 +84,7 @@ def save_merged(
 
     WgradError: too little room on the disk, a folder that is not empty, a sum that `dtype` cannot hold.
     """
-    need = sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in weight_specs(merge.config)) * dtype.itemsize
-    parent = next(path for path in (Path(out), *Path(out).absolute().parents) if path.exists())
-    with writing(out):
-        free = shutil.disk_usage(parent).free
-    if free < need:
-        raise WgradError(
-            f"--out: {os.fspath(out)} takes {need / 2**30:.1f} GiB in {dtype.name}, and the disk has "
-            f"{free / 2**30:.1f} free: free some space or choose another folder"
-        )
+    _check_room(out, sum(math.prod(spec.shape) for spec in weight_specs(merge.config)) * dtype.itemsize, dtype.name)
 
     def value(spec: WeightSpec) -> np.ndarray:
         found = merge.value(spec, device)
@@ -102,3 +98,37 @@ def save_merged(
 
     with atomic_folder(out) as folder:
         save_model(folder, merge.files.folder, merge.config, dtype, value, progress)
+
+
+def save_merged_gguf(
+    merge: Merge,
+    out: str | os.PathLike[str],
+    kind: str,
+    device: Device,
+    write_tokenizer: WriteTokenizer,
+    with_modelfile: bool,
+    progress: Progress | None = None,
+) -> None:
+    """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind: as of `GgufModel`.
+
+    WgradError: as `save_merged`, or something of the model has no place in such a file.
+    """
+    model = GgufModel(merge.config, merge.files, kind)
+    model.check()
+    _check_room(out, model.size, kind)
+    with atomic_folder(out) as folder:
+        save_description(folder, merge.files.folder, merge.config, merge.dtype(kind if kind in _FLOATS else "float16"))
+        save_gguf(folder / FILE, model, lambda spec: merge.value(spec, device), write_tokenizer, progress)
+        if with_modelfile:
+            write_text(folder / "Modelfile", MODELFILE)
+
+
+def _check_room(out: str | os.PathLike[str], need: int, kind: str) -> None:
+    parent = next(path for path in (Path(out), *Path(out).absolute().parents) if path.exists())
+    with writing(out):
+        free = shutil.disk_usage(parent).free
+    if free < need:
+        raise WgradError(
+            f"--out: {os.fspath(out)} takes {need / 2**30:.1f} GiB in {kind}, and the disk has "
+            f"{free / 2**30:.1f} free: free some space or choose another folder"
+        )

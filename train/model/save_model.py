@@ -52,15 +52,8 @@ def save_model(
     progress: Progress | None = None,
 ) -> None:
     """As `save_full`, of weights in `dtype`, each of which `value` gives when its turn comes, as files hold it."""
-    out, base = Path(out), Path(base)
-    for name in _COPIED:
-        if (base / name).exists():
-            write_bytes(out / name, (base / name).read_bytes())
-    raw = read_json(base / "config.json", dict[str, Any], "--model")
-    for key in ("torch_dtype", "quantization_config"):
-        raw.pop(key, None)
-    raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings}
-    write_json(out / "config.json", raw)
+    out = Path(out)
+    save_description(out, base, config, dtype)
     specs = weight_specs(config)
 
     def source(done: int, spec: WeightSpec) -> TensorSource:
@@ -72,3 +65,18 @@ def save_model(
         return TensorSource(spec.name, dtype, spec.shape, fetch)
 
     write_safetensors(out / "model.safetensors", [source(done, spec) for done, spec in enumerate(specs)])
+
+
+def save_description(
+    out: str | os.PathLike[str], base: str | os.PathLike[str], config: ModelConfig, dtype: np.dtype
+) -> None:
+    """What a model has beside its weights: config.json of weights in `dtype`, and the tokenizer."""
+    out, base = Path(out), Path(base)
+    for name in _COPIED:
+        if (base / name).exists():
+            write_bytes(out / name, (base / name).read_bytes())
+    raw = read_json(base / "config.json", dict[str, Any], "--model")
+    for key in ("torch_dtype", "quantization_config"):
+        raw.pop(key, None)
+    raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings}
+    write_json(out / "config.json", raw)

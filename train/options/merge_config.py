@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import BLOCK_SIZES
 from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import Options, option
@@ -23,12 +24,33 @@ class MergeConfig(Options):
         "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own",
         choices=("dequantised", "original"),
     )
+    format: str = option(
+        "safetensors",
+        "safetensors: a folder in Hugging Face layout; gguf: one with model.gguf, for llama.cpp (pip install "
+        "'wgrad[gguf]')",
+        choices=("safetensors", "gguf"),
+    )
     dtype: str = option(
         "auto",
         "type of the merged weights; auto: as the base model",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    quantize: str = option(
+        "none",
+        "with --format gguf: the merged matrices in this type; none: as --dtype says",
+        choices=("none", "q8_0", "q4_0", "mxfp4", "f16"),
+    )
+    modelfile: bool = option(False, "with --format gguf: write a Modelfile for `ollama create` too")
     block_size: int = option(64, "of the NF4 that it was trained on", choices=BLOCK_SIZES, metavar="N")
     double_quant: bool = option(True, "whether that NF4 had its scales quantised as well")
     compare: bool = option(True, "tell at the end what merging changed in the logits (both models are loaded for it)")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        quantize = self.quantize != "none"
+        if quantize and self.dtype != "auto":
+            raise WgradError("--quantize: says the type of the weights, as --dtype does: give only one of the two")
+        for name, given in (("--quantize", quantize), ("--modelfile", self.modelfile)):
+            if given and self.format != "gguf":
+                raise WgradError(f"{name}: needs --format gguf, got --format {self.format}: add it")

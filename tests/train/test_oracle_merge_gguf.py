@@ -1,0 +1,187 @@
+"""Merged models as GGUF files: llama.cpp (the package xllamacpp) computes and cuts words as we do; what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+import wgrad.train.model.gguf_model as gguf_model
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
+from tests.train.test_oracle_gguf_adapter import GEMMA2, SIZES, log_probabilities, their_log_probabilities
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.commands.cli import main
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.lora import LoraConfig, linear_modules
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.run.build import build_frozen
+
+pytestmark = pytest.mark.oracle
+
+LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=("q_proj", "up_proj", "down_proj"))
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
+TEXT = "It's 12,345 o'clock;\n\n  the harbour. Ünï – ok?<|end|>"
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> Callable[..., Path]:
+    """adapted(architecture, **config) -> the folder of an adapter that names a checkpoint, `model` beside it."""
+
+    def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> Path:
+        extra = GEMMA2 if architecture == "Gemma2ForCausalLM" else {}
+        raw = tiny_config(architecture, **(SIZES | extra | changes))
+        folder = write_checkpoint(tmp_path / "model", raw, random_weights(raw))
+        arrays = random_adapter(LORA, linear_modules(load_model_config(folder)))
+        save_adapter(tmp_path / "adapter", LORA, arrays, str(folder))
+        return tmp_path / "adapter"
+
+    return make
+
+
+def merge(adapter: Path, out: Path, *words: str) -> int:
+    words = ("--onto", "original", "--format", "gguf", "--no-compare", *words)
+    return main(["merge", "--adapter", str(adapter), "--out", str(out), "--device", "cpu", *words])
+
+
+def ours(folder: Path, adapter: Path | None = None, ids: np.ndarray | None = None) -> np.ndarray:
+    name = str(adapter) if adapter else None
+    model = build_frozen(
+        load_model_config(folder), folder, ReferenceDevice(), positions=64, adapter=name, quantize=False
+    )
+    return log_probabilities(our_logits(model, random_ids() if ids is None else ids))
+
+
+def theirs(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """llama.cpp's log-probabilities of the model in a folder, and the ids that they follow: the first of which it tells
+    them."""
+    for seed in range(1, 20):
+        try:
+            ids = random_ids(seed=seed)
+            return their_log_probabilities(folder / "model.gguf", ids, None), ids
+        except LookupError:
+            continue
+    raise AssertionError("llama.cpp told nothing")
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in FAMILIES]
+CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), CASES)
+def test_llama_cpp_computes_what_we_do(
+    architecture: str, changes: dict[str, Any], adapted: Any, tmp_path: Path
+) -> None:
+    """In float32. Our own adapter on the base is what is asked for; Gemma's GELU is a table in float16 there."""
+    adapter, out = adapted(architecture, **changes), tmp_path / "out"
+    assert merge(adapter, out) == 0
+    found, ids = theirs(out)
+    wanted = ours(tmp_path / "model", adapter, ids)
+    limit = 0.01 if architecture == "Gemma2ForCausalLM" else 5e-4
+    assert distance(ours(out, ids=ids), wanted) < 1e-4
+    assert distance(found, wanted) < limit
+    assert distance(ours(tmp_path / "model", ids=ids), wanted) > 20 * limit
+    if changes:
+        (tmp_path / "model/config.json").write_text(json.dumps(tiny_config(architecture, **SIZES)))
+        assert distance(ours(tmp_path / "model", adapter, ids), wanted) > 20 * limit
+
+
+# Largest difference of a log-probability: ours from that of float32 (above and below), llama.cpp's from ours: it rounds
+# activations, to 8 bits beside weights of few.
+KINDS = {"f16": (2e-5, 0.01, 0.02), "q8_0": (0.05, 0.7, 0.4), "q4_0": (0.7, 8.0, 0.4), "mxfp4": (0.7, 8.0, 0.4)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> None:
+    adapter, out = adapted(), tmp_path / "out"
+    assert merge(adapter, out, "--quantize", kind, "--modelfile") == 0
+    assert f"wrote {out}/model.gguf: " in capsys.readouterr().out
+    least, most, rounding = KINDS[kind]
+    assert least < distance(ours(out), ours(tmp_path / "model", adapter)) < most
+    found, ids = theirs(out)
+    assert distance(found, ours(out, ids=ids)) < rounding
+    assert (out / "Modelfile").read_text() == "FROM ./model.gguf\n"
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out / "model.gguf").tensors}
+    four = kind in ("q4_0", "mxfp4")
+    assert types["blk.1.ffn_down.weight"] == kind.upper() and types["output_norm.weight"] == "F32"
+    assert types["token_embd.weight"] == types["output.weight"] == ("Q8_0" if four else kind.upper())
+
+
+def test_rows_of_no_whole_blocks_are_in_float16(adapted: Any, tmp_path: Path) -> None:
+    assert merge(adapted(intermediate_size=100), tmp_path / "out", "--quantize", "q8_0") == 0
+    types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "out/model.gguf").tensors}
+    assert types["blk.0.ffn_down.weight"] == "F16" and types["blk.0.ffn_up.weight"] == "Q8_0"
+
+
+def test_words_are_cut_as_ours(adapted: Any, tmp_path: Path) -> None:
+    assert merge(adapted(), tmp_path / "out") == 0
+    found = their_log_probabilities(tmp_path / "out/model.gguf", TEXT, None)
+    ids = np.array([load_tokenizer(tmp_path / "model").encode(TEXT)], np.int32)
+    assert 20 < ids.size < 64 and ids[0, -1] == 0  # <|end|> is one token
+    assert distance(found, ours(tmp_path / "out", ids=ids)) < 5e-4
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_a_gguf_base_keeps_what_its_file_says(architecture: str, adapted: Any, tmp_path: Path) -> None:
+    adapter = adapted(architecture, **({"rope_scaling": LLAMA3} if architecture == "LlamaForCausalLM" else {}))
+    assert merge(adapter, tmp_path / "base", "--quantize", "q8_0") == 0
+    words = ("--model", str(tmp_path / "base"), "--onto", "dequantised", "--dtype", "float32")
+    assert merge(adapter, tmp_path / "out", *words) == 0
+    assert merge(adapter, tmp_path / "plain", *words, "--format", "safetensors") == 0
+    before, after = (
+        {entry.key: entry[1:] for entry in read_metadata(tmp_path / name / "model.gguf", "--model")}
+        for name in ("base", "out")
+    )
+    assert before.pop("general.file_type")[0] == 7 and after.pop("general.file_type")[0] == 0
+    assert before == after and len(after["tokenizer.ggml.tokens"][0]) == 300
+    found, ids = theirs(tmp_path / "out")
+    wanted = ours(tmp_path / "base", adapter, ids)
+    limit = 0.01 if architecture == "Gemma2ForCausalLM" else 5e-4
+    assert distance(ours(tmp_path / "out", ids=ids), wanted) < 1e-4
+    assert distance(ours(tmp_path / "plain", ids=ids), wanted) < 1e-4
+    assert distance(found, wanted) < limit
+
+
+def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    adapter = adapted()
+
+    def refused(message: str, *words: str) -> None:
+        assert merge(adapter, tmp_path / "out", *words) == 2
+        assert message in capsys.readouterr().err
+        assert not list(tmp_path.glob("out*"))
+
+    refused("--quantize: needs --format gguf, got --format safetensors: add it", *SAFE, "--quantize", "q8_0")
+    refused("--modelfile: needs --format gguf", *SAFE, "--modelfile")
+    refused("give only one of the two", "--quantize", "q8_0", "--dtype", "float16")
+    arrays = random_adapter(LORA, linear_modules(load_model_config(tmp_path / "model")))
+    save_adapter(adapter, LORA, {n: v * np.float32(1e4) for n, v in arrays.items()}, str(tmp_path / "model"))
+    refused("which F16 does not hold: use --dtype bfloat16", "--quantize", "f16")
+    save_adapter(adapter, LORA, {n: v * np.float32(1e6) for n, v in arrays.items()}, str(tmp_path / "model"))
+    refused("which Q8_0 does not hold: use --dtype bfloat16", "--quantize", "q8_0")
+    path = tmp_path / "model/tokenizer.json"
+    text = path.read_text()
+    raw = json.loads(text)
+    path.write_text(json.dumps(raw | {"pre_tokenizer": {"type": "Whitespace"}}))
+    refused("byte-level BPE that cuts words as one of gpt-2, smollm, llama-bpe, qwen2: use --format safetensors")
+    path.write_text(text)
+    adapter = adapted("MistralForCausalLM", sliding_window=32)
+    refused("has a sliding window of 32 tokens, which cannot be written into GGUF here: use --format safetensors")
+    monkeypatch.setattr(gguf_model, "ARCHITECTURES", ())
+    refused("has the architecture MistralForCausalLM, which cannot be written")
+
+
+SAFE = ("--format", "safetensors")

@@ -1,0 +1,82 @@
+"""A tokenizer of Hugging Face as llama.cpp reads it from a GGUF file: byte-level BPE that cuts words in a way it knows.
+
+Source: github.com/ggml-org/llama.cpp, gguf-py/gguf/vocab.py, src/llama-vocab.cpp.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.files.decode import read_json
+
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# How a text is cut into words -> llama.cpp's name of it (tokenizer.ggml.pre).
+_CUTS = {
+    ("bytes",): "gpt-2",
+    ("digits", "bytes"): "smollm",
+    (f"{_LETTERS}{{1,3}}{_REST}",): "llama-bpe",
+    (f"{_LETTERS}{_REST}",): "qwen2",
+}
+CONVERT = "use --format safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
+
+
+def write_tokenizer(writer: Any, gguf: Any, folder: Path, vocabulary: int) -> None:
+    """Enter the tokenizer of `folder` into a GGUFWriter, for a model of so many tokens. WgradError: of another kind."""
+    tokenizer = load_tokenizer(folder)
+    raw = read_json(folder / "tokenizer.json", dict[str, Any], "--model")
+    model = raw.get("model") or {}
+    cut = _CUTS.get(_cut(raw.get("pre_tokenizer")))
+    if model.get("type") != "BPE" or raw.get("normalizer") not in (None, {"type": "NFC"}) or cut is None:
+        raise WgradError(
+            f"--format gguf: the tokenizer in {folder} is of a kind that cannot be written into GGUF here: it must be "
+            f"byte-level BPE that cuts words as one of {', '.join(_CUTS.values())}: {CONVERT}"
+        )
+    tokens = {id_: text for text, id_ in model["vocab"].items()}
+    kinds = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
+    for added in raw.get("added_tokens") or []:
+        tokens[added["id"]] = added["content"]
+        kinds[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    tokenizer.check_fits(vocabulary)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(cut)
+    writer.add_token_list([tokens.get(id_, f"[PAD{id_}]") for id_ in range(vocabulary)])
+    writer.add_token_types([kinds.get(id_, gguf.TokenType.UNUSED) for id_ in range(vocabulary)])
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+    _write_special(writer, tokenizer)
+
+
+def _write_special(writer: Any, tokenizer: Tokenizer) -> None:
+    ids = {
+        writer.add_bos_token_id: tokenizer.bos_id,
+        writer.add_eos_token_id: tokenizer.eos_id,
+        writer.add_pad_token_id: tokenizer.pad_id,
+    }
+    for add, id_ in ids.items():
+        if id_ is not None:
+            add(id_)
+    before, behind = tokenizer.added_ids()
+    writer.add_add_bos_token(tokenizer.bos_id is not None and tokenizer.bos_id in before)
+    writer.add_add_eos_token(tokenizer.eos_id is not None and tokenizer.eos_id in behind)
+    if template := tokenizer.template_text:
+        writer.add_chat_template(template)
+
+
+def _cut(pre: Any) -> tuple[str, ...]:
+    """What a tokenizer.json does before BPE: ("bytes",) is GPT-2's own pattern; () is none of what can be known."""
+    steps = pre.get("pretokenizers", [pre]) if isinstance(pre, dict) else []
+    found = []
+    for step in steps:
+        match step:
+            case {"type": "ByteLevel", "add_prefix_space": False}:
+                found += ["bytes"] if step.get("use_regex", True) else []
+            case {"type": "Digits", "individual_digits": True}:
+                found.append("digits")
+            case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+                found.append(pattern)
+            case _:
+                return ()
+    return tuple(found)

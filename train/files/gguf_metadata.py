@@ -1,0 +1,47 @@
+"""What a GGUF file says of its model beside the tensors: keys, values and types, to be written into another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wgrad.train.files.gguf_files import open_reader, require_gguf
+
+
+class Entry(NamedTuple):
+    """value: a number, a truth value, bytes, or a list of them; type, sub_type: gguf.GGUFValueType."""
+
+    key: str
+    value: Any
+    type: Any
+    sub_type: Any
+
+
+def read_metadata(path: Path, source: str) -> list[Entry]:
+    """Every key of a file, the tokenizer's included. WgradError as `read_gguf_entries`."""
+    kinds = require_gguf(source, path).GGUFValueType
+    reader, found = open_reader(path, source), []
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF."):  # of the file itself
+            continue
+        kind, *inner = field.types
+        if kind == kinds.ARRAY:
+            value = _array(reader, field.parts[-1], inner[0])
+        else:
+            value = field.parts[-1].tobytes() if kind == kinds.STRING else field.parts[-1][0].item()
+        found.append(Entry(name, value, kind, inner[0] if inner else None))
+    return found
+
+
+def _array(reader: Any, data: np.ndarray, kind: Any) -> list[Any]:
+    """Its items. data: their bytes, as the reader found them to be whole."""
+    if kind in reader.gguf_scalar_to_np:
+        return list(data.view(reader.gguf_scalar_to_np[kind]).tolist())
+    raw, at, found = data.tobytes(), 0, []
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 8], "little")
+        found.append(raw[at + 8 : at + 8 + size])
+        at += 8 + size
+    return found

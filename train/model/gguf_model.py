@@ -1,0 +1,199 @@
+"""A whole model as a GGUF file, written tensor by tensor: `model.gguf` in a folder that wgrad and llama.cpp read.
+
+What a file says beside its tensors comes from the base model's own GGUF file, or from its config.json and tokenizer.
+Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.device.formats.frozen_weight import gguf_formats
+from wgrad.train.files.gguf_files import ARCHITECTURES, GgufEntry, permute, require_gguf
+from wgrad.train.files.gguf_metadata import read_metadata
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_adapter import heads_side_by_side
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import ModelFiles, Progress
+from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
+from wgrad.train.model.weights import WeightSpec, weight_specs
+
+FILE = "model.gguf"
+MODELFILE = f"FROM ./{FILE}\n"  # what `ollama create` reads; the chat template is in the file itself
+_ROPE_FACTORS = "rope_freqs.weight"
+_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
+# Keys that a file has of itself; its data begins at the package's own alignment.
+_OWN = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
+
+WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, the base model's folder, vocabulary
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What is to be written. kind: of matrices, a type of numbers or a format's name in lower case."""
+
+    config: ModelConfig
+    files: ModelFiles
+    kind: str
+
+    def stored(self, spec: WeightSpec) -> str:
+        """GGUF's type of a tensor: norms and biases in float32; embedding and head in 8 bits where others have 4; and
+        rows that no block divides in float16."""
+        if len(spec.shape) == 1:
+            return "F32"
+        name = _TYPES.get(self.kind, self.kind.upper())
+        if spec.kind in ("embedding", "head") and name in ("Q4_0", "MXFP4"):
+            name = "Q8_0"
+        return name if name not in gguf_formats() or spec.shape[1] % gguf_formats()[name].block == 0 else "F16"
+
+    def nbytes(self, spec: WeightSpec) -> int:
+        block, size = _gguf().GGML_QUANT_SIZES[_gguf().GGMLQuantizationType[self.stored(spec)]]
+        return int(np.prod(spec.shape, dtype=np.int64)) // block * size
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self.nbytes(spec) for spec in weight_specs(self.config))
+
+    def check(self) -> None:
+        """WgradError: something of the model has no place in a GGUF file, or the package is not installed."""
+        require_gguf("--format gguf", FILE)
+        config, architecture = self.config, FAMILIES[self.config.architecture].gguf
+        windows = architecture != "gemma2" and any(config.windows)
+        what = (
+            f"the architecture {config.architecture}"
+            if architecture not in ARCHITECTURES
+            else f"a sliding window of {max(config.windows)} tokens"
+            if windows
+            else "yarn scaling"
+            if config.rope.type == "yarn"
+            else ""
+        )
+        if what and self.base is None:
+            raise WgradError(
+                f"--format gguf: {self.files.folder} has {what}, which cannot be written into GGUF here: use --format "
+                "safetensors and convert that with llama.cpp's convert_hf_to_gguf.py"
+            )
+
+    @property
+    def base(self) -> GgufEntry | None:
+        """A tensor of the base model's own GGUF file, where it has one."""
+        return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
+
+
+def save_gguf(
+    path: Path,
+    model: GgufModel,
+    value: Callable[[WeightSpec], np.ndarray],
+    write_tokenizer: WriteTokenizer,
+    progress: Progress | None = None,
+) -> None:
+    """Write the file. value: a tensor when its turn comes, float32 as Hugging Face has it. One at a time is in memory.
+
+    WgradError: a value that its type cannot hold, a tokenizer that has no place in a GGUF file.
+    """
+    gguf, config = _gguf(), model.config
+    architecture = FAMILIES[config.architecture].gguf
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    writer, specs = gguf.GGUFWriter(path, architecture), weight_specs(config)
+    _describe(writer, model, write_tokenizer)
+    factors = _rope_factors(model)
+    if factors is not None:
+        writer.add_tensor_info(_ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+    for spec in specs:
+        kind = gguf.GGMLQuantizationType[model.stored(spec)]
+        name = names.get_name(spec.name, (".weight", ".bias"))
+        writer.add_tensor_info(name, spec.shape, np.dtype(np.float32), model.nbytes(spec), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    for done, spec in enumerate(specs):
+        if progress:
+            progress(done, len(specs))
+        writer.write_tensor_data(_stored(spec, model, value(spec)))
+    writer.close()
+
+
+def _gguf() -> Any:
+    return require_gguf("--format gguf", FILE)
+
+
+def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray:
+    """A tensor as the file has it."""
+    gguf, name = _gguf(), model.stored(spec)
+    value = value.astype(np.float32)
+    if spec.offset:
+        value = value + np.float32(spec.offset)
+    if heads := heads_side_by_side(model.config, spec.name.rpartition(".")[0]):
+        value = permute(value.reshape(len(value), -1), heads).reshape(value.shape)
+    with np.errstate(over="ignore"):
+        data = gguf.quantize(value, gguf.GGMLQuantizationType[name])
+    kind = gguf_formats().get(name)
+    parts = kind.from_gguf(data, (value.shape[0], value.shape[1])).finite_parts() if kind else iter([data])
+    if name != "BF16" and not all(np.isfinite(part).all() for part in parts):
+        raise WgradError(
+            f"--quantize: {spec.name} has values up to {float(np.abs(value).max()):.3g}, which {name} does not hold: "
+            "use --dtype bfloat16 or float32"
+        )
+    return data
+
+
+# ---- what a file says beside its tensors -----------------------------------------------------------------------
+def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer) -> None:
+    gguf, name = _gguf(), _TYPES.get(model.kind, model.kind.upper())
+    if model.base is not None:
+        for entry in read_metadata(model.base.path, "--model"):
+            if entry.key not in _OWN and not entry.key.startswith("split."):
+                writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
+    else:
+        writer.add_name(model.files.folder.name)
+        _write_shapes(writer, model.config)
+        _write_rope(writer, gguf, model.config.rope)
+        write_tokenizer(writer, gguf, model.files.folder, model.config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES.get(name, f"MOSTLY_{name}")])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _write_shapes(writer: Any, config: ModelConfig) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if config.score_softcap:
+        writer.add_attn_logit_softcapping(config.score_softcap)
+        writer.add_final_logit_softcapping(config.logit_softcap)
+    if any(config.windows):
+        writer.add_sliding_window(max(config.windows))
+
+
+def _write_rope(writer: Any, gguf: Any, rope: RopeConfig) -> None:
+    writer.add_rope_freq_base(rope.theta)
+    if rope.type == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope.factor)
+
+
+def _rope_factors(model: GgufModel) -> np.ndarray | None:
+    """By what each pair's frequency is divided, float32 [head_dim / 2]: llama3's scaling."""
+    if model.base is not None:
+        given = model.files.entries.get(_ROPE_FACTORS)
+        return None if given is None else given.finite_array().astype(np.float32)
+    if model.config.rope.type != "llama3":
+        return None
+    plain = RopeConfig(model.config.rope.head_dim, model.config.rope.theta)
+    return inverse_frequencies(plain) / inverse_frequencies(model.config.rope)
