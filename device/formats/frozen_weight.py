@@ -98,10 +98,11 @@ class FrozenWeight(ABC):
 
 @cache
 def formats() -> dict[str, type[FrozenWeight]]:
-    """Every format by its name: the files of this folder."""
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    """Every format by its name, in the order of names: the files of this folder."""
+    for path in Path(__file__).parent.glob("*.py"):
         import_module(f"wgrad.device.formats.{path.stem}")
-    return {kind.format: kind for kind in _derived(FrozenWeight) if not isabstract(kind)}
+    kinds = {kind.format: kind for kind in _derived(FrozenWeight) if not isabstract(kind)}
+    return dict(sorted(kinds.items()))
 
 
 def _derived(kind: type[Any]) -> Iterator[type[Any]]:

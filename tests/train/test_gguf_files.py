@@ -137,7 +137,7 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
     write_gguf(path, weights, Kind.F32, "grok")
     refused("general.architecture must be one of llama, .*, got 'grok'")
     write_gguf(path, weights, Kind.Q5_0)
-    refused("is Q5_0: expected F32, F16, BF16, MXFP4, Q4_0")
+    refused("is Q5_0: expected F32, F16, BF16, MXFP4, Q4_0, Q4_K")
     path.write_bytes(whole)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
