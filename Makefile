@@ -51,7 +51,8 @@ $(VENV)/installed: $(SOURCES)
 	@touch $@
 
 # ---- tests -----------------------------------------------------------------------------------
-PYTEST = WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+# Tests run side by side: more threads in each for products of tiny matrices only wait, busily (twice the processor time).
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV_TEST)/installed vulkan-test
 	$(PYTEST) $(PYTEST_FLAGS)
