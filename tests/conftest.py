@@ -17,7 +17,7 @@ from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceUnavailable
+from wgrad.device.errors import DeviceError, DeviceUnavailable
 from wgrad.wgsl import gemm
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
@@ -97,6 +97,24 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 def wgpu_device() -> Device:
     """The wgpu device alone."""
     return require_wgpu()
+
+
+@pytest.fixture(scope="session")
+def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of AMD cards. Built in pytest's cache, where the processes of this run and the next run find it; or in
+    $WGRAD_EMULATOR_DIR. Where clang or hip-python is missing, the tests that need it are skipped, and say so."""
+    from tests.hip.emulator.harness import start
+
+    kept, cache = os.environ.get("WGRAD_EMULATOR_DIR"), getattr(pytestconfig, "cache", None)
+    folder = Path(kept) if kept else cache.mkdir("emulator") if cache else tmp_path_factory.mktemp("emulator")
+    try:
+        return start(folder)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    except DeviceError as error:
+        if "not installed" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -1,35 +1,15 @@
-"""The HIP device on an emulated card: builds the emulator and the kernels once, and lends devices of each wave size.
-
-Where clang or hip-python is missing, the tests that need a device are skipped, and say so.
-"""
+"""The HIP device on an emulated card (the fixture `emulator` of tests/conftest.py), of each wave size."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.hip.emulator.harness import Emulator, start
-from wgrad.device.errors import DeviceError
+from tests.hip.emulator.harness import Emulator
 
 ARCHITECTURES = ("gfx942", "gfx1100")  # wave64 and wave32
-
-
-@pytest.fixture(scope="session")
-def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    """Built in pytest's cache, where the processes of this run and the next run find it; or in $WGRAD_EMULATOR_DIR."""
-    kept, cache = os.environ.get("WGRAD_EMULATOR_DIR"), getattr(pytestconfig, "cache", None)
-    folder = Path(kept) if kept else cache.mkdir("emulator") if cache else tmp_path_factory.mktemp("emulator")
-    try:
-        return start(folder)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    except DeviceError as error:
-        if "not installed" not in str(error):
-            raise
-        pytest.skip(str(error))
 
 
 @pytest.fixture(params=ARCHITECTURES)

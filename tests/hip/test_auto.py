@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +39,40 @@ def select(spec: str, before: str = "", **environment: str) -> str:
     return line
 
 
-@pytest.fixture(params=["gfx942", "gfx1100"])
-def card(emulator: Any, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of a process with an emulated card."""
+def environment_of(emulator: Any, architecture: str, cache: Path) -> dict[str, str]:
+    """Of a process with an emulated card."""
     pytest.importorskip("rocm.bindings", reason="hip-python is not installed")
-    # Builds the kernels that the check needs.
-    assert all(r.ok for r in run_selftest(emulator.device(request.param), selected=chosen_cases()))
     return {
         "LD_LIBRARY_PATH": str(emulator.folder),
         "WGRAD_HIP_OBJECTS": str(emulator.folder),
-        "WGRAD_EMULATED_ARCH": request.param,
-        "XDG_CACHE_HOME": str(tmp_path),
+        "WGRAD_EMULATED_ARCH": architecture,
+        "XDG_CACHE_HOME": str(cache),
     }
 
 
-def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture
+def card(emulator: Any, tmp_path: Path) -> dict[str, str]:
+    """The environment of a process with an emulated card, of one wave size: the kernels do not matter here."""
+    return environment_of(emulator, "gfx942", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def build(emulator: Any) -> Any:
+    """build(architecture): the kernels that the check needs are there from then on."""
+
+    def run(architecture: str) -> None:
+        assert all(r.ok for r in run_selftest(emulator.device(architecture), selected=chosen_cases()))
+
+    return cache(run)
+
+
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx1100"])
+def test_auto_takes_a_card_that_passes_and_remembers(
+    emulator: Any, build: Any, architecture: str, tmp_path: Path
+) -> None:
+    build(architecture)
+    card = environment_of(emulator, architecture, tmp_path)
     name, description, reason = select("auto", **card).split(" | ")
-    architecture = card["WGRAD_EMULATED_ARCH"]
     assert name == "hip" and reason == "the HIP card; its self-check passed"
     assert f"Emulated {architecture} ({architecture}, HIP" in description and "shipped kernels" in description
     assert len(list(tmp_path.glob("wgrad/hip/self-check-*.json"))) == 1
@@ -66,8 +84,9 @@ def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_p
     assert not select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
 
 
-def test_auto_leaves_a_card_that_fails(card: dict[str, str]) -> None:
+def test_auto_leaves_a_card_that_fails(card: dict[str, str], build: Any) -> None:
     """Here: a card without memory. It goes on to the next device and says why, and keeps no verdict."""
+    build("gfx942")
     line = select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"})
     assert not line.startswith("hip") and "the self-check of Emulated" in line and "OutOfMemory" in line
     assert select("auto", **card).startswith("hip |")

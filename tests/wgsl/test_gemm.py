@@ -22,8 +22,12 @@ from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
 PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op.startswith(("linear_cross_entropy", "lora_"))]
+# Cases of the tiles that runs have; all others have smaller ones, which a software driver compiles sooner.
 WIDE = [f"gemm_{name}/float32" for name in ("nn/plain/128x128x64", "tt/plain/41x123x67", "nt/tiles/259x133x130")]
 WIDE.append("gemm_nt/epilogue/70x131x72/float32")
+WHOLE = [f"linear_{name}" for name in ("nf4/epilogue double/70x131x72/float32", "q8_0/residual/41x37x64/float32")]
+WHOLE += ["linear_nf4_backward/tiles lowrank/131x200x160/float16", "gemm_tn/accumulate/37x41x67/float16", WIDE[2]]
+HALF_MAIN = Tile(64, 64, 8, 2, 2)
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -33,8 +37,10 @@ def _tiled() -> list[Any]:
 
 
 @pytest.fixture
-def tiled(wgpu_device: Any, _tiled: list[Any]) -> Any:
-    """A device that takes the kernels of real cards, whatever the driver."""
+def tiled(wgpu_device: Any, _tiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device that takes the kernels of real cards, whatever the driver; the tile of most products is half as large
+    and half as deep."""
+    monkeypatch.setattr(gemm, "MAIN", HALF_MAIN)
     if not _tiled:
         _tiled.append(bind(WgpuDevice)())
         _tiled[0].software = False
@@ -63,6 +69,13 @@ def test_products_of_16_x_16_results_an_invocation(case: Case, wgpu_device: Any,
 
 @pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.name)
 def test_products_on_the_tiled_kernels(case: Case, tiled: Any) -> None:
+    result = check_case(case, tiled)
+    assert result.ok, result
+
+
+@pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WHOLE], ids=lambda c: c.name)
+def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(gemm, "MAIN", MAIN)
     result = check_case(case, tiled)
     assert result.ok, result
 

@@ -1,4 +1,4 @@
-"""Main memory that a device reads and writes by itself: in order with its other work, within recordings, on two rooms;
+"""Main memory that a device reads and writes by itself: in order with its other work, within recordings, in every room;
 and the limit that a pool holds to."""
 
 from __future__ import annotations
