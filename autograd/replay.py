@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from wgrad.device.contract import Device, Replay
 
@@ -17,21 +18,43 @@ class Recorded:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._runs = 0
-        self._replay: Replay | None = None
+        self._replays: list[Replay] = []
+        self._capture: ExitStack | None = None
 
     @property
     def dispatches(self) -> int:
         """Launches of the recording; 0 before there is one."""
-        return 0 if self._replay is None else self._replay.dispatches
+        return sum(replay.dispatches for replay in self._replays)
 
-    def __call__(self, work: Callable[[], None]) -> None:
-        if self._replay is not None:
-            self._replay.run()
+    def __call__(self, work: Callable[[], None], submitted: Callable[[int], None] | None = None) -> None:
+        """submitted: called in a replay after each part (`cut`) with its number, while the device has yet to do it."""
+        if self._runs > 1:
+            for number, replay in enumerate(self._replays):
+                replay.run()
+                if submitted is not None:
+                    submitted(number)
             return
         if self._runs:
-            with self._device.capture() as replay:
+            self._begin()
+            try:
                 work()
-            self._replay = replay
+            finally:
+                self._end()
         else:
             work()
         self._runs += 1
+
+    def cut(self) -> None:
+        """Called by the work: what it does from here on is another part of the recording."""
+        if self._capture is not None:
+            self._end()
+            self._begin()
+
+    def _begin(self) -> None:
+        self._capture = ExitStack()
+        self._replays.append(self._capture.enter_context(self._device.capture()))
+
+    def _end(self) -> None:
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.close()

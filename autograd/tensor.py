@@ -119,6 +119,20 @@ class Tensor:
             result.requires_grad, result.node = True, node
         return result
 
+    def watched(self, passed: Callable[[], None]) -> Tensor:
+        """The same storage; `passed` is called in the walk backwards once the backward of all that was computed from it
+        has run."""
+        result = Tensor(self.data, self.device)
+        if is_recording() and self.requires_grad:
+
+            def backward(dy: Array) -> Sequence[Array]:
+                passed()
+                return (dy,)
+
+            result.requires_grad = True
+            result.node = Node("watched", self.device, backward, [edge_of(self)], [result.data])
+        return result
+
     def backward(self, seed: Array | None = None) -> None:
         """Add d self / d leaf to the grad of every leaf that requires it.
 

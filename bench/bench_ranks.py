@@ -9,7 +9,8 @@ Random weights, settings as in bench_train.py; each rank takes the next card of 
     beside    every rank by itself at once: what the cards take from each other without a word between them
     weak      a micro-batch a rank, every step synchronised; efficiency = tokens/s over ranks x tokens/s of `one`
     strong    a step of as many micro-batches as --micro (8) on one card, and shared by all
-    parts     of a weak step, waiting after each: compute, read-back, waiting for the others, all-reduce, upload, update
+    parts     of a weak step, the device waited for after each, so that nothing overlaps: compute, waiting for the
+              others, exchange (read-back, all-reduce and upload, bucket after bucket), update
 
 And of MPI alone: seconds of an all-reduce of 4 bytes to the largest gradient, and of each of these bytes read back from
 and uploaded to the card. bench/scaling_model.py reads the file (bench/results/ranks.jsonl).
@@ -32,7 +33,6 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.autograd.select_device import list_devices
 from wgrad.train.data.packing import Step
-from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
@@ -72,11 +72,6 @@ def timed(trainer: Trainer, world: World, steps: Sequence[Step]) -> tuple[float,
         samples.append((time.perf_counter() - begun) / size)
         trainer.read_history()
     return median_spread(samples)
-
-
-def with_world(trainer: Trainer, world: World) -> Trainer:
-    trainer.world, trainer.data_parallel = world, DataParallel(world, trainer.config.accumulate)
-    return trainer
 
 
 def parts_of(trainer: Trainer, world: World, steps: Sequence[Step]) -> dict[str, float]:
@@ -134,7 +129,10 @@ def bench_shape(name: str, world: World, device: Any, args: argparse.Namespace, 
     """-> bytes of the flat gradient."""
     shape, seq_len, ranks = SHAPES[name], args.seq_len, world.size
     trainer, parameters = build(shape, seq_len, device, args.compute)
-    trainer.config = replace(trainer.config, accumulate=max(ranks, args.micro))
+    options = replace(trainer.config, accumulate=max(ranks, args.micro))
+    alone = Trainer(trainer.model, trainer.optimizer, options)
+    shared = Trainer(trainer.model, trainer.optimizer, options, world)
+    del trainer
     count = SETTLE_STEPS + SAMPLES * TIMED_STEPS
     first = 0
 
@@ -148,23 +146,21 @@ def bench_shape(name: str, world: World, device: Any, args: argparse.Namespace, 
         report.row(what=what, work=name, compute=args.compute, ranks=ranks, micro=micro, seq_len=seq_len,
                    ms_per_step=1e3 * seconds, spread=spread, tokens_per_second=rate, **more)  # fmt: skip
 
-    seconds = world.by_first(lambda: timed(with_world(trainer, World()), World(), steps(1)), "the first rank alone")
+    seconds = world.by_first(lambda: timed(alone, World(), steps(1)), "the first rank alone")
     row("one", 1, *seconds)
-    beside = timed(with_world(trainer, World()), world, steps(1))
+    beside = timed(alone, world, steps(1))
     slowest = max(world.exchange(beside, "beside"))
     row("beside", 1, *slowest, to_one=seconds[0] / slowest[0])
-    weak = timed(with_world(trainer, world), world, steps(ranks))
+    weak = timed(shared, world, steps(ranks))
     row("weak", ranks, *weak, speedup=ranks * seconds[0] / weak[0], efficiency=seconds[0] / weak[0],
         gradient_mb=parameters.size * 4 / 1e6)  # fmt: skip
-    parts = world.exchange(parts_of(trainer, world, steps(ranks, 8)), "the parts of a step")
+    parts = world.exchange(parts_of(shared, world, steps(ranks, 8)), "the parts of a step")
     for rank, values in enumerate(parts):
         report.row(what="parts", work=name, rank=rank, **values)
     if args.micro:
-        alone = world.by_first(
-            lambda: timed(with_world(trainer, World()), World(), steps(args.micro)), "a large step alone"
-        )
-        shared = timed(with_world(trainer, world), world, steps(args.micro))
-        row("strong", args.micro, *shared, one_ms=1e3 * alone[0], speedup=alone[0] / shared[0])
+        large = world.by_first(lambda: timed(alone, World(), steps(args.micro)), "a large step alone")
+        together = timed(shared, world, steps(args.micro))
+        row("strong", args.micro, *together, one_ms=1e3 * large[0], speedup=large[0] / together[0])
     return parameters.size * 4
 
 

@@ -185,8 +185,8 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
     samples = [steps(TIMED_STEPS) for _ in range(SAMPLES)]
     seconds, spread = median_spread(samples)
     memory, losses = device.memory(), trainer.read_history()[:, 0]
-    replays = [r._replay for r in (trainer._micro_step, trainer._update)]
-    dispatches = sum(r.dispatches for r in replays if r is not None)
+    replays = [replay for r in (trainer._micro_step, trainer._update) for replay in r._replays]
+    dispatches = sum(replay.dispatches for replay in replays)
     host = host_seconds(replays, device)
     report.row(
         work=name, stack="wgrad", compute=compute, seq_len=seq_len, checkpointing=shape.checkpointing,

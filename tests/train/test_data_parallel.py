@@ -14,6 +14,8 @@ from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.ranks.world import Member, RanksLost, World
+from wgrad.train.run import buckets
+from wgrad.train.run.buckets import buckets_of
 from wgrad.train.run.trainer import Trainer
 
 LIMIT = 60  # seconds for one rank to wait for another
@@ -94,6 +96,35 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(ranks: 
         assert trainer.optimizer.skipped() == 1 and trainer.optimizer.applied() == 1
     np.testing.assert_array_equal(parameters(trainers[0]), parameters(trainers[1]))
     assert (parameters(trainers[0]) != before).any()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "wgpu"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_buckets_that_travel_while_the_backward_runs_are_complete(
+    make_checkpoint: Any, monkeypatch: Any, request: Any, kind: str, recompute: bool
+) -> None:
+    """Three layers in three buckets; the third step and those after it are replayed in parts, and each bucket is read
+    back before the next part begins. The second micro-batch adds to what the first left."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    device = ReferenceDevice() if kind == "cpu" else request.getfixturevalue("wgpu_device")
+    folder = make_checkpoint(num_hidden_layers=3)
+    options = {"accumulate": 2, "packing": False, "checkpointing": recompute}
+    one, built, config = trainer_for(folder, device, **options)
+    found = buckets_of(built.parameters)
+    assert [bucket.layer for bucket in found] == [2, 1, 0] and found[-1].begin == 0
+    assert [bucket.begin for bucket in found[:-1]] == [bucket.end for bucket in found[1:]]
+    assert found[0].end == built.parameters.size
+    other, _, _ = trainer_for(folder, device, **options)
+    shared = Trainer(other.model, other.optimizer, config, ThreadWorld(0, [None], threading.Barrier(1)))
+    stream = BatchStream(documents(16), config)
+    for index in range(5):
+        one.step(stream.get(index), 1e-3)
+        shared.step(stream.get(index), 1e-3)
+        assert len(shared.data_parallel._reads) == 3
+    np.testing.assert_array_equal(parameters(shared), parameters(one))
+    np.testing.assert_array_equal(shared.read_history(), one.read_history())
+    assert len(shared._micro_step._replays) == 3 and len(one._micro_step._replays) == 1
+    assert shared._micro_step.dispatches == one._micro_step.dispatches
 
 
 def test_all_ranks_hold_the_same_bits_and_the_loss_of_the_whole_step(ranks: Any, make_checkpoint: Any) -> None:

@@ -8,7 +8,7 @@ Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.0520
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,7 @@ class Model:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
         self.dtype, self.recompute, self.offload = np.dtype(dtype), recompute, offload
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
+        self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
 
     @property
@@ -103,6 +104,11 @@ class Model:
         """Output weight [V, C]: the embedding's own where the two are tied."""
         name = EMBEDDING if self.config.tie_word_embeddings else HEAD
         return self.weights[name] if self._streamed is None else self._streamed.table(name)
+
+    @property
+    def moves(self) -> bool:
+        """Whether weights or layers' inputs come from main memory."""
+        return self._streamed is not None or self.offload
 
     @property
     def variants(self) -> set[str]:
@@ -122,6 +128,8 @@ class Model:
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
         parking = Parking(self.device) if self.offload else None
         for index in range(self.config.num_hidden_layers):
+            if index in self.passed:
+                h = h.watched(self.passed[index])
             if self.recompute and cache is None:
                 h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h, parking=parking)
             else:

@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,7 +36,8 @@ LONG_LIMIT = 1800.0  # seconds for what comes before the steps, and for files: s
 STEP_LIMIT = 50.0  # and within steps, beside ten times the longest wait so far
 FIRST_STEP_LIMIT = 600.0  # the first one may compile, and nobody knows yet how uneven the ranks are
 SPIN = 0.002  # seconds in which a wait asks without a pause
-PAUSE = 0.0002  # seconds between questions after that
+PAUSE = 0.0002  # seconds between questions after that,
+POLL = 2e-5  # or while bytes travel, which MPI moves only when it is asked
 _END = 10.0  # seconds for MPI's own end
 
 
@@ -66,7 +68,7 @@ class MpiWorld(World):
         self.local_rank, self.local_size = here.index(self.me.number), len(here)
 
     # ---- waiting ---------------------------------------------------------------------------------
-    def _wait(self, request: Any, what: str, limit: float = LONG_LIMIT) -> float:
+    def _wait(self, request: Any, what: str, limit: float = LONG_LIMIT, pause: float = PAUSE) -> float:
         """Return when the request is done: after how many seconds."""
         begun = time.monotonic()
         while not request.Test():
@@ -76,7 +78,7 @@ class MpiWorld(World):
                     f"no answer from another rank for {limit:.0f} s ({what}): the logs in OUT/ranks end with what each "
                     "did last; --resume goes on from the last checkpoint, with fewer ranks if need be"
                 )
-            time.sleep(PAUSE if waited > SPIN else 0)
+            time.sleep(pause if waited > SPIN else 0)
         return time.monotonic() - begun
 
     def _step_limit(self) -> float:
@@ -166,11 +168,26 @@ class MpiWorld(World):
         self.waited = self._wait(self._comm.Ibarrier(), what, limit)  # with pauses: a slower rank has the processor
         if not patient:
             self._longest = max(self._longest, self.waited, 1e-3)
-        request, begun = self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), time.monotonic()
-        while not request.Test():
-            if time.monotonic() - begun > limit:
-                self._wait(request, what, 0.0)
-            time.sleep(0)
+        self._wait(self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), what, limit, POLL)
+
+    def add_parts(self, parts: Iterable[np.ndarray | None], what: str) -> Iterator[int]:
+        requests: deque[Any] = deque()
+        limit, done = self._step_limit(), 0
+        for part in parts:
+            if part is not None:
+                requests.append(self._comm.Iallreduce(MPI.IN_PLACE, part, MPI.SUM))
+            else:
+                time.sleep(POLL)
+            while requests and requests[0].Test():
+                requests.popleft()
+                yield done
+                done += 1
+        waited = 0.0
+        for request in requests:  # from here on this rank has nothing else to do
+            waited += self._wait(request, what, limit - waited, POLL)
+            yield done
+            done += 1
+        self._longest = max(self._longest, waited, 1e-3)
 
     # ---- begin and end ---------------------------------------------------------------------------
     def steps_begin(self) -> None:

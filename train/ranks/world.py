@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -89,6 +89,13 @@ class World:
 
         patient: what the ranks did before may have taken them very unequal times.
         """
+
+    def add_parts(self, parts: Iterable[np.ndarray | None], what: str) -> Iterator[int]:
+        """As `add`, of arrays that become ready one after another (None: the next one is not yet). Yields the number of
+        each whose sum is there, in order."""
+        for number, part in enumerate(part for part in parts if part is not None):
+            self.add(part, what)
+            yield number
 
     def total(self, value: float, what: str) -> float:
         """The sum of a number over all ranks. RanksLost on all where one is lost."""

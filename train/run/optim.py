@@ -90,6 +90,10 @@ class FlatParameters:
         """Trainable numbers, without the padding between tensors."""
         return sum(math.prod(t.shape) for t in self.tensors.values())
 
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Where each begins and ends in the flat buffers."""
+        return {name: (at, at + math.prod(self.tensors[name].shape)) for name, at in self._offsets.items()}
+
     def set(self, name: str, value: np.ndarray) -> None:
         self.device.write(self.tensors[name].data, np.ascontiguousarray(value, np.float32))
 

@@ -21,6 +21,7 @@ from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
+from wgrad.train.run.buckets import buckets_of
 from wgrad.train.run.optim import ALIGN, AdamW
 
 HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
@@ -35,7 +36,6 @@ class Trainer:
     def __init__(self, model: Model, optimizer: AdamW, config: RunOptions, world: World | None = None) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
-        self.data_parallel = DataParallel(self.world, config.accumulate)
         device, rows, tokens = self.device, config.batch_size, config.seq_len
         flat = (rows * tokens,)
         self.inputs = Inputs(
@@ -55,6 +55,17 @@ class Trainer:
         self._history = device.zeros((self.history_steps, 2 * ALIGN))
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
+        self.data_parallel = DataParallel(
+            self.world, config.accumulate, device, optimizer.parameters.grad, self._buckets()
+        )
+
+    def _buckets(self) -> list[tuple[int, int]]:
+        """Where the flat gradient is cut so that parts of it travel while the backward goes on, which is recorded in as
+        many parts. Layers whose inputs or weights come from main memory are recorded whole."""
+        buckets = buckets_of(self.optimizer.parameters)
+        if not self.world.alone and not self.model.moves:
+            self.model.passed = {bucket.layer: self._micro_step.cut for bucket in buckets if bucket.layer}
+        return [(bucket.begin, bucket.end) for bucket in buckets]
 
     @property
     def _dropout(self) -> bool:
@@ -84,15 +95,17 @@ class Trainer:
         device = self.device
         self.optimizer.set_lr(lr)
         device.write(self._inv_tokens, np.array([1.0 / step.num_targets], np.float32))
-        for number, batch in self.data_parallel.share(step.batches):
+        share = self.data_parallel.share(step.batches)
+        for number, batch in share:
             self._write(batch)
             if self.inputs.seed is not None:
                 micro = step.index * self.config.accumulate + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
-            self._micro_step(self._forward_backward)
+            last = number == share[-1][0]
+            self._micro_step(self._forward_backward, self.data_parallel.part_submitted if last else None)
         grad = self.optimizer.parameters.grad
         try:
-            self.data_parallel.sum_gradient(device, grad, self._loss)
+            self.data_parallel.sum_gradient(self._loss)
         except RanksLost:
             device.fill(grad, 0.0)
             device.fill(self._loss, 0.0)
