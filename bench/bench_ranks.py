@@ -132,6 +132,7 @@ def bench_shape(name: str, world: World, device: Any, args: argparse.Namespace, 
     options = replace(trainer.config, accumulate=max(ranks, args.micro))
     alone = Trainer(trainer.model, trainer.optimizer, options)
     shared = Trainer(trainer.model, trainer.optimizer, options, world)
+    shared.data_parallel.shares.measured = False
     del trainer
     count = SETTLE_STEPS + SAMPLES * TIMED_STEPS
     first = 0

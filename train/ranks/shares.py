@@ -21,6 +21,7 @@ class Shares:
     def __init__(self, count: int, members: Sequence[Member]) -> None:
         self.count = count
         self.seconds: dict[int, float] = {}
+        self.measured = True  # False: all ranks are dealt alike, whatever they take
         self.begin(members)
 
     def begin(self, members: Sequence[Member]) -> None:
@@ -47,6 +48,8 @@ class Shares:
     def observe(self, seconds: Sequence[float]) -> bool:
         """A step is done, in which one micro-batch took so long on each rank (0: it had none). -> whether the shares
         are others from the next step on."""
+        if not self.measured:
+            return False
         self._steps += 1
         if self._steps % EVERY in range(SKIPPED + 1, SKIPPED + MEASURED + 1):
             self._seen.append(list(seconds))
