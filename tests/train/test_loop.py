@@ -149,7 +149,7 @@ def test_a_replayed_step_is_the_step_itself(make_checkpoint: Any, device: Device
     for record in (True, False):
         trainer, built, config = trainer_for(folder, device, dropout=0.2, checkpointing=True)
         if not record:
-            trainer._micro_step = trainer._update = lambda work: work()  # type: ignore[assignment]
+            trainer._micro_step = trainer._update = lambda work, submitted=None: work()  # type: ignore[assignment, misc]
         stream = BatchStream(documents(), config)
         for index in range(4):
             trainer.step(stream.get(index), 1e-3)
