@@ -25,7 +25,7 @@ CHAT = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256 + len(SPECIAL), 16, 24, 2, 1, 8
+VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256 + len(SPECIAL), 32, 64, 2, 1, 16
 KINDS = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -142,9 +142,9 @@ def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str,
 
 
 def gguf_file(weights: dict[str, np.ndarray]) -> bytes:
-    """A llama's weights as the gguf package writes them, the matrices in three types."""
+    """A llama's weights as the gguf package writes them, the matrices in every type that it can quantise to."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
-    kinds = [getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
+    kinds = [getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")]
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "model.gguf", "llama")
         writer.add_block_count(1)
@@ -152,7 +152,7 @@ def gguf_file(weights: dict[str, np.ndarray]) -> bytes:
         writer.add_head_count_kv(KV_HEADS)
         writer.add_token_list(SPECIAL)
         for number, (name, value) in enumerate(weights.items()):
-            kind = kinds[number % 3 if value.ndim == 2 else 0]
+            kind = kinds[number % 6 if value.ndim == 2 else 0]
             stored = gguf.quantize(value.astype(np.float32), kind)
             writer.add_tensor(names.get_name(name, (".weight",)), stored, raw_dtype=kind)
         writer.write_header_to_file()
