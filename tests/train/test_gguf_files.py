@@ -92,6 +92,17 @@ def test_a_step_is_that_of_the_restored_values(kinds: Kinds, checkpoints: Any, d
         np.testing.assert_allclose(found[part], value, rtol=1e-4, atol=1e-6, err_msg=part)
 
 
+def test_a_scale_that_is_not_finite_is_refused(checkpoints: Any) -> None:
+    folder, _ = checkpoints(Kind.Q8_0)
+    path = folder / "model.gguf"
+    data = bytearray(path.read_bytes())
+    (at,) = (t.data_offset for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_down.weight")
+    data[at + 34 : at + 36] = b"\x00\x7c"  # of the second block
+    path.write_bytes(data)
+    with pytest.raises(WgradError, match=r"mlp.down_proj.weight in .*model.gguf has values that are not finite"):
+        load_frozen(folder, load_model_config(folder), ReferenceDevice())
+
+
 def test_the_digest_is_of_the_contents(checkpoints: Any, tmp_path: Path) -> None:
     folder, _ = checkpoints(Kind.F32)
     before = ModelFiles(folder).digest()

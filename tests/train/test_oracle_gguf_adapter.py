@@ -156,7 +156,8 @@ def test_float16(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter, _, ours = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
     out = tmp_path / "adapter.gguf"
     command = ["export", "--adapter", str(adapter), "--gguf-lora", str(out), "--type", "float16"]
-    assert main(command) == 0
+    assert main([*command, "--modelfile", "llama3.2"]) == 0
+    assert (tmp_path / "Modelfile").read_text() == "FROM llama3.2\nADAPTER ./adapter.gguf\n"
     theirs = their_log_probabilities(tmp_path / "base.gguf", random_ids(), out)
     assert 0 < np.abs(theirs - ours).max() < 0.02
     before = out.read_bytes()
@@ -180,6 +181,7 @@ def test_what_cannot_be_exported(adapted: Any, tmp_path: Path, capsys: Any) -> N
     refused("no such folder", out="missing/adapter.gguf")
     refused("no such folder", "--model", str(tmp_path / "missing"))
     refused("must be one of", "--type", "int8")
+    refused("--modelfile: must name a base model on one line, got ''", "--modelfile", "")
     path = adapter / "adapter_config.json"
     raw = json.loads(path.read_text())
     path.write_text(json.dumps(raw | {"base_model_name_or_path": None}))

@@ -54,10 +54,12 @@ def merge(adapter: Path, out: Path, *words: str) -> int:
     return main(["merge", "--adapter", str(adapter), "--out", str(out), "--device", "cpu", *words])
 
 
-def ours(folder: Path, adapter: Path | None = None, ids: np.ndarray | None = None) -> np.ndarray:
+def ours(
+    folder: Path, adapter: Path | None = None, ids: np.ndarray | None = None, quantize: bool = False
+) -> np.ndarray:
     name = str(adapter) if adapter else None
     model = build_frozen(
-        load_model_config(folder), folder, ReferenceDevice(), positions=64, adapter=name, quantize=False
+        load_model_config(folder), folder, ReferenceDevice(), positions=64, adapter=name, quantize=quantize
     )
     return log_probabilities(our_logits(model, random_ids() if ids is None else ids))
 
@@ -119,6 +121,15 @@ def test_every_type(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> Non
     four = kind in ("q4_0", "mxfp4")
     assert types["blk.1.ffn_down.weight"] == kind.upper() and types["output_norm.weight"] == "F32"
     assert types["token_embd.weight"] == types["output.weight"] == ("Q8_0" if four else kind.upper())
+
+
+def test_onto_what_it_was_trained_on(adapted: Any, tmp_path: Path) -> None:
+    """NF4, of which no file has the values."""
+    adapter, out = adapted(), tmp_path / "out"
+    assert merge(adapter, out, "--onto", "dequantised") == 0
+    found, ids = theirs(out)
+    assert distance(found, ours(tmp_path / "model", adapter, ids, quantize=True)) < 5e-4
+    assert distance(found, ours(tmp_path / "model", adapter, ids)) > 0.05
 
 
 def test_rows_of_no_whole_blocks_are_in_float16(adapted: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wgrad.device.files import check_writable
+from wgrad.device.files import check_writable, write_text
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
 from wgrad.train.model.gguf_adapter import save_gguf_adapter
@@ -25,6 +25,9 @@ def run_export(args: ExportConfig) -> int:
     if note := adapter_note(lora):
         say(f"note: {note}", "stderr")
     save_gguf_adapter(args.gguf_lora, config, lora, arrays, np.dtype(args.type), "--gguf-lora")
+    if args.modelfile:
+        out = Path(args.gguf_lora)
+        write_text(out.parent / "Modelfile", f"FROM {args.modelfile}\nADAPTER ./{out.name}\n", "--gguf-lora")
     size = Path(args.gguf_lora).stat().st_size / 2**20
     say(f"wrote {args.gguf_lora} ({size:.1f} MiB): use it with llama.cpp's --lora and a GGUF of {folder}")
     return 0

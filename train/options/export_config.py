@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import show
 from wgrad.train.options.options import Options, option
 
 
@@ -20,3 +22,13 @@ class ExportConfig(Options):
         path=True,
     )
     type: str = option("float32", "type of its numbers", choices=("float32", "float16"))
+    modelfile: str | None = option(
+        None,
+        "write a Modelfile beside it, for `ollama create`, with this base: a model of Ollama's, or a GGUF file",
+        metavar="BASE",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.modelfile is not None and (not self.modelfile.strip() or "\n" in self.modelfile):
+            raise WgradError(f"--modelfile: must name a base model on one line, got {show(self.modelfile)}: name it")

@@ -21,7 +21,8 @@ class MergeConfig(Options):
     )
     onto: str = option(
         "dequantised",
-        "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own",
+        "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own, as after "
+        "--no-quantize",
         choices=("dequantised", "original"),
     )
     format: str = option(
