@@ -89,11 +89,12 @@ def families(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def products(rows: list[Row]) -> list[str]:
-    """The 16-bit products: large tiles, and those of pieces; then the float32 ones of RDNA."""
+    """The 16-bit products: large and small tiles, and those of pieces; then the float32 ones of RDNA."""
     wide, narrow = [], []
     for (arch, name), of in sorted(families(rows).items(), key=lambda item: ARCHITECTURES.index(item[0][0])):
-        if all("busy_600" in r for r in of) and (name.endswith("_big") or "_split_" in name):
-            lowest = {n: min(r["busy_600"][n] for r in of) for n in WAVES}
+        if all("busy_600" in r for r in of) and (name.endswith(("_big", "_small")) or "_split_" in name):
+            fit = [n for n in WAVES if all(n in r["busy_600"] for r in of)]
+            lowest = {n: min(r["busy_600"][n] for r in of) for n in fit}
             size = f"{max(r['vgpr'] for r in of)}, {amount(max(r['lds'] for r in of))}"
             wide.append([arch, f"`{name}`", size, percent(lowest, WAVES)])
         elif arch.startswith("gfx1") and re.match("gemm_(f32|mix|nf4_f32|nf4_nested_f32)_", name):
@@ -102,6 +103,7 @@ def products(rows: list[Row]) -> list[str]:
     lines = []
     if wide:
         title = "16-bit products: % of time that the matrix unit is busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
+        title += " (–: do not fit)"
         head = ("architecture", "kernels", "VGPR, LDS", "least of its layouts")
         lines += [f"**{title}**", "", *table(head, wide), ""]
     if narrow:

@@ -14,7 +14,7 @@ from tests.hip.executor.code_object import CodeObject, ExecutorError, Instructio
 from tests.hip.executor.instructions import dpp_lanes, override
 from tests.hip.executor.isa import access, branch_target, hot_loop, widths
 from tests.hip.executor.memory import Guarded
-from tests.hip.executor.report import waves_by_registers
+from tests.hip.executor.occupancy import waves_by_registers, waves_that_fit
 from tests.hip.executor.schedule import simulate
 from wgrad.device.errors import DeviceError
 
@@ -202,9 +202,12 @@ def test_a_barrier_waits_for_every_wave() -> None:
     assert together > 1.9 * alone
 
 
-def test_waves_by_registers() -> None:
+def test_waves_that_fit() -> None:
     assert waves_by_registers("gfx942", 256) == 2 and waves_by_registers("gfx942", 257) == 1
     assert waves_by_registers("gfx1100", 96) == 16 and waves_by_registers("gfx1100", 193) == 7
+    # A work-group of 8 waves with all 64 KiB of a compute unit; two of 4 waves with half; four of 8 of RDNA's 128.
+    assert waves_that_fit("gfx942", 128, 65536, 8) == waves_that_fit("gfx942", 128, 32768, 4) == 2
+    assert waves_that_fit("gfx942", 256, 0, 4) == 2 and waves_that_fit("gfx1100", 163, 32768, 8) == 8
 
 
 def test_a_file_that_is_no_code_object() -> None:

@@ -1,8 +1,8 @@
 """hip_isa: the compiled products, executed at sizes that divide nothing, waves forward and reversed, and counted.
 
 A row has registers, spills, widths of the hot loop's accesses, the share of time that the matrix unit is busy at 600
-clocks of memory latency by waves a SIMD (schedule.py), and for the float32 kernels of RDNA the share of multiply-adds
-that the compiler pairs. A model, not a card.
+clocks of memory latency by waves a SIMD, as many as fit (schedule.py), and for the float32 kernels of RDNA the share of
+multiply-adds that the compiler pairs. A model, not a card.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.hip.executor.device import shipped
 from tests.hip.executor.isa import hot_loop, instructions, is_matrix, loops, registers, widths
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.numbers import encode
+from tests.hip.executor.occupancy import waves_that_fit
 from tests.hip.executor.operators import ORDERS
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.table import EXECUTED, Object, Row
@@ -117,10 +118,10 @@ def dual_issued(code: CodeObject, name: str) -> float | None:
     return round(best["v_dual_fmac"] / best.total(), 3) if best.total() else None
 
 
-def busy(architecture: str, lanes: int, loop: list[str]) -> dict[int, float]:
-    """Share of time that the matrix unit is busy in a loop, by waves a SIMD; without its start."""
+def busy(architecture: str, lanes: int, loop: list[str], most: int) -> dict[int, float]:
+    """Share of time that the matrix unit is busy in a loop, by waves a SIMD, of which `most` fit; without its start."""
     shares = {}
-    for waves in (1, 2, 4):
+    for waves in (n for n in (1, 2, 4) if n <= most):
         start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY)
         whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY)
         shares[waves] = round((whole[1] - start[1]) / (whole[0] - start[0]), 4)
@@ -136,7 +137,9 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
         if loop:
             texts = [i.text for i in loop]
             row |= {"loop_instructions": len(loop), "matrix": sum(map(is_matrix, texts)), "widths": widths(loop)}
-            row["busy_600"] = busy(made.architecture, code.lanes(name), texts)
+            group = code.kernels[name][".max_flat_workgroup_size"] // code.lanes(name)
+            most = waves_that_fit(made.architecture, row["vgpr"], row["lds"], group)
+            row["busy_600"] = busy(made.architecture, code.lanes(name), texts, most)
         elif not name.endswith("reduce"):
             row["dual_issued"] = dual_issued(code, name)
         if made.architecture in EXECUTED and not name.endswith("reduce"):

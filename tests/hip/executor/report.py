@@ -6,22 +6,18 @@ from collections import Counter
 
 from tests.hip.executor.code_object import CodeObject
 from tests.hip.executor.isa import hot_loop, instructions, is_matrix, registers, widths
+from tests.hip.executor.occupancy import waves_that_fit
 from tests.hip.executor.products import busy
 
-_VGPRS = {"gfx90a": (512, 8, 8), "gfx942": (512, 8, 8), "gfx1100": (1536, 24, 16), "gfx1201": (1536, 24, 16)}
 _SHOWN = 16  # of a loop's instructions, the most frequent
-
-
-def waves_by_registers(architecture: str, vgprs: int) -> int:
-    """Waves that fit on a SIMD. Source: LLVM, User Guide for AMDGPU Backend, "Processors"; registers come in blocks."""
-    there, block, most = _VGPRS[architecture]
-    return min(most, there // max(block, -(-vgprs // block) * block))
 
 
 def lines(code: CodeObject, kernel: str) -> list[str]:
     """Registers and memory; widths of accesses; the hot loop and how busy it keeps the matrix unit."""
     found, size = instructions(code, kernel), registers(code, kernel)
-    waves = waves_by_registers(code.architecture, size["vgpr"])
+    lanes = code.lanes(kernel)
+    group = code.kernels[kernel][".max_flat_workgroup_size"] // lanes
+    waves = waves_that_fit(code.architecture, size["vgpr"], size["lds"], group)
     made = [
         f"{kernel} ({code.architecture}): {size['vgpr']} VGPRs ({waves} waves a SIMD), {size['spills']} spilled,"
         f" {size['scratch']} bytes of scratch, {size['lds']:,} of LDS, {len(found):,} instructions",
@@ -30,7 +26,7 @@ def lines(code: CodeObject, kernel: str) -> list[str]:
     if loop := hot_loop(found):
         matrix = sum(is_matrix(i.text) for i in loop)
         common = Counter(i.name for i in loop).most_common(_SHOWN)
-        shares = busy(code.architecture, code.lanes(kernel), [i.text for i in loop])
+        shares = busy(code.architecture, lanes, [i.text for i in loop], waves)
         made += [
             f"  hot loop: {len(loop)} instructions, {matrix} matrix; accesses: {_counts(widths(loop))}",
             "  its instructions: " + ", ".join(f"{name} {n}" for name, n in common),
