@@ -124,12 +124,15 @@ def test_every_type(kind: str, adapted: Any, tmp_path: Path, capsys: Any) -> Non
 
 
 def test_onto_what_it_was_trained_on(adapted: Any, tmp_path: Path) -> None:
-    """NF4, of which no file has the values."""
+    """NF4, of which no file has the values; or, as the run's config.yaml says, the base model as it is."""
     adapter, out = adapted(), tmp_path / "out"
     assert merge(adapter, out, "--onto", "dequantised") == 0
     found, ids = theirs(out)
     assert distance(found, ours(tmp_path / "model", adapter, ids, quantize=True)) < 5e-4
     assert distance(found, ours(tmp_path / "model", adapter, ids)) > 0.05
+    (adapter / "config.yaml").write_text("format: 1\nquantize: false\n")
+    assert merge(adapter, tmp_path / "other", "--onto", "dequantised") == 0
+    assert distance(ours(tmp_path / "other"), ours(tmp_path / "model", adapter)) < 1e-4
 
 
 def test_rows_of_no_whole_blocks_are_in_float16(adapted: Any, tmp_path: Path) -> None:

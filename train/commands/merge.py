@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.decode import read_yaml
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
 from wgrad.train.model.gguf_model import FILE
@@ -22,6 +24,7 @@ from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import load_frozen, open_files
+from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.run.build import frozen_adapter
 from wgrad.train.terminal.output import make_console, say
@@ -79,7 +82,8 @@ def run_merge(args: MergeConfig) -> int:
     lora, arrays = load_adapter(args.adapter, linear_modules(config))
     for note in filter(None, (head_note, adapter_note(lora))):
         say(f"note: {note}", "stderr")
-    merge = Merge(files, config, lora, arrays, args.onto == "original", args.block_size, args.double_quant)
+    quantize = _trained_quantized(args.adapter)
+    merge = Merge(files, config, lora, arrays, args.onto == "original", quantize, args.block_size, args.double_quant)
     merge.check()
     display = Display(make_console("stderr"))
     dtype = merge.dtype(args.dtype)
@@ -103,10 +107,24 @@ def run_merge(args: MergeConfig) -> int:
     return 0
 
 
+def _trained_quantized(adapter: str) -> bool:
+    """Whether an adapter's base was brought into NF4 for its training, as it is unless its run said otherwise."""
+    path = Path(adapter, CONFIG_FILE)
+    with suppress(WgradError):  # another tool's file of that name
+        values = read_yaml(path, "--adapter") if path.is_file() else None
+        return not (isinstance(values, dict) and values.get("quantize") is False)
+    return True
+
+
 def _compare(args: MergeConfig, merge: Merge, device: Device) -> Difference:
     ids = np.array(load_tokenizer(merge.files.folder).encode(TEXT)[:_TOKENS], np.int32)
     weights = load_frozen(
-        merge.files.folder, merge.config, device, double_quant=args.double_quant, block_size=args.block_size
+        merge.files.folder,
+        merge.config,
+        device,
+        quantize=merge.quantize,
+        double_quant=args.double_quant,
+        block_size=args.block_size,
     )
     adapter = frozen_adapter(merge.lora, dict(merge.arrays), device)
     before = _logits(Model(merge.config, weights, device, adapter=adapter, positions=len(ids)), ids)

@@ -30,14 +30,15 @@ _FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.b
 
 @dataclass(frozen=True)
 class Merge:
-    """An adapter and what it goes onto. original: the files' own weights, else (in NF4 of block_size and double_quant)
-    those that it was trained on."""
+    """An adapter and what it goes onto. original: the files' own weights, else those that it was trained on: in NF4 of
+    block_size and double_quant, where `quantize`."""
 
     files: ModelFiles
     config: ModelConfig
     lora: LoraConfig
     arrays: Mapping[str, np.ndarray]
     original: bool
+    quantize: bool
     block_size: int
     double_quant: bool
 
@@ -62,7 +63,7 @@ class Merge:
         if spec.kind != "projection":
             value, within = self.files.read(spec), self.files.offset_within(spec)
             return value - np.float32(within) if within else value
-        quantize = not self.original and not self.files.stay_as_they_are(weight_specs(self.config))
+        quantize = self.quantize and not self.original and not self.files.stay_as_they_are(weight_specs(self.config))
         weight = read_restored(self.files, spec, device, quantize, self.block_size, self.double_quant)
         module = spec.name.removesuffix(".weight")
         if f"{module}.lora_A" in self.arrays:

@@ -21,8 +21,7 @@ class MergeConfig(Options):
     )
     onto: str = option(
         "dequantised",
-        "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own, as after "
-        "--no-quantize",
+        "dequantised: the weights as the adapter was trained on them, NF4; original: the base model's own",
         choices=("dequantised", "original"),
     )
     format: str = option(
