@@ -12,7 +12,7 @@ import pytest
 
 from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.train.data.packing import BatchStream
+from wgrad.train.data.packing import BatchStream, Step
 from wgrad.train.ranks.world import Member, RanksLost, World
 from wgrad.train.run import buckets
 from wgrad.train.run.buckets import buckets_of
@@ -125,6 +125,46 @@ def test_buckets_that_travel_while_the_backward_runs_are_complete(
     np.testing.assert_array_equal(shared.read_history(), one.read_history())
     assert len(shared._micro_step._replays) == 3 and len(one._micro_step._replays) == 1
     assert shared._micro_step.dispatches == one._micro_step.dispatches
+
+
+def test_local_steps_and_an_outer_step_are_those_of_the_formula(make_checkpoint: Any) -> None:
+    """DiLoCo with two ranks and H = 2, twice, beside two runs of one rank and the outer step in float64."""
+    folder, held, barrier = make_checkpoint(), [None, None], threading.Barrier(2)
+    options = {"accumulate": 4, "packing": False, "sync_every": 2}
+    built = [trainer_for(folder, ReferenceDevice(), **options) for _ in range(4)]
+    config = built[0][2]
+    ranks = [Trainer(built[r][0].model, built[r][0].optimizer, config, ThreadWorld(r, held, barrier)) for r in range(2)]
+    single = [built[2 + r][0] for r in range(2)]
+    stream = BatchStream(documents(16), config)
+    anchor = parameters(single[0]).astype(np.float64)
+    momentum, start = np.zeros_like(anchor), anchor.copy()
+
+    def pair_of_steps(trainer: Trainer, first: int) -> None:
+        assert trainer.diloco is not None
+        for index in (first, first + 1):
+            trainer.step(stream.get(index), 1e-3)
+        assert trainer.diloco.outer_step(15 if trainer.world.rank else None) == 15
+
+    for trainer in ranks:
+        assert trainer.diloco is not None
+        trainer.diloco.begin()
+    for first in (0, 2):
+        together(ranks, functools.partial(pair_of_steps, first=first))
+        differences, targets = [], []
+        for rank, trainer in enumerate(single):
+            trainer.device.write(trainer.optimizer.parameters.data, anchor.astype(np.float32))
+            targets.append(0)
+            for index in (first, first + 1):
+                share = stream.get(index).batches[2 * rank : 2 * rank + 2]
+                trainer.step(Step(index, 0, share), 1e-3)
+                targets[-1] += sum(batch.num_targets for batch in share)
+            differences.append(anchor - parameters(trainer))
+        assert targets[0] != targets[1]
+        mean = (targets[0] * differences[0] + targets[1] * differences[1]) / sum(targets)
+        momentum = 0.9 * momentum + mean
+        anchor = anchor - 0.7 * (mean + 0.9 * momentum)
+        np.testing.assert_array_equal(parameters(ranks[0]), parameters(ranks[1]))
+        assert np.linalg.norm(parameters(ranks[0]) - anchor) < 1e-5 * np.linalg.norm(anchor - start)
 
 
 def test_all_ranks_hold_the_same_bits_and_the_loss_of_the_whole_step(ranks: Any, make_checkpoint: Any) -> None:

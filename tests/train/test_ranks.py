@@ -142,3 +142,17 @@ def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: P
     assert f"lost rank {victim} (" in run.stdout and "going on with 2 ranks" in run.stdout
     assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
     same(tmp_path / "out", tmp_path / "whole")
+
+
+# ---- ranks that seldom meet --------------------------------------------------------------------------------
+def test_a_run_of_local_steps_is_resumed_as_it_was(values: dict[str, Any], tmp_path: Path) -> None:
+    """A checkpoint comes with an outer step, and holds its momentum and the moments of all ranks."""
+    values |= {"--sync-every": 4, "--save-every": 13, "--schedule": "constant", "--warmup": 0, "--no-sample": True}
+    run = finetune(2, values)
+    assert run.returncode == 0, run.stderr
+    part = values | {"--out": tmp_path / "part"}
+    for more in ({"--max-steps": 16}, {"--max-steps": STEPS, "--resume": True}):
+        run = finetune(2, part | more)
+        assert run.returncode == 0, run.stderr
+    assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == ["step-28", "step-30"]
+    same(tmp_path / "part", tmp_path / "out")

@@ -148,6 +148,12 @@ class RunOptions(Options):
         metavar="N",
         fixed=True,
     )
+    sync_every: int = of_training(
+        1,
+        "let each rank take so many steps by itself before all are brought together (DiLoCo), for slow networks",
+        rule=A_COUNT,
+        metavar="H",
+    )
     seed: int = of_training(
         0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True
     )

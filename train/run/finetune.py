@@ -160,6 +160,8 @@ class _Finetuning:
             self.optimizer.load_state_arrays(state.arrays)
         except (KeyError, ValueError) as error:
             raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
+        if self.trainer.diloco is not None:
+            self.trainer.diloco.restore(state.arrays)
         self.trainer.data_parallel.shares.restore(state.info.get("shares", {}))
         session.say(f"resuming from {state.path}")
         before, now = state.info["schedule"], _schedule(session)
@@ -204,11 +206,15 @@ class _Finetuning:
                 )
 
     def _save(self, done: int) -> None:
+        if self.trainer.diloco is not None:
+            self.trainer.diloco.share_moments()
         self.world.by_first(lambda: self._save_here(done), "a checkpoint")
 
     def _save_here(self, done: int) -> None:
         session = self.session
         arrays = self.optimizer.state_arrays()
+        if self.trainer.diloco is not None:
+            arrays |= self.trainer.diloco.arrays()
         if not np.isfinite(arrays["parameters"]).all():
             raise not_finite(done, session.config)
         self._count_seconds()

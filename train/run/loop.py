@@ -62,13 +62,17 @@ class Run:
         self._clock = progress.display.clock
         self.throughput = Throughput(self._clock)
         self._requested = -math.inf  # when
+        self._asked_together: int | None = None
 
     def train(self) -> None:
         """Run to the stream's end. Interrupted, after a checkpoint, where that was asked before the last step.
 
         UnusableResult where the parameters are found not to be finite.
         """
-        total, every = self.stream.total_steps, self.config.save_every
+        total, every, together = self.stream.total_steps, self.config.save_every, self.config.sync_every
+        due = False
+        if self.trainer.diloco is not None:
+            self.trainer.diloco.begin()
         self.throughput.start()
         for step in self.stream:
             lr = learning_rate(self.config, step.index, total)
@@ -89,12 +93,19 @@ class Run:
             if len(self._pending) >= self.trainer.history_steps or self._clock() - self._requested >= REPORT_SECONDS:
                 self._request()
             self._collect(wait=first or done == total)
+            if self.trainer.diloco is not None and (done % together == 0 or done == total):
+                self._asked_together = self.trainer.diloco.outer_step(self.interrupts.asked)
             if done == total:
                 return
+            due = due or bool(every and done % every == 0)
+            if done % together:  # the ranks differ: nothing is saved
+                self.say()
+                continue
             asked = self._asked()
-            saved = (every and done % every == 0) or asked is not None
+            saved = due or asked is not None
             if saved:
                 self._save(done)
+                due = False
             self.say()
             asked = self._asked()
             if asked is not None:
@@ -106,7 +117,9 @@ class Run:
 
     def _asked(self) -> int | None:
         """The signal that asked this run to end; of several ranks any of them, as all know it."""
-        return self.interrupts.asked if self.trainer.world.alone else self.trainer.data_parallel.asked
+        if self.trainer.world.alone:
+            return self.interrupts.asked
+        return self._asked_together if self.trainer.diloco is not None else self.trainer.data_parallel.asked
 
     def _save(self, done: int) -> None:
         with self.interrupts.writing():

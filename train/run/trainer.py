@@ -22,6 +22,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.run.buckets import buckets_of
+from wgrad.train.run.diloco import DiLoCo
 from wgrad.train.run.optim import ALIGN, AdamW
 
 HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
@@ -55,6 +56,7 @@ class Trainer:
         self._history = device.zeros((self.history_steps, 2 * ALIGN))
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
+        self.diloco = DiLoCo(self.world, optimizer) if config.sync_every > 1 else None
         self.data_parallel = DataParallel(
             self.world, config.accumulate, device, optimizer.parameters.grad, self._buckets()
         )
@@ -94,28 +96,35 @@ class Trainer:
         """
         device = self.device
         self.optimizer.set_lr(lr)
-        device.write(self._inv_tokens, np.array([1.0 / step.num_targets], np.float32))
         share = self.data_parallel.share(step.batches)
+        targets = step.num_targets if self.diloco is None else sum(batch.num_targets for _, batch in share)
+        device.write(self._inv_tokens, np.array([1.0 / max(targets, 1)], np.float32))
         for number, batch in share:
             self._write(batch)
             if self.inputs.seed is not None:
                 micro = step.index * self.config.accumulate + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
-            last = number == share[-1][0]
+            last = number == share[-1][0] and self.diloco is None
             self._micro_step(self._forward_backward, self.data_parallel.part_submitted if last else None)
-        grad = self.optimizer.parameters.grad
-        try:
-            self.data_parallel.sum_gradient(self._loss)
-        except RanksLost:
-            device.fill(grad, 0.0)
-            device.fill(self._loss, 0.0)
-            raise
-        self._update(self.optimizer.step)
+        if self.diloco is None:
+            self._sum_gradient()
+        else:
+            self.diloco.targets += targets
+        if targets:
+            self._update(self.optimizer.step)
         at = self._recorded * 2 * ALIGN
         device.copy(self._loss, device.view(self._history, (1,), at))
         device.copy(self.optimizer.state, device.view(self._history, (STATE_SIZE,), at + ALIGN))
         device.fill(self._loss, 0.0)
         self._recorded += 1
+
+    def _sum_gradient(self) -> None:
+        try:
+            self.data_parallel.sum_gradient(self._loss)
+        except RanksLost:
+            self.device.fill(self.optimizer.parameters.grad, 0.0)
+            self.device.fill(self._loss, 0.0)
+            raise
 
     def read_history(self) -> np.ndarray:
         """Wait for the device -> float32 [steps since the last call, 1 + STATE_SIZE]: loss, optimiser state."""
