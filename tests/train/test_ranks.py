@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from tests.train.rank_campaign import killed_run
-from tests.train.ranks_runs import finetune, mpirun, needs_mpi, start, words
+from tests.train.ranks_runs import ENVIRONMENT, LIMIT, finetune, mpirun, needs_mpi, start, words
 from wgrad.train.commands.cli import main
 from wgrad.train.run.metrics import read_metrics
 
@@ -98,10 +101,20 @@ def test_a_run_of_one_rank_imports_no_mpi(values: dict[str, Any]) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_the_ranks_of_the_option_are_started(values: dict[str, Any], tmp_path: Path) -> None:
-    run = finetune(0, values | {"--ranks": 2, "--max-steps": 2})
-    assert run.returncode == 0, run.stderr
-    assert "rank 1 " in run.stdout and (tmp_path / "out" / "results.json").exists()
+def test_the_ranks_of_the_option_are_started_and_asked_to_end(values: dict[str, Any], tmp_path: Path) -> None:
+    """Ctrl-C reaches what started them: all ranks end after one step, which is saved."""
+    command = [sys.executable, "-m", "wgrad", "finetune", *words(values | {"--ranks": 2, "--max-steps": 5000})]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as process:
+        metrics, begun = tmp_path / "out" / "metrics.jsonl", time.monotonic()
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 2) and time.monotonic() - begun < LIMIT:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130 and "rank 1 " in stdout, stderr
+    told = re.search(r"interrupted after step (\d+) of 5000, which is saved", stderr)
+    assert told and stderr.count("interrupted") == 1, stderr
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == [f"step-{told[1]}"]
 
 
 # ---- what can be wrong -------------------------------------------------------------------------------

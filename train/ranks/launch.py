@@ -70,6 +70,8 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-    if asked and status:
+    if len(asked) > 1:
         raise Interrupted(asked[0])
+    if asked and status:  # the first rank has said what is saved
+        return 128 + asked[0]
     return status if 0 <= status < 126 or status == 128 + signal.SIGINT else 1
