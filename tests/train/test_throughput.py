@@ -47,6 +47,8 @@ class Device:
         self.ends: list[float] = []
         self._recorded = 0
         self.optimizer = SimpleNamespace(finite=lambda: True)
+        self.world = SimpleNamespace(alone=True)
+        self.data_parallel = SimpleNamespace(news="")
         self.history_steps = 0
 
     def step(self, step: Any, lr: float) -> None:

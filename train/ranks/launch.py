@@ -36,7 +36,7 @@ def mpirun() -> str:
 def command(ranks: int, arguments: Sequence[str]) -> list[str]:
     """The command line that starts `wgrad` with these arguments as so many ranks."""
     launcher = mpirun()
-    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60).stdout
+    version = subprocess.run([launcher, "--version"], capture_output=True, encoding="utf-8", timeout=60).stdout
     options: list[str] = []
     if "Open MPI" in version:
         options = [
