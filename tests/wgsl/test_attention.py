@@ -22,7 +22,14 @@ from wgrad.wgsl.device import WgpuDevice
 
 F32 = np.dtype(np.float32)
 CASES = [c for c in cases(True) if c.op in ("attention", "attention_backward")]
-TILES = sorted(set(itertools.chain(*FORWARD.values(), *BACKWARD.values())), key=repr)
+# The head widths that a table's tiles are tried with: what it serves, or less, which a software driver compiles sooner.
+WIDTHS = {64: ((40, False), (10, True)), 128: ((72, True), (10, True)), 256: ((72, True), (10, True))}
+TILES = {
+    (tile, width, prefetch, backward)
+    for backward, tables in ((False, FORWARD), (True, BACKWARD))
+    for widest, tiles in tables.items()
+    for tile, (width, prefetch) in itertools.product(tiles, WIDTHS[widest])
+}
 
 
 @pytest.fixture
@@ -49,17 +56,16 @@ def test_case(case: Case, device: WgpuDevice) -> None:
     check(case, device)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=repr)
-@pytest.mark.parametrize(("width", "prefetch"), [(40, False), (72, True), (10, True)])
-def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, planned: WgpuDevice) -> None:
+@pytest.mark.parametrize(("tile", "width", "prefetch", "backward"), sorted(TILES, key=repr), ids=repr)
+def test_every_tile_of_the_tables(tile: Tile, width: int, prefetch: bool, backward: bool, planned: WgpuDevice) -> None:
     """Packed documents and a window over three tiles, so that whole, masked and skipped tiles all occur."""
     tile = dataclasses.replace(tile, prefetch=prefetch)
     planned.attention_plan = Plan(tile, tile, tile, wanted_groups=1)
+    used = tile.backward_bytes(width) if backward else tile.forward_bytes(width)
+    if used > planned.workgroup_bytes:
+        pytest.skip("the device has too little workgroup memory")
     shape = (1, 2 * max(tile.rows, tile.columns) + 7, 2, 1, width)
-    for backward in (False, True):
-        used = tile.backward_bytes(width) if backward else tile.forward_bytes(width)
-        if used <= planned.workgroup_bytes:
-            check(attention_case("tile", shape, F32, documents=3, window=61, backward=backward), planned)
+    check(attention_case("tile", shape, F32, documents=3, window=61, backward=backward), planned)
 
 
 @pytest.mark.parametrize("wanted", [1, 7, 40, 10_000])
