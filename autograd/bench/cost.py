@@ -40,26 +40,17 @@ _PER_ELEMENT = {
     "softmax": 5, "softmax_backward": 4, "kv_append": 1, "sample": 6, "clip": 3,
 }  # fmt: skip
 # What is written besides what an operator returns, and what is looked at in part.
-_WRITTEN = {
-    "adamw": ("p", "exp_avg", "exp_avg_sq"),
-    "clip": ("state", "loss_scale"),
-    "advance": ("step", "ids", "positions", "cache_len", "uniform"),
-}
-_IN_PART = {
-    "embedding": ("table",),
-    "kv_append": ("cache",),
-    "rope_append": ("keys", "values"),
-    "advance": ("tokens", "uniforms"),
-}
+_WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
+_WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform")}
+_IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
+_IN_PART |= {"advance": ("tokens", "uniforms")}
 
 
 def cost(op: str, arguments: Arguments, made: Any) -> Cost:
     """Of one call. arguments: by name, as it was called; made: what it returned."""
     count = _FLOP.get(op)
-    if count is not None:
-        flop = count(arguments)
-    else:
-        flop = _PER_ELEMENT.get(op, _USUAL_PER_ELEMENT) * max(map(_size, _arrays((arguments, made))))
+    largest = max(map(_size, _arrays((arguments, made))))
+    flop = count(arguments) if count is not None else _PER_ELEMENT.get(op, _USUAL_PER_ELEMENT) * largest
     return Cost(float(flop), float(_bytes(op, arguments, made)))
 
 

@@ -46,10 +46,6 @@ def _look(op: str) -> tuple[dict[str, Any], tuple[int, ...], dict[str, str]] | N
     return (given, largest, seen.kinds) if has_all and plain else None
 
 
-def can_be_derived(op: str) -> bool:
-    return _look(op) is not None
-
-
 def derived(op: str, sizes: Sizes, dtype: np.dtype, shape: tuple[int, int] | None = None) -> list[Entry]:
     """The operator's entry, with rows and columns of `sizes` or of this shape (a flat buffer has as many elements);
     none where it takes no arrays of the dtype."""

@@ -15,14 +15,10 @@ NORMS = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward")
 
 
 def entries(sizes: Sizes, dtype: np.dtype) -> list[Entry]:
-    found = [*_norms(sizes, dtype), *_rows(sizes, dtype), *_ropes(sizes, dtype)]
+    width_and_heads = ((sizes.rows, sizes.columns), (sizes.rows * sizes.columns // 64, 64))
+    found = [e for shape in width_and_heads for op in NORMS for e in derived(op, sizes, dtype, shape)]
+    found += [*_rows(sizes, dtype), *_ropes(sizes, dtype)]
     return found + _float32_only(sizes) if dtype == F32 else found
-
-
-def _norms(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    """Rows of the model's width, and those of its heads."""
-    shapes = ((sizes.rows, sizes.columns), (sizes.rows * sizes.columns // 64, 64))
-    return [e for shape in shapes for op in NORMS for e in derived(op, sizes, t, shape)]
 
 
 def _rows(sizes: Sizes, t: np.dtype) -> list[Entry]:
