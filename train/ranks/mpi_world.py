@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import mpi4py
@@ -32,7 +33,8 @@ from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent,
 from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
 T = TypeVar("T")
-LONG_LIMIT = 1800.0  # seconds for what comes before the steps, and for files: shaders to compile, data to read
+LONG_LIMIT = 1800.0  # seconds for what comes before the steps: shaders to compile, data to read
+FILE_LIMIT = 300.0  # for the first rank to write files between steps
 STEP_LIMIT = 50.0  # and within steps, beside ten times the longest wait so far
 FIRST_STEP_LIMIT = 600.0  # the first one may compile, and nobody knows yet how uneven the ranks are
 SPIN = 0.002  # seconds in which a wait asks without a pause
@@ -82,6 +84,8 @@ class MpiWorld(World):
         return time.monotonic() - begun
 
     def _step_limit(self) -> float:
+        if not self._stepping:
+            return LONG_LIMIT
         return STEP_LIMIT + 10 * self._longest if self._longest else FIRST_STEP_LIMIT
 
     # ---- collectives -----------------------------------------------------------------------------
@@ -96,12 +100,13 @@ class MpiWorld(World):
                 raise self._failure(failures)
             return values
 
-    def _gather(self, value: Any, what: str) -> list[Any]:
+    def _gather(self, value: Any, what: str, limit: float | None = None) -> list[Any]:
+        limit = self._step_limit() if limit is None else limit
         data = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.zeros(self.size, np.int64)
-        self._wait(self._comm.Iallgather(np.array([data.size], np.int64), sizes), what)
+        self._wait(self._comm.Iallgather(np.array([data.size], np.int64), sizes), what, limit)
         everything = np.empty(int(sizes.sum()), np.uint8)
-        self._wait(self._comm.Iallgatherv(data, (everything, sizes.tolist())), what)
+        self._wait(self._comm.Iallgatherv(data, (everything, sizes.tolist())), what, limit)
         ends = np.cumsum(sizes)
         return [pickle.loads(everything[end - n : end].tobytes()) for n, end in zip(sizes, ends)]
 
@@ -111,7 +116,8 @@ class MpiWorld(World):
             if self.speaks and not done:
                 done.append(work())
             try:
-                return self.attempt(lambda: self._gather(done[0] if done else None, what))[0]
+                limit = FILE_LIMIT if self._stepping and not self.speaks else None
+                return self.attempt(partial(self._gather, done[0] if done else None, what, limit))[0]
             except RanksLost:
                 continue
 
@@ -135,7 +141,7 @@ class MpiWorld(World):
         """Whether it is done on all ranks: the same answer on all that are left."""
         flag = np.array([done], np.int32)
         try:
-            self._wait(self._comm.Iagree(flag), "agreeing whether a rank is lost")
+            self._wait(self._comm.Iagree(flag), "agreeing whether a rank is lost", self._step_limit())
         except MPI.Exception:  # that a rank is gone; the flag holds
             pass
         return bool(flag[0])
