@@ -4,14 +4,16 @@
 
 A step of a micro-batch a rank, every rank as fast as the first (weak scaling):
 
-    time = one + read_back(B) + all_reduce(n, B) + upload(B)        B: bytes of the flat gradient, n ranks
-    all_reduce(n, B) = 2 (n - 1) / n * B / bandwidth + 2 ceil(log2 n) * latency       reduce-scatter and all-gather
+    exchange = read_back(B) + all_reduce(n, B) + upload(B)                         B: bytes of the flat gradient
+    time = one + exchange - min((b - 1) / b exchange, one / 2)                     b: buckets that it travels in
+    all_reduce(n, B) = 2 (n - 1) / n * B / bandwidth + 2 ceil(log2 n) * latency    reduce-scatter, all-gather; n ranks
 
-`one` is the step of the first rank alone, and read_back and upload are taken between the sizes that were measured.
-For the ranks that were measured, all_reduce is too, and the prediction stands beside the measured `weak` step. Of other
-links latency and bandwidth are the figures of the table LINKS: the nominal rate, and a round trip's half of common
-hardware. Where ranks synchronise once in H steps (--every) that is paid once in H, for as many bytes.
-What the model leaves out: ranks of unequal speed, other traffic, and that a step may overlap with its all-reduce.
+All buckets but the last travel while the backward runs, which is half of the arithmetic of a step of QLoRA (2 FLOP a
+weight and token of 4) or more. `one` is the step of the first rank alone; read_back and upload are taken between the
+sizes that were measured, and for the ranks that were measured so is all_reduce: that prediction stands beside the
+measured `weak` step. Latency and bandwidth of other links are assumed, in the table LINKS: the nominal rate, and half
+a round trip of common hardware. Where ranks synchronise once in H steps (--every) that is paid once in H, for as many
+bytes. What the model leaves out: ranks of unequal speed, other traffic, what MPI's copies take from the host.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any
 
 import numpy as np
 from common import RESULTS
+
+from wgrad.train.run.buckets import BUCKET_BYTES, MOST
 
 LINKS = {  # name: (seconds of latency, bytes a second)
     "1 Gbit Ethernet": (50e-6, 1e9 / 8),
@@ -60,8 +64,12 @@ def all_reduce(ranks: int, nbytes: float, latency: float, bandwidth: float) -> f
 def step_seconds(parts: Parts, work: str, reduce_seconds: float, every: int = 1) -> float:
     """Mean seconds of a step of which each `every`-th is synchronised."""
     nbytes = parts.weak[work]["gradient_mb"] * 1e6
-    card = parts.seconds("read_back", nbytes) + parts.seconds("upload", nbytes)
-    return parts.one[work]["ms_per_step"] / 1e3 + (card + reduce_seconds) / every
+    exchange = parts.seconds("read_back", nbytes) + reduce_seconds + parts.seconds("upload", nbytes)
+    one, hidden = parts.one[work]["ms_per_step"] / 1e3, 0.0
+    if every == 1:  # an outer step of several comes after the last
+        buckets = max(min(MOST, int(nbytes) // BUCKET_BYTES), 1)
+        hidden = min(exchange * (buckets - 1) / buckets, one / 2)
+    return one + (exchange - hidden) / every
 
 
 def measured(parts: Parts, work: str) -> dict[str, Any]:
