@@ -65,15 +65,18 @@ def _publish(made: Path, output: Path, key: str) -> None:
     output.with_name(output.name + ".key").write_text(key)
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+def _digest(flags: list[str], *texts: str) -> str:
+    """Of what is compiled, and with what: the same in any folder, which lines of the preprocessor would name."""
+    plain = [re.sub(r"^# \d.*$", "", text, flags=re.MULTILINE) for text in texts]
+    parts = [clang(), *(flag for flag in flags if not flag.startswith("-I")), *plain]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def build_library(out: Path) -> Path:
     """OUT/libamdhip64.so."""
     sources = sorted(HERE.glob("*.cpp"))
     texts = [p.read_text() for p in (*sources, *sorted(HERE.glob("*.hpp")), KERNELS / "gpu_host.hpp")]
-    output, key = out / "libamdhip64.so", _digest(clang(), *FLAGS, *texts)
+    output, key = out / "libamdhip64.so", _digest(FLAGS, *texts)
     with lock(output):
         if not _fresh(output, key):
             made = out / "libamdhip64.so.new"
@@ -91,7 +94,7 @@ def build_kernels(source: Path, arch: str, out: Path, *, counted: bool = False) 
     output = out / arch / f"{source.stem}.co"
     flags = [*FLAGS, *COUNTED] if counted else FLAGS
     text = _run([clang(), *flags, f"-DGPU_HOST={HOST[arch]}", "-x", "c++", "-E", str(source)])
-    key = _digest(clang(), *flags, text)
+    key = _digest(flags, text)
     with lock(output):
         if not _fresh(output, key):
             export = 'extern "C" __attribute__((visibility("default"))) const gpu::host::Kernel gpu_kernel_{0} ='
