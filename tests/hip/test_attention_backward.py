@@ -84,7 +84,9 @@ def test_float16_gradients_keep_their_digits(hip_device: Any, powers: tuple[int,
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_splits_over_heads_and_runs_twice_alike(hip_device: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_over_heads_and_runs_twice_alike(
+    hip_device: Any, launched: list[tuple[str, str]], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a block of keys does not fill a card, each takes a share of the query heads; the same bits in any order."""
     x = {n: hip_device.upload(a) for n, a in case((1, 41, 6, 2, 64), dtype).inputs().items()}
 
@@ -99,6 +101,7 @@ def test_splits_over_heads_and_runs_twice_alike(hip_device: Any, dtype: str, mon
         np.testing.assert_array_equal(one, other)
     monkeypatch.setattr(hip_device, "compute_units", 6)
     check(hip_device, case((1, 41, 6, 2, 64), dtype))
+    assert sum(name.startswith("attention_sum_parts") for _, name in launched) == 3 * 2  # runs, dk and dv
 
 
 def test_only_what_the_kernels_serve_goes_to_them(hip_device: Any, launched: list[tuple[str, str]]) -> None:

@@ -53,7 +53,7 @@ def test_many_small_probabilities_count(emulator: Any, architecture: str, above:
     assert ours <= 2 * plain
 
 
-@pytest.mark.parametrize("above", [7.5, 8.5, 13.5, 14.5, 15.5, 16.5, 20.0])
+@pytest.mark.parametrize("above", [1.5, 2.5, 4.0, 7.5, 8.5, 14.5, 16.5, 20.0])
 @pytest.mark.parametrize("architecture", ["gfx90a", "gfx942", "gfx1100"])
 def test_scores_that_rise_by_little_or_much(emulator: Any, architecture: str, above: float) -> None:
     """The maximum is raised only where a score outgrows it by some powers of two: `above` of them, from one tile of

@@ -22,10 +22,13 @@ const Arch& arch();
 // ---- memory ------------------------------------------------------------------------------------------------------
 // Bytes that end at a page without access, NaN up to LARGE, above it zeros that take no memory; nullptr when the card ($WGRAD_EMULATED_MEMORY bytes) is full.
 constexpr size_t LARGE = size_t(64) << 20;
-void* allocate(size_t bytes);
+// pinned: main memory, which kernels reach all the same.
+void* allocate(size_t bytes, bool pinned);
 bool release(void* address);
 // Does [address, address + bytes) lie within one allocation?
 bool inside(const void* address, size_t bytes);
+// And is that one no main memory?
+bool on_card(const void* address, size_t bytes);
 // "16 bytes after an allocation of 4,096 bytes": where an address lies, in words.
 std::string describe(const void* address);
 // Is it in an LDS array of the work-group that runs?

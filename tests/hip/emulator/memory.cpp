@@ -16,6 +16,7 @@ namespace {
 struct Allocation {
   char* pages;
   size_t mapped, bytes;
+  bool pinned;
 };
 std::map<const char*, Allocation> allocations;  // by first byte
 std::deque<Allocation> freed;
@@ -33,7 +34,7 @@ size_t total_memory() {
 
 size_t used_memory() { return used; }
 
-void* allocate(size_t bytes) {
+void* allocate(size_t bytes, bool pinned) {
   size_t rounded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
   if (used + rounded > total_memory()) return nullptr;
   size_t inner = (rounded + page - 1) / page * page, mapped = inner + 2 * page;
@@ -43,7 +44,7 @@ void* allocate(size_t bytes) {
   mprotect(start, inner, PROT_READ | PROT_WRITE);
   char* first = start + (inner - rounded);
   if (rounded <= LARGE) memset(first, 0xff, rounded);
-  allocations[first] = {static_cast<char*>(pages), mapped, rounded};
+  allocations[first] = {static_cast<char*>(pages), mapped, rounded, pinned};
   used += rounded;
   return first;
 }
@@ -62,12 +63,20 @@ bool release(void* address) {
   return true;
 }
 
-bool inside(const void* address, size_t bytes) {
+// The allocation that has all of [address, address + bytes).
+static const Allocation* around(const void* address, size_t bytes) {
   const char* at = static_cast<const char*>(address);
   auto after = allocations.upper_bound(at);
-  if (after == allocations.begin()) return false;
+  if (after == allocations.begin()) return nullptr;
   auto& [first, a] = *--after;
-  return at + bytes <= first + a.bytes;
+  return at + bytes <= first + a.bytes ? &a : nullptr;
+}
+
+bool inside(const void* address, size_t bytes) { return around(address, bytes); }
+
+bool on_card(const void* address, size_t bytes) {
+  const Allocation* found = around(address, bytes);
+  return found && !found->pinned;
 }
 
 std::string describe(const void* address) {

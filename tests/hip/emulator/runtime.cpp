@@ -42,9 +42,9 @@ void execute(const Launch& launch) {
   if (!failure.empty()) fault(std::string(launch.kernel->name) + ": " + failure, illegal);
 }
 
-// kind: 1 host to device, 2 device to host, 3 device to device
+// kind: 0 host to host, 1 host to device, 2 device to host, 3 device to device
 bool known(const void* to, const void* from, size_t bytes, int kind) {
-  return ((kind != 1 && kind != 3) || inside(to, bytes)) && ((kind != 2 && kind != 3) || inside(from, bytes));
+  return on_card(to, bytes) == (kind & 1) && on_card(from, bytes) == (kind >> 1);
 }
 
 void move(void* to, const void* from, size_t bytes) {
@@ -161,12 +161,13 @@ API const char* hipGetErrorString(int error) {
 }
 
 // ---- memory ------------------------------------------------------------------------------------------------------
-API int hipMalloc(void** address, size_t bytes) {
+static int take(void** address, size_t bytes, bool pinned) {
   if (int error = unsafe()) return error;
-  *address = allocate(bytes);
+  *address = allocate(bytes, pinned);
   return *address ? SUCCESS : OUT_OF_MEMORY;
 }
-API int hipHostMalloc(void** address, size_t bytes, unsigned) { return hipMalloc(address, bytes); }  // kernels reach it
+API int hipMalloc(void** address, size_t bytes) { return take(address, bytes, false); }
+API int hipHostMalloc(void** address, size_t bytes, unsigned) { return take(address, bytes, true); }
 // At once, though ROCm's would wait for the card: who frees has to have waited.
 API int hipFree(void* address) {
   if (int error = unsafe(); error == CAPTURE_UNSUPPORTED) return error;
