@@ -101,3 +101,23 @@ def test_precise_float16_products_stay_off_a_matrix_unit_that_flushes_denormals(
     assert dense(MI250, (F16, F16), "nt", sizes, 1, True, F16).source == "gemm"
     assert dense(MI250, (BF16, BF16), "tn", sizes, 1, True, F32).source == "gemm"
     assert dense(MI300X, (F16, F16), "tn", sizes, 1, True, F32).source == "gemm"
+
+
+def test_splits_of_k() -> None:
+    """No more than the card has work-groups left for, multiples of a tile's depth; none of a batch."""
+    card, mnk = Card(64, 4, True, True), (41, 136, 1064)
+    for kinds in ((F16, F16), (F32, F32)):
+        one, many = (dense(card, kinds, "nt", mnk, batch, True) for batch in (1, 3))
+        tiles = 2 if one.tile.n == 128 else 1
+        assert (one.splits, one.per_split) == {1: (4, 288), 2: (2, 544)}[tiles]
+        assert (many.splits, many.per_split) == (1, 0)
+
+
+def test_rows_that_vectors_of_eight_do_not_divide() -> None:
+    for card in (MI300X, RX7900):
+        assert dense(card, (F16, F16), "nt", (41, 136, 68), 1, True).name == "gemm_f16_nt_unaligned"
+
+
+def test_one_row_backward_is_no_row_times_a_weight() -> None:
+    """gemv.hip reads rows of the weight, which are the forward's."""
+    assert frozen(MI300X, F32, F32, "nf4", "nn", (1, HIDDEN, MLP)).source == "gemm_f32"

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from wgrad.autograd.ops.optimizer import STATE_APPLIED, STATE_SKIPPED
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
@@ -102,3 +103,13 @@ def test_embedding_gradient_links_places_across_blocks(hip_device: Any) -> None:
     np.add.at(wanted, ids, dy)
     found = hip_device.embedding_backward(hip_device.upload(dy), hip_device.upload(ids), 301)
     np.testing.assert_array_equal(hip_device.download(found), wanted)
+
+
+def test_a_norm_beyond_float32_skips_the_step(hip_device: Any) -> None:
+    """Every gradient is finite, and the sum of their squares is not."""
+    d, scale = hip_device, hip_device.upload(np.ones(1, np.float32))
+    norm = d.grad_norm(d.upload(np.full(9, 1e30, np.float32)))
+    np.testing.assert_array_equal(d.download(norm), [np.inf, 0])
+    state = d.zeros((8,))
+    d.clip(norm, d.upload(np.ones(4, np.float32)), state, scale, beta1=0.9, beta2=0.99)
+    assert list(d.download(state)[[STATE_APPLIED, STATE_SKIPPED]]) == [0, 1]
