@@ -113,3 +113,12 @@ def test_a_norm_beyond_float32_skips_the_step(hip_device: Any) -> None:
     state = d.zeros((8,))
     d.clip(norm, d.upload(np.ones(4, np.float32)), state, scale, beta1=0.9, beta2=0.99)
     assert list(d.download(state)[[STATE_APPLIED, STATE_SKIPPED]]) == [0, 1]
+
+
+def test_losses_of_a_chunk_of_rows(hip_device: Any) -> None:
+    """Rows 3 and 4 of five: their targets are read, and their losses written, at their places."""
+    d, x = hip_device, np.array([[0, 1, 2], [3, 0, 0]], np.float32)
+    targets, losses = np.array([0, 0, 0, 2, 1], np.int32), d.zeros((5,))
+    d.launch("softmax", "cross_entropy", [d.upload(x), d.upload(targets), losses, 3, 3, 0, 0.0], (2, 1, 1))
+    wanted = np.log(np.exp(x).sum(1)) - x[[0, 1], targets[3:]]
+    np.testing.assert_allclose(d.download(losses), [0, 0, 0, *wanted], rtol=1e-5)
