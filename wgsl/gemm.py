@@ -12,7 +12,6 @@ from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemv
 from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.formats import KINDS, WeightOperand, part_bounds, weight_operand
 from wgrad.wgsl.gemm_matrix import MatrixTile
-from wgrad.wgsl.gemm_skinny import Skinny
 from wgrad.wgsl.gemv import VectorTile
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
@@ -151,12 +150,14 @@ def product(
     """One product into `out` (its columns from `column` on, row stride `ldc`); `a` likewise. b: array or weight.
     parts: columns of each weight of a stack, whose terms of `lowrank` these are."""
     m, n, k = mnk
-    few_rows = gemv.served(m, trans_a, trans_b, batch) and not parts  # a stack is for training
+    few_rows = gemv.served(m, trans_a, trans_b, batch)
     plain = bias is None and residual is None and lowrank is None and batch == 1 and ldc is None and lda is None
     plain = plain and not few_rows and isinstance(b, Array)
     skinny = gemm_skinny.find(a, b, out, mnk, trans_a, trans_b) if plain else None
-    if skinny is not None and tile is None and splits is None and not device.software:
-        if launch_skinny(device, skinny, out, alpha, accumulate):
+    if skinny is not None and tile is None and splits is None and device.matrix_units:
+        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes)
+        if on_units is not None:
+            gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
             return
     lda = lda or (m if trans_a else k)
     end = Epilogue(out, ldc or n, column, alpha, bias, residual, accumulate)
@@ -195,7 +196,7 @@ def _choose(
 ) -> tuple[AnyTile, int]:
     """Tile, which stands for a kernel, and splits of K. few_rows, on_units: gemv.wgsl, gemm_matrix.wgsl serve it."""
     m, n, k = mnk
-    if few_rows:
+    if few_rows and not on_units:
         return gemv.choose_tile(m, n, k, 4 if isinstance(b, Array) else b.unit, device.software), 1
     if device.software and isinstance(b, Array):
         return software_tile(m, n), 1
@@ -218,18 +219,6 @@ def _kernel(
         return "gemv", operand, {**constants, **tile.constants(mnk[0], device.subgroups)}
     shader = "gemm_direct" if device.software and dense else "gemm"
     return shader, operand, {**constants, **tile.constants(operand.unit)}
-
-
-def launch_skinny(device: Runtime, skinny: Skinny, out: Array, alpha: float, accumulate: bool) -> bool:
-    """One launch on matrix units or plain multiply-adds; False where neither serves it."""
-    on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
-    if on_units is not None:
-        gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
-    elif gemm_skinny.served(skinny):
-        gemm_skinny.launch(device, skinny, out, alpha, accumulate)
-    else:
-        return False
-    return True
 
 
 def dense_operand(b: Array, tile: AnyTile) -> WeightOperand:

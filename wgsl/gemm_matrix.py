@@ -68,9 +68,11 @@ class MatrixTile:
 # Measured on an H200 (bench/bench_gemm.py): 256 x 128 is best wherever it gives work to most of the card.
 LARGE = MatrixTile(4, 2, 4, 2, 2)  # 256 x 128
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
-_ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
+NARROW = MatrixTile(1, 4, 1, 1, 1, 64)  # 16 x 64: decoding several prompts, half of what gemv.wgsl takes for 16 rows
+_ENOUGH_LARGE, _WANTED_MEDIUM, _WANTED_NARROW = 96, 132, 256
 _MIN_K_PER_SPLIT, _MAX_SPLITS = 512, 8
-_MIN_SIDE = 64  # products with fewer rows or columns leave most of a tile empty
+_MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a tile empty
+_MIN_ROWS = 8  # fewer are faster in gemv.wgsl
 
 
 def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int) -> bool:
@@ -78,7 +80,7 @@ def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: boo
     rounded where the result is too, and rows start at multiples of 8 elements."""
     m, n, k = mnk
     operands = [a.dtype] + ([b.dtype] if isinstance(b, Array) else [])
-    if np.dtype(np.float16) not in (*operands, out.dtype) or min(m, n) < _MIN_SIDE:
+    if np.dtype(np.float16) not in (*operands, out.dtype) or n < _MIN_SIDE or m < (_MIN_SIDE if trans_a else _MIN_ROWS):
         return False
     if out.dtype == np.float32 and np.dtype(np.float32) in operands:
         return False
@@ -86,7 +88,11 @@ def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: boo
 
 
 def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced: str = "") -> tuple[MatrixTile, int]:
-    """Tile and number of splits of K. workgroup_bytes: of the device. forced: a name of TILES, where it fits."""
+    """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits."""
+    if m < _MIN_SIDE:
+        tiles = -(-m // NARROW.m) * -(-n // NARROW.n) * batch
+        splits = min(round(_WANTED_NARROW / tiles), k // _MIN_K_PER_SPLIT, _MAX_SPLITS) if batch == 1 else 1
+        return NARROW, max(1, splits)
     large = -(-m // LARGE.m) * -(-n // LARGE.n) * batch >= _ENOUGH_LARGE
     if (large or forced == "large") and forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
         return LARGE, 1

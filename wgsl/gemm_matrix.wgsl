@@ -19,7 +19,8 @@ alias Four = vec4<f16>;
 const THREADS: u32 = 32u * SG_M * SG_N;
 const TILE_M: u32 = 16u * SUB_M * SG_M;
 const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
-// Tiles as they lie in the arrays; lengths of rows in vec4<f16>.
+// Tiles as they lie in the arrays. Their elements are of 16 bytes, so that one store writes them; so are lengths of rows.
+struct Eight { low: vec4<f16>, high: vec4<f16> }
 #if TRANS_A
 const A_ROWS: u32 = TILE_K;
 const A_COLS: u32 = TILE_M;
@@ -34,12 +35,12 @@ const B_COLS: u32 = TILE_K;
 const B_ROWS: u32 = TILE_K;
 const B_COLS: u32 = TILE_N;
 #endif
-const A_LD: u32 = A_COLS / 4u + 2u;
-const B_LD: u32 = B_COLS / 4u + 2u;
+const A_LD: u32 = A_COLS / 8u + 1u;
+const B_LD: u32 = B_COLS / 8u + 1u;
 const STRIP: u32 = 4u * SUB_J;  // vec4<f32> in a row of a subgroup's strip
 
-var<workgroup> a_tile: array<vec4<f16>, A_ROWS * A_LD>;
-var<workgroup> b_tile: array<vec4<f16>, B_ROWS * B_LD>;
+var<workgroup> a_tile: array<Eight, A_ROWS * A_LD>;
+var<workgroup> b_tile: array<Eight, B_ROWS * B_LD>;
 var<workgroup> strips: array<vec4<f32>, SG_M * SG_N * 16u * STRIP>;
 
 // The start of `width` elements along K, moved back to where the last ones are.
@@ -51,13 +52,20 @@ fn inside_k(at: u32, width: u32) -> u32 {
 #endif
 }
 
+// Row and column, in eights, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` of them.
+// Of rows of four, eight invocations side by side take two rows, r and r + 4: with the padding those are in different banks.
+fn place_of(at: u32, width: u32) -> vec2<u32> {
+  if (width == 4u) { return vec2<u32>(at / 32u * 8u + ((at >> 3u) & 3u) + (at & 4u), at & 3u); }
+  return vec2<u32>(at / width, at % width);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let subgroup = lid / 32u;
   let sub_row = (subgroup / SG_N) * (16u * SUB_M);
   let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
-  let lda = A_LD;
-  let ldb = B_LD;
+  let lda = 2u * A_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ldb = 2u * B_LD;
   let ld_strip = STRIP;
 #include "gemm_range.wgsl"
   prepare_b(lid);
@@ -153,7 +161,8 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, first_part: u32, ranks: u32, lid: u32
       if (s < ranks) { x[$e] = piece(u[place] / p.alpha, turn % PIECES == 1u); }
     }
 #end
-    a_tile[row * A_LD + col / 4u] = x;
+    let to = row * A_LD + col / 8u;
+    if ((col & 4u) == 0u) { a_tile[to].low = x; } else { a_tile[to].high = x; }
   }
   for (var at = lid; at < B_ROWS * (B_COLS / 4u); at += THREADS) {
     let row = at / (B_COLS / 4u);
@@ -175,7 +184,8 @@ fn load_lowrank(s0: u32, m0: u32, n0: u32, first_part: u32, ranks: u32, lid: u32
       if (s < ranks && mine) { x[$e] = piece(v[source], turn % PIECES == 2u); }
     }
 #end
-    b_tile[row * B_LD + col / 4u] = x;
+    let to = row * B_LD + col / 8u;
+    if ((col & 4u) == 0u) { b_tile[to].low = x; } else { b_tile[to].high = x; }
   }
 }
 #endif

@@ -14,7 +14,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 MOST_RANK = 64
 _SIDE = 16  # rows or columns of X that a workgroup takes
 _THREADS = 256
-# Of the reduction that a workgroup takes at a time, by how much of its memory that is; not timed on a card yet.
+# Of the reduction that a workgroup takes at a time, by how much of its memory that is.
 _DEPTHS = (128, 64, 32)
 _WORKGROUP_BYTES = 24_576
 

@@ -83,7 +83,7 @@ fn main(
 #end
     );
 #unroll r ROWS
-    sum_$r += (u[$ru * p.rank + s] / p.alpha) * v4;
+    sum_$r += (u[$ru * p.ld_u + part_of(col0) * p.rank + s] / p.alpha) * v4;
 #end
   }
 #endif

@@ -8,7 +8,7 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl import gemv
+from wgrad.wgsl import gemm_matrix, gemv
 from wgrad.wgsl.gemm import matmul, product
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.quantize import decode
@@ -38,11 +38,26 @@ def linear_quantized_backward(
     return _times_weight(device, dy, weight, out, trans_b=False, lowrank=lowrank)
 
 
+# Rows from which on a weight is decoded once, before its product on matrix units, rather than by every tile of rows.
+_DECODE_FIRST_ROWS = 512
+
+
 def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, **options: Any) -> Array:
+    mnk = (x.shape[0], out.shape[1], x.shape[1])
     few_rows = gemv.served(x.shape[0], False, options["trans_b"], 1)
     if weight.shape[1] % weight.unit or (device.software and not few_rows):
         # A row would start inside a unit of codes; or decoding once is cheaper than once a tile.
         matmul(device, x, decode(device, weight, np.dtype(np.float32)), out, **options)
+    elif mnk[0] >= _DECODE_FIRST_ROWS and _on_units(device, x, weight, out, mnk, options["trans_b"]):
+        product(device, x, decode(device, weight, np.dtype(np.float16)), out, mnk, **options)
     else:
-        product(device, x, weight, out, (x.shape[0], out.shape[1], x.shape[1]), **options)
+        product(device, x, weight, out, mnk, **options)
     return out
+
+
+def _on_units(
+    device: Runtime, x: Array, weight: FrozenWeight, out: Array, mnk: tuple[int, int, int], trans_b: bool
+) -> bool:
+    """Whether matrix units take the product, with a weight whose decoded values fit one binding."""
+    fits = 2 * weight.shape[0] * weight.shape[1] <= device.max_binding_bytes
+    return device.matrix_units and fits and gemm_matrix.served(x, weight, out, mnk, False, trans_b, x.shape[1])

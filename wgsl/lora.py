@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.gemm import launch_skinny
+from wgrad.wgsl import gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm_skinny import MOST_RANK, Skinny
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -30,5 +30,9 @@ def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: A
 
 
 def _launch(device: Runtime, skinny: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
-    served = launch_skinny(device, skinny, out, alpha, accumulate)
-    assert served  # columns of a stack are multiples of 64, and there is no bfloat16 here
+    on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
+    if on_units is not None:
+        gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
+    else:
+        assert gemm_skinny.served(skinny)  # columns of a stack are multiples of 64, and there is no bfloat16 here
+        gemm_skinny.launch(device, skinny, out, alpha, accumulate)

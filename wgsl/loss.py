@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from wgrad.device.memory import Array
 from wgrad.wgsl.gemm import matmul, product
 from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 # Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
 CHUNK_BYTES = 128 << 20
+# Gradients of logits are of -1 to 1: in float16 they are kept this many times as large, so that small ones last.
+_HALF_SCALE = 2.0**15
 
 
 @implements("linear_cross_entropy")
@@ -23,54 +30,72 @@ def linear_cross_entropy(
     rows = min(n, max(128, rows))  # a multiple of 128 rows starts where a binding may start, in f16 too
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
+    grad = need_dx or need_dweight
+    # What matrix units multiply. The vector of loss_cross_entropy.wgsl is of 4.
+    half = grad and device.matrix_units and x.dtype == np.float16 and v % 8 == 0 and c % 8 == 0
+    grads = device.empty((rows, v), np.float16) if half else memory
+    alpha = 1 / _HALF_SCALE if half else 1.0
     for first in range(0, n, rows):
         count = min(rows, n - first)
         part = device.view(x, (count, c), first * c)
         logits = device.view(memory, (count, v))
         matmul(device, part, weight, logits, trans_b=True)
-        _loss_and_gradient(device, logits, targets, losses, first, need_dx or need_dweight, float(softcap))
+        dlogits = device.view(grads, (count, v))
+        _loss_and_gradient(device, logits, dlogits, targets, losses, first, grad, float(softcap))
         if dx is not None:
-            _times_weight(device, logits, weight, device.view(dx, (count, c), first * c))
+            _times_weight(device, dlogits, weight, device.view(dx, (count, c), first * c), alpha)
         if dweight is not None:
-            _add_to_dweight(device, logits, part, dweight, accumulate=first > 0)
+            _add_to_dweight(device, dlogits, part, dweight, alpha, accumulate=first > 0)
     loss = device.empty((1,))
     device.launch(
         "loss_cross_entropy",
-        [memory, targets, losses, loss],
+        [memory, targets, losses, loss, None],
         [rows, v, 0, n],
         (1, 1, 1),
-        {"L_T": "f32", "WIDTH": 1, "GRAD": False, "SOFTCAP": 0.0},
+        {"L_T": "f32", "WIDTH": 1, "GRAD": False, "HALF": False, "SOFTCAP": 0.0},
         entry="total",
     )
     return loss, dx, dweight
 
 
 def _loss_and_gradient(
-    device: Runtime, logits: Array, targets: Array, losses: Array, first: int, grad: bool, softcap: float
+    device: Runtime,
+    logits: Array,
+    dlogits: Array,
+    targets: Array,
+    losses: Array,
+    first: int,
+    grad: bool,
+    softcap: float,
 ) -> None:
+    """dlogits: float16, or the memory of the logits."""
     rows, v = logits.shape
-    vec = v % 4 == 0
+    vec, half = v % 4 == 0, dlogits.dtype == np.float16
+    switches: dict[str, Constant] = {"GRAD": grad, "HALF": half, **({"SCALE": _HALF_SCALE} if half else {})}
     device.launch(
         "loss_cross_entropy",
-        [logits, targets, losses, None],
+        [logits, targets, losses, None, dlogits if half else None],
         [rows, v, first, losses.size],
         device.groups(rows, 1),
-        {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, "GRAD": grad, "SOFTCAP": softcap},
+        {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, **switches, "SOFTCAP": softcap},
         work=12.0 * logits.size,
     )
 
 
-def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array) -> None:
-    """out = dlogits weight, the vocabulary in as many pieces as bindings ask for."""
+def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array, alpha: float) -> None:
+    """out = alpha dlogits weight, the vocabulary in as many pieces as bindings ask for."""
     (rows, v), c = dlogits.shape, weight.shape[1]
     for lo, hi in device.row_windows(v, c * weight.dtype.itemsize):
         part = device.view(weight, (hi - lo, c), lo * c)
-        product(device, dlogits, part, out, (rows, c, hi - lo), accumulate=lo > 0, a_column=lo, lda=v)
+        product(device, dlogits, part, out, (rows, c, hi - lo), alpha=alpha, accumulate=lo > 0, a_column=lo, lda=v)
 
 
-def _add_to_dweight(device: Runtime, dlogits: Array, x: Array, dweight: Array, *, accumulate: bool) -> None:
-    """dweight (+)= dlogits^T x."""
+def _add_to_dweight(
+    device: Runtime, dlogits: Array, x: Array, dweight: Array, alpha: float, *, accumulate: bool
+) -> None:
+    """dweight (+)= alpha dlogits^T x."""
     (rows, v), c = dlogits.shape, x.shape[1]
     for lo, hi in device.row_windows(v, c * 4):
         part = device.view(dweight, (hi - lo, c), lo * c)
-        product(device, dlogits, x, part, (hi - lo, c, rows), trans_a=True, accumulate=accumulate, a_column=lo, lda=v)
+        options: dict[str, Any] = {"trans_a": True, "alpha": alpha, "accumulate": accumulate, "a_column": lo, "lda": v}
+        product(device, dlogits, x, part, (hi - lo, c, rows), **options)

@@ -1,6 +1,7 @@
-// Cross-entropy of rows of logits and its gradient, in place.
+// Cross-entropy of rows of logits and its gradient, in place, or in float16 beside them (HALF).
 //   logits [rows, V] f32: in: x W^T; out (GRAD): softmax(row) - onehot(target), 0 for an ignored row. SOFTCAP > 0: of the
 //   logits SOFTCAP tanh(x W^T / SOFTCAP), which stand in memory between the passes
+//   grads [rows, V] f16 (HALF): the gradient times SCALE, where the logits stay as they are
 //   targets [N] i32 (IGNORE: -100), losses [N] f32; this dispatch does rows first .. first + rows of them
 // main:  one workgroup a row (folded); one pass for max and sum together (online softmax, Milakov and Gimelshein 2018),
 //        one to write.
@@ -11,6 +12,11 @@ struct Params { rows: u32, v: u32, first: u32, n: u32 }
 @group(0) @binding(2) var<storage, read> targets: array<i32>;
 @group(0) @binding(3) var<storage, read_write> losses: array<f32>;
 @group(0) @binding(4) var<storage, read_write> sum_out: array<f32>;
+
+#if HALF
+enable f16;
+@group(0) @binding(5) var<storage, read_write> grads: array<vec4<f16>>;
+#endif
 
 const IGNORE: i32 = -100;
 const LOWEST: f32 = -3.0e38;
@@ -30,7 +36,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   if (target_id == IGNORE) {
     if (lid == 0u) { losses[p.first + row] = 0.0; }
 #if GRAD
-    for (var i = lid; i < width; i += 256u) { logits[base + i] = L_T(0.0); }
+    for (var i = lid; i < width; i += 256u) { write_gradient(base + i, L_T(0.0)); }
 #endif
     return;
   }
@@ -95,10 +101,20 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #if SOFTCAP
     g *= 1.0 - (capped / SOFTCAP) * (capped / SOFTCAP);
 #endif
-    logits[base + i] = g;
+    write_gradient(base + i, g);
   }
 #endif
 }
+
+#if GRAD
+fn write_gradient(at: u32, g: L_T) {
+#if HALF
+  grads[at] = vec4<f16>(g * SCALE);
+#else
+  logits[at] = g;
+#endif
+}
+#endif
 
 @compute @workgroup_size(256)
 fn total(@builtin(local_invocation_index) lid: u32) {

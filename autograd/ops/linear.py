@@ -103,6 +103,9 @@ def linear(
 def _(ctx: Context, dy: Array) -> Any:
     x, weight, u = ctx.saved
     rows, lora = as_rows(ctx, dy), ctx.lora
+    if ctx.x_dtype.itemsize < dy.dtype.itemsize:
+        # The gradient of a float32 sum, of which the layer gave a part: rounded once, to what the products multiply.
+        rows = ctx.device.cast(rows, ctx.x_dtype)
     du = None if lora is None else lora_grad_u(ctx, rows, lora, ctx.parts)
     dx = da = db = None
     if ctx.needs_grad[0]:

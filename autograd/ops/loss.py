@@ -58,7 +58,8 @@ def _(
     """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored ->
     loss float32 [1] (sum over targets of -log softmax(x weight^T)), dx [N, C] float32, dweight [V, C] float32
     (None where not needed). With softcap > 0 the logits are softcap * tanh(x weight^T / softcap). They stand in
-    memory only a chunk of tokens (and of vocabulary) at a time."""
+    memory only a chunk of tokens (and of vocabulary) at a time. Where x is of 16 bits a device may round the gradients
+    of the logits to its dtype, scaled as it likes, before they are multiplied."""
     args.array("x", x, "N C", "float", "flatten batch and time into N")
     args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
     args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
@@ -92,8 +93,17 @@ def _(
         p[own] -= 1  # now d loss / d logits
         if slope is not None:
             p *= slope
+        p = _rounded(p, x.dtype)
         if dx is not None:
             dx[rows] = p @ table
         if dweight is not None:
             dweight += p.T @ wide[rows]
     return loss.astype(compute), dx, dweight
+
+
+def _rounded(dlogits: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """As they are multiplied where x is of `dtype`."""
+    if dtype.itemsize != 2:
+        return dlogits
+    scale = dlogits.dtype.type(2.0**15)  # of -1 to 1: in float16 small ones last
+    return (dlogits * scale).astype(dtype).astype(dlogits.dtype) / scale

@@ -16,7 +16,18 @@ from wgrad.device.formats.frozen_weight import formats
 
 def matrix_cases() -> list[Case]:
     """Beside `cases`, which hold much that runs there as well."""
-    return product_cases() + skinny_cases() + attention_cases()
+    return product_cases() + decoded_cases() + skinny_cases() + attention_cases()
+
+
+def decoded_cases() -> list[Case]:
+    """Of so many rows that the weight is decoded first; of so few as a token of each of several prompts."""
+    options: dict[str, Any] = {"rank": 16, "double": True}
+    many = [frozen_case("nf4", "decoded", 520, 72, 136, F16, backward=b, **options) for b in (False, True)]
+    few = [
+        frozen_case("nf4", "few rows", 13, 136, 1096, F16, **options),
+        gemm_case("few rows", 21, 136, 72, F16, BF16, trans_b=True, dtype=F32),
+    ]
+    return [_on_tile(case, "") for case in many + few]
 
 
 def skinny_cases() -> list[Case]:

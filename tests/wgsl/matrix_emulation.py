@@ -86,9 +86,36 @@ fn any_of_32(lid: u32, mine: bool) -> bool {
 """
 
 
+def _arguments(text: str) -> list[str]:
+    """What stands between the commas of an argument list."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
+
+
+def _without_eights(text: str) -> str:
+    """Arrays of Eight (gemm_matrix.wgsl) as arrays of vec4, of which it is two: a software driver's compiler needs
+    minutes for some shaders with the struct."""
+
+    def stores(found: re.Match[str]) -> str:
+        low, high = _arguments(found[3])
+        return f"{found[1]}[2u * {found[2]}] = {low}; {found[1]}[2u * {found[2]} + 1u] = {high};"
+
+    text = re.sub(r"(\w+): array<Eight, (.*)>;", r"\1: array<vec4<f16>, 2u * (\2)>;", text)
+    text = re.sub(r"(\w+)\[(\w+)\] = Eight\((.*)\);", stores, text)
+    text = re.sub(r"&(\w+)\[(\w+)\]\.low, ", r"&\1[twice_\2], ", text)
+    text = re.sub(r"( *let (\w+_at_\w+) = .*;)(?=\n.*twice_\2\b)", r"\1 let twice_\2 = 2u * \2;", text)
+    return re.sub(r"(\w+)\[(\w+)\]\.(low|high)\b", lambda m: f"{m[1]}[2u * {m[2]}{' + 1u' * (m[3] == 'high')}]", text)
+
+
 def emulated(text: str) -> str:
     """The assembled text of a variant without operations of subgroups. ValueError where one is left."""
-    text = text.replace("enable wgpu_cooperative_matrix;\n", "")
+    text = _without_eights(text.replace("enable wgpu_cooperative_matrix;\n", ""))
     lefts = sorted({m[1] for m in _LOAD_A.findall(text)})
     rights = sorted({m[1] for m in _LOAD_B.findall(text)})
     sums = sorted({m[1] for m in _STORE.findall(text)})

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgrad.autograd.selftest.case import Case
-from wgrad.autograd.selftest.matrix import product_cases, skinny_cases
+from wgrad.autograd.selftest import loss
+from wgrad.autograd.selftest.case import F16, Case
+from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm import SMALL, product
@@ -34,12 +35,25 @@ def few_cases() -> list[Case]:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("case", few_cases() + skinny_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few_cases() + decoded_cases() + skinny_cases(), ids=lambda case: case.name)
 def test_case(matrix_device: Any, case: Case) -> None:
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
     assert not case.name.split("/")[1] == "skinny" or matrix_device.launched == {"gemm_matrix_skinny"}
+
+
+def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any) -> None:
+    check_case(decoded_cases()[0], matrix_device)
+    assert "quantize_decode" in matrix_device.launched
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("case", [c for c in loss.cases(F16) if "eights" in c.name], ids=lambda case: case.name)
+def test_gradients_of_logits_on_matrix_units(matrix_device: Any, case: Case) -> None:
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert "gemm" not in matrix_device.launched
 
 
 def test_which_products_are_served(matrix_device: Any) -> None:
@@ -49,7 +63,9 @@ def test_which_products_are_served(matrix_device: Any) -> None:
     assert served(single, half, half, (128, 128, 128), False, True, 128)
     assert not served(single, half, single, (128, 128, 128), False, True, 128)  # float32 would be rounded
     assert not served(single, single, single, (128, 128, 128), False, False, 128)  # float32 stays float32
-    assert not served(half, half, half, (32, 128, 128), False, False, 128)  # too few rows
+    assert served(half, half, half, (8, 128, 128), False, False, 128)
+    assert not served(half, half, half, (7, 128, 128), False, False, 128)  # too few rows
+    assert not served(half, half, half, (32, 128, 128), True, False, 32)
     assert not served(half, half, half, (128, 132, 128), False, False, 128)  # rows of B start anywhere
     assert not served(half, half, half, (128, 128, 132), False, True, 132)
 

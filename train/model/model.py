@@ -161,13 +161,13 @@ class Model:
             most = MLP_CHUNK_BYTES // (6 * c.intermediate_size * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, even_rows(h.shape[0], most))
-        return self._mlp(prefix, h, inputs, alone=cache is not None)
+        return self._mlp(prefix, h, inputs)
 
-    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs, *, alone: bool = False) -> Tensor:
-        """The second half of a layer, norm and residual included: of each row by itself. alone: no stacks."""
+    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs) -> Tensor:
+        """The second half of a layer, norm and residual included: of each row by itself."""
         c = self.config
         y, h = self._norm(f"{prefix}{c.mlp_norm}", h)
-        gate, up = None if alone else self._stacked(prefix + GATE_UP, y, inputs), None
+        gate, up = self._stacked(prefix + GATE_UP, y, inputs), None
         if gate is None:
             gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
             up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
@@ -187,10 +187,10 @@ class Model:
     def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
         """-> [N, H D], before the output projection."""
         c, rows, tokens = self.config, inputs.batch, inputs.tokens
-        q, k, v = self._queries_keys_values(index, y, inputs, cache)
+        q, k, v, rotated = self._queries_keys_values(index, y, inputs, cache)
         q = q.reshape(rows, tokens, c.num_attention_heads, c.head_dim)
         if cache is not None:
-            k, v = self._append(index, k, v, inputs, cache)
+            k, v = self._append(index, k, v, inputs, cache, rotate=c.use_rope[index] and not rotated)
         else:
             k = k.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
             v = v.reshape(rows, tokens, c.num_key_value_heads, c.head_dim)
@@ -201,14 +201,16 @@ class Model:
 
     def _queries_keys_values(
         self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """-> q [N, H, D], k and v [N, G, D]; q and k rotated, but for a k that goes to a cache."""
+    ) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """-> q [N, H, D], k and v [N, G, D], and whether k is rotated as q is: where it goes to a cache by itself, what
+        appends it does that."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
         tables = (self.cos, self.sin, inputs.positions)
-        if cache is None and c.use_rope[index] and not c.qk_norm:
+        if c.use_rope[index] and not c.qk_norm:
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
-                return F.rope_split(qkv, *tables, heads=c.num_attention_heads, kv_heads=c.num_key_value_heads)
+                heads = {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads}
+                return *F.rope_split(qkv, *tables, **heads), True
         q = self._head_norm(f"{prefix}q_norm.weight", self._linear(f"{prefix}q_proj", y, inputs))
         k = self._head_norm(f"{prefix}k_norm.weight", self._linear(f"{prefix}k_proj", y, inputs))
         v = self._linear(f"{prefix}v_proj", y, inputs)
@@ -217,13 +219,16 @@ class Model:
         if c.use_rope[index]:
             q = F.rope(q, *tables)
             k = k if cache is not None else F.rope(k, *tables)
-        return q, k, v
+        return q, k, v, cache is None
 
-    def _append(self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """k (not rotated yet), v [N, G, D] to the cache of a layer -> all its keys and values [B, S, G, D]."""
+    def _append(
+        self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache, *, rotate: bool
+    ) -> tuple[Tensor, Tensor]:
+        """k (still to be rotated where `rotate`), v [N, G, D] to the cache of a layer -> all its keys and values
+        [B, S, G, D]."""
         device, keys, values = self.device, cache.keys[index], cache.values[index]
-        check_room("rope_append" if self.config.use_rope[index] else "kv_append", keys, inputs.tokens, inputs.cache_len)
-        if self.config.use_rope[index]:
+        check_room("rope_append" if rotate else "kv_append", keys, inputs.tokens, inputs.cache_len)
+        if rotate:
             tables = (self.cos, self.sin, inputs.positions)
             device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len)
         else:

@@ -1,8 +1,8 @@
 """Projections of one input as one product: their weights under one another (NF4Array.stack), their adapters likewise.
 
-A training step then launches one product for q, k and v, and one for gate and up; forward, backward, and LoRA's. On
-disk and by name every projection stays one of its own: its arrays are views of the stack's, its adapter's matrices
-views of the flat parameters, and where it is used alone (decoding) it is as if there were no stack.
+A step then launches one product for q, k and v, and one for gate and up; forward, backward, and LoRA's. On disk and
+by name every projection stays one of its own: its arrays are views of the stack's, its adapter's matrices views of the
+flat parameters.
 """
 
 from __future__ import annotations

@@ -80,10 +80,11 @@ class Runtime(PooledRuntime):
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
         # A driver that runs shaders on the CPU wants other kernels; tests set it to have both kinds run.
         self.software = self.adapter_type == "CPU"
-        self.stacks_weights = not self.software  # there a launch costs little, and kernels with barriers much
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
         self.matrix_units = matrix_units.among(self._device.features)
+        # LoRA's products of a stack are slow without them (docs/rejected.md).
+        self.stacks_weights = self.matrix_units and not self.software
         # "large" or "medium": this one for every product that can have it (the self-test's switch).
         self.matrix_tile = ""
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
