@@ -1,10 +1,10 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
-    python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--profile] [--out FILE]
+    python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
 
-Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW, sequence length 2048, batch 1, float32
-compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update. The peer is
-bench/peer_train.py (PEFT + bitsandbytes), a process of its own, started from here where CUDA is available.
+Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
+batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
+The peer is bench/peer_train.py (PEFT + bitsandbytes), a process of its own, started from here where CUDA is available.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +167,16 @@ def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
     return Step(index, 0, [Batch(ids, targets, positions, np.zeros_like(ids), *counts)])
 
 
-def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Report, profile: bool) -> None:
-    shape = SHAPES[name]
-    trainer, parameters = build(shape, seq_len, device, compute)
+def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report) -> None:
+    shape, seq_len = SHAPES[name], args.seq_len
+    trainer, parameters = build(shape, seq_len, device, compute, batch=batch)
     index = 0
 
     def steps(count: int) -> float:
         nonlocal index
         start = time.perf_counter()
         for _ in range(count):
-            trainer.step(random_step(index, seq_len, shape.vocab), 1e-4)
+            trainer.step(random_step(index, seq_len, shape.vocab, batch), 1e-4)
             index += 1
         device.synchronize()
         return (time.perf_counter() - start) / count
@@ -189,15 +190,15 @@ def bench(name: str, seq_len: int, compute: str, device: WgpuDevice, report: Rep
     dispatches = sum(replay.dispatches for replay in replays)
     host = host_seconds(replays, device)
     report.row(
-        work=name, stack="wgrad", compute=compute, seq_len=seq_len, checkpointing=shape.checkpointing,
-        tokens_per_second=seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
+        work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
+        tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
         host_us_per_dispatch=1e6 * host.recording / max(dispatches, 1), waited_ms=1e3 * host.waiting,
         new_pipelines=device.pipelines_compiled() - compiled, grown_bytes=memory.reserved_bytes - reserved,
         first_loss=float(losses[0]), last_loss=float(losses[-1]),
     )  # fmt: skip
-    if profile:
+    if args.profile:
         device.profile()
         steps(2)
         print(device.profile_table())
@@ -233,9 +234,9 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 
-def peer(name: str, seq_len: int, report: Report) -> None:
+def peer(name: str, batch: int, seq_len: int, report: Report) -> None:
     command = [sys.executable, str(Path(__file__).with_name("peer_train.py"))]
-    command += [json.dumps(SHAPES[name].config()), str(seq_len), str(int(SHAPES[name].checkpointing))]
+    command += [json.dumps(SHAPES[name].config()), str(seq_len), str(int(SHAPES[name].checkpointing)), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
         print("peer failed:", done.stderr[-800:])
@@ -248,18 +249,19 @@ def main() -> None:
     parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
     parser.add_argument("--shapes", default="smollm2-135m,llama-3.2-1b,llama-3.1-8b")
     parser.add_argument("--compute", default="float32")
+    parser.add_argument("--batch", default="1", help="rows of a step, each a run")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--peers", default="", help="shapes to run PEFT + bitsandbytes on as well")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     report = Report("train", bind(WgpuDevice)(args.device), args.out)
-    for name in args.shapes.split(","):
+    for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
         for compute in args.compute.split(","):
             # A device of its own for each, so that one's memory does not count for the next.
-            bench(name, args.seq_len, compute, bind(WgpuDevice)(args.device), report, args.profile)
+            bench(name, batch, args, compute, bind(WgpuDevice)(args.device), report)
         if name in args.peers.split(",") and has_cuda():
-            peer(name, args.seq_len, report)
+            peer(name, batch, args.seq_len, report)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ CARD = {
     "adapter_type": "DiscreteGPU",
     "description": "a large card",
     "software": False,
-    "stacks_weights": True,
     "subgroups": True,
     "shared_memory": False,
     "host_buffers": True,
@@ -60,7 +59,7 @@ class Counting(DryRunDevice):
 
 
 def counting_device(matrix_units: bool) -> Any:
-    device = bind(Counting)(SimpleNamespace(**CARD, matrix_units=matrix_units))
+    device = bind(Counting)(SimpleNamespace(**CARD, matrix_units=matrix_units, stacks_weights=matrix_units))
     device.counts = Counter()
     implementations = device.bound_operators
 

@@ -60,10 +60,12 @@ class Losses:
 
 def train_table(rows: list[Row], losses: Losses) -> list[str]:
     """Whole QLoRA steps, the peer under each shape."""
-    peers = {(r["work"], r["checkpointing"], r["seq_len"]): r for r in rows if r["stack"] != "wgrad"}
+    same = ("work", "checkpointing", "batch", "seq_len")
+    rows = [{"batch": 1, **row} for row in rows]
+    peers = {tuple(r[k] for k in same): r for r in rows if r["stack"] != "wgrad"}
     lines = []
     for row in rows:
-        peer = peers.get((row["work"], row["checkpointing"], row["seq_len"]))
+        peer = peers.get(tuple(row[k] for k in same))
         own = row["stack"] == "wgrad"
         if own and peer:
             what = f"{row['work']}, {row['compute']}"
@@ -71,14 +73,14 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
             losses.add(f"{what}, tokens/s", row["tokens_per_second"], peer["tokens_per_second"], whose)
             if row["peak_gib"] > peer["peak_gib"]:
                 losses.lines.append(f"- {what}, peak memory: {row['peak_gib'] / peer['peak_gib']:.2f} times {whose}")
+        batch, recomputing = f"{row['batch']} × {row['seq_len']}", "on" if row["checkpointing"] else "off"
         lines.append([
-            row["work"], row["stack"], row["compute"], "on" if row["checkpointing"] else "off",
+            row["work"], batch, row["stack"], row["compute"], recomputing,
             number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row["peak_gib"]),
             ratio(row["tokens_per_second"], peer["tokens_per_second"]) if own and peer else "–",
         ])  # fmt: skip
-    length = ", ".join(str(n) for n in sorted({r["seq_len"] for r in rows}))
-    title = f"QLoRA step, batch 1 × {length} (NF4, double quantisation, r = 16, seven projections)"
-    head = ("model shape", "stack", "compute", "recomputing", "tokens/s", "ms a step", "peak GiB", "ratio")
+    title = "QLoRA step (NF4, double quantisation, r = 16, seven projections)"
+    head = ("model shape", "batch", "stack", "compute", "recomputing", "tokens/s", "ms a step", "peak GiB", "ratio")
     return [f"**{title}**", "", *table(head, lines)]
 
 

@@ -1,4 +1,4 @@
-"""The same QLoRA step in PEFT + bitsandbytes (CUDA). Usage: peer_train.py CONFIG_JSON SEQ_LEN CHECKPOINTING
+"""The same QLoRA step in PEFT + bitsandbytes (CUDA). Usage: peer_train.py CONFIG_JSON SEQ_LEN CHECKPOINTING BATCH
 
 NF4 with double quantisation, bf16 compute, r = 16 on all seven projections, fused AdamW. Prints one JSON object.
 """
@@ -44,13 +44,13 @@ def load(config: dict[str, object], checkpointing: bool) -> torch.nn.Module:
 
 
 def main() -> None:
-    config, seq_len, checkpointing = json.loads(sys.argv[1]), int(sys.argv[2]), bool(int(sys.argv[3]))
+    config, (seq_len, checkpointing, batch) = json.loads(sys.argv[1]), map(int, sys.argv[2:])
     config.pop("architectures")
     config.pop("model_type")
-    model = load(config, checkpointing)
+    model = load(config, bool(checkpointing))
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    ids = torch.randint(0, config["vocab_size"], (1, seq_len), device="cuda")
+    ids = torch.randint(0, config["vocab_size"], (batch, seq_len), device="cuda")
 
     def steps(count: int) -> float:
         torch.cuda.synchronize()
@@ -70,9 +70,10 @@ def main() -> None:
     row = {
         "stack": "peft+bitsandbytes",
         "compute": "bfloat16",
+        "batch": batch,
         "seq_len": seq_len,
-        "checkpointing": checkpointing,
-        "tokens_per_second": seq_len / seconds,
+        "checkpointing": bool(checkpointing),
+        "tokens_per_second": batch * seq_len / seconds,
         "ms_per_step": 1e3 * seconds,
         "spread": (max(samples) - min(samples)) / seconds,
         "peak_gib": torch.cuda.max_memory_allocated() / (1 << 30),
