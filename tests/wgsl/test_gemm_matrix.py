@@ -43,6 +43,7 @@ def test_case(matrix_device: Any, case: Case) -> None:
     assert not case.name.split("/")[1] == "skinny" or matrix_device.launched == {"gemm_matrix_skinny"}
 
 
+@pytest.mark.usefixtures("small_tiles")
 def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any) -> None:
     check_case(decoded_cases()[0], matrix_device)
     assert "quantize_decode" in matrix_device.launched
