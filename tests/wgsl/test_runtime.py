@@ -12,7 +12,7 @@ from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.runtime import adapters
+from wgrad.wgsl.runtime import adapters, native
 from wgrad.wgsl.runtime.runtime import MAX_DISPATCHES, MAX_GROUPS
 
 
@@ -361,6 +361,23 @@ def test_profile_counts_calls_by_kernel(fresh: WgpuDevice, rng: np.random.Genera
     fresh.profile(False)
     assert fresh.profile_table() == ""
     np.testing.assert_array_equal(results[0], fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]))
+
+
+def test_readbacks_share_memory_one_after_another(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffer of one that is done serves the next of its size, none that is under way; what is kept has a limit."""
+    ones, twos = (wgpu_device.upload(np.full(1000, value, np.float32)) for value in (1, 2))
+    first = wgpu_device.readback(ones).result()
+    pending = [wgpu_device.readback(array) for array in (twos, ones, twos)]
+    assert [later.result().tolist() for later in pending] == [[value] * 1000 for value in (2, 1, 2)]
+    assert first.tolist() == [1] * 1000
+    queue = wgpu_device._queue
+    kept = queue._staging[-1]
+    wgpu_device.readback(ones).result()
+    assert kept in queue._staging
+    monkeypatch.setattr(native, "_MOST_STAGING_BYTES", 0)
+    monkeypatch.setattr(queue, "_staging", [])
+    wgpu_device.readback(ones).result()
+    assert queue._staging == []
 
 
 def test_download_later_holds_what_was_there_when_asked(wgpu_device: WgpuDevice) -> None:

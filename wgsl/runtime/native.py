@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
@@ -35,6 +35,7 @@ Dispatch = tuple[Any, Any, int, int, int]
 # Submissions in flight before the host waits for an old one: bounds memory held by finished commands
 # (it only comes back on a poll) without letting the device run dry.
 MAX_IN_FLIGHT = 8
+_MOST_STAGING_BYTES = 64 << 20  # of buffers kept for the next readback
 
 
 def handle(obj: Any) -> Any:
@@ -102,8 +103,9 @@ def enumerate_adapters() -> list[Any]:
 class Readback:
     """Bytes on their way to the host. wgpu-py's own thread polls until they are there."""
 
-    def __init__(self, staging: Any) -> None:
-        self._staging = staging
+    def __init__(self, staging: Any, keep: Callable[[Any], None]) -> None:
+        """keep: takes the buffer once it is no longer mapped."""
+        self._staging, self._keep = staging, keep
         # "READ_NOSYNC": the copy was submitted just before, wgpu-py need not submit an empty command of its own.
         self._promise = staging.map_async("READ_NOSYNC")
 
@@ -114,10 +116,11 @@ class Readback:
         """Wait for them. Once."""
         try:
             self._promise.sync_wait()
-            data = bytes(self._staging.read_mapped())
+            data = bytes(self._staging.read_mapped(copy=False))
+            self._staging.unmap()
         except Exception as error:
             raise as_device_error(error, "reading from the device") from error
-        self._staging.destroy()
+        self._keep(self._staging)
         error_log().raise_if_any("reading from the device")
         return data
 
@@ -130,6 +133,7 @@ class Queue:
         self._c_device = device._internal
         self._c_queue = device.queue._internal
         self._in_flight: deque[Any] = deque()
+        self._staging: list[Any] = []
         # Seconds, in all, that `submit` waited for an old submission, and of them on the CPU (some drivers spin).
         self.waited = self.waiting_cpu = 0.0
         self._index_type = "WGPUSubmissionIndex *"
@@ -178,13 +182,26 @@ class Queue:
     def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
         """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
         try:
-            staging = self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
+            staging = self._take_staging(nbytes)
             encoder = self._device.create_command_encoder()
             encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
             self._device.queue.submit([encoder.finish()])
-            return Readback(staging)
+            return Readback(staging, self._keep_staging)
         except Exception as error:
             raise as_device_error(error, "reading from the device") from error
+
+    def _take_staging(self, nbytes: int) -> Any:
+        for at, staging in enumerate(self._staging):
+            if staging.size == nbytes:
+                return self._staging.pop(at)
+        return self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
+
+    def _keep_staging(self, staging: Any) -> None:
+        """For the next readback of this size: new memory costs more than the copy."""
+        if sum(s.size for s in self._staging) + staging.size <= _MOST_STAGING_BYTES:
+            self._staging.append(staging)
+        else:
+            staging.destroy()
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
         """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer."""
