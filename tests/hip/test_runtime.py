@@ -132,7 +132,7 @@ def test_supported_architectures(architecture: str) -> None:
     check_supported(architecture, "a card")
 
 
-@pytest.mark.parametrize("architecture", ["gfx803", "gfx906", "gfx908", "gfx1030", "gfx1300", "sm_90", ""])
+@pytest.mark.parametrize("architecture", ["gfx803", "gfx906", "gfx908", "gfx1030", "gfx1300", "gfx9421", "sm_90", ""])
 def test_unsupported_architectures(architecture: str) -> None:
     with pytest.raises(DeviceError, match="a card has architecture .*not supported.*--device wgpu"):
         check_supported(architecture, "a card")
