@@ -23,6 +23,7 @@ from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.stacks import GATE_UP, QKV
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.generation import Decoder
 from wgrad.wgsl.device import WgpuDevice
@@ -36,9 +37,11 @@ NOT_TIMED = 3  # tokens: of the prompt, of the first step, of the one that is re
 
 
 def weight_bytes(model: Model) -> int:
-    """Of all weights that a token is multiplied with: a table of embeddings that is not the head is looked up only."""
-    looked_up = 0 if model.config.tie_word_embeddings else model.weights["model.embed_tokens.weight"].nbytes
-    return sum(w.nbytes for w in model.weights.values()) - looked_up
+    """Of all weights that a token is multiplied with: a table of embeddings that is not the head is looked up only, and
+    a stack is its parts."""
+    looked_up = set() if model.config.tie_word_embeddings else {"model.embed_tokens.weight"}
+    stacks = (f"{QKV}.weight", f"{GATE_UP}.weight")
+    return sum(w.nbytes for name, w in model.weights.items() if name not in looked_up and not name.endswith(stacks))
 
 
 def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace) -> None:
