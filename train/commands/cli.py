@@ -1,4 +1,5 @@
-"""The command `wgrad`: finetune, warm, generate, export, merge, data, devices, selftest, bench, matrix-units, cache.
+"""The command `wgrad`: finetune, warm, generate, eval, export, merge, data, devices, selftest, bench, matrix-units,
+cache.
 
 Exit status: 0 done; 1 a selftest failed, an operator became slower (bench --compare), or what a run came to is of no
 use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number of the signal that
@@ -19,8 +20,9 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
+from wgrad.train.options.eval_options import EVAL_OPTIONS, eval_options
 from wgrad.train.options.export_config import ExportConfig
-from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig
+from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
@@ -56,10 +58,25 @@ def _generate(args: argparse.Namespace) -> int:
         given["prompt"] = read_stdin("--prompt")
     config = GenerateConfig(**given)
     config.require()
+    if config.prompts:
+        from wgrad.train.commands.generate_prompts import run_prompts
+
+        with advising("use a smaller --batch-size, fewer --max-new-tokens, or a smaller model"):
+            return run_prompts(config)
     from wgrad.train.commands.generate import run_generate
 
     with advising("use a shorter prompt, fewer --max-new-tokens, or a smaller model"):
         return run_generate(config)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    given = _given(args)
+    as_json = given.pop("json")
+    config = eval_options(given)
+    from wgrad.train.commands.evaluate import run_eval
+
+    with advising("use a smaller --batch-size or --seq-len, or a smaller model"):
+        return run_eval(config, as_json)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -161,6 +178,9 @@ def build_parser() -> Parser:
     _add_config(warm)
     generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
     add_options(generate, GenerateConfig)
+    evaluate = add("eval", _eval, "measure loss and perplexity on a file, of a model and with an adapter beside it")
+    add_options(evaluate, RunOptions, EVAL_OPTIONS)
+    evaluate.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     export = add("export", _export, "write an adapter as a file that llama.cpp loads")
     add_options(export, ExportConfig)
     merge = add("merge", _merge, "write a whole model with an adapter added to its weights")

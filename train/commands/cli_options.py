@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,17 +46,26 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown argument {word}{hint}")
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+def add_options(parser: argparse.ArgumentParser, options: type[Options], only: Mapping[str, str] | None = None) -> None:
     """One option for each field. Those that are not given are absent from the namespace; texts are kept as they are,
-    because the dataclass turns them into numbers (and says what is wrong with them)."""
+    because the dataclass turns them into numbers (and says what is wrong with them).
+
+    only: the fields that the command takes, each with its help where that is not the field's own, else "".
+    """
     groups: dict[str, Any] = {"": parser}
     for field in dataclasses.fields(options):
         meta = field.metadata
+        if only is not None and field.name not in only:
+            continue
         group = groups.get(meta["group"])
         if group is None:
             group = groups[meta["group"]] = parser.add_argument_group(meta["group"])
         kind = field_type(options, field.name)
-        keywords: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
+        keywords: dict[str, Any] = {
+            "dest": field.name,
+            "default": argparse.SUPPRESS,
+            "help": (only or {}).get(field.name) or _help(field),
+        }
         if kind is bool:
             keywords["action"] = argparse.BooleanOptionalAction
         else:

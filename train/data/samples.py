@@ -47,6 +47,40 @@ def parse_line(data: bytes, name: str, line: int, loss_on: str, tokenizer: Token
         raise BadLine(f"{name}:{line}: {error}") from error
 
 
+def parse_prompt(
+    data: bytes, name: str, line: int, chat: bool, tokenizer: Tokenizer
+) -> tuple[dict[str, Any], str, bool]:
+    """A line with "prompt" or "messages" -> its object, the text to go on from, `whole` (see Sample).
+
+    chat: a prompt that is text is a user's message. BadLine; WgradError where no line with messages could be used.
+    """
+    try:
+        value = _parse_object(data)
+        text, whole = _prompt_text(value, chat, tokenizer)
+        check_text(text)
+        return value, text, whole
+    except WgradError as error:
+        if str(error).startswith("--"):
+            raise
+        raise BadLine(f"{name}:{line}: {error}") from error
+
+
+def _prompt_text(value: dict[str, Any], chat: bool, tokenizer: Tokenizer) -> tuple[str, bool]:
+    if "messages" in value:
+        turns = _messages(value["messages"], "messages")
+    elif isinstance(value.get("prompt"), list):
+        turns = _messages(value["prompt"], "prompt")
+    elif "prompt" in value:
+        text = _text(value["prompt"], "prompt")
+        if not chat:
+            return text, True
+        turns = [{"role": "user", "content": text}]
+    else:
+        keys = ", ".join(map(repr, value)) or "none"
+        raise WgradError(f"needs 'prompt' or 'messages'; it has {keys[:200]}")
+    return tokenizer.chat_template.render(_conversation(turns, value), add_generation_prompt=True), False
+
+
 def _parse_object(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data.decode("utf-8"))
@@ -84,11 +118,7 @@ def _chat(
     turns: list[dict], first: int, value: dict[str, Any], loss_on: str, tokenizer: Tokenizer
 ) -> tuple[str, list[Span], bool]:
     """first: number of the first turn that may count; value: the line, with what else the template is given."""
-    options = value.get("chat_template_kwargs")
-    if options is not None and not isinstance(options, dict):
-        raise WgradError(f"'chat_template_kwargs' must be an object; got {_type_name(options)}")
-    tools, documents = _objects(value.get("tools"), "tools"), _objects(value.get("documents"), "documents")
-    conversation = Conversation(turns, tools, documents, options or {})
+    conversation = _conversation(turns, value)
     if loss_on == "all":
         text = tokenizer.chat_template.render(conversation)
         return text, [(0, len(text))], False
@@ -99,6 +129,14 @@ def _chat(
     if not spans:
         raise MessagesRefused("the chat template leaves out what the assistant says: nothing to learn: remove the line")
     return text, spans, False
+
+
+def _conversation(turns: list[dict], value: dict[str, Any]) -> Conversation:
+    options = value.get("chat_template_kwargs")
+    if options is not None and not isinstance(options, dict):
+        raise WgradError(f"'chat_template_kwargs' must be an object; got {_type_name(options)}")
+    tools, documents = _objects(value.get("tools"), "tools"), _objects(value.get("documents"), "documents")
+    return Conversation(turns, tools, documents, options or {})
 
 
 def _objects(value: Any, name: str) -> list[dict] | None:

@@ -84,10 +84,10 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     tokenizer.check_fits(model_config.vocab_size)
     # A missing or damaged shard is told before the data is tokenised.
     files, model_config, head_note = open_files(folder, model_config)
-    _refuse_quantised_anew(config, files, model_config)
+    refuse_quantised_anew(config, files, model_config)
     with display.phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
-    row_tokens = _row_tokens(config, data)
+    row_tokens = row_length(config, data)
     stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display, row_tokens)
     session.prompt = _sample_prompt(session)
@@ -104,14 +104,14 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     return session
 
 
-def _row_tokens(config: FinetuneConfig, data: Dataset) -> int:
+def row_length(config: RunOptions, data: Dataset) -> int:
     """--seq-len, or fewer where a row that long is never filled: the rest of it would only cost memory and time."""
     kinds = [[len(document) for document in documents] for documents in (data.train, data.held_out) if documents]
     longest = max((sum(lengths) if config.packing else max(lengths) for lengths in kinds), default=config.seq_len)
     return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
 
 
-def _refuse_quantised_anew(config: FinetuneConfig, files: ModelFiles, model_config: ModelConfig) -> None:
+def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
     """WgradError for options of a quantisation that has been done: they would be ignored."""
     default = RunOptions()
     for name in ("double_quant", "block_size"):

@@ -1,0 +1,83 @@
+"""`wgrad eval`: to the last digit what a run reports as its held-out loss, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.train.commands.cli import main
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+
+SHAPE = ["--seq-len", "64", "--batch-size", "2", "--device", "cpu"]
+
+
+def measure(capsys: Any, *words: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["eval", "--json", *SHAPE, *map(str, words)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def run(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
+    """The model, the folder of a run on it that was measured on text_data, and its results."""
+    model, out = make_checkpoint(), tmp_path / "out"
+    words = ["--data", text_data, "--eval-data", text_data, "--eval-tokens", 300, "--accumulate", 1, "--max-steps", 4]
+    words += ["--model", model, "--out", out, "--lr", 0.02, "--rank", 4, "--dropout", 0.1, "--no-sample"]
+    assert main(["finetune", *SHAPE, *map(str, words)]) == 0
+    return model, out, json.loads((out / "results.json").read_text())
+
+
+def test_the_numbers_of_a_run_to_the_last_digit(run: Any, text_data: Path, capsys: Any) -> None:
+    model, out, results = run
+    found = measure(capsys, "--adapter", out, "--data", text_data, "--eval-tokens", 300)  # the model: the adapter's own
+    before, after = results["held_out_loss_before"], results["held_out_loss_after"]
+    assert found["base"]["nats"] == before and found["adapter"]["nats"] == after and after < before
+    assert found["adapter"]["perplexity"] == math.exp(after)
+    alone = measure(capsys, "--model", model, "--data", text_data, "--eval-tokens", 300)
+    assert alone == {key: value for key, value in found.items() if key != "adapter"}
+    whole = measure(capsys, "--model", model, "--data", text_data)
+    assert whole["examples"] == 32 > found["examples"] and whole["tokens"] > found["tokens"]
+
+
+def test_the_table(run: Any, text_data: Path, capsys: Any) -> None:
+    _, out, _ = run
+    found = measure(capsys, "--adapter", out, "--data", text_data)
+    assert main(["eval", *SHAPE, "--adapter", str(out), "--data", str(text_data)]) == 0
+    first, head, base, adapter = capsys.readouterr().out.splitlines()
+    assert first == f"{text_data}: 32 examples, {found['tokens']} tokens that count"
+    assert head.split() == ["nats", "a", "token", "perplexity"] and len({len(x) for x in (head, base, adapter)}) == 1
+    for line, name in ((base, "base"), (adapter, "adapter")):
+        assert line.split() == [name, f"{found[name]['nats']:.4f}", f"{found[name]['perplexity']:.4f}"]
+
+
+def test_damaged_weights_are_no_number(make_checkpoint: Any, text_data: Path, capsys: Any) -> None:
+    model = make_checkpoint()
+    path = model / "model.safetensors"
+    arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
+    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(1e38)
+    write_safetensors(path, from_arrays(arrays))
+    with np.errstate(all="ignore"):
+        assert main(["eval", "--json", *SHAPE, "--model", str(model), "--data", str(text_data)]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["base"] == {"nats": None, "perplexity": None} and "loss is not finite" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "d"], "--model is required: give it, or an --adapter that names it"),
+        (["--model", "m"], "--data is required: give it"),
+        (["--model", "m", "--data", "d", "--no-quantize", "--block-size", "128"], "--block-size: would be ignored"),
+        (["--model", "m", "--data", "d", "--rank", "3"], "unknown argument --rank"),
+        (["--eval-batch-size", "3"], "unknown argument --eval-batch-size (did you mean --batch-size?)"),
+        (["--adapter", "nowhere", "--data", "d", "--device", "cpu"], "--adapter: nowhere has no adapter_config.json"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, capsys: Any) -> None:
+    assert main(["eval", *words]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

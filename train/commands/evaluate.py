@@ -1,0 +1,143 @@
+"""`wgrad eval`: mean loss and perplexity on a file, of a base model and, beside it, with an adapter.
+
+The model is built and measured as in a run: a run with the same options reports these numbers as its held-out loss
+before it trains (the base) and after (its adapter).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.select_device import select_device
+from wgrad.device.contract import Device
+from wgrad.device.errors import OutOfMemory, UnusableResult
+from wgrad.train.data.data import load_data
+from wgrad.train.data.packing import Batch, eval_batches
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.model.adapter_files import adapter_note, base_of_adapter
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_files import open_files
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import TrainableModel, build_optimizer, build_trainable
+from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.evaluation import eval_subset
+from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
+from wgrad.train.run.session import refuse_quantised_anew, row_length
+from wgrad.train.run.trainer import Trainer
+from wgrad.train.terminal.output import make_console, say
+from wgrad.train.terminal.progress import Display
+
+
+def run_eval(config: RunOptions, as_json: bool) -> int:
+    """The table, or one JSON object, on stdout; all else on stderr. -> exit status.
+
+    WgradError. UnusableResult, after the table: a loss is not finite.
+    """
+    device, display = select_device(config.device), Display(make_console("stderr"))
+    say(f"device: {device.description} ({device.reason})", "stderr")
+    compute = choose_compute(config.compute, device)
+    for line in compute.lines:
+        say(line, "stderr")
+    if remark := hold_to_limit(device, config.memory_limit):
+        say(f"note: {remark}", "stderr")
+    config = replace(config, compute=compute.dtype, model=config.model or base_of_adapter(config.adapter or ""))
+    folder = resolve_model(config.model)
+    model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
+    tokenizer.check_fits(model_config.vocab_size)
+    files, model_config, head_note = open_files(folder, model_config)
+    refuse_quantised_anew(config, files, model_config)
+    with display.phase("reading and tokenising", unit="%") as phase:
+        data = load_data(config, tokenizer, phase.update)
+    documents = eval_subset(data.train, config)
+    for note in (*([f"note: {head_note}"] if head_note else []), *data.remarks):
+        say(note, "stderr")
+    config = replace(config, seq_len=row_length(config, data))
+    batches = eval_batches(documents, config, tokenizer.pad_id or 0)
+    losses = _measure(config, model_config, folder, device, batches, display)
+    result = {
+        "data": config.data,
+        "examples": len(documents),
+        "truncated": data.truncated,
+        "tokens": sum(batch.num_targets for batch in batches),
+        **{name: _entry(loss) for name, loss in losses.items()},
+    }
+    print(json.dumps(result) if as_json else _table(result))
+    if not all(map(math.isfinite, losses.values())):
+        raise UnusableResult(
+            "the loss is not finite: the weights are damaged, or --compute is too narrow: try --compute float32"
+        )
+    return 0
+
+
+def _measure(
+    config: RunOptions,
+    model_config: ModelConfig,
+    folder: Path,
+    device: Device,
+    batches: Sequence[Batch],
+    display: Display,
+) -> dict[str, float]:
+    """Mean nats a token, of "base" and, where there is one, of "adapter"."""
+
+    def build(device: Device, **options: Any) -> tuple[TrainableModel, Trainer]:
+        built = build_trainable(config, model_config, folder, device, positions=config.seq_len, **options)
+        return built, Trainer(built.model, build_optimizer(config, built.parameters), config)
+
+    def run_dry(room: int | None) -> Any:
+        dry = device.dry_run()
+        if dry is not None:
+            dry.limit_memory(room)
+            build(dry, contents=False)[1].evaluate(batches[:1])
+        return dry
+
+    auto, limit = config.stream_weights == "auto", limit_bytes(config.memory_limit)
+    config = replace(config, stream_weights="off") if auto else config
+    with display.phase("compiling", unit="shaders") as phase:
+        try:
+            dry = run_dry(limit or (device.facts.get("memory_bytes") if auto else None))
+        except OutOfMemory:
+            if auto and not device.shared_memory:
+                config = replace(config, stream_weights="on")
+            dry = run_dry(limit)
+        if dry is not None:
+            device.prepare(dry, phase.update)
+    remarks = list[str]()
+    with display.phase(f"loading {'and quantising ' if config.quantize else ''}weights", unit="tensors") as phase:
+        built, trainer = build(device, progress=phase.update, remarks=remarks)
+    for note in filter(None, (*remarks, adapter_note(built.lora))):
+        say(f"note: {note}", "stderr")
+
+    def loss(name: str) -> float:
+        with display.phase(f"loss of the {name}", len(batches), "batches") as phase:
+            return trainer.evaluate(batches, phase.update)
+
+    losses = {"adapter": loss("adapter")} if config.adapter else {}
+    for name, tensor in built.parameters.tensors.items():  # B = 0 is where an adapter starts: it adds nothing
+        if name.endswith(".lora_B"):
+            built.parameters.set(name, np.zeros(tensor.shape, np.float32))
+    return {"base": loss("base"), **losses}
+
+
+def _entry(loss: float) -> dict[str, float | None]:
+    """nats: mean over the tokens that count; perplexity: e to that. None where they are not finite."""
+    finite = math.isfinite(loss)
+    return {"nats": loss if finite else None, "perplexity": math.exp(min(loss, 700)) if finite else None}
+
+
+def _table(result: dict[str, Any]) -> str:
+    cut = f", {result['truncated']} truncated to --seq-len" if result["truncated"] else ""
+    lines = [f"{result['data']}: {result['examples']} examples{cut}, {result['tokens']} tokens that count"]
+    lines.append(f"{'':8} {'nats a token':>14} {'perplexity':>14}")
+    for name in ("base", "adapter"):
+        if entry := result.get(name):
+            numbers = (f"{entry[k]:.4f}" if entry[k] is not None else "not finite" for k in ("nats", "perplexity"))
+            lines.append(f"{name:8} " + " ".join(f"{number:>14}" for number in numbers))
+    return "\n".join(lines)

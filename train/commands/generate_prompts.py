@@ -1,0 +1,100 @@
+"""`wgrad generate --prompts`: many prompts answered in batches, JSON lines in and out, in the file's order."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.device.files import writing
+from wgrad.train.commands.generate import Opened, build_model, open_model
+from wgrad.train.data.prompts import ANSWER, Prompt, read_prompts
+from wgrad.train.model.model import Model
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.run.generation import check_positions, generate_batch
+from wgrad.train.terminal.output import say
+
+_SEEDS = 2**32
+
+
+def run_prompts(args: GenerateConfig) -> int:
+    """Each line with what the model writes, as soon as its batch is done. -> exit status. WgradError: before any line
+    is written where a prompt is wrong. UnusableResult: the lines before are written."""
+    if args.out is not None:
+        _refuse_existing(args.out)
+    opened = open_model(args)
+    prompts, notes = read_prompts(args.prompts or "", opened.tokenizer, args.chat)
+    for note in notes:
+        say(note, "stderr")
+    for prompt in prompts:
+        check_positions(prompt.ids, args.max_new_tokens, opened.config, prompt.where)
+    longest = max((prompt.ids for prompt in prompts), key=len)
+    model = build_model(opened, [longest] * min(args.batch_size, len(prompts)))
+    done = 0
+    try:
+        with _lines_to(args.out) as write:
+            for first in range(0, len(prompts), args.batch_size):
+                group = prompts[first : first + args.batch_size]
+                for value in _answer(opened, model, group, first):
+                    write(value)
+                    done += 1
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted: {done} of {len(prompts)} prompts are answered") from None
+    return 0
+
+
+def _answer(opened: Opened, model: Model, group: list[Prompt], first: int) -> Iterator[dict[str, Any]]:
+    """The objects of a batch with their answers. first: the number of its first prompt, which has a seed of its own, so
+    that no --batch-size changes what is drawn."""
+    args, tokenizer = opened.args, opened.tokenizer
+    sampling = replace(args, seed=(args.seed + first) % _SEEDS)
+    name = f"batch of prompts {first + 1} to {first + len(group)}"
+    with opened.display.phase(name):  # gone before any line, which may go to the same terminal
+        try:
+            texts = generate_batch(
+                model, [prompt.ids for prompt in group], args.max_new_tokens, sampling, tokenizer.stop_ids
+            )
+        except UnusableResult as error:
+            raise UnusableResult(f"{group[0].where} and the {len(group) - 1} after it: {error}") from error
+    for prompt, ids in zip(group, texts, strict=True):
+        yield {**prompt.value, ANSWER: "".join(map(tokenizer.decode_stream(prompt.ids), ids))}
+
+
+def _refuse_existing(path: str) -> None:
+    if os.path.lexists(path):
+        raise WgradError(f"--out: {path} is there already: give the name of a new file")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise WgradError(f"--out: {folder} is no folder: make it, or choose another --out")
+
+
+@contextmanager
+def _lines_to(path: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes an object as a line, which is then out of this process: to a new file, or to stdout."""
+    if path is None:
+        yield lambda value: _write(sys.stdout, value)
+        return
+    with writing(path):
+        file = open(path, "x", encoding="utf-8", newline="\n")
+    with file:
+
+        def write(value: dict[str, Any]) -> None:
+            with writing(path):
+                _write(file, value)
+
+        yield write
+
+
+def _write(stream: Any, value: dict[str, Any]) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # the encoding lacks a character, or half a surrogate pair stands in another key
+        text = json.dumps(value)
+    stream.write(text + "\n")
+    stream.flush()

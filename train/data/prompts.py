@@ -1,0 +1,51 @@
+"""Prompts of a file: JSON lines, each with "prompt" (text, or messages) or "messages", tokenised in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.data_files import open_data
+from wgrad.train.data.samples import parse_prompt
+from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.tokenizer import Tokenizer
+
+ANSWER = "generated"  # the key of the text that a model writes, beside those of its prompt
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """value: the line's object, with all its keys; where: file and line, for messages."""
+
+    value: dict[str, Any]
+    ids: list[int]
+    where: str
+
+
+def read_prompts(path: str, tokenizer: Tokenizer, chat: bool = False) -> tuple[list[Prompt], tuple[str, ...]]:
+    """All prompts of --prompts, or of standard input for "-"; and what a user should know of the file. Blank lines are
+    passed over. chat: a prompt that is text is a user's message. WgradError, naming the first line that is wrong."""
+    prompts = []
+    try:
+        with open_data(path, "--prompts") as file:
+            if file.is_text:
+                raise WgradError(f"--prompts: {file.name} is plain text: give JSON lines (.jsonl) with 'prompt'")
+            for line, data in file.lines():
+                where = f"{file.name}:{line}"
+                if data is None:
+                    raise WgradError(f"{where}: longer than 256 MiB: no model reads that much")
+                if not data.strip():
+                    continue
+                value, text, whole = parse_prompt(data, file.name, line, chat, tokenizer)
+                if ANSWER in value:
+                    raise WgradError(f"{where}: has {ANSWER!r}, the key that the answer gets: rename it")
+                ids = tokenizer.encode(text, add_special_tokens=whole)
+                if not ids:
+                    raise WgradError(f"{where}: the prompt has no token: give some text to go on from")
+                prompts.append(Prompt(value, ids, where))
+    finally:
+        shared_process().close()  # no more templates to render
+    if not prompts:
+        raise WgradError(f"--prompts: {file.name} is empty: give a file with at least one prompt")
+    return prompts, file.notes

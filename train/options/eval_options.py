@@ -1,0 +1,35 @@
+"""The options of `wgrad eval`: those of a run that decide what its held-out loss is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.options.finetune_config import RunOptions, unused_options
+from wgrad.train.options.options import flag
+
+# Field -> its help where it means something else here than in a run.
+EVAL_OPTIONS = {
+    "model": "model: a folder, or a hub id such as org/name; needed unless --adapter names it",
+    "adapter": "PEFT adapter to measure beside the model",
+    "data": "what to measure on: JSONL with text, prompt + completion or messages; or plain text (.txt)",
+    **dict.fromkeys(("on_bad_line", "quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
+    "loss_on": "",
+    "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
+    "seed": "by which these are drawn (default: 0)",
+    **dict.fromkeys(("compute", "device", "stream_weights", "memory_limit"), ""),
+}
+
+
+def eval_options(given: Mapping[str, Any]) -> RunOptions:
+    """The options of the command line as those of a run that holds out nothing of --data. WgradError."""
+    config = RunOptions(**{"eval_tokens": 0, **given, "eval_fraction": 0.0, "sample": False})
+    if not config.model and not config.adapter:
+        raise WgradError("--model is required: give it, or an --adapter that names it")
+    if not config.data:
+        raise WgradError("--data is required: give it")
+    for name, reason in unused_options(config.to_dict()).items():
+        if name in given:
+            raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
+    return config
