@@ -12,6 +12,7 @@ import pytest
 
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.run.trainer import Trainer
 
 SHAPE = ["--seq-len", "64", "--batch-size", "2", "--device", "cpu"]
 
@@ -42,6 +43,26 @@ def test_the_numbers_of_a_run_to_the_last_digit(run: Any, text_data: Path, capsy
     assert alone == {key: value for key, value in found.items() if key != "adapter"}
     whole = measure(capsys, "--model", model, "--data", text_data)
     assert whole["examples"] == 32 > found["examples"] and whole["tokens"] > found["tokens"]
+
+
+def test_the_batches_are_those_of_a_run(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the data is shorter than a row too."""
+    seen: list[list[np.ndarray]] = []
+
+    def note(self: Trainer, batches: Any, progress: Any = None) -> float:
+        seen.append([batch.ids for batch in batches])
+        return 1.0
+
+    monkeypatch.setattr(Trainer, "evaluate", note)
+    text_data.write_text("".join(text_data.read_text().splitlines(keepends=True)[:5]))
+    words = ["--model", str(make_checkpoint()), "--device", "cpu", "--data", str(text_data)]
+    run = ["--eval-data", str(text_data), "--out", str(tmp_path / "out"), "--accumulate", "1", "--no-sample"]
+    assert main(["finetune", *words, *run]) == 0 and main(["eval", *words]) == 0
+    before, after, alone = seen
+    assert len(before) == len(alone) and all(np.array_equal(a, b) for a, b in zip(before, alone))
+    assert 1 < alone[0].shape[1] < 1024
 
 
 def test_the_table(run: Any, text_data: Path, capsys: Any) -> None:
