@@ -17,7 +17,7 @@ import numpy as np
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory, UnusableResult
+from wgrad.device.errors import UnusableResult
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
 from wgrad.train.data.tokenizer import load_tokenizer
@@ -27,9 +27,10 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import TrainableModel, build_optimizer, build_trainable
+from wgrad.train.run.compile_ahead import compile_ahead
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.evaluation import eval_subset
-from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
+from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.run.session import refuse_quantised_anew, row_length
 from wgrad.train.run.trainer import Trainer
 from wgrad.train.terminal.output import make_console, say
@@ -87,31 +88,18 @@ def _measure(
 ) -> dict[str, float]:
     """Mean nats a token, of "base" and, where there is one, of "adapter"."""
 
-    def build(device: Device, **options: Any) -> tuple[TrainableModel, Trainer]:
-        built = build_trainable(config, model_config, folder, device, positions=config.seq_len, **options)
-        return built, Trainer(built.model, build_optimizer(config, built.parameters), config)
+    def build(device: Device, stream: str, **options: Any) -> tuple[TrainableModel, Trainer]:
+        settled = replace(config, stream_weights=stream)
+        built = build_trainable(settled, model_config, folder, device, positions=config.seq_len, **options)
+        return built, Trainer(built.model, build_optimizer(settled, built.parameters), settled)
 
-    def run_dry(room: int | None) -> Any:
-        dry = device.dry_run()
-        if dry is not None:
-            dry.limit_memory(room)
-            build(dry, contents=False)[1].evaluate(batches[:1])
-        return dry
+    def run(dry: Device, stream: str) -> None:
+        build(dry, stream, contents=False)[1].evaluate(batches[:1])
 
-    auto, limit = config.stream_weights == "auto", limit_bytes(config.memory_limit)
-    config = replace(config, stream_weights="off") if auto else config
-    with display.phase("compiling", unit="shaders") as phase:
-        try:
-            dry = run_dry(limit or (device.facts.get("memory_bytes") if auto else None))
-        except OutOfMemory:
-            if auto and not device.shared_memory:
-                config = replace(config, stream_weights="on")
-            dry = run_dry(limit)
-        if dry is not None:
-            device.prepare(dry, phase.update)
+    stream = compile_ahead(device, config.stream_weights, config.memory_limit, run, display)
     remarks = list[str]()
     with display.phase(f"loading {'and quantising ' if config.quantize else ''}weights", unit="tensors") as phase:
-        built, trainer = build(device, progress=phase.update, remarks=remarks)
+        built, trainer = build(device, stream, progress=phase.update, remarks=remarks)
     for note in filter(None, (*remarks, adapter_note(built.lora))):
         say(f"note: {note}", "stderr")
 

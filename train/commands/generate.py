@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter
@@ -21,9 +19,10 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.build import build_frozen
+from wgrad.train.run.compile_ahead import compile_ahead
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.generation import check_positions, generate_batch, generate_ids
-from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
+from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -72,27 +71,13 @@ def build_model(opened: Opened, prompts: Sequence[Sequence[int]]) -> Model:
         quantize=args.quantize,
         compute=args.compute,
     )
-    stream, remarks = "off" if args.stream_weights == "auto" else args.stream_weights, list[str]()
-    limit = limit_bytes(args.memory_limit)
-    room = limit or (device.facts.get("memory_bytes") if args.stream_weights == "auto" else None)
 
-    def run_dry(stream: str, room: int | None) -> Any:
-        dry = device.dry_run()
-        if dry is not None:  # three tokens: the first step of one runs as it is, the second is recorded
-            dry.limit_memory(room)
-            model = build(dry, contents=False, stream_weights=stream)
-            generate_batch(model, prompts, min(args.max_new_tokens, 3), args)
-        return dry
+    def run(dry: Device, stream: str) -> None:  # three tokens: the first step runs as it is, the second is recorded
+        model = build(dry, contents=False, stream_weights=stream)
+        generate_batch(model, prompts, min(args.max_new_tokens, 3), args)
 
-    with display.phase("compiling", unit="shaders") as phase:
-        try:
-            dry = run_dry(stream, room)
-        except OutOfMemory:
-            if args.stream_weights == "auto" and not device.shared_memory:
-                stream = "on"
-            dry = run_dry(stream, limit)
-        if dry is not None:
-            device.prepare(dry, phase.update)
+    stream = compile_ahead(device, args.stream_weights, args.memory_limit, run, display)
+    remarks = list[str]()
     with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
         model = build(device, progress=phase.update, stream_weights=stream, remarks=remarks)
     for remark in remarks:
