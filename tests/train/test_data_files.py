@@ -36,9 +36,8 @@ def load(path: Path | str, tokenizer: Tokenizer, **options) -> Dataset:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.csv", r"a table by its name \(.csv\): make a JSON line of each row"),
-        ("a.TSV", "a table by its name"),
-        ("a.parquet", "a table"),
+        ("a.xlsx", r"a table by its name \(.xlsx\): save it as CSV or Parquet"),
+        ("a.ARROW", "a table by its name"),
         ("a.jsonl.gz", "compressed by its name .*unpack it first"),
         ("a.tar", "compressed"),
         ("a.pdf", "a document with formatting by its name .*save its text"),
@@ -68,7 +67,7 @@ def test_what_a_name_says_is_no_text_is_refused(tokenizer: Tokenizer, tmp_path: 
         (b"PK\x03\x04rest", "compressed by its first bytes"),
         (b"%PDF-1.7\nrest", "a document"),
         (b"\x89PNG\r\n\x1a\n", "an image"),
-        (b"PAR1rest", "a table"),
+        (b"ARROW1rest", "a table"),
         (b"\x7fELFrest", "a program"),
         ("{}\n".encode("utf-16"), "UTF-16: convert"),
         (b"some\x00text\n", "NUL"),

@@ -1,6 +1,6 @@
-"""Training data: JSON lines or plain text -> documents of token ids with a mark on each token that is to be learnt.
+"""Training data: records or plain text -> documents of token ids with a mark on each token that is to be learnt.
 
-What a line may hold is said in `samples.py`, what a file may be in `data_files.py`. Plain text (.txt, .md) is one
+What a record may hold is said in `samples.py`, what a file may be in `data_files.py`. Plain text (.txt, .md) is one
 stream of tokens, cut into pieces of seq_len. Everything is read and checked before anything is trained; a file is
 never held as a whole, nor what the tokenizer makes of it (some 200 bytes a character): see `text_windows.py`.
 """
@@ -17,7 +17,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data_files import STDIN, DataFile, Progress, open_data
 from wgrad.train.data.documents import ChosenDocuments, LineDocuments, StreamDocuments
 from wgrad.train.data.packing import Document
-from wgrad.train.data.samples import BadLine, Sample, parse_line
+from wgrad.train.data.samples import BadLine, Sample, parse_record
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
@@ -131,9 +131,9 @@ def _load_file(
 ) -> Sequence[Document]:
     with open_data(path, option, progress) as file:
         tally.notes += file.notes
-        if file.is_text:
+        if file.kind == "text":
             return _cut_stream(file, config.seq_len, tokenizer)
-        return _read_lines(file, config, tokenizer, tally)
+        return _read_records(file, config, tokenizer, tally)
 
 
 # ---- plain text --------------------------------------------------------------------------------
@@ -166,11 +166,12 @@ def _empty(file: DataFile) -> WgradError:
     return WgradError(f"{file.option}: {file.name} is empty: give a file with at least one example")
 
 
-# ---- JSON lines --------------------------------------------------------------------------------
-def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Sequence[Document]:
+# ---- records -----------------------------------------------------------------------------------
+def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Sequence[Document]:
     documents = LineDocuments(file.name)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
+    forms: dict[str, None] = {}  # that are turned into messages
 
     def pass_over(error: BadLine) -> None:
         nonlocal first, bad
@@ -182,14 +183,17 @@ def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally:
 
     def samples() -> Iterator[Sample]:
         nonlocal read
-        for line, data in file.lines():
-            if data is not None and not data.strip():
+        for line, record in file.records():
+            if isinstance(record, bytes) and not record.strip():
                 continue
             read += 1
             try:
-                if data is None:
-                    raise BadLine(f"{file.name}:{line}: longer than 256 MiB: cut it into several examples")
-                yield parse_line(data, file.name, line, config.loss_on, tokenizer)
+                if isinstance(record, str):
+                    raise BadLine(f"{file.name}:{line}: {record}")
+                sample = parse_record(record, file.name, line, config.loss_on, tokenizer)
+                if sample.form:
+                    forms.setdefault(sample.form)
+                yield sample
             except BadLine as error:
                 pass_over(error)
 
@@ -201,6 +205,7 @@ def _read_lines(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally:
             except BadLine as error:
                 pass_over(error)
     tally.bad_lines += bad
+    tally.notes += [f"note: {file.name} has {form} records: made conversations of the chat template" for form in forms]
     if not read:
         raise _empty(file)
     if first and (not documents or 2 * bad > read):

@@ -1,4 +1,4 @@
-"""Data files: what kind a file is, what is not taken for text, and its lines or blocks without holding all of it."""
+"""Data files: what kind a file is, what is not taken for data, and its records or text without holding all of it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.records import LONGEST, Numbered, array_elements, csv_rows, looks_like_csv, parquet_rows, too_long
 from wgrad.train.files.input_files import open_input, reading, refuse_lfs_pointer
 
 STDIN = "-"  # the path that stands for standard input
 
 _LINES = (".jsonl", ".json", ".ndjson")
 _TEXT = (".txt", ".md", ".text")
-_LONGEST_LINE = 256 << 20  # bytes
+_TABLES = {".csv": ",", ".tsv": "\t"}  # what stands between two cells
+_PARQUET = b"PAR1"
 _BLOCK = 1 << 16  # bytes
 
-_AS_LINES = "make a JSON line of each row, with 'text', or 'prompt' and 'completion'"
+_AS_LINES = "save it as CSV or Parquet, with the columns 'text', or 'prompt' and 'completion'"
 _UNPACK = "unpack it first"
 _EXPORT = "save its text as .txt, or as JSON lines"
-_OTHER = "give JSON lines (.jsonl) or plain text (.txt)"
+_OTHER = "give JSON (.jsonl, .json), a table (.csv, .parquet) or plain text (.txt)"
 # What a name's ending says that the file is -> what to do.
 _REFUSED = {
-    ("a table", _AS_LINES): ".csv .tsv .parquet .arrow .feather .orc .avro .xls .xlsx .ods .sqlite .sqlite3 .db",
+    ("a table", _AS_LINES): ".arrow .feather .orc .avro .xls .xlsx .ods .sqlite .sqlite3 .db",
     ("compressed", _UNPACK): ".gz .bz2 .xz .zst .lz4 .br .z .zip .tar .tgz .tbz2 .txz .7z .rar",
     ("a document with formatting", _EXPORT): ".pdf .doc .docx .odt .rtf .epub .mobi .ppt .pptx .odp .ps .djvu",
     ("an image", _OTHER): ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico .heic .psd",
@@ -40,7 +42,7 @@ _BEGINNINGS = (
     (b"\x1f\x8b", ".gz"), (b"BZh", ".bz2"), (b"\xfd7zXZ", ".xz"), (b"\x28\xb5\x2f\xfd", ".zst"),
     (b"PK\x03\x04", ".zip"), (b"7z\xbc\xaf", ".7z"), (b"Rar!\x1a", ".rar"), (b"%PDF-", ".pdf"), (b"{\\rtf", ".rtf"),
     (b"\xd0\xcf\x11\xe0", ".doc"),
-    (b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"PAR1", ".parquet"), (b"ARROW1", ".arrow"),
+    (b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"ARROW1", ".arrow"),
     (b"SQLite format 3", ".sqlite"), (b"GGUF", ".gguf"), (b"\x93NUMPY", ".npy"), (b"\x80\x02", ".pkl"),
     (b"\x80\x04", ".pkl"), (b"\x7fELF", ".so"), (b"OggS", ".ogg"), (b"fLaC", ".flac"), (b"ID3", ".mp3"),
 )  # fmt: skip
@@ -65,27 +67,49 @@ class _Watch:
 
 @dataclass(frozen=True)
 class DataFile:
-    """An open data file. name: for messages; is_text: plain text, else JSON lines; notes: what a user should know;
-    watch: called after each read."""
+    """An open data file. name: for messages; kind: "text", "lines" (JSON), "array" (JSON), "csv", "tsv" or "parquet";
+    notes: what a user should know; watch: called after each read."""
 
     file: BinaryIO
     name: str
     option: str
-    is_text: bool
+    kind: str
     notes: tuple[str, ...]
     watch: Callable[[], None] = lambda: None
 
-    def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """(number from 1, the line without its newline), None for one that is too long to be held."""
+    def records(self) -> Numbered:
+        """Each record of a file that is not plain text, with the number of its line or row."""
+        if self.kind == "array":
+            return array_elements(self._byte_blocks(), self.name, self.option)
+        if self.kind == "parquet":
+            return parquet_rows(self.file, self.name, self.option)
+        if self.kind == "lines":
+            return self._lines()
+        return csv_rows(self._lines(), _TABLES["." + self.kind], self.name, self.option)
+
+    def _lines(self) -> Numbered:
+        """Lines without their newlines."""
         number = 0
-        while line := self._read_line(_LONGEST_LINE):
+        while line := self._read_line(LONGEST):
             number += 1
-            too_long = len(line) == _LONGEST_LINE and not line.endswith(b"\n")
-            if too_long:
+            is_whole = len(line) < LONGEST or line.endswith(b"\n")
+            if not is_whole:
                 while (rest := self._read_line(_BLOCK)) and not rest.endswith(b"\n"):
                     pass
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            yield number, None if too_long else line.removesuffix(b"\n")
+            yield number, line.removesuffix(b"\n") if is_whole else too_long(LONGEST)
+
+    def _byte_blocks(self) -> Iterator[bytes]:
+        block = self._read_block().removeprefix(codecs.BOM_UTF8)
+        while block:
+            yield block
+            block = self._read_block()
+
+    def _read_block(self) -> bytes:
+        with reading(self.name, self.option):
+            block = self.file.read(_BLOCK)
+            self.watch()
+        return block
 
     def _read_line(self, limit: int) -> bytes:
         with reading(self.name, self.option):
@@ -98,9 +122,7 @@ class DataFile:
         decoder = codecs.getincrementaldecoder("utf-8")()
         lines, kept, is_first = 1, "", True
         while True:
-            with reading(self.name, self.option):
-                block = self.file.read(_BLOCK)
-                self.watch()
+            block = self._read_block()
             try:
                 text = kept + decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -127,7 +149,7 @@ class DataFile:
 def open_data(path: str, option: str, progress: Progress | None = None) -> Iterator[DataFile]:
     """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".
 
-    WgradError: not a regular file, empty, or of a kind that is neither JSON lines nor plain text.
+    WgradError: not a regular file, empty, or of a kind that is not read.
     """
     is_stdin = path == STDIN
     name = "standard input" if is_stdin else path
@@ -139,9 +161,9 @@ def open_data(path: str, option: str, progress: Progress | None = None) -> Itera
         _refuse_other_kinds(start, path, name, option)
         if not start.removeprefix(codecs.BOM_UTF8):
             raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
-        is_text, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if is_stdin else path, name, option)
+        kind, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if is_stdin else path, name, option)
         watch = {"watch": _Watch(file, progress)} if progress is not None and not is_stdin else {}
-        yield DataFile(file, name, option, is_text, notes, **watch)
+        yield DataFile(file, name, option, kind, notes, **watch)
     finally:
         if not is_stdin:
             file.close()
@@ -158,7 +180,7 @@ def _ending(path: str) -> str:
 
 
 def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None:
-    """WgradError where the file is, by its name or its first bytes, neither JSON lines nor plain text."""
+    """WgradError where the file is, by its name or its first bytes, of a kind that is not read."""
     ending = _ending(path)
     found = next((kind for magic, kind in _BEGINNINGS if start.startswith(magic)), None)
     if ending in _BY_ENDING:
@@ -169,23 +191,34 @@ def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None
         raise WgradError(f"{option}: {name} is {what} by its first bytes (as of a {found} file): {advice}")
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise WgradError(f"{option}: {name} is UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8 FILE)")
-    if b"\0" in start:
+    if b"\0" in start and not start.startswith(_PARQUET):
         raise WgradError(f"{option}: {name} has NUL bytes, so it is not text: {_OTHER}")
 
 
-def _kind(start: bytes, path: str, name: str, option: str) -> tuple[bool, tuple[str, ...]]:
-    """-> whether it is plain text; notes. By the name's ending; where that says nothing, by the first character."""
+def _kind(start: bytes, path: str, name: str, option: str) -> tuple[str, tuple[str, ...]]:
+    """-> kind (see DataFile); notes. By the name's ending; where that says nothing, by the beginning."""
     ending, first = _ending(path), start.lstrip()[:1]
+    if start.startswith(_PARQUET):
+        if not path:
+            raise WgradError(f"{option}: {name} is Parquet, whose end must be read first: give it as a file")
+        return "parquet", (f"note: {name} is taken for Parquet, each row an example",)
+    if ending == ".parquet":
+        raise WgradError(f"{option}: {name} is Parquet by its name, but does not begin with PAR1: write it again")
     if ending in _TEXT:
         if first == b"{" and b'"' in start:
             note = f"note: {name} is plain text by its name, and looks like JSON lines: rename it to .jsonl if it is"
-            return True, (note,)
-        return True, ()
+            return "text", (note,)
+        return "text", ()
+    if ending in _TABLES or (ending not in _LINES and looks_like_csv(start)):
+        kind = ending[1:] if ending in _TABLES else "csv"
+        return kind, (
+            f"note: {name} is taken for {kind.upper()}, its first row the names, each further row an example",
+        )
     if first == b"[" and ending != ".jsonl":
-        raise WgradError(f"{option}: {name} is a JSON array; expected one object a line (jq -c '.[]' FILE converts it)")
+        return "array", (f"note: {name} is taken for a JSON array, each element an example",)
     if ending in _LINES:
-        return False, ()
+        return "lines", ()
     why = f"its name ends in {ending}" if ending else "its name does not say what it is" if path else ""
     taken = "JSON lines" if first == b"{" else "plain text, of which every token is learnt"
     note = f"note: {name} is taken for {taken}" + (f" ({why}; .jsonl and .txt are known)" if why else "")
-    return first != b"{", (note,)
+    return "lines" if first == b"{" else "text", (note,)

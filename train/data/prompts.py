@@ -29,12 +29,13 @@ def read_prompts(path: str, tokenizer: Tokenizer, chat: bool = False) -> tuple[l
     prompts = []
     try:
         with open_data(path, "--prompts") as file:
-            if file.is_text:
-                raise WgradError(f"--prompts: {file.name} is plain text: give JSON lines (.jsonl) with 'prompt'")
-            for line, data in file.lines():
+            if file.kind != "lines":
+                kind = {"text": "plain text", "array": "a JSON array"}.get(file.kind, file.kind.upper())
+                raise WgradError(f"--prompts: {file.name} is {kind}: give JSON lines (.jsonl) with 'prompt'")
+            for line, data in file.records():
                 where = f"{file.name}:{line}"
-                if data is None:
-                    raise WgradError(f"{where}: longer than 256 MiB: no model reads that much")
+                if not isinstance(data, bytes):
+                    raise WgradError(f"{where}: {data}")
                 if not data.strip():
                     continue
                 value, text, whole = parse_prompt(data, file.name, line, chat, tokenizer)

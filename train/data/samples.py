@@ -1,9 +1,11 @@
-"""A line of a data file -> the text that it stands for, and which part of it is to be learnt.
+"""A record of a data file -> the text that it stands for, and which part of it is to be learnt.
 
-The line is one of
+The record is one of
     {"text": "..."}                                every token counts
     {"prompt": "...", "completion": "..."}         the completion counts
     {"messages": [{"role": ..., "content": ...}]}  what the assistant says counts; the tokenizer's chat template is used
+    {"instruction": "...", "output": "..."}        Alpaca, with "input" and "system" where there are: taken for messages
+    {"conversations": [{"from": ..., "value": ...}]}  ShareGPT, with "system": taken for messages
 and prompt and completion may themselves be lists of messages. Beside messages, "tools" (a list of JSON schemas, or that
 list as text), "documents" and "chat_template_kwargs" reach the template, as they do in TRL and transformers.
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import REASONING, Conversation, MessagesRefused, Span
+from wgrad.train.data.conversation_forms import as_messages, type_name
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 
 
@@ -26,21 +29,24 @@ class BadLine(WgradError):
 @dataclass(frozen=True)
 class Sample:
     """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
-    (not the template's)."""
+    (not the template's). form: Alpaca or ShareGPT where the record was made messages; "" of any other."""
 
     text: str
     spans: list[Span]
     whole: bool
     line: int
+    form: str = ""
 
 
-def parse_line(data: bytes, name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
-    """The sample of a line that is not blank. BadLine; WgradError where no line with messages could be used."""
+def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
+    """The sample of a record, decoded or JSON text that is not blank. BadLine; WgradError where no record with messages
+    could be used."""
     try:
-        value = _parse_object(data)
+        value = _parse_object(record) if isinstance(record, bytes) else record
+        form, value = as_messages(value)
         text, spans, whole = _text_and_spans(value, loss_on, tokenizer)
         check_text(text)
-        return Sample(text, spans, whole, line)
+        return Sample(text, spans, whole, line, form)
     except WgradError as error:
         if str(error).startswith("--"):
             raise
@@ -87,11 +93,11 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise WgradError(f"not UTF-8 (byte 0x{data[error.start]:02x}): convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
-        raise WgradError(f"not valid JSON: {error.msg} at column {error.colno}: expected one object a line") from error
+        raise WgradError(f"not valid JSON: {error.msg} at column {error.colno}: expected one object") from error
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, nesting without end
-        raise WgradError(f"not valid JSON: {error}: expected one object a line") from error
+        raise WgradError(f"not valid JSON: {error}: expected one object") from error
     if not isinstance(value, dict):
-        raise WgradError(f"expected a JSON object, got {_type_name(value)}")
+        raise WgradError(f"expected a JSON object, got {type_name(value)}")
     return value
 
 
@@ -111,7 +117,10 @@ def _text_and_spans(value: dict[str, Any], loss_on: str, tokenizer: Tokenizer) -
         text = _text(value["text"], "text")
         return text, [(0, len(text))], True
     keys = ", ".join(map(repr, value)) or "none"
-    raise WgradError(f"needs 'text', 'prompt' and 'completion', or 'messages'; it has {keys[:200]}")
+    raise WgradError(
+        "needs 'text', 'prompt' and 'completion', 'messages', 'instruction' and 'output', or "
+        f"'conversations'; it has {keys[:200]}"
+    )
 
 
 def _chat(
@@ -134,7 +143,7 @@ def _chat(
 def _conversation(turns: list[dict], value: dict[str, Any]) -> Conversation:
     options = value.get("chat_template_kwargs")
     if options is not None and not isinstance(options, dict):
-        raise WgradError(f"'chat_template_kwargs' must be an object; got {_type_name(options)}")
+        raise WgradError(f"'chat_template_kwargs' must be an object; got {type_name(options)}")
     tools, documents = _objects(value.get("tools"), "tools"), _objects(value.get("documents"), "documents")
     return Conversation(turns, tools, documents, options or {})
 
@@ -149,19 +158,19 @@ def _objects(value: Any, name: str) -> list[dict] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise WgradError(f"{name!r} must be a list of objects; got {_type_name(value)}")
+        raise WgradError(f"{name!r} must be a list of objects; got {type_name(value)}")
     return value
 
 
 def _messages(value: Any, name: str) -> list[dict]:
     if not isinstance(value, list) or not value:
-        raise WgradError(f"{name!r} must be a list of messages that is not empty; got {_type_name(value)}")
+        raise WgradError(f"{name!r} must be a list of messages that is not empty; got {type_name(value)}")
     for number, message in enumerate(value, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise WgradError(f"{name!r}: message {number} must be an object with 'role' and 'content'")
         content = message.get("content")
         if not isinstance(content, (str, list, type(None))):
-            raise WgradError(f"'content of message {number}' must be text; got {_type_name(content)}")
+            raise WgradError(f"'content of message {number}' must be text; got {type_name(content)}")
         says_more = any(message.get(key) for key in ("tool_calls", *REASONING))
         if content is None and "content" not in message and not says_more:
             raise WgradError(f"'content of message {number}' must be text; got nothing")
@@ -172,12 +181,7 @@ def _messages(value: Any, name: str) -> list[dict]:
 
 def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
-        raise WgradError(f"{name!r} must be text; got {_type_name(value)}")
+        raise WgradError(f"{name!r} must be text; got {type_name(value)}")
     if not value and not may_be_empty:
         raise WgradError(f"{name!r} is empty: fill it, or remove the line")
     return value
-
-
-def _type_name(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number") if value != [] else "an empty list"
