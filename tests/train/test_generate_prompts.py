@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.train.conftest import CHATML
+from wgrad.device.errors import WgradError
 from wgrad.train.commands import generate_prompts
 from wgrad.train.commands.cli import main
 from wgrad.train.data.prompts import read_prompts
@@ -105,6 +106,22 @@ def test_a_wrong_line_is_named_and_nothing_is_written(
     assert generate("--model", make_checkpoint(), "--prompts", data, "--out", out) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(f"wgrad: error: {data}:3: ") and message in error and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.txt", "the quick", "p.txt is plain text: give JSON lines (.jsonl) with 'prompt'"),
+        ("p.csv", "prompt\nthe quick\n", "p.csv is CSV: give JSON lines"),
+        ("p.jsonl", "\n\n", "p.jsonl is empty: give a file with at least one prompt"),
+        ("p.jsonl", "", "p.jsonl is empty: give a file with at least one example"),
+    ],
+)
+def test_no_file_of_prompts(name: str, text: str, message: str, make_tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(WgradError, match="^--prompts: ") as caught:
+        read_prompts(str(tmp_path / name), load_tokenizer(make_tokenizer()))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from wgrad.train.options.options import flag
 EVAL_OPTIONS = {
     "model": "model: a folder, or a hub id such as org/name; needed unless --adapter names it",
     "adapter": "PEFT adapter to measure beside the model",
-    "data": "what to measure on: JSONL with text, prompt + completion or messages; or plain text (.txt)",
+    "data": "what to measure on: a file that finetune would take as its --data",
     **dict.fromkeys(("on_bad_line", "quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
