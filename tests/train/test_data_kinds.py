@@ -166,6 +166,40 @@ def test_a_structure_of_parquet_has_no_keys_that_its_row_lacked(tmp_path: Path) 
         assert list(file.records()) == [(1, records[0]), (2, records[1])]
 
 
+# ---- folders -------------------------------------------------------------------------------------
+def test_a_folder_is_its_files_by_name(tokenizer: Tokenizer, tmp_path: Path, write_lines) -> None:
+    wanted = contents(load(write_lines(*RECORDS, *CHATS, *RECORDS), tokenizer))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, content in (("c.parquet", parquet(RECORDS)), ("a.csv", table(RECORDS)), ("b.json", array(CHATS))):
+        (folder / name).write_bytes(content)
+    (folder / ".hidden").write_bytes(b"text")
+    data = load(folder, tokenizer)
+    assert contents(data) == wanted and len(data.remarks) == 3
+    assert [Path(d.source.rsplit(":", 1)[0]).name for d in data.train] == ["a.csv"] * 2 + ["b.json"] * 2 + [
+        "c.parquet"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], "is a folder without files"),
+        (["a.csv", "b.txt"], "must hold plain text or records; got both .*b.txt and .*a.csv"),
+        (["a.txt", "b.csv"], "must hold plain text or records; got both .*a.txt and .*b.csv"),
+        (["a.csv", "b.pdf"], "b.pdf is a document"),
+        (["a.csv", "more/"], "more is a folder within .*data: move its files up"),
+    ],
+)
+def test_folders_that_are_wrong(tokenizer: Tokenizer, tmp_path: Path, files: list[str], words: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in files:
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_bytes(table(RECORDS))
+    with pytest.raises(WgradError, match=f"^--data: .*{words}"):
+        load(folder, tokenizer)
+
+
 # ---- Alpaca, ShareGPT ----------------------------------------------------------------------------
 ASK, ANSWER = {"role": "user", "content": "Add.\n\n1, 2"}, {"role": "assistant", "content": "3"}
 SYSTEM = {"role": "system", "content": "Be terse."}

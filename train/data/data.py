@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.data_files import STDIN, DataFile, Progress, open_data
-from wgrad.train.data.documents import ChosenDocuments, LineDocuments, StreamDocuments
+from wgrad.train.data.data_files import STDIN, DataFile, Progress, list_data, open_data
+from wgrad.train.data.documents import ChosenDocuments, Documents, JoinedDocuments, LineDocuments, StreamDocuments
 from wgrad.train.data.packing import Document
 from wgrad.train.data.samples import BadLine, Sample, parse_record
 from wgrad.train.data.template_process import shared_process
@@ -129,15 +129,28 @@ def _load_file(
     tally: _Tally,
     progress: Progress | None,
 ) -> Sequence[Document]:
-    with open_data(path, option, progress) as file:
-        tally.notes += file.notes
-        if file.kind == "text":
-            return _cut_stream(file, config.seq_len, tokenizer)
-        return _read_records(file, config, tokenizer, tally)
+    """path: a file, standard input, or a folder of files, all of them plain text or none."""
+    parts: list[Documents] = []
+    first: DataFile | None = None
+    for name in list_data(path, option):
+        with open_data(name, option, progress) as file:
+            tally.notes += file.notes
+            first = first or file
+            if (first.kind == "text") != (file.kind == "text"):
+                text, other = (first, file) if first.kind == "text" else (file, first)
+                raise WgradError(
+                    f"{option}: {path} must hold plain text or records; got both ({text.name} and {other.name}): keep "
+                    "each in a folder of its own"
+                )
+            if file.kind == "text":
+                parts.append(_cut_stream(file, config.seq_len, tokenizer))
+            else:
+                parts.append(_read_records(file, config, tokenizer, tally))
+    return parts[0] if len(parts) == 1 else JoinedDocuments(parts)
 
 
 # ---- plain text --------------------------------------------------------------------------------
-def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Sequence[Document]:
+def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents:
     """Pieces of the one stream. Newlines are kept as they are, but for \\r\\n, which becomes \\n."""
     before, behind = tokenizer.added_ids()
     ids = array("i", before)
@@ -167,7 +180,7 @@ def _empty(file: DataFile) -> WgradError:
 
 
 # ---- records -----------------------------------------------------------------------------------
-def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Sequence[Document]:
+def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Documents:
     documents = LineDocuments(file.name)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0

@@ -145,6 +145,22 @@ class DataFile:
                 return
 
 
+def list_data(path: str, option: str) -> list[str]:
+    """The files of a folder by name, without hidden ones; of anything else its own path. WgradError where there are
+    none, or other folders among them."""
+    if path == STDIN or not os.path.isdir(path):
+        return [path]
+    with reading(path, option):
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    if not names:
+        raise WgradError(f"{option}: {path} is a folder without files: give one with data in it")
+    files = [os.path.join(path, name) for name in names]
+    for file in files:
+        if os.path.isdir(file):
+            raise WgradError(f"{option}: {file} is a folder within {path}: move its files up, or elsewhere")
+    return files
+
+
 @contextmanager
 def open_data(path: str, option: str, progress: Progress | None = None) -> Iterator[DataFile]:
     """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".

@@ -88,3 +88,17 @@ class ChosenDocuments(Documents):
 
     def _get(self, index: int) -> Document:
         return self._documents[int(self._chosen[index])]
+
+
+class JoinedDocuments(Documents):
+    """Those of several sequences, one behind the other."""
+
+    def __init__(self, parts: Sequence[Sequence[Document]]) -> None:
+        self._parts, self._ends = parts, np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _get(self, index: int) -> Document:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self._parts[part][index - (int(self._ends[part - 1]) if part else 0)]

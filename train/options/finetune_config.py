@@ -63,7 +63,7 @@ class RunOptions(Options):
     )
     data: str = a_path(
         "",
-        "training data: JSONL, a JSON array, CSV or Parquet of text, prompt + completion or messages; or plain text",
+        "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion or messages; or plain text",
         metavar="FILE",
         required=True,
     )
