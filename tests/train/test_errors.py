@@ -78,8 +78,8 @@ def no_target(model: Path, data: Path) -> list[str]:
 
 
 def a_table(model: Path, data: Path) -> list[str]:
-    data.with_suffix(".csv").write_text("text\none two\n")
-    return ["--data", str(data.with_suffix(".csv"))]
+    data.with_suffix(".xlsx").write_bytes(b"PK\3\4 one two\n")
+    return ["--data", str(data.with_suffix(".xlsx"))]
 
 
 def endless_template(model: Path, data: Path) -> list[str]:
@@ -133,7 +133,7 @@ CASES: dict[Case, str] = {
     no_line: r"data.jsonl is empty",
     malformed_line: r"data.jsonl:2: not valid JSON",
     no_target: r"data.jsonl:1: no token to learn is left after truncation to 32 tokens",
-    a_table: r"data.csv is a table by its name \(.csv\)",
+    a_table: r"data.xlsx is a table by its name \(.xlsx\)",
     endless_template: r"chat template does not end within 5 s",
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
     huge_rank: r"--rank: must be at most 88, the longest side of the projections that it adapts; got 100000: a larger",
