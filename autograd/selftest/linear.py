@@ -151,6 +151,7 @@ def stacked_cases(t: np.dtype) -> list[Case]:
     return [
         _stacked_case("stack", 37, two, 72, t, double=False),
         _stacked_case("stack lowrank", 131, three, 136, t, double=True, rank=6, bias=True),
+        _stacked_case("stack few rows", 5, three, 136, t, double=True, rank=6, bias=True),
         _stacked_case("stack", 37, two, 72, t, double=False, backward=True),
         _stacked_case("stack lowrank", 131, three, 136, t, double=True, rank=18, backward=True),
     ]

@@ -176,6 +176,18 @@ def test_a_gradient_in_another_dtype_is_cast(device: Device) -> None:
     np.testing.assert_array_equal(grad(x), np.full((2, 3), 3.0))
 
 
+def test_a_residual_gets_the_gradient_as_it_is(device: Device) -> None:
+    """Where activations have 16 bits the products of the backward round it; the residual stream's is still float32."""
+    if not device.float16:
+        pytest.skip(f"{device.description} has no float16")
+    x, stream = leaf(device, np.ones((2, 3))), leaf(device, np.zeros((2, 3)))
+    y = F.linear(F.cast(x, np.float16), device.upload(np.eye(3, dtype=np.float32)), residual=stream, dtype=np.float32)
+    seed = np.full((2, 3), 1 + 2.0**-13, np.float32)
+    y.backward(device.upload(seed))
+    np.testing.assert_array_equal(grad(stream), seed)
+    np.testing.assert_array_equal(grad(x), np.ones((2, 3)))
+
+
 def test_a_constant_gets_no_gradient_silently(cpu: ReferenceDevice) -> None:
     x, positions = leaf(cpu, np.ones((3, 2, 6))), np.zeros(3, np.int32)
     cos, sin = leaf(cpu, np.ones((9, 3))), np.zeros((9, 3), np.float32)

@@ -12,9 +12,10 @@ import pytest
 
 from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import no_grad
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV, adapter_groups, stack_adapter, stack_if_last
 from wgrad.train.model.weights import weight_specs
@@ -83,6 +84,29 @@ def test_loss_and_gradients_are_those_of_each_projection_by_itself(lora: LoraCon
 
 def test_stacks_on_wgpu(wgpu_device: Any) -> None:
     _compare(wgpu_device, LoraConfig(r=8, alpha=16.0), 4)
+
+
+@pytest.mark.parametrize("on_wgpu", [False, True], ids=["numpy", "wgpu"])
+def test_decoding_is_that_of_each_projection_by_itself(on_wgpu: bool, request: pytest.FixtureRequest) -> None:
+    """A prompt into a cache, then token after token, two rows at once."""
+    device = request.getfixturevalue("wgpu_device") if on_wgpu else ReferenceDevice()
+    ids = np.random.default_rng(2).integers(0, 96, (2, 9)).astype(np.int32)
+    found = []
+    for stacked in (False, True):
+        model, _ = _model(device, stacked, LoraConfig(r=8, alpha=16.0))
+        cache, outputs = KVCache.empty(model.config, 2, 12, np.float32, device), []
+        for first, last in ((0, 6), (6, 7), (7, 8), (8, 9)):
+            inputs = Inputs(
+                ids=device.upload(ids[:, first:last].reshape(-1).copy()),
+                positions=device.upload(np.tile(np.arange(first, last, dtype=np.int32), 2)),
+                doc_start=device.upload(np.zeros((2, last - first), np.int32)),
+                cache_len=device.upload(np.array([first], np.int32)),
+            )
+            with no_grad():
+                outputs.append(device.download(model.hidden(inputs, cache).data))
+        found.append(outputs)
+    for plain, stack in zip(*found):
+        np.testing.assert_allclose(stack, plain, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpointing": True, "max_grad_norm": 0.5, "accumulate": 3}], ids=["", "2"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
 from wgrad.autograd.selftest.case import F16, Case
 from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_cases
@@ -55,6 +56,27 @@ def test_gradients_of_logits_on_matrix_units(matrix_device: Any, case: Case) -> 
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert "gemm" not in matrix_device.launched
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_small_gradients_of_logits_last(matrix_device: Any) -> None:
+    """Probabilities of 1e-8, a thousand of them: float16 alone would have zeros. And rows without a target are zeros,
+    whatever stood in that memory before."""
+    rows, width, vocab = 64, 64, 1024
+    x, weight = np.zeros((rows, width), np.float16), np.full((vocab, width), 0.5, np.float16)
+    x[:, 0] = 18.42
+    weight[:, 0] = -1.0
+    weight[7] = 0.0
+    targets = np.full(rows, 7, np.int32)
+    targets[::3] = -100
+    given = [matrix_device.upload(array) for array in (x, weight, targets)]
+    matrix_device.upload(np.full((rows, vocab), np.nan, np.float16))  # its memory is free again
+    found = matrix_device.download(matrix_device.linear_cross_entropy(*given, need_dx=True, need_dweight=False)[1])
+    cpu = ReferenceDevice()
+    wide = [array.astype(np.float64) if array.dtype == np.float16 else array for array in (x, weight, targets)]
+    exact = cpu.linear_cross_entropy(*wide, need_dx=True, need_dweight=False)[1]
+    assert not found[::3].any()
+    np.testing.assert_allclose(found, exact, rtol=1e-2)
 
 
 def test_which_products_are_served(matrix_device: Any) -> None:
