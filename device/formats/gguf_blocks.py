@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.frozen_weight import Array, FrozenWeight
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class GgufBlocks(FrozenWeight):
     @property
     def count(self) -> int:
         return int(self.shape[0]) * int(self.shape[1])
+
+    def arrays(self) -> dict[str, Array | None]:
+        return {name: getattr(self, name) for name, _, _ in self.layout()}
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         columns = int(self.shape[1])

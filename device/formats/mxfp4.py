@@ -32,9 +32,6 @@ class Mxfp4Array(GgufBlocks):
     exponents: Array
     shape: tuple[int, int]
 
-    def arrays(self) -> dict[str, Array | None]:
-        return {"codes": self.codes, "exponents": self.exponents}
-
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield "codes", self.count // 2, "u8"
         yield "exponents", self.count // self.block, "u8"

@@ -34,9 +34,6 @@ class Q4KArray(GgufBlocks):
     scales: Array
     shape: tuple[int, int]
 
-    def arrays(self) -> dict[str, Array | None]:
-        return {"codes": self.codes, "scales": self.scales}
-
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield "codes", self.count // 2, "u8"
         yield "scales", self.count // 64, "u32"

@@ -26,9 +26,6 @@ class Q5KArray(Q4KArray):
 
     high: Array
 
-    def arrays(self) -> dict[str, Array | None]:
-        return {"codes": self.codes, "scales": self.scales, "high": self.high}
-
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield from super().layout()
         yield "high", self.count // 8, "u8"

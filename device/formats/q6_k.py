@@ -35,9 +35,6 @@ class Q6KArray(GgufBlocks):
     d: Array
     shape: tuple[int, int]
 
-    def arrays(self) -> dict[str, Array | None]:
-        return {"codes": self.codes, "high": self.high, "scales": self.scales, "d": self.d}
-
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield "codes", self.count // 2, "u8"
         yield "high", self.count // 4, "u8"

@@ -29,9 +29,6 @@ class Q8Array(GgufBlocks):
     scales: Array
     shape: tuple[int, int]
 
-    def arrays(self) -> dict[str, Array | None]:
-        return {"codes": self.codes, "scales": self.scales}
-
     def layout(self) -> Iterator[tuple[str, int, str]]:
         yield "codes", self.count, "u8"
         yield "scales", self.count // self.block, "f16"

@@ -10,31 +10,23 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
-from wgrad.train.data.tokenizer import load_tokenizer
-from wgrad.train.files.hub import resolve_model
-from wgrad.train.model.adapter_files import adapter_note, base_of_adapter
-from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.model.model_files import open_files
+from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import TrainableModel, build_optimizer, build_trainable
 from wgrad.train.run.compile_ahead import compile_ahead
-from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.evaluation import eval_subset
-from wgrad.train.run.memory_limit import hold_to_limit
+from wgrad.train.run.open_model import Opened, open_model
 from wgrad.train.run.session import refuse_quantised_anew, row_length
 from wgrad.train.run.trainer import Trainer
-from wgrad.train.terminal.output import make_console, say
-from wgrad.train.terminal.progress import Display
+from wgrad.train.terminal.output import say
 
 
 def run_eval(config: RunOptions, as_json: bool) -> int:
@@ -42,27 +34,17 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
 
     WgradError. UnusableResult, after the table: a loss is not finite.
     """
-    device, display = select_device(config.device), Display(make_console("stderr"))
-    say(f"device: {device.description} ({device.reason})", "stderr")
-    compute = choose_compute(config.compute, device)
-    for line in compute.lines:
-        say(line, "stderr")
-    if remark := hold_to_limit(device, config.memory_limit):
-        say(f"note: {remark}", "stderr")
-    config = replace(config, compute=compute.dtype, model=config.model or base_of_adapter(config.adapter or ""))
-    folder = resolve_model(config.model)
-    model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
-    tokenizer.check_fits(model_config.vocab_size)
-    files, model_config, head_note = open_files(folder, model_config)
-    refuse_quantised_anew(config, files, model_config)
+    opened = open_model(config)
+    config, display = opened.args, opened.display
+    refuse_quantised_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenising", unit="%") as phase:
-        data = load_data(config, tokenizer, phase.update)
+        data = load_data(config, opened.tokenizer, phase.update)
     documents = eval_subset(data.train, config)
-    for note in (*([f"note: {head_note}"] if head_note else []), *data.remarks):
+    for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *data.remarks):
         say(note, "stderr")
     config = replace(config, seq_len=row_length(config, data))
-    batches = eval_batches(documents, config, tokenizer.pad_id or 0)
-    losses = _measure(config, model_config, folder, device, batches, display)
+    batches = eval_batches(documents, config, opened.tokenizer.pad_id or 0)
+    losses = _measure(replace(opened, args=config), batches)
     result = {
         "data": config.data,
         "examples": len(documents),
@@ -78,19 +60,13 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     return 0
 
 
-def _measure(
-    config: RunOptions,
-    model_config: ModelConfig,
-    folder: Path,
-    device: Device,
-    batches: Sequence[Batch],
-    display: Display,
-) -> dict[str, float]:
+def _measure(opened: Opened[RunOptions], batches: Sequence[Batch]) -> dict[str, float]:
     """Mean nats a token, of "base" and, where there is one, of "adapter"."""
+    config, device, display = opened.args, opened.device, opened.display
 
     def build(device: Device, stream: str, **options: Any) -> tuple[TrainableModel, Trainer]:
         settled = replace(config, stream_weights=stream)
-        built = build_trainable(settled, model_config, folder, device, positions=config.seq_len, **options)
+        built = build_trainable(settled, opened.config, opened.folder, device, positions=config.seq_len, **options)
         return built, Trainer(built.model, build_optimizer(settled, built.parameters), settled)
 
     def run(dry: Device, stream: str) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.device.files import writing
-from wgrad.train.commands.generate import Opened, build_model, open_model
+from wgrad.train.commands.generate import build_model, open_to_generate
 from wgrad.train.data.prompts import ANSWER, Prompt, read_prompts
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.generation import check_positions, generate_batch
+from wgrad.train.run.open_model import Opened
 from wgrad.train.terminal.output import say
 
 _SEEDS = 2**32
@@ -27,7 +28,7 @@ def run_prompts(args: GenerateConfig) -> int:
     is written where a prompt is wrong. UnusableResult: the lines before are written."""
     if args.out is not None:
         _refuse_existing(args.out)
-    opened = open_model(args)
+    opened = open_to_generate(args)
     prompts, notes = read_prompts(args.prompts or "", opened.tokenizer, args.chat)
     for note in notes:
         say(note, "stderr")
@@ -48,7 +49,7 @@ def run_prompts(args: GenerateConfig) -> int:
     return 0
 
 
-def _answer(opened: Opened, model: Model, group: list[Prompt], first: int) -> Iterator[dict[str, Any]]:
+def _answer(opened: Opened[GenerateConfig], model: Model, group: list[Prompt], first: int) -> Iterator[dict[str, Any]]:
     """The objects of a batch with their answers. first: the number of its first prompt, which has a seed of its own, so
     that no --batch-size changes what is drawn."""
     args, tokenizer = opened.args, opened.tokenizer

@@ -1,0 +1,55 @@
+"""What `generate` and `eval` begin with: device, configuration and tokenizer, before weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from wgrad.autograd.select_device import select_device
+from wgrad.device.contract import Device
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.model.adapter_files import base_of_adapter
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_files import ModelFiles, open_files
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.memory_limit import hold_to_limit
+from wgrad.train.terminal.output import make_console, say
+from wgrad.train.terminal.progress import Display
+
+Args = TypeVar("Args", GenerateConfig, RunOptions)
+
+
+@dataclass(frozen=True)
+class Opened(Generic[Args]):
+    """args: the command's, with --compute and --model settled. head_note: what there is to say of the output layer, or
+    empty; it has not been said."""
+
+    args: Args
+    device: Device
+    folder: Path
+    files: ModelFiles
+    config: ModelConfig
+    tokenizer: Tokenizer
+    head_note: str
+    display: Display
+
+
+def open_model(args: Args) -> Opened[Args]:
+    """The device and what was chosen for it are said, on stderr as all that is shown later. WgradError."""
+    device = select_device(args.device)
+    say(f"device: {device.description} ({device.reason})", "stderr")
+    compute = choose_compute(args.compute, device)
+    for line in compute.lines:
+        say(line, "stderr")
+    if remark := hold_to_limit(device, args.memory_limit):
+        say(f"note: {remark}", "stderr")
+    args = replace(args, compute=compute.dtype, model=args.model or base_of_adapter(args.adapter or ""))
+    folder = resolve_model(args.model)
+    config, tokenizer = load_model_config(folder), load_tokenizer(folder)
+    tokenizer.check_fits(config.vocab_size)
+    files, config, head_note = open_files(folder, config)
+    return Opened(args, device, folder, files, config, tokenizer, head_note, Display(make_console("stderr")))
