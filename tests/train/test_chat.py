@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import own_process
+from tests.own_process import needs_fork
 from wgrad.device.errors import WgradError
 from wgrad.train.data import template_process
 from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
@@ -245,17 +247,22 @@ def test_a_process_that_dies_is_an_error(soon: TemplateProcess) -> None:
     assert template.render(TURNS[:1])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_has_its_own(soon: TemplateProcess) -> None:
+def render_in_a_fork() -> int:
     template = ChatTemplate(CHATML, {})
+    whole = template.render(TURNS[:1])
     child = os.fork()
     if child == 0:
         try:
-            os._exit(0 if template.render(TURNS[:1]).startswith("<|im_start|>user") else 1)
+            os._exit(0 if template.render(TURNS[:1]) == whole else 1)
         finally:
             os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert template.render(TURNS[:1]) == "<|im_start|>user\nWho is wise?<|im_end|>\n"
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status or (0 if template.render(TURNS[:1]) == whole else 3)
+
+
+@needs_fork
+def test_a_forked_process_has_its_own(tmp_path: Path) -> None:
+    assert own_process.run(render_in_a_fork, tmp_path / "log") == (0, "")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of Posix")

@@ -1,7 +1,7 @@
 """Whatever stops a run (a kill between any two things it does to files, a full disk) loses nothing of it.
 
 A shim around the calls that change files stands in for the machine: portable, quick, and exact about the moment.
-`python tests/train/fault_campaign.py` tries every moment; here are some of them.
+`python -m tests.train.fault_campaign` tries every moment; here are some of them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import wgrad.train.run.finetune  # noqa: F401  (children need not import it again)
+from tests import own_process
+from tests.own_process import needs_fork
 from wgrad.train.commands.cli import main
 from wgrad.train.run.checkpoints import Checkpoints
 from wgrad.train.run.metrics import read_metrics
 
 KILLED = 9  # status of a child that the shim ended
 STEPS = 4
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 Fault = Callable[["Shim", str, Callable[[], Any], Any], Any]  # shim, operation, the call itself, data of a write
 
@@ -41,15 +42,15 @@ def kill(shim: Shim, operation: str, call: Callable[[], Any], data: Any) -> Any:
 
 def disk(number: int) -> Fault:
     """From here on nothing can be written any more; things can be removed."""
+    return partial(_fail, number)
 
-    def fail(shim: Shim, operation: str, call: Callable[[], Any], data: Any) -> Any:
-        if operation in ("unlink", "remove", "rmdir"):
-            return call()
-        if operation == "write" and number == errno.ENOSPC:
-            shim.half(data)
-        raise OSError(number, os.strerror(number))
 
-    return fail
+def _fail(number: int, shim: Shim, operation: str, call: Callable[[], Any], data: Any) -> Any:
+    if operation in ("unlink", "remove", "rmdir"):
+        return call()
+    if operation == "write" and number == errno.ENOSPC:
+        shim.half(data)
+    raise OSError(number, os.strerror(number))
 
 
 class Shim:
@@ -61,7 +62,7 @@ class Shim:
     def __init__(self, root: Path, at: int = 0, fault: Fault = kill) -> None:
         self.root, self.at, self.fault = str(root), at, fault
         self.log: list[tuple[str, str]] = []
-        self.half: Callable[[Any], None] = lambda data: None
+        self.half: Callable[[Any], None] = print  # of the file that is written to
 
     def call(self, operation: str, path: Any, call: Callable[[], Any], data: Any = None) -> Any:
         path = str(path)
@@ -135,30 +136,6 @@ class _Written:
         self._file.close()
 
 
-def in_a_child(work: Callable[[], int], log: Path) -> tuple[int, str]:
-    """Run `work` in a forked process -> its exit status, and what it printed."""
-    process = os.fork()
-    if process == 0:
-        status = 99
-        try:
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            import sys
-
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-            try:
-                status = work()
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            sys.stdout.flush()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), log.read_text()
-
-
 # ---- a checkpoint ------------------------------------------------------------------------------
 def arrays_of(step: int) -> dict[str, np.ndarray]:
     return {"parameters": np.arange(70, dtype=np.float32) + step, "state": np.full(8, step, np.float32)}
@@ -190,7 +167,7 @@ def test_a_kill_at_any_call_of_a_checkpoint_leaves_one_that_is_whole(two_checkpo
         out = tmp_path / "copy"
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(two_checkpoints, out)
-        status, said = in_a_child(lambda: save_six(out, Shim(out, at)), tmp_path / "log")  # noqa: B023
+        status, said = own_process.run(partial(save_six, out, Shim(out, at)), tmp_path / "log")
         assert status in (KILLED, 0), said
         state = Checkpoints(out).load()
         assert state is not None and state.step in (4, 6)
@@ -239,6 +216,13 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(two_checkpoints: Path
 
 
 # ---- a run -------------------------------------------------------------------------------------
+def run_main(arguments: list[str], shim: Shim, folder: Path) -> int:
+    with shim.active():
+        status = main(arguments)
+    (folder / "calls").write_text(str(len(shim.log)))
+    return status
+
+
 class Runs:
     """A tiny run, how it ends when nothing happens, and how it ends after a fault."""
 
@@ -257,15 +241,8 @@ class Runs:
         return text.split()
 
     def run(self, out: Path, shim: Shim | None = None, *more: str) -> tuple[int, str]:
-        shim = shim or Shim(out)
-
-        def work() -> int:
-            with shim.active():
-                status = main([*self.options(out), *more])
-            (self.folder / "calls").write_text(str(len(shim.log)))
-            return status
-
-        return in_a_child(work, self.folder / "log")
+        arguments = [*self.options(out), *more]
+        return own_process.run(partial(run_main, arguments, shim or Shim(out), self.folder), self.folder / "log")
 
     def after(self, at: int, fault: Fault, statuses: tuple[int, ...]) -> str:
         """A run with a fault at a call; then, without it, resumed. -> what the first said."""
@@ -298,8 +275,6 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path: Path, make_checkpoint: Any, text_data: Path) -> Runs:
-    if not hasattr(os, "fork"):
-        pytest.skip("this system cannot fork")
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
     return Runs(tmp_path, make_checkpoint(hidden_size=16, intermediate_size=24, **sizes), text_data)
 

@@ -6,17 +6,18 @@ import errno
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import filelock
 import pytest
 
+from tests import own_process
+from tests.own_process import needs_fork
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.run.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 
 def names(folder: Path) -> list[str]:
@@ -49,16 +50,19 @@ def test_a_folder_into_which_nothing_came_goes_again(tmp_path: Path) -> None:
     assert (tmp_path / "mine").is_dir()
 
 
+def enter_and_die(folder: Path) -> int:
+    OutFolder(folder).__enter__()
+    os._exit(9)
+
+
 @needs_fork
 def test_the_lock_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
-    process = os.fork()
-    if process == 0:
-        OutFolder(tmp_path).__enter__()
-        os._exit(9)
-    os.waitpid(process, 0)
+    process = own_process.start(partial(enter_and_die, tmp_path), tmp_path.with_name("log"))
+    process.join()
+    assert process.exitcode == 9
     assert names(tmp_path) == [LOCK_FILE, HOLDER_FILE]
     with OutFolder(tmp_path) as folder:
-        assert folder.left_by is not None and folder.left_by.startswith(f"process {process} on ")
+        assert folder.left_by is not None and folder.left_by.startswith(f"process {process.pid} on ")
         assert json.loads((tmp_path / HOLDER_FILE).read_text())["pid"] == os.getpid()
 
 
@@ -99,15 +103,11 @@ def test_of_two_runs_at_once_one_is_refused_and_the_other_is_whole(
         return f"{text} --max-steps 6 --save-every 1 --log-every 1 --accumulate 1".split()
 
     assert main(options(tmp_path / "whole")) == 0
-    processes = []
-    for _ in range(3):
-        process = os.fork()
-        if process == 0:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os._exit(main(options(tmp_path / "out")))
-        processes.append(process)
-    statuses = sorted(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in processes)
-    assert statuses == [0, 2, 2]
+    work = partial(main, options(tmp_path / "out"))
+    processes = [own_process.start(work, tmp_path / f"log-{i}") for i in range(3)]
+    for process in processes:
+        process.join()
+    assert sorted(str(process.exitcode) for process in processes) == ["0", "2", "2"]
     name = "adapter_model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     capsys.readouterr()
