@@ -126,6 +126,25 @@ def test_one_that_is_whole_is_not_written_again(out: Path) -> None:
     assert step_of(out) == 4
 
 
+def test_the_best_are_kept_beside_the_newest(out: Path) -> None:
+    checkpoints = Checkpoints(out)
+    for step, best, left in ((6, [2], "step-2 step-4 step-6"), (8, [4, 2], "step-2 step-4 step-6 step-8")):
+        checkpoints.save(step, arrays_of(step), INFO, adapter, best)
+        assert sorted(p.name for p in checkpoints.steps()) == left.split()
+    checkpoints.prune([4, 99])
+    assert sorted(p.name for p in checkpoints.steps()) == ["step-4", "step-6", "step-8"]
+    found = checkpoints.arrays_of(4)
+    assert found is not None and found["parameters"].tolist() == arrays_of(4)["parameters"].tolist()
+    (out / "checkpoints" / "step-4" / STATE_FILE).write_bytes(b"?")
+    assert checkpoints.arrays_of(4) is None and checkpoints.arrays_of(2) is None and step_of_newest(checkpoints) == 8
+
+
+def step_of_newest(checkpoints: Checkpoints) -> int:
+    state = checkpoints.load()
+    assert state is not None
+    return state.step
+
+
 def test_when_all_are_damaged_it_stops_and_touches_nothing(out: Path) -> None:
     for step in (2, 4):
         (out / "checkpoints" / f"step-{step}" / STATE_FILE).write_bytes(b"?")

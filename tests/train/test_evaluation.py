@@ -120,7 +120,7 @@ def test_the_sample_can_be_left_out(
     assert "sample" not in phases and "sample before" not in capsys.readouterr().out
     assert not [k for k in json.loads((tmp_path / "out" / "results.json").read_text()) if "sample" in k]
     with pytest.raises(WgradError, match="--sample-prompt: --no-sample"):
-        RunOptions(sample=False, sample_prompt="x")
+        RunOptions(sample=False, sample_prompt=("x",))
 
 
 def test_a_model_that_computes_no_numbers_has_no_sample_and_no_result(
@@ -154,9 +154,9 @@ def test_done_in_covers_all_parts_of_a_run(
     monkeypatch.setattr("wgrad.train.run.finetune.time.monotonic", lambda: real() + late[0])
     measure = __import__("wgrad.train.run.evaluation", fromlist=["Evaluation"]).Evaluation.measure
 
-    def slow(self: Any, when: str) -> Any:
+    def slow(self: Any, *args: Any, **options: Any) -> Any:
         late[0] += 3600.0
-        return measure(self, when)
+        return measure(self, *args, **options)
 
     monkeypatch.setattr("wgrad.train.run.evaluation.Evaluation.measure", slow)
     model = make_checkpoint()

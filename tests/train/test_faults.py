@@ -226,8 +226,8 @@ def run_main(arguments: list[str], shim: Shim, folder: Path) -> int:
 class Runs:
     """A tiny run, how it ends when nothing happens, and how it ends after a fault."""
 
-    def __init__(self, folder: Path, model: Path, data: Path) -> None:
-        self.folder, self.model, self.data = folder, model, data
+    def __init__(self, folder: Path, model: Path, data: Path, more: str = "") -> None:
+        self.folder, self.model, self.data, self.more = folder, model, data, more
         self.whole = folder / "whole"
         status, said = self.run(self.whole)
         assert status == 0, said
@@ -236,7 +236,7 @@ class Runs:
     def options(self, out: Path) -> list[str]:
         text = (
             f"finetune --model {self.model} --data {self.data} --out {out} --device cpu --rank 2 --seq-len 24 "
-            f"--max-steps {STEPS} --save-every 2 --log-every 1 --lr 5e-3 --accumulate 1 --dropout 0.1"
+            f"--max-steps {STEPS} --save-every 2 --log-every 1 --lr 5e-3 --accumulate 1 --dropout 0.1 {self.more}"
         )
         return text.split()
 
@@ -262,10 +262,14 @@ class Runs:
         name = "adapter_model.safetensors"
         assert (out / name).read_bytes() == (self.whole / name).read_bytes()
         records = [
-            [(r["step"], r["loss"], r["grad_norm"]) for r in read_metrics(o / "metrics.jsonl")]
+            [
+                (r["step"], *map(r.get, ("loss", "grad_norm", "held_out_loss")))
+                for r in read_metrics(o / "metrics.jsonl")
+            ]
             for o in (out, self.whole)
         ]
-        assert records[0] == records[1] and len(records[0]) == STEPS
+        assert records[0] == records[1] and len([r for r in records[0] if r[1]]) == STEPS
+        assert (out / "samples.jsonl").read_text() == (self.whole / "samples.jsonl").read_text()
         results = [json.loads((o / "results.json").read_text()) for o in (out, self.whole)]
         for key in ("held_out_loss_before", "held_out_loss_after", "sample_before", "sample_after", "steps"):
             assert results[0][key] == results[1][key], key
@@ -281,6 +285,20 @@ def runs(tmp_path: Path, make_checkpoint: Any, text_data: Path) -> Runs:
 
 def test_a_killed_run_ends_in_the_same_bits(runs: Runs) -> None:
     for at in range(1, runs.calls + 1, max(1, runs.calls // 12)):
+        runs.after(at, kill, (KILLED,))
+
+
+def test_a_killed_run_that_keeps_its_best_ends_in_the_same_bits(
+    tmp_path: Path, make_checkpoint: Any, text_data: Path
+) -> None:
+    """Not a moment without a whole checkpoint, from the first on: the best goes only when a better one is there."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
+    model = make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
+    runs = Runs(tmp_path, model, text_data, "--eval-every 1 --keep-best 1 --early-stop 3")
+    assert len([r for r in read_metrics(runs.whole / "metrics.jsonl") if "held_out_loss" in r]) == STEPS
+    for at in range(3, runs.calls + 1, max(1, runs.calls // 5)):
         runs.after(at, kill, (KILLED,))
 
 

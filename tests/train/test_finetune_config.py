@@ -19,6 +19,7 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import field_type, fixed_options, flag
 
 NEEDED: dict[str, Any] = {"model": "m", "data": "d", "out": "o"}
+BESIDE = {"early_stop": {"eval_every": 3}, "keep_best": {"eval_every": 3}}  # what an option is refused without
 
 
 def parse(*words: str) -> FinetuneConfig:
@@ -40,6 +41,8 @@ def another(field: dataclasses.Field) -> Any:
 def words_of(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag(name) if value else "--no-" + name.replace("_", "-")]
+    if name == "sample_prompt":
+        return [word for text in value for word in (flag(name), text)]
     return [flag(name), *value] if isinstance(value, tuple) else [flag(name), str(value)]
 
 
@@ -67,9 +70,10 @@ def test_nothing_given_is_the_defaults() -> None:
 def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.Field, tmp_path: Path) -> None:
     value = another(field)
     assert value != field.default
-    config = needed(*words_of(field.name, value))
+    beside = BESIDE.get(field.name, {})
+    config = needed(*words_of(field.name, value), *(w for name, v in beside.items() for w in words_of(name, v)))
     assert getattr(config, field.name) == value and type(getattr(config, field.name)) is type(value)
-    expected = dataclasses.replace(FinetuneConfig(**NEEDED), **dict[str, Any]({field.name: value}))
+    expected = dataclasses.replace(FinetuneConfig(**NEEDED), **dict[str, Any]({field.name: value, **beside}))
     assert config == expected
     config.save(tmp_path)
     assert FinetuneConfig(**read_config_file(tmp_path / CONFIG_FILE)) == config
@@ -131,6 +135,10 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"model": 3}, "--model: expected text, got 3"),
         ({"full": True, "adapter": "x"}, "--adapter: --full trains all parameters"),
         ({"full": True, "dropout": 0.5}, "--dropout: .*--full"),
+        ({"early_stop": 2}, "--early-stop: goes by the measures of --eval-every, which is 0: give --eval-every N"),
+        ({"keep_best": 2}, "--keep-best: goes by the measures of --eval-every"),
+        ({"eval_every": 2, "eval_fraction": 0}, "--eval-every: nothing is held out: give --eval-data, or"),
+        ({"sample_prompt": 3}, "--sample-prompt: expected a list of texts, got 3$"),
     ],
 )
 def test_a_value_that_breaks_its_rule(values: dict, words: str) -> None:
@@ -222,7 +230,7 @@ def test_a_resumed_run_takes_its_options_from_the_folder(tmp_path: Path) -> None
 def test_what_a_checkpoint_depends_on_cannot_change(tmp_path: Path, field: dataclasses.Field) -> None:
     if field.name in ("out", "resume"):
         return
-    begun(tmp_path)
+    begun(tmp_path, **BESIDE.get(field.name, {}))
     words = ["--out", str(tmp_path), "--resume", *words_of(field.name, another(field))]
     if field not in fixed_options(FinetuneConfig):
         assert getattr(parse(*words), field.name) == another(field)

@@ -17,7 +17,9 @@ from wgrad.device.contract import Device
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import TrainableModel, build_trainable
+from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.loop import Run
 from wgrad.train.run.metrics import MetricsFile, read_metrics
 from wgrad.train.run.optim import AdamW
@@ -79,6 +81,21 @@ def test_evaluation_is_the_mean_over_targets_whatever_the_batches(make_checkpoin
         means.append(trainer.evaluate(batches))
     assert means[0] == pytest.approx(means[1], rel=1e-6)
     assert math.isnan(trainer.evaluate([]))
+
+
+def test_what_is_measured_between_steps_changes_none_of_their_bits(make_checkpoint: Any, device: Device) -> None:
+    """The steps are replayed, and the scratch of a measure must not be theirs."""
+    folder, results = make_checkpoint(), []
+    for measures in (False, True):
+        trainer, built, config = trainer_for(folder, device, max_steps=5, dropout=0.1)
+        for step in BatchStream(documents(), config):
+            trainer.step(step, config.lr)
+            if measures and step.index in (1, 2):
+                assert trainer.evaluate(eval_batches(documents(5, seed=1), config)) > 0
+                assert len(list(generate_ids(built.model, [5, 6], 9, GREEDY))) == 9
+        results.append((trainer.read_history()[:, 0].tolist(), device.download(trainer.optimizer.parameters.data)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
 def test_one_batch_of_eight_is_eight_batches_of_one(make_checkpoint: Any, device: Device) -> None:

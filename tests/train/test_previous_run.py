@@ -226,7 +226,7 @@ def test_other_held_out_data_cannot_resume(run: Runner, tmp_path: Path) -> None:
 # ---- no result ---------------------------------------------------------------------------------
 def nothing_like_a_result(out: Path) -> None:
     names = {p.name for p in out.iterdir()}
-    assert names <= {".lock", "config.yaml", "metrics.jsonl", "checkpoints"}
+    assert names <= {".lock", "config.yaml", "metrics.jsonl", "samples.jsonl", "checkpoints"}
     for state in out.glob("checkpoints/step-*/adapter_model.safetensors"):
         from safetensors.numpy import load_file
 

@@ -71,7 +71,9 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
         else:
             choices = "{" + ",".join(map(str, meta["choices"])) + "}" if meta["choices"] else ""
             keywords["metavar"] = choices if kind is str and choices else meta["metavar"]
-            if kind is tuple:
+            if meta["repeat"]:
+                keywords["action"] = "append"
+            elif kind is tuple:
                 keywords["nargs"] = "+"
         group.add_argument(flag(field.name), **keywords)
 

@@ -20,7 +20,7 @@ from wgrad.device.formats.nf4 import BLOCK_SIZES
 from wgrad.train.files.decode import read_yaml
 from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.option_text import parse_size
-from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
+from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, flag, option, show
 
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
@@ -41,6 +41,7 @@ A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lam
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
+A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
 
 in_files = partial(option, group="files")
@@ -144,7 +145,7 @@ class RunOptions(Options):
     eval_tokens: int = of_training(
         16384,
         "measure it on about this many tokens of what is held out, the same before and after; 0: on all",
-        rule=(f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST),
+        rule=A_NUMBER,
         metavar="N",
         fixed=True,
     )
@@ -153,6 +154,25 @@ class RunOptions(Options):
         "let each rank take so many steps by itself before all are brought together (DiLoCo), for slow networks",
         rule=A_COUNT,
         metavar="H",
+    )
+    eval_every: int = of_training(
+        0,
+        "steps between measures of the held-out loss while training; 0: only before and after",
+        rule=A_NUMBER,
+        metavar="N",
+    )
+    early_stop: int = of_training(
+        0,
+        "end the run after so many of these measures in a row without a better loss; 0: never",
+        rule=A_NUMBER,
+        metavar="PATIENCE",
+    )
+    keep_best: int = of_training(
+        0,
+        "keep the checkpoints of the K best measures; --out then holds the result of the best, not of the last step "
+        "(--early-stop keeps one)",
+        rule=A_NUMBER,
+        metavar="K",
     )
     seed: int = of_training(
         0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True
@@ -191,9 +211,14 @@ class RunOptions(Options):
         metavar="N",
     )
     profile: bool = of_machine(False, "measure each kernel and print a table at the end")
-    sample: bool = of_machine(True, "continue a text before and after, to see what was learnt")
-    sample_prompt: str | None = of_machine(
-        None, "the text to continue; else the begin of a held-out one", metavar="TEXT"
+    sample: bool = of_machine(
+        True, "continue a text before and after, and at each --eval-every, to see what was learnt"
+    )
+    sample_prompt: tuple[str, ...] = of_machine(
+        (),
+        "the text to continue, else the begin of a held-out one; for several give the option several times",
+        metavar="TEXT",
+        repeat=True,
     )
 
     def __post_init__(self) -> None:
@@ -208,8 +233,18 @@ class RunOptions(Options):
             )
         if self.stream_weights == "on" and self.checkpointing is False:
             raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
+        for name in ("early_stop", "keep_best"):
+            if getattr(self, name) and not self.eval_every:
+                raise WgradError(f"{flag(name)}: goes by the measures of --eval-every, which is 0: give --eval-every N")
+        if self.eval_every and not self.eval_fraction and not self.eval_data:
+            raise WgradError("--eval-every: nothing is held out: give --eval-data, or --eval-fraction above 0")
         if self.full and self.dropout:
             raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
+
+    @property
+    def best_kept(self) -> int:
+        """How many of the best checkpoints are kept: --keep-best, and one where a run may stop after its best step."""
+        return self.keep_best or int(self.early_stop > 0)
 
     def to_yaml(self) -> str:
         """The text of config.yaml; `--config` reads it back to an equal configuration."""

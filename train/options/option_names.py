@@ -45,6 +45,10 @@ _ELSEWHERE = {
     "val_set_size": "eval_fraction", "val_size": "eval_fraction", "test_size": "eval_fraction",
     "max_eval_samples": "eval_tokens", "val_batches": "eval_tokens",
     "eval_split": "eval_fraction", "validation_split_percentage": "eval_fraction", "random_state": "seed",
+    "eval_steps": "eval_every", "eval_interval": "eval_every", "steps_per_eval": "eval_every",
+    "val_every": "eval_every", "evals_per_epoch": "eval_every",
+    "early_stopping_patience": "early_stop", "early_stopping": "early_stop", "patience": "early_stop",
+    "load_best_model_at_end": "keep_best", "save_total_limit": "keep_best", "save_best": "keep_best",
     "random_seed": "seed", "data_seed": "seed", "optim": "AdamW is the only optimiser: leave it out",
     "optimizer": "AdamW is the only optimiser: leave it out",
     # machine

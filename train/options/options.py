@@ -42,11 +42,13 @@ def option(
     path: bool = False,
     required: bool = False,
     fixed: bool = False,
+    repeat: bool = False,
 ) -> Any:
     """A field with what the command line and the error messages need to know about it.
 
     rule: words and a test of the value (None passes). path: a leading ~ is expanded. fixed: a resumed run cannot
-    change it, because a checkpoint's tensors or its place in the data depend on it.
+    change it, because a checkpoint's tensors or its place in the data depend on it. repeat: of a tuple: each value is a
+    text given by an option of its own (else they are names, which blanks and commas part).
     """
     metadata = {k: v for k, v in locals().items() if k not in ("default", "text")} | {"help": text}
     return dataclasses.field(default=default, metadata=metadata)
@@ -101,9 +103,11 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
     """The value in the field's own type, from what a command line, YAML or a caller gives: 1 for 1.0, "2e-4" (YAML 1.1
     reads it as text), a list or "a, b" for a tuple, a Path for text."""
     given = value
-    is_tuple = typing.get_origin(hint) is tuple
+    is_tuple, is_repeated = typing.get_origin(hint) is tuple, field.metadata["repeat"]
     if isinstance(value, os.PathLike):
         given = os.fspath(value)
+    elif is_repeated and (value is None or isinstance(value, str)):
+        given = (value,) if value else ()
     elif is_tuple and isinstance(value, str):
         given = value.replace(",", " ").split()
     try:
@@ -111,11 +115,15 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
         if isinstance(result, float) and not math.isfinite(result):
             raise msgspec.ValidationError
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
-        words = _WORDS[tuple if is_tuple else next(k for k in _WORDS if k in (hint, *typing.get_args(hint)))]
-        example = ": for example [q_proj, v_proj]" if is_tuple else ""
+        words = (
+            "a list of texts"
+            if is_repeated
+            else _WORDS[tuple if is_tuple else next(k for k in _WORDS if k in (hint, *typing.get_args(hint)))]
+        )
+        example = ": for example [q_proj, v_proj]" if is_tuple and not is_repeated else ""
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
     if is_tuple:
-        return tuple(dict.fromkeys(result))
+        return tuple(dict.fromkeys(check_text(v, flag(field.name)) if is_repeated else v for v in result))
     if isinstance(result, str):
         return (expand_path if field.metadata["path"] else check_text)(result, flag(field.name))
     return result

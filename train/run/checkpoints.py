@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,10 @@ class Checkpoints:
         arrays: Mapping[str, np.ndarray],
         info: Mapping[str, Any],
         extra: Callable[[Path], None] | None = None,
+        best: Collection[int] = (),
     ) -> Path:
-        """Write step-`step`, then drop the damaged ones and all but the newest two. `extra` adds files to the folder.
+        """Write step-`step`, then drop the damaged ones and all but the newest two and those of the steps `best`.
+        `extra` adds files to the folder.
 
         One of that step that is whole stays as it is. WgradError where the disk is full: those there are stay too.
         """
@@ -108,9 +110,21 @@ class Checkpoints:
         for path in self.damaged:
             remove_folder(path)
         self.damaged.clear()
-        for path in self.steps()[KEEP:]:
-            remove_folder(path)
+        self.prune(best)
         return target
+
+    def prune(self, best: Collection[int] = ()) -> None:
+        """Remove all but the newest two and those of the steps `best`."""
+        for path in self.steps()[KEEP:]:
+            if _number(path) not in best:
+                remove_folder(path)
+
+    def arrays_of(self, step: int) -> dict[str, np.ndarray] | None:
+        """What was saved of a step; None where that is no more, or damaged."""
+        try:
+            return _read(self.folder / f"step-{step}").arrays
+        except _Damaged:
+            return None
 
 
 def check_info(state: TrainingState, info: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
-"""Before and after a run: the loss on a part of the held-out data, and a text that the model continues."""
+"""Before, within and after a run: the loss on a part of the held-out data, and texts that the model continues."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import TrainableModel
 from wgrad.train.run.generation import generate_ids
+from wgrad.train.run.metrics import SamplesFile
 from wgrad.train.run.plan import SAMPLE_TOKENS
 from wgrad.train.run.session import Session
 from wgrad.train.run.trainer import Trainer
@@ -35,11 +38,34 @@ def eval_subset(documents: Sequence[Document], config: RunOptions) -> list[Docum
     return [documents[index] for index in sorted(chosen)]
 
 
-class Evaluation:
-    """Measures the same things before and after. `measure` says them and returns them as results."""
+class GivenUp(Exception):
+    """A measure was not brought to its end, because the run is asked to end."""
 
-    def __init__(self, session: Session, trainer: Trainer, built: TrainableModel) -> None:
-        self.session, self.trainer, self.built = session, trainer, built
+
+@dataclass(frozen=True)
+class Measured:
+    """loss: mean nats a token of what is held out, None where nothing is. texts: what follows each prompt, None where
+    the model has no numbers to choose it by. lines: for people."""
+
+    loss: float | None
+    texts: Sequence[str | None]
+    lines: list[str] = field(default_factory=list)
+
+    def results(self, when: str) -> dict[str, Any]:
+        """when: "before" or "after". The text is that of the first prompt."""
+        found: dict[str, Any] = {}
+        if self.loss is not None:
+            found[f"held_out_loss_{when}"] = self.loss if math.isfinite(self.loss) else None
+        return found | ({f"sample_{when}": self.texts[0]} if self.texts else {})
+
+
+class Evaluation:
+    """Measures the same things each time. samples: where texts are kept; None: none are made."""
+
+    def __init__(
+        self, session: Session, trainer: Trainer, built: TrainableModel, samples: SamplesFile | None = None
+    ) -> None:
+        self.session, self.trainer, self.built, self.samples = session, trainer, built, samples
         documents, config = session.data.held_out, session.config
         chosen = eval_subset(documents, config)
         self.batches: list[Batch] = eval_batches(chosen, trainer.config, session.tokenizer.pad_id or 0)
@@ -47,35 +73,60 @@ class Evaluation:
         if len(chosen) < len(documents):
             self._note = f"; on {len(chosen)} of {len(documents)} held-out examples: --eval-tokens {config.eval_tokens}"
 
-    def measure(self, when: str) -> dict[str, Any]:
-        """when: "before" or "after"."""
-        return {**self._loss(when), **self._sample(when)}
+    def measure(
+        self, step: int, when: str, loss: float | None = None, asked: Callable[[], bool] = lambda: False
+    ) -> Measured:
+        """What the model is after `step` steps. when: for people. loss: where it has been measured. GivenUp, once
+        `asked` says so."""
+        lines = []
+        if loss is None and self.batches:
+            with self.session.display.phase("held-out loss", len(self.batches), "batches") as phase:
+                loss = self.trainer.evaluate(self.batches, _until(asked, phase.update))
+        if loss is not None:
+            lines.append(f"held-out loss {when}: {loss:.4f} (perplexity {math.exp(min(loss, 700)):.2f}{self._note})")
+        texts = list(self._texts(step, asked, lines, when)) if self.samples is not None else []
+        return Measured(loss, texts, lines)
 
-    def _loss(self, when: str) -> dict[str, Any]:
-        if not self.batches:
-            return {}
-        with self.session.display.phase("held-out loss", len(self.batches), "batches") as phase:
-            loss = self.trainer.evaluate(self.batches, phase.update)
-        self.session.say(f"held-out loss {when}: {loss:.4f} (perplexity {math.exp(min(loss, 700)):.2f}{self._note})")
-        return {f"held_out_loss_{when}": loss if math.isfinite(loss) else None}
+    def _texts(self, step: int, asked: Callable[[], bool], lines: list[str], when: str) -> Iterator[str | None]:
+        """The texts of a step, those made anew that are not kept yet."""
+        assert self.samples is not None
+        for prompt in self.session.prompts:
+            words, known = self.session.tokenizer.decode(prompt), self.samples.of(step)
+            if words not in known:
+                text, why_none = self.trainer.world.by_first(
+                    partial(self._sample, prompt, asked), "a sample of the model"
+                )
+                self.samples.write({"step": step, "prompt": words, "text": text})
+                known = {words: text}
+                if text is None:
+                    lines.append(f"note: no sample {when}: {why_none}")
+            if (text := known[words]) is not None:
+                lines.append(f"sample {when}: {words!r} -> {text!r}")
+            yield text
+        self.samples.sync()
 
-    def _sample(self, when: str) -> dict[str, Any]:
-        if not self.session.config.sample:
-            return {}
-        return self.trainer.world.by_first(lambda: self._sample_here(when), "a sample of the model")
-
-    def _sample_here(self, when: str) -> dict[str, Any]:
+    def _sample(self, prompt: list[int], asked: Callable[[], bool]) -> tuple[str | None, str]:
+        """-> the text that follows, and why there is none."""
         session = self.session
-        stop, decode = session.tokenizer.stop_ids, session.tokenizer.decode_stream(session.prompt)
-        text = ""
+        decode, text = session.tokenizer.decode_stream(prompt), ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase:
-            ids = generate_ids(self.built.model, session.prompt, SAMPLE_TOKENS, GREEDY, stop)
+            update = _until(asked, phase.update)
+            ids = generate_ids(self.built.model, prompt, SAMPLE_TOKENS, GREEDY, session.tokenizer.stop_ids)
             try:
                 for number, token in enumerate(ids, start=1):
                     text += decode(token)
-                    phase.update(number)
+                    update(number)
             except UnusableResult as error:  # what is trained is judged elsewhere
-                session.say(f"note: no sample {when}: {error}")
-                return {f"sample_{when}": None}
-        session.say(f"sample {when}: {session.tokenizer.decode(session.prompt)!r} -> {text!r}")
-        return {f"sample_{when}": text}
+                return None, str(error)
+        return text, ""
+
+
+def _until(asked: Callable[[], bool], update: Callable[[int], None]) -> Callable[[int], None]:
+    """`update`, which ends what calls it once the run is asked to end."""
+
+    def told(done: int) -> None:
+        if asked():
+            raise GivenUp
+        update(done)
+
+    return told

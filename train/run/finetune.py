@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,14 +21,15 @@ from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import build_optimizer, wants_recompute
 from wgrad.train.run.checkpoints import Checkpoints, TrainingState, check_info
-from wgrad.train.run.evaluation import Evaluation
+from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
-from wgrad.train.run.metrics import MetricsFile
+from wgrad.train.run.metrics import MetricsFile, SamplesFile
 from wgrad.train.run.outlets import Outlets
 from wgrad.train.run.previous_run import RESULTS_FILE, Previous, previous_run
 from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
+from wgrad.train.run.scheduled import BestSteps, Scheduled
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
 from wgrad.train.run.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
@@ -49,7 +51,10 @@ def _run(config: FinetuneConfig, world: World) -> int:
         previous = world.by_first(lambda: _open(config, outlets), "the output folder")
         if previous.finished:
             if world.speaks:
-                say(f"{config.out}: this run is finished: nothing to resume; more --max-steps or --epochs prolong it")
+                more = (
+                    "a larger --early-stop goes on" if previous.stopped else "more --max-steps or --epochs prolong it"
+                )
+                say(f"{config.out}: this run is finished: nothing to resume; {more}")
             return 0
         checkpoints = Checkpoints(config.out)
         state = world.by_first(checkpoints.load, "the checkpoint") if config.resume else None
@@ -106,21 +111,69 @@ class _Finetuning:
             self._restore(self.state)
         self._compare_starts()
         world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
-        evaluation = Evaluation(session, self.trainer, self.built)
-        self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
-        if self.state is None:
-            self.results |= evaluation.measure("before")
-        _start_profile(session)
         done = stream.step
-        session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
-        with MetricsFile(config.out, done, writes=world.speaks) as metrics:
-            self.outlets.metrics = metrics
-            self._train(metrics, done)
-            self.results |= evaluation.measure("after")
-            self._count_seconds()
+        with ExitStack() as files:
+            samples = None
+            if config.sample:
+                begun_at = None if self.state is None else done
+                samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.speaks))
+                self.outlets.records.append(samples)
+            self.evaluation = Evaluation(session, self.trainer, self.built, samples)
+            self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
+            if self.state is None:
+                self.results |= self._say(self.evaluation.measure(0, "before")).results("before")
+            _start_profile(session)
+            session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
+            self.metrics = files.enter_context(MetricsFile(config.out, done, writes=world.speaks))
+            self.outlets.records.append(self.metrics)
+            self.best = BestSteps(config, self.state.info.get("held_out", []) if self.state is not None else ())
+            self._train(done)
             skipped = self.optimizer.skipped()
-            world.by_first(lambda: write_results(session, metrics, self.results, skipped), RESULTS_FILE)
+            self._measure_result()
+            self._count_seconds()
+            world.by_first(lambda: write_results(session, self.metrics, self.results, skipped), RESULTS_FILE)
         say_done(session, self.results, skipped, plan)
+
+    def _say(self, measured: Measured) -> Measured:
+        for line in measured.lines:
+            self.session.say(line)
+        return measured
+
+    def _measure_result(self) -> None:
+        """What the run has come to; with --keep-best that of the best step, which is then written as the result."""
+        session, best, step = self.session, self.best, self.session.stream.step
+        keeps, stopped = session.config.best_kept, best.stop and step < session.stream.total_steps
+        measured = self.evaluation.measure(step, f"at step {step}" if keeps else "after", best.losses.get(step))
+        if session.config.eval_every and measured.loss is not None:
+            self.metrics.write_held_out(step, measured.loss)
+            best.losses[step] = measured.loss
+        if keeps:
+            session.say(measured.lines[0])
+            step = self._write_best(step)
+            measured = self.evaluation.measure(step, "after", best.losses[step])
+        self.results |= self._say(measured).results("after") | {
+            "result_step": step,
+            "stopped_early": session.config.early_stop if stopped else None,
+        }
+
+    def _write_best(self, last: int) -> int:
+        """Write the best step that there still is a checkpoint of, or else the last -> that step."""
+        session, best = self.session, self.best
+        step = next((step for step in best.best() if step == last or self._load(step)), last)
+        with self.interrupts.writing(), session.display.phase("saving the result"):
+            self.world.by_first(lambda: write_trained(session, self.built), "the result")
+            self.world.by_first(lambda: self.checkpoints.prune(best.kept()), "the best checkpoints")
+        session.say(f"best: step {step}, of {len(best.losses)} measured; that is what {session.out} holds")
+        return step
+
+    def _load(self, step: int) -> bool:
+        """Take the parameters of a checkpoint, where it is whole."""
+        arrays = self.world.by_first(lambda: self.checkpoints.arrays_of(step), "the best checkpoint")
+        if arrays is None:
+            self.session.say(f"note: no checkpoint of step {step} is whole, so that a worse one is the best")
+            return False
+        self.optimizer.load_state_arrays(arrays)
+        return True
 
     def _compare_ranks(self) -> None:
         """WgradError where a rank was started for another run; else the table of ranks."""
@@ -174,8 +227,9 @@ class _Finetuning:
                 f"{config.lr:g}; step {first + 1} has learning rate {learning_rate(config, first, total):.2e}"
             )
 
-    def _train(self, metrics: MetricsFile, done: int) -> None:
-        """The steps that are left, then at once what they were for: the result, and a checkpoint of the last step."""
+    def _train(self, done: int) -> None:
+        """The steps that are left, then at once what they were for: the result (with --keep-best it waits for the last
+        measure), and a checkpoint of the last step."""
         session, stream, interrupts = self.session, self.session.stream, self.interrupts
         progress = TrainingProgress(
             stream.total_steps,
@@ -186,24 +240,28 @@ class _Finetuning:
         )
         with interrupts.steps():
             with progress:
-                run = Run(self.trainer, stream, metrics, progress, self._save, interrupts)
+                alone = self.world.alone  # several ranks end together, at a step
+                asked = lambda: alone and interrupts.asked is not None  # noqa: E731
+                scheduled = Scheduled(self.evaluation, self.metrics, self.best, asked)
+                run = Run(self.trainer, stream, self.metrics, progress, self._save, interrupts, scheduled)
                 try:
                     self.world.steps_begin()
                     run.train()
                     self.world.steps_end()
                     self._check_result()
                     with interrupts.writing(), session.display.phase("saving the result"):
-                        metrics.sync()
-                        self.world.by_first(lambda: write_trained(session, self.built), "the result")
-                        self._save(stream.total_steps)
+                        self.metrics.sync()
+                        if not session.config.best_kept:
+                            self.world.by_first(lambda: write_trained(session, self.built), "the result")
+                        self._save(stream.step)
                 finally:
                     run.say()
             if interrupts.asked is not None:
-                raise Interrupted(
-                    interrupts.asked,
-                    f"interrupted after the last step: what was trained is in {session.out}; --resume measures the "
-                    "held-out loss",
-                )
+                where = "saved" if session.config.best_kept else f"in {session.out}"
+                what = f"what was trained is {where}; --resume measures the held-out loss"
+                raise Interrupted(interrupts.asked, f"interrupted after the last step: {what}")
+        if self.best.stop and stream.step < stream.total_steps:
+            session.say(self.best.why_stopped())
 
     def _save(self, done: int) -> None:
         if self.trainer.diloco is not None:
@@ -222,11 +280,12 @@ class _Finetuning:
             "results": self.results,
             "shares": {str(rank): seconds for rank, seconds in self.trainer.data_parallel.shares.seconds.items()},
             "schedule": _schedule(session),
+            "held_out": self.best.saved(),
             **self.info,
         }
         adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
         with self.interrupts.writing(), session.display.phase("saving a checkpoint"):
-            self.checkpoints.save(done, arrays, extra, adapter)
+            self.checkpoints.save(done, arrays, extra, adapter, self.best.kept())
 
     def _count_seconds(self) -> None:
         """Bring the run's time up to now: of all its parts, from the first loading on."""
@@ -236,12 +295,12 @@ class _Finetuning:
 
     def _check_result(self) -> None:
         """UnusableResult where the last step leaves nothing that is worth a file."""
-        total, config = self.session.stream.total_steps, self.session.config
+        done, config = self.session.stream.step, self.session.config
         if not self.optimizer.finite():
-            raise not_finite(total, config)
+            raise not_finite(done, config)
         if not self.optimizer.applied():
             raise UnusableResult(
-                f"all {total} steps were skipped, because no gradient was finite: nothing was learnt, and no result is "
+                f"all {done} steps were skipped, because no gradient was finite: nothing was learnt, and no result is "
                 f"written: {what_to_try(config)}"
             )
 

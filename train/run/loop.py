@@ -16,8 +16,10 @@ from wgrad.device.errors import DeviceLost, UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.world import RanksLost
+from wgrad.train.run.evaluation import GivenUp
 from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.schedule import learning_rate
+from wgrad.train.run.scheduled import Scheduled
 from wgrad.train.run.throughput import Throughput
 from wgrad.train.run.trainer import HistoryReadback, Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
@@ -37,7 +39,8 @@ class _Pending:
 
 
 class Run:
-    """A pass over the steps of a stream, with reports and checkpoints; ends early, saved, where `interrupts` was asked.
+    """A pass over the steps of a stream, with reports, checkpoints and measures of what is held out (`scheduled`); ends
+    early, saved, where `interrupts` was asked, and where those measures say so.
 
     save: called with the number of finished steps when a checkpoint is due. What is to be kept is written before
     anything is said of it: to say it may take as long as somebody leaves a pipe full. So what there is to say of the
@@ -52,10 +55,11 @@ class Run:
         progress: TrainingProgress,
         save: Callable[[int], None],
         interrupts: Interrupts,
+        scheduled: Scheduled | None = None,
     ) -> None:
         self.trainer, self.stream, self.metrics, self.progress, self.save = trainer, stream, metrics, progress, save
-        self.config, self.interrupts = trainer.config, interrupts
-        self._skips = SkippedInARow(metrics.records)
+        self.config, self.interrupts, self.scheduled = trainer.config, interrupts, scheduled
+        self._skips = SkippedInARow(metrics.of_steps())
         self._unsaid: list[Callable[[], None]] = []
         self._pending: list[_Pending] = []
         self._reads: deque[tuple[list[_Pending], HistoryReadback]] = deque()
@@ -65,7 +69,8 @@ class Run:
         self._asked_together: int | None = None
 
     def train(self) -> None:
-        """Run to the stream's end. Interrupted, after a checkpoint, where that was asked before the last step.
+        """Run to the stream's end, or until it is stopped early. Interrupted, after a checkpoint, where that was asked
+        before the last step.
 
         UnusableResult where the parameters are found not to be finite.
         """
@@ -74,6 +79,12 @@ class Run:
         if self.trainer.diloco is not None:
             self.trainer.diloco.begin()
         self.throughput.start()
+        if 0 < self.stream.step < total:  # resumed: a request to end may have kept this from being measured
+            self._measure(self.stream.step)
+            if self._stopped:
+                return
+            if (asked := self._asked()) is not None:
+                raise self._interrupted(asked, self.stream.step)
         for step in self.stream:
             lr = learning_rate(self.config, step.index, total)
             try:
@@ -101,6 +112,9 @@ class Run:
             if done % together:  # the ranks differ: nothing is saved
                 self.say()
                 continue
+            due = self._measure(done) or due
+            if self._stopped:
+                return
             asked = self._asked()
             saved = due or asked is not None
             if saved:
@@ -112,8 +126,30 @@ class Run:
                 if not saved:  # asked while it was said
                     self._save(done)
                 self.trainer.world.steps_end()
-                message = f"interrupted after step {done} of {total}, which is saved; go on with --resume"
-                raise Interrupted(asked, message)
+                raise self._interrupted(asked, done)
+
+    def _interrupted(self, asked: int, done: int) -> Interrupted:
+        total = self.stream.total_steps
+        return Interrupted(asked, f"interrupted after step {done} of {total}, which is saved; go on with --resume")
+
+    def _measure(self, done: int) -> bool:
+        """Measure what is held out, if that is due and nobody waits for the run to end -> whether the step is among the
+        best, of which checkpoints are kept."""
+        scheduled = self.scheduled
+        if scheduled is None or not scheduled.steps.due(done) or self._asked() is not None:
+            return False
+        self._collect(wait=True)
+        try:
+            with self.throughput.pause():
+                lines = scheduled.measure(done)
+        except GivenUp:  # it is measured when the run goes on
+            return False
+        self._unsaid.append(lambda: self.progress.note("\n".join(lines)))
+        return done in scheduled.steps.kept()
+
+    @property
+    def _stopped(self) -> bool:
+        return self.scheduled is not None and self.scheduled.steps.stop
 
     def _asked(self) -> int | None:
         """The signal that asked this run to end; of several ranks any of them, as all know it."""

@@ -1,30 +1,34 @@
-"""metrics.jsonl: one JSON object a step, appended as the run goes, and cut back to the checkpoint when it resumes."""
+"""Files of JSON objects, one a line, appended as the run goes, and cut back to the checkpoint when it resumes:
+metrics.jsonl (an object a step, and one each time that the held-out loss is measured) and samples.jsonl."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_bytes, writing
 from wgrad.train.files.input_files import exists, open_input, reading
 
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 _LONGEST_LINE = 1 << 16  # bytes; ours have some 200
+_LONGEST_SAMPLE = 1 << 24  # it holds its prompt
+HELD_OUT_LOSS = "held_out_loss"
 FORMAT = 1  # the first record of a file names it
 
 
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The objects of a metrics file; a last line that a killed process left half-written is left out."""
+def read_metrics(path: str | os.PathLike[str], longest: int = _LONGEST_LINE) -> list[dict[str, Any]]:
+    """The objects of such a file; a last line that a killed process left half-written is left out."""
     records: list[dict[str, Any]] = []
     if not exists(path, "--out"):
         return records
     with open_input(path, "--out") as file, reading(path, "--out"):
-        while line := file.readline(_LONGEST_LINE):
+        while line := file.readline(longest):
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
@@ -39,8 +43,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+def _is_step(value: Any, first: int) -> bool:
+    return isinstance(value, int) and value >= first
 
 
 def _plain(value: Any) -> Any:
@@ -55,19 +59,20 @@ def _line(record: dict[str, Any], *, first: bool) -> bytes:
     return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
-class MetricsFile:
-    """Appends to OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
+class RecordsFile:
+    """Appends objects to a file. `keep`: which of those that are there already stay.
 
     writes: whether this process does; the records of another are kept in memory until it is asked to `take_over`.
-    A record holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second; what is not finite becomes
-    null. Each line reaches the operating system at once, so that a killed process loses none; `sync` brings them to
-    the disk.
+    What is not finite becomes null. Each line reaches the operating system at once, so that a killed process loses
+    none; `sync` brings them to the disk.
     Raises WgradError where the disk is full.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:
-        self.path = Path(folder) / METRICS_FILE
-        self.records = [r for r in read_metrics(self.path) if _is_step(r.get("step")) and r["step"] <= steps_done]
+    longest = _LONGEST_LINE
+
+    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool], *, writes: bool = True) -> None:
+        self.path = path
+        self.records = [r for r in read_metrics(path, self.longest) if keep(r)]
         self._file: IO[bytes] | None = None
         if writes:
             self.take_over()
@@ -100,10 +105,51 @@ class MetricsFile:
             self.sync()
             self._file.close()
 
-    def __enter__(self) -> MetricsFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class MetricsFile(RecordsFile):
+    """OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
+
+    A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second; one of a measure
+    step and held_out_loss.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:
+        path = Path(folder) / METRICS_FILE
+        super().__init__(path, lambda r: _is_step(r.get("step"), 1) and r["step"] <= steps_done, writes=writes)
+
+    def of_steps(self) -> list[dict[str, Any]]:
+        """The records of steps alone."""
+        return [record for record in self.records if HELD_OUT_LOSS not in record]
+
+    def held_out(self) -> dict[int, float | None]:
+        """The held-out loss after each step at which it was measured while the run went on."""
+        return {record["step"]: record[HELD_OUT_LOSS] for record in self.records if HELD_OUT_LOSS in record}
+
+    def write_held_out(self, step: int, loss: float) -> None:
+        """A measure; one that is there already (the run was killed before its checkpoint) is the same, and stays."""
+        if step not in self.held_out():
+            self.write({"step": step, HELD_OUT_LOSS: loss})
+
+
+class SamplesFile(RecordsFile):
+    """OUT/samples.jsonl: step (0: before the first), prompt, and text, which continues it (null: no numbers to choose
+    it by). steps_done: as in MetricsFile; None: the run begins."""
+
+    longest = _LONGEST_SAMPLE
+
+    def __init__(self, folder: str | os.PathLike[str], steps_done: int | None, *, writes: bool = True) -> None:
+        last = -1 if steps_done is None else steps_done
+        keep = lambda r: _is_step(r.get("step"), 0) and r["step"] <= last and {"prompt", "text"} <= set(r)  # noqa: E731
+        super().__init__(Path(folder) / SAMPLES_FILE, keep, writes=writes)
+
+    def of(self, step: int) -> dict[str, str | None]:
+        """Prompt to text."""
+        return {r["prompt"]: r["text"] for r in self.records if r["step"] == step}

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from wgrad.device.files import make_folder, writing
 from wgrad.train.ranks.world import Member, World
-from wgrad.train.run.metrics import MetricsFile
+from wgrad.train.run.metrics import RecordsFile
 from wgrad.train.run.out_folder import OutFolder
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
@@ -26,7 +26,7 @@ class Outlets:
 
     def __init__(self, out: str, world: World) -> None:
         self.world, self.folder = world, OutFolder(out)
-        self.metrics: MetricsFile | None = None
+        self.records: list[RecordsFile] = []
         self._held = ExitStack()
         self._display: Display | None = None
 
@@ -53,8 +53,8 @@ class Outlets:
         """Say it, and where this rank is the first now take over what the first one does."""
         if promoted:
             self.open()
-            if self.metrics is not None:
-                self.metrics.take_over()
+            for file in self.records:
+                file.take_over()
             self.display.console = make_console(terminal=False)
         names, left = ", ".join(map(str, lost)), self.world.size
         self.display.say(f"lost {names}: going on with {left} rank{'s' * (left > 1)} from the last step that all did")

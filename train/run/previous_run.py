@@ -31,13 +31,16 @@ class Length(msgspec.Struct):
     steps: Annotated[int, msgspec.Meta(ge=1)]
     max_steps: int | None
     epochs: int
+    stopped_early: Annotated[int, msgspec.Meta(ge=1)] | None = None  # --early-stop, where it ended the run
 
 
 @dataclass(frozen=True)
 class Previous:
-    """finished: nothing is left to do. ended_at: steps of a run that ended, and is to go on further; else None."""
+    """finished: nothing is left to do; stopped: by --early-stop. ended_at: steps of a run that ended, and is to go on
+    further; else None."""
 
     finished: bool = False
+    stopped: bool = False
     ended_at: int | None = None
 
 
@@ -55,9 +58,9 @@ def previous_run(config: FinetuneConfig) -> Previous:
             f"--resume: {out / RESULTS_FILE} has format {length.format}, and this version of wgrad reads format "
             f"{RESULTS_FORMAT}: begin anew in another --out"
         )
-    if not _longer(config, length):
+    if not (_more_patient if length.stopped_early else _longer)(config, length):
         _refuse_ignored(config, out)
-        return Previous(finished=True)
+        return Previous(finished=True, stopped=bool(length.stopped_early))
     if not Checkpoints(out).steps():
         raise WgradError(
             f"--resume: the finished run in {out} has no checkpoint to go on from: train its adapter further with "
@@ -94,6 +97,20 @@ def _longer(config: FinetuneConfig, length: Length) -> bool:
             "give more, or another --out"
         )
     return config.epochs > length.epochs
+
+
+def _more_patient(config: FinetuneConfig, length: Length) -> bool:
+    """Whether a run that was stopped early is to go on. WgradError where it is only to be longer."""
+    assert length.stopped_early is not None
+    if not 0 < config.early_stop <= length.stopped_early:
+        return True
+    for name in ("max_steps", "epochs"):
+        if getattr(config, name) != getattr(length, name):
+            raise WgradError(
+                f"{flag(name)}: would be ignored: --early-stop {length.stopped_early} ended the run in {config.out} "
+                f"after step {length.steps}: give a larger --early-stop too, or 0"
+            )
+    return False
 
 
 def _refuse_ignored(config: FinetuneConfig, out: Path) -> None:

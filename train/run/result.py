@@ -35,11 +35,12 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path) 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
     """Write loss.svg and results.json. results.json comes last: a folder that has it is complete."""
     config, stream = session.config, session.stream
-    points = [(0, results.get("held_out_loss_before")), (stream.total_steps, results.get("held_out_loss_after"))]
-    curve = [(step, loss) for step, loss in points if loss is not None]
+    points = {0: results.get("held_out_loss_before"), **metrics.held_out()}
+    points.setdefault(results["result_step"], results.get("held_out_loss_after"))
+    curve = [(step, loss) for step, loss in sorted(points.items()) if loss is not None]
     title = f"{Path(config.model).name} on {Path(config.data).name}"
-    save_loss_curve(session.out / LOSS_CURVE_FILE, metrics.records, curve, title)
-    length = {"steps": stream.total_steps, "max_steps": config.max_steps, "epochs": config.epochs}
+    save_loss_curve(session.out / LOSS_CURVE_FILE, metrics.of_steps(), curve, title)
+    length = {"steps": stream.step, "max_steps": config.max_steps, "epochs": config.epochs}
     measured = {"skipped_steps": skipped, "peak_bytes": session.device.memory().peak_bytes}
     write_json(session.out / RESULTS_FILE, {"format": RESULTS_FORMAT, **results, **length, **measured})
 

@@ -49,13 +49,18 @@ class Session:
     tokenizer: Tokenizer
     data: Dataset
     stream: BatchStream
-    prompt: list[int]  # for the sample before and after
+    prompts: list[list[int]]  # for the samples
     display: Display
     row_tokens: int  # of each row of a batch: --seq-len, or what all the data fits in
 
     @property
     def out(self) -> Path:
         return Path(self.config.out)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the longest prompt."""
+        return max(map(len, self.prompts))
 
     def say(self, text: str) -> None:
         self.display.say(text)
@@ -90,7 +95,7 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     row_tokens = row_length(config, data)
     stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display, row_tokens)
-    session.prompt = _sample_prompt(session)
+    session.prompts = _sample_prompts(session)
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
@@ -121,15 +126,16 @@ def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: M
             raise WgradError(f"{flag(name)}: would be ignored: {files.folder} is quantised already: leave it out")
 
 
-def _sample_prompt(session: Session) -> list[int]:
+def _sample_prompts(session: Session) -> list[list[int]]:
     """--sample-prompt, else what comes before the completion in the first held-out text (or its beginning)."""
     if session.config.sample_prompt:
-        prompt = session.tokenizer.encode(session.config.sample_prompt)
-        check_positions(prompt, SAMPLE_TOKENS, session.model_config, "--sample-prompt")
-        return prompt
+        prompts = [session.tokenizer.encode(text) for text in session.config.sample_prompt]
+        for prompt in prompts:
+            check_positions(prompt, SAMPLE_TOKENS, session.model_config, "--sample-prompt")
+        return prompts
     document = (session.data.held_out or session.data.train)[0]
     before = next((i for i, learnt in enumerate(document.loss_mask) if learnt), 0)
-    return [int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]
+    return [[int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]]
 
 
 def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
@@ -138,7 +144,7 @@ def prepare_session(session: Session, config: FinetuneConfig) -> Plan | None:
     config: the session's, but for where the adapter lies and for the rows' length (`Session.row_tokens`).
     """
     with session.display.phase("compiling", unit="shaders") as phase:
-        plan = plan_run(config, session.model_config, session.folder, session.device, len(session.prompt))
+        plan = plan_run(config, session.model_config, session.folder, session.device, session.prompt_tokens)
         if plan is None:
             _refuse_beyond_memory(config, session.model_config)
             return None
@@ -171,7 +177,7 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
             session.model_config,
             session.folder,
             session.device,
-            positions=len(session.prompt) + SAMPLE_TOKENS,
+            positions=session.prompt_tokens + SAMPLE_TOKENS,
             progress=phase.update,
             remarks=remarks,
         )

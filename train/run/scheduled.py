@@ -1,0 +1,70 @@
+"""Measures while steps run (--eval-every): when they are due, which steps are the best, and when to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.evaluation import Evaluation
+from wgrad.train.run.metrics import MetricsFile
+
+
+class BestSteps:
+    """The held-out losses of a run so far, by step: the same whether it was ever interrupted or not."""
+
+    def __init__(self, config: RunOptions, losses: Iterable[tuple[int, float | None]] = ()) -> None:
+        self.config = config
+        self.losses = {step: math.nan if loss is None else loss for step, loss in losses}
+
+    def saved(self) -> list[tuple[int, float | None]]:
+        """For a checkpoint."""
+        return [(step, loss if math.isfinite(loss) else None) for step, loss in self.losses.items()]
+
+    def due(self, step: int) -> bool:
+        """Whether the loss is to be measured after `step` steps. Ranks that meet every --sync-every steps measure at
+        their next meeting."""
+        every, together = self.config.eval_every, self.config.sync_every
+        return bool(every) and step not in self.losses and step // every > max(step - together, 0) // every
+
+    def best(self) -> list[int]:
+        """Steps, the lowest loss first; of equal ones the earlier. One whose loss is not finite is not among them."""
+        return sorted((s for s, loss in self.losses.items() if math.isfinite(loss)), key=lambda s: (self.losses[s], s))
+
+    def kept(self) -> list[int]:
+        """The steps whose checkpoints are kept for their loss."""
+        return self.best()[: self.config.best_kept]
+
+    @property
+    def without_better(self) -> int:
+        """How many measures there are since the best one."""
+        best = self.best()[:1]
+        return sum(step > best[0] for step in self.losses) if best else len(self.losses)
+
+    @property
+    def stop(self) -> bool:
+        """--early-stop: whether patience is at its end."""
+        return 0 < self.config.early_stop <= self.without_better
+
+    def why_stopped(self) -> str:
+        """For people, where `stop` says so."""
+        best, last = self.best()[:1], max(self.losses)
+        than = f"better loss than {self.losses[best[0]]:.4f} (step {best[0]})" if best else "loss that is finite"
+        return f"stopped early after step {last}: {self.without_better} measures without a {than}"
+
+
+class Scheduled:
+    """What the training loop asks between two steps. asked: whether the run is to end, which waits for no measure."""
+
+    def __init__(
+        self, evaluation: Evaluation, metrics: MetricsFile, steps: BestSteps, asked: Callable[[], bool]
+    ) -> None:
+        self.evaluation, self.metrics, self.steps, self._asked = evaluation, metrics, steps, asked
+
+    def measure(self, step: int) -> list[str]:
+        """Measure and keep it -> lines for people. GivenUp."""
+        measured = self.evaluation.measure(step, f"at step {step}", asked=self._asked)
+        assert measured.loss is not None  # the options see to it that something is held out
+        self.metrics.write_held_out(step, measured.loss)
+        self.steps.losses[step] = measured.loss
+        return measured.lines
