@@ -144,8 +144,8 @@ class ReferenceDevice:
     def download(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
 
-    def readback(self, array: np.ndarray) -> HostCopy:
-        return HostCopy(array.copy())
+    def readback(self, array: np.ndarray, out: np.ndarray | None = None) -> HostCopy:
+        return HostCopy(array, out)
 
     def view(self, array: np.ndarray, shape: Sequence[int], offset: int = 0) -> np.ndarray:
         size = int(np.prod(tuple(shape), dtype=np.int64))

@@ -91,8 +91,11 @@ class Device(Protocol):
     def download(self, array: Array) -> np.ndarray:
         """Wait for the device and copy an array to the host."""
 
-    def readback(self, array: Array) -> Readback:
-        """Start copying an array to the host without waiting; what comes after may overwrite it."""
+    def readback(self, array: Array, out: np.ndarray | None = None) -> Readback:
+        """Start copying an array to the host without waiting; what comes after may overwrite it.
+
+        out: where it goes (same shape and dtype, contiguous): written between this call and the end of `result`, which
+        returns it. Without it the result is a new array."""
 
     def view(self, array: Array, shape: Sequence[int], offset: int = 0) -> Array:
         """Same storage, starting `offset` elements in; writes show in both. A non-zero offset is a multiple of 64."""

@@ -42,8 +42,8 @@ class DryRuntime(PooledRuntime):
     def download(self, array: Array) -> np.ndarray:
         return np.zeros(array.shape, array.dtype)
 
-    def readback(self, array: Array) -> Any:
-        return HostCopy(self.download(array))
+    def readback(self, array: Array, out: np.ndarray | None = None) -> Any:
+        return HostCopy(self.download(array), out)
 
     def synchronize(self) -> None:
         pass

@@ -35,8 +35,10 @@ class Pinned:
 class Readback:
     """An array on its way to the host: what it held when `readback` was called."""
 
-    def __init__(self, owner: Readbacks, pinned: Pinned, array: Array, what: Callable[[], str]) -> None:
-        self._owner, self._what = owner, what
+    def __init__(
+        self, owner: Readbacks, pinned: Pinned, array: Array, out: np.ndarray | None, what: Callable[[], str]
+    ) -> None:
+        self._owner, self._out, self._what = owner, out, what
         self._pinned: Pinned | None = pinned
         self._shape, self._dtype, self._nbytes = array.shape, array.dtype, array.nbytes
 
@@ -56,7 +58,7 @@ class Readback:
             raise DeviceError("result() of a download was called twice: keep the array that it gave")
         check(self._owner.hip.hipEventSynchronize(self._pinned.event), self._what)
         pinned, self._pinned = self._pinned, None
-        out = np.empty(self._shape, self._dtype)
+        out = np.empty(self._shape, self._dtype) if self._out is None else self._out
         if self._nbytes:
             ctypes.memmove(out.ctypes.data, pinned.address, self._nbytes)
         self._owner.free(pinned)
@@ -75,14 +77,14 @@ class Readbacks:
         self.hip, self._stream = hip, stream
         self._free: list[Pinned] = []
 
-    def start(self, array: Array, what: Callable[[], str]) -> Readback:
-        """what: says what was done, for an error's message."""
+    def start(self, array: Array, out: np.ndarray | None, what: Callable[[], str]) -> Readback:
+        """out: where the array goes, or None. what: says what was done, for an error's message."""
         pinned = self._take(max(array.nbytes, 1))
         if array.nbytes:
             kind = self.hip.hipMemcpyKind(_TO_HOST)
             check(self.hip.hipMemcpyAsync(pinned.address, array.address, array.nbytes, kind, self._stream), what)
         check(self.hip.hipEventRecord(pinned.event, self._stream), what)
-        return Readback(self, pinned, array, what)
+        return Readback(self, pinned, array, out, what)
 
     def free(self, pinned: Pinned) -> None:
         if len(self._free) < _MOST_KEPT:

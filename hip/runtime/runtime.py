@@ -213,10 +213,10 @@ class Runtime(PooledRuntime):
         if sum(d.nbytes for d in self._uploads) > _STAGING_BYTES or len(self._uploads) > 256:
             self.synchronize()
 
-    def readback(self, array: Array) -> Readback:
+    def readback(self, array: Array, out: np.ndarray | None = None) -> Readback:
         """Copy an array to the host without waiting: later work may overwrite it."""
         self.check_owner(array)
-        return self._readbacks.start(array, lambda: f"copying {array} to the host (last launch: {self._last})")
+        return self._readbacks.start(array, out, lambda: f"copying {array} to the host (last launch: {self._last})")
 
     def _kind(self, array: Array, kind: int) -> Any:
         """Which copy is asked of the driver, where the other side is memory of NumPy."""

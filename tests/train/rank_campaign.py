@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
-from tests.train.ranks_runs import ENVIRONMENT, LIMIT, mpirun, words
+from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of
 from wgrad.train.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +45,12 @@ def pids(out: Path) -> dict[int, int]:
 
 
 def killed_run(
-    values: dict[str, Any], ranks: int, victim: int, moment: float | int
+    values: dict[str, Any], ranks: int, victim: int, moment: float | int, before: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """A run of which rank `victim` is killed: at a moment in seconds from its start, or (int) once so many steps are in
-    metrics.jsonl."""
+    metrics.jsonl. before: as in `command_of`."""
     out = Path(values["--out"])
-    command = [*mpirun(ranks, *ULFM), sys.executable, "-m", "wgrad", "finetune", *words(values)]
+    command = command_of(ranks, values, *ULFM, before=before)
     process = subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )

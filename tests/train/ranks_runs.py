@@ -41,7 +41,25 @@ def start(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[st
     )
 
 
+def command_of(ranks: int, values: dict[str, Any], *options: str, before: Sequence[str] = ()) -> list[str]:
+    """The command of a run as so many ranks. options: of mpirun. before: of each rank what its Python does first, as
+    to give its host a name of its own (`named`)."""
+    rest = ["finetune", *words(values)]
+    if not before:
+        return [*mpirun(ranks, *options), sys.executable, "-m", "wgrad", *rest]
+    assert len(before) == ranks
+    run = "import sys; from wgrad.train.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+    programs = [["-n", "1", sys.executable, "-c", f"{line}; {run}", *rest, ":"] for line in before]
+    return [*mpirun(1, *options)[:-2], *sum(programs, [])[:-1]]
+
+
+def named(host: str) -> str:
+    """Ranks of other names take each other for other hosts."""
+    return f"import socket; socket.gethostname = lambda: {host!r}"
+
+
 def finetune(ranks: int, values: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     """The run of `values` (option -> value) as so many ranks; ranks 0: without mpirun. options: of mpirun."""
-    launcher = mpirun(ranks, *options) if ranks else []
-    return start([*launcher, sys.executable, "-m", "wgrad", "finetune", *words(values)])
+    return start(
+        command_of(ranks, values, *options) if ranks else [sys.executable, "-m", "wgrad", "finetune", *words(values)]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.data.packing import BatchStream, Step
+from wgrad.train.ranks.exchange import Exchange
+from wgrad.train.ranks.host_memory import HostMemory, nbytes
 from wgrad.train.ranks.world import Member, RanksLost, World
 from wgrad.train.run import buckets
 from wgrad.train.run.buckets import buckets_of
@@ -22,7 +25,8 @@ LIMIT = 60  # seconds for one rank to wait for another
 
 
 class ThreadWorld(World):
-    """The ranks are threads, which add what they hold at a barrier. failing: how many attempts fail, on all."""
+    """The ranks are threads, which share memory, and add what they hold at a barrier. failing: how many attempts fail,
+    on all."""
 
     alone = False
 
@@ -38,6 +42,18 @@ class ThreadWorld(World):
             self.failing -= 1
             raise RanksLost()
         return result
+
+    def open_exchange(self, size: int, buckets: Any, error: np.ndarray | None = None) -> Exchange:
+        if self.rank == 0:
+            self._held[0] = bytearray(nbytes(self.size, size, len(buckets)))
+        self._barrier.wait(LIMIT)
+        memory = HostMemory(self._held[0], self.rank, self.size, size, len(buckets))
+        self._barrier.wait(LIMIT)
+        return Exchange(memory, buckets)
+
+    def pause(self, waited: float, what: str) -> None:
+        assert waited < LIMIT and not self._barrier.broken
+        time.sleep(1e-4)
 
     def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         self._held[self.rank] = values.copy()
@@ -120,7 +136,7 @@ def test_buckets_that_travel_while_the_backward_runs_are_complete(
     for index in range(5):
         one.step(stream.get(index), 1e-3)
         shared.step(stream.get(index), 1e-3)
-        assert len(shared.data_parallel._reads) == 3
+        assert len(shared.data_parallel._reads) == 4  # and the loss
     np.testing.assert_array_equal(parameters(shared), parameters(one))
     np.testing.assert_array_equal(shared.read_history(), one.read_history())
     assert len(shared._micro_step._replays) == 3 and len(one._micro_step._replays) == 1

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from tests.train.rank_campaign import killed_run
-from tests.train.ranks_runs import ENVIRONMENT, LIMIT, finetune, mpirun, needs_mpi, start, words
+from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, finetune, mpirun, named, needs_mpi, start, words
 from wgrad.train.commands.cli import main
 from wgrad.train.run.metrics import read_metrics
 
@@ -155,6 +155,44 @@ def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: P
     assert f"lost rank {victim} (" in run.stdout and "going on with 2 ranks" in run.stdout
     assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
     same(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_rank_that_is_killed_beside_another_host_costs_nothing(values: dict[str, Any], tmp_path: Path) -> None:
+    """Two ranks share memory, and the first adds up with a third, of another host. It is killed, and the second does
+    that from then on."""
+    run = killed_run(values | {"--log-every": 1}, 3, 0, 5, [named("one"), named("one"), named("two")])
+    assert run.returncode == 0, run.stderr
+    assert "lost rank 0 (one)" in run.stdout and "going on with 2 ranks" in run.stdout
+    assert "rank 2  two" in run.stdout and "share no memory" not in run.stdout
+    assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
+    same(tmp_path / "out", tmp_path / "whole")
+
+
+def test_gradients_in_16_bits_go_on_in_the_same_bits(values: dict[str, Any], tmp_path: Path) -> None:
+    """A checkpoint holds what was rounded away and is yet to be added. Of a system whose ranks cannot share memory,
+    which is said, and they are as ranks of several hosts."""
+    values |= {
+        "--exchange-bits": 16,
+        "--schedule": "constant",
+        "--warmup": 0,
+        "--no-sample": True,
+        "--max-steps": 6,
+        "--save-every": 3,
+    }
+    apart = ["import os; del os.memfd_create"] * 2
+    run = start(command_of(2, values, before=apart))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("share no memory (this system has no memfd_create)") == 1
+    part = values | {"--out": tmp_path / "part"}
+    for more in ({"--max-steps": 3}, {"--max-steps": 6, "--resume": True}):
+        run = start(command_of(2, part | more, before=apart))
+        assert run.returncode == 0, run.stderr
+    ends = [tmp_path / name / "adapter_model.safetensors" for name in ("out", "part")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    exact = tmp_path / "exact"
+    assert main(["finetune", *words(values | {"--out": exact, "--exchange-bits": 32})]) == 0
+    losses = [np.array([r["loss"] for r in read_metrics(o / "metrics.jsonl")]) for o in (tmp_path / "out", exact)]
+    assert 0 < np.abs(losses[0] - losses[1]).max() < 0.01
 
 
 # ---- ranks that seldom meet --------------------------------------------------------------------------------

@@ -174,6 +174,13 @@ class RunOptions(Options):
         rule=A_NUMBER,
         metavar="K",
     )
+    exchange_bits: int = of_training(
+        32,
+        "bits of each number of the gradient on its way between hosts: 16 (bfloat16) halve what travels; what is "
+        "rounded away is added in the next step",
+        choices=(32, 16),
+        metavar="BITS",
+    )
     seed: int = of_training(
         0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True
     )
@@ -282,13 +289,14 @@ _UNUSED = (
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
     ("full", ("stream_weights",), "--full has no frozen weights"),
+    ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
 )
 
 
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Options without effect beside the others of `values`, each with the reason."""
-    given = {**values, "no_quantize": values.get("quantize") is False}
+    given = {**values, "no_quantize": values.get("quantize") is False, "local_steps": values.get("sync_every", 1) > 1}
     return {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
 
 

@@ -8,30 +8,40 @@ order. Every rank then updates its own copy of the parameters, by the same bits.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from wgrad.device.contract import Array, Device, Readback
 from wgrad.train.data.packing import Batch
+from wgrad.train.ranks.exchange import Exchange
 from wgrad.train.ranks.shares import Shares
-from wgrad.train.ranks.world import World
+from wgrad.train.ranks.world import RanksLost, World
 
-_SLOTS = 2  # of each rank, behind the gradient: seconds of a micro-batch, signal that asked it to end
+_SLOTS = 2  # of each rank, behind the loss: seconds of a micro-batch, signal that asked it to end
+_ALIGN = 64  # elements: where the loss begins, behind the gradient
+_WHAT = "the gradient of a step"
 
 
 class DataParallel:
     """What a step needs of the other ranks.
 
     accumulate: micro-batches of a step. grad: the flat gradient, float32 [n] on the device. buckets: (begin, end) of
-    the stretches of it that are complete after each part of the last micro-batch. shares: how micro-batches are dealt.
-    news: what there is to say of the last step. asked_here: the signal by which this rank was asked to end, or None;
-    asked: the one by which any was, which all know since the last step. parts: if a dictionary is put here, seconds of
-    each part of the steps so far, which then do not overlap.
+    the stretches of it that are complete after each part of the last micro-batch; none: it is not added up. rounded:
+    between hosts it travels in 16 bits. shares: how micro-batches are dealt. news: what there is to say of the last
+    step. asked_here: the signal by which this rank was asked to end, or None; asked: the one by which any was, which
+    all know since the last step. parts: if a dictionary is put here, seconds of each part of the steps so far, which
+    then do not overlap: of the device up to each bucket, waiting for the others, and those of the exchange.
     """
 
     def __init__(
-        self, world: World, accumulate: int, device: Device, grad: Array, buckets: Sequence[tuple[int, int]]
+        self,
+        world: World,
+        accumulate: int,
+        device: Device,
+        grad: Array,
+        buckets: Sequence[tuple[int, int]],
+        rounded: bool = False,
     ) -> None:
         self.world, self._device, self._grad, self._buckets = world, device, grad, list(buckets)
         self.shares = Shares(accumulate, world.members)
@@ -39,85 +49,188 @@ class DataParallel:
         self.asked_here: int | None = None
         self.asked: int | None = None
         self.parts: dict[str, float] | None = None
-        self._values = self._tail = np.zeros(0, np.float32)
-        self._slots = np.zeros((0, _SLOTS), np.float32)
-        self._old: list[tuple[np.ndarray, np.ndarray]] = []
-        self._reads: dict[int, Readback] = {}
+        # What this rank's roundings have left out so far.
+        self._error = np.zeros(grad.size, np.float32) if rounded and not world.alone else None
+        self._exchange: Exchange | None = None
+        self._old: list[Exchange] = []
+        self._reads: list[Readback] = []
+        self._given = 0
+        self._early: Exception | None = None
         self._begun, self._mine, self._marked = 0.0, 0, 0.0
 
     def share(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
         """This rank's micro-batches of a step, each with its number in the step. The step begins now."""
+        self.news = None
+        if self._buckets and not self.world.alone:
+            self._begin()
         if self.shares.members != self.world.members:
             self.shares.begin(self.world.members)
         mine = [(number, batches[number]) for number in self.shares.deal(len(batches))[self.world.rank]]
         self._begun, self._mine = time.monotonic(), len(mine)
-        self._reads = {}
+        self._marked = self._begun
         return mine
 
+    def _begin(self) -> None:
+        """The round of the exchange of this step: the buckets, and behind them the loss and the slots of all ranks."""
+        if self._exchange is None:
+            first = -(-self._grad.size // _ALIGN) * _ALIGN
+            last = first + 1 + _SLOTS * self.world.size
+            self._exchange = self.world.open_exchange(last, [*self._buckets, (first, last)], self._error)
+            self.news, self.world.remark = self.world.remark or None, ""
+        self._exchange.begin()
+        self._reads, self._given, self._early = [], 0, None
+
     def part_submitted(self, number: int) -> None:
-        """The device has been given part `number` of the last micro-batch: its bucket comes back once that is done."""
-        if not self.world.alone and self.parts is None:
-            self._read(number)
+        """The device has been given part `number` of the last micro-batch: its bucket comes back once that is done.
+        Those before it go on meanwhile."""
+        if self.world.alone:
+            return
+        if self.parts is not None:
+            self._mark(f"part {number}")
+            return
+        self._read(number)
+        try:
+            self._advance()
+        except Exception as error:  # told where all ranks can agree on it
+            self._early = error
 
     def _read(self, number: int) -> None:
+        """Straight to where the others will add it up."""
+        assert self._exchange is not None
         begin, end = self._buckets[number]
-        self._reads[number] = self._device.readback(self._device.view(self._grad, (end - begin,), begin))
+        grad = self._device.view(self._grad, (end - begin,), begin)
+        self._reads.append(self._device.readback(grad, self._exchange.part[begin:end]))
 
     def sum_gradient(self, loss: Array) -> None:
         """The gradient and loss (float32 [1]): on the device, their sums over all ranks, the same on each.
 
         RanksLost: nothing was summed on any rank.
         """
-        world = self.world
-        if world.alone:
+        world, exchange = self.world, self._exchange
+        if world.alone or exchange is None:
             return
-        self._mark("compute")
         if self.parts is not None:
+            self._mark("rest")
             world.total(0.0, "the other ranks")
             self._mark("wait")
-        if self._slots.shape[0] != world.size:
-            # An all-reduce that was given up may still write to the arrays of before: they stay as long as this.
-            self._old.append((self._values, self._tail))
-            self._values = np.zeros(self._grad.size, np.float32)
-            self._tail = np.zeros(1 + _SLOTS * world.size, np.float32)
-            self._slots = self._tail[1:].reshape(world.size, _SLOTS)
-        world.attempt(lambda: self._sum(loss))
-        self._mark("exchange")
-        self.asked = int(self._slots[:, 1].max()) or None
-        self.news = self.shares.describe() if self.shares.observe(self._slots[:, 0].tolist()) else None
+        add_up = self._sum if self.parts is None else self._sum_apart
+        try:
+            world.attempt(lambda: add_up(exchange, loss))
+        except BaseException:
+            # What was given up may still write to its memory, which stays as long as this.
+            self._old.append(exchange)
+            self._exchange = None
+            raise
+        slots = self._slots(exchange.total)
+        self.asked = int(slots[:, 1].max()) or None
+        if self.shares.observe(slots[:, 0].tolist()):
+            self.news = self.shares.describe()
 
-    def _sum(self, loss: Array) -> None:
+    def _slots(self, values: np.ndarray) -> np.ndarray:
+        return values[-_SLOTS * self.world.size :].reshape(self.world.size, _SLOTS)
+
+    def _sum(self, exchange: Exchange, loss: Array) -> None:
         """Each bucket is added up as soon as it has come back, and goes to the device as soon as that is done."""
-        device = self._device
-        for number in self.world.add_parts(self._ready(loss), "the gradient of a step"):
-            if number < len(self._buckets):
-                begin, end = self._buckets[number]
-                device.write(device.view(self._grad, (end - begin,), begin), self._values[begin:end])
-        device.write(loss, self._tail[:1])
+        self._read_rest(exchange, loss)
+        idle: float | None = None  # since when this rank has nothing to do but wait for others
+        while not exchange.finished:
+            if self._advance(loss):
+                continue
+            if idle is None and self._given == len(exchange.buckets):
+                idle = time.monotonic()
+            self.world.pause(0.0 if idle is None else time.monotonic() - idle, _WHAT)
+        self.world.came(0.0 if idle is None else time.monotonic() - idle)
 
-    def _ready(self, loss: Array) -> Iterator[np.ndarray | None]:
-        """The buckets, then loss and slots; None while the device has more to do before the next one."""
-        for number in range(len(self._buckets)):
-            if number not in self._reads:
-                self._read(number)
-        last = self._device.readback(loss)
-        for number, (begin, end) in enumerate(self._buckets):
-            while not self._reads[number].ready():
-                yield None
-            part = self._values[begin:end]
-            part[:] = self._reads[number].result()
-            yield part
-        self._tail[:] = 0
-        self._tail[:1] = last.result()
-        seconds = (time.monotonic() - self._begun) / self._mine if self._mine else 0.0
-        self._slots[self.world.rank] = seconds, self.asked_here or 0
-        yield self._tail
+    def _read_rest(self, exchange: Exchange, loss: Array) -> None:
+        if self._early is not None:
+            raise self._early
+        for number in range(len(self._reads), len(self._buckets)):
+            self._read(number)
+        first, _ = exchange.buckets[-1]
+        exchange.part[first:] = 0
+        self._reads.append(self._device.readback(loss, exchange.part[first : first + 1]))
+
+    def _advance(self, loss: Array | None = None) -> bool:
+        """Do what can be done without waiting -> whether there was anything. loss: where its sum goes, once that is
+        read too."""
+        assert self._exchange is not None
+        given = self._give()
+        new = self._exchange.advance()
+        self._upload(new, loss)
+        return given or len(new) > 0
+
+    def _give(self) -> bool:
+        """Buckets that have come back, to the others -> whether there was one."""
+        assert self._exchange is not None
+        before = self._given
+        while self._given < len(self._reads) and self._reads[self._given].ready():
+            self._reads[self._given].result()
+            if self._given == len(self._buckets):
+                seconds = (time.monotonic() - self._begun) / self._mine if self._mine else 0.0
+                self._slots(self._exchange.part)[self.world.rank] = seconds, self.asked_here or 0
+            self._exchange.give()
+            self._given += 1
+        return self._given > before
+
+    def _upload(self, numbers: Iterable[int], loss: Array | None) -> None:
+        """Buckets that are added up, to the device."""
+        assert self._exchange is not None
+        for number in numbers:
+            begin, end = self._exchange.buckets[number]
+            if number < len(self._buckets):
+                grad = self._device.view(self._grad, (end - begin,), begin)
+                self._device.write(grad, self._exchange.total[begin:end])
+            else:
+                assert loss is not None
+                self._device.write(loss, self._exchange.total[begin : begin + 1])
+
+    def _sum_apart(self, exchange: Exchange, loss: Array) -> None:
+        """As `_sum`, one part after another."""
+        self._read_rest(exchange, loss)
+        while self._given < len(exchange.buckets):
+            self._give()
+        self._mark("read_back")
+        while not exchange.finished:
+            if not exchange.advance():
+                self.world.pause(0.0, _WHAT)
+        self._mark("sum")
+        self._upload(range(len(exchange.buckets)), loss)
+        self._mark("upload")
+
+    # ---- what a checkpoint holds ------------------------------------------------------------------
+    def share_error(self) -> None:
+        """Before a checkpoint: the first rank takes over what the roundings of all have left out so far."""
+        if self._error is None:
+            return
+        total = np.zeros(0)
+
+        def add() -> None:
+            nonlocal total
+            total = self._error.astype(np.float64)  # type: ignore[union-attr]
+            self.world.add(total, "what was rounded away", patient=True)
+
+        while True:
+            try:
+                self.world.attempt(add)
+                break
+            except RanksLost:
+                continue
+        self._error[:] = total if self.world.speaks else 0
+
+    @property
+    def error(self) -> np.ndarray | None:
+        """float32 [n]: what was rounded away on this rank and is yet to be added; None where nothing is rounded."""
+        return self._error
+
+    def restore_error(self, error: np.ndarray) -> None:
+        if self._error is not None and self.world.speaks:
+            self._error[:] = error
 
     def _mark(self, name: str) -> None:
         """Where parts are timed: since the last mark came `name`."""
         if self.parts is None:
             return
         self._device.synchronize()
-        now, begun = time.monotonic(), self._begun if name == "compute" else self._marked
-        self.parts[name] = self.parts.get(name, 0.0) + now - begun
+        now = time.monotonic()
+        self.parts[name] = self.parts.get(name, 0.0) + now - self._marked
         self._marked = now

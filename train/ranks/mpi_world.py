@@ -9,6 +9,7 @@ Source: MPI 4.1; ULFM 2 (fault-tolerance.org), in mpi4py as Revoke, Iagree and S
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import socket
@@ -16,8 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,9 @@ import numpy as np
 mpi4py.rc.finalize = False  # after a loss it would wait for the dead
 from mpi4py import MPI  # noqa: E402
 
+from wgrad.train.ranks.exchange import Between, Exchange, Request  # noqa: E402
+from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory  # noqa: E402
+from wgrad.train.ranks.rounded_sum import RoundedSum  # noqa: E402
 from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
 from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
@@ -40,7 +43,9 @@ FIRST_STEP_LIMIT = 600.0  # the first one may compile, and nobody knows yet how 
 SPIN = 0.002  # seconds in which a wait asks without a pause
 PAUSE = 0.0002  # seconds between questions after that,
 POLL = 2e-5  # or while bytes travel, which MPI moves only when it is asked
+LEADERS_LIMIT = 60.0  # seconds for MPI to make a communicator
 _END = 10.0  # seconds for MPI's own end
+_MEMORY = "the memory that ranks share"
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,38 @@ class _Failure:
     member: Member
     message: str
     status: int
+
+
+def _silent(what: str, limit: float) -> RanksSilent:
+    return RanksSilent(
+        f"no answer from another rank for {limit:.0f} s ({what}): the logs in OUT/ranks end with what each did last; "
+        "--resume goes on from the last checkpoint, with fewer ranks if need be"
+    )
+
+
+class _Leaders:
+    """A rank of each host. second: for collectives that are not called in the order of those of `first`."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._first, self._second = first, second
+        if first == MPI.COMM_NULL:
+            return
+        self.rank, self.size = first.rank, first.size
+        for comm in (first, second):
+            if comm is not None:
+                comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def start(self, values: np.ndarray, begin: int) -> Request:
+        request: Request = self._first.Iallreduce(MPI.IN_PLACE, values, MPI.SUM)
+        return request
+
+    def all_to_all(self, send: np.ndarray, receive: np.ndarray) -> Request:
+        request: Request = self._first.Ialltoall(send, receive)
+        return request
+
+    def all_gather(self, send: np.ndarray, receive: np.ndarray) -> Request:
+        request: Request = self._second.Iallgather(send, receive)
+        return request
 
 
 class MpiWorld(World):
@@ -65,6 +102,7 @@ class MpiWorld(World):
         self.rank, self.size = self._comm.rank, self._comm.size
         self.me = Member(self.rank, socket.gethostname())
         self._stepping, self._any_lost, self._longest = False, False, 0.0
+        self._apart = False  # no two ranks share memory, whatever their hosts
         self.members = self.exchange(self.me, "the start")
         here = [member.number for member in self.members if member.host == self.me.host]
         self.local_rank, self.local_size = here.index(self.me.number), len(here)
@@ -76,10 +114,7 @@ class MpiWorld(World):
         while not request.Test():
             waited = time.monotonic() - begun
             if waited > limit:
-                raise RanksSilent(
-                    f"no answer from another rank for {limit:.0f} s ({what}): the logs in OUT/ranks end with what each "
-                    "did last; --resume goes on from the last checkpoint, with fewer ranks if need be"
-                )
+                raise _silent(what, limit)
             time.sleep(pause if waited > SPIN else 0)
         return time.monotonic() - begun
 
@@ -176,23 +211,70 @@ class MpiWorld(World):
             self._longest = max(self._longest, self.waited, 1e-3)
         self._wait(self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), what, limit, POLL)
 
-    def add_parts(self, parts: Iterable[np.ndarray | None], what: str) -> Iterator[int]:
-        requests: deque[Any] = deque()
-        limit, done = self._step_limit(), 0
-        for part in parts:
-            if part is not None:
-                requests.append(self._comm.Iallreduce(MPI.IN_PLACE, part, MPI.SUM))
-            else:
-                time.sleep(POLL)
-            while requests and requests[0].Test():
-                requests.popleft()
-                yield done
-                done += 1
-        waited = 0.0
-        for request in requests:  # from here on this rank has nothing else to do
-            waited += self._wait(request, what, limit - waited, POLL)
-            yield done
-            done += 1
+    # ---- the exchange of gradients ---------------------------------------------------------------
+    def open_exchange(self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None) -> Exchange:
+        while (memory := self._open_memory(size, len(buckets))) is None:
+            pass
+        if len(set(self._hosts())) == 1:
+            if error is not None:
+                self.remark = "note: --exchange-bits 16 rounds nothing: all ranks are on one host, and share memory"
+            return Exchange(memory, buckets)
+        return Exchange(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0, error)))
+
+    def _hosts(self) -> list[object]:
+        """Of each rank, what it shares with those that it shares memory with."""
+        return [member.number if self._apart else member.host for member in self.members]
+
+    def _open_memory(self, size: int, buckets: int) -> HostMemory | None:
+        """None where that is to be tried again: a rank was lost, or has found that it cannot."""
+        members, hosts, reason = self.members, self._hosts(), ""
+        here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
+        memory, segment = private_memory(size if len(here) == 1 else 0, buckets), None
+        if len(here) > 1 and self.rank == here[0]:
+            try:
+                segment = Segment(nbytes(len(here), size, buckets))
+            except OSError as error:
+                reason = one_line(error)
+        addresses = self.exchange(None if segment is None else segment.address, _MEMORY)
+        if members == self.members and (address := addresses[here[0]]) is not None:
+            try:
+                buffer = open_segment(address) if segment is None else segment.buffer
+                memory = HostMemory(buffer, here.index(self.rank), len(here), size, buckets)
+            except OSError as error:
+                reason = one_line(error)
+        reasons = [r for r in self.exchange(reason, _MEMORY) if r]
+        if segment is not None:
+            segment.close()
+        if members != self.members:
+            return None
+        if reasons:
+            self._apart = True
+            self.remark = f"note: ranks of one host share no memory ({reasons[0]}): gradients are added up by MPI alone"
+            return None
+        return memory
+
+    def _between(self, leads: bool, error: np.ndarray | None) -> Between:
+        """What adds up between hosts, by their leaders. A rank that leads none never calls it."""
+        # MPI has no way to make a communicator that does not block, and can be asked whether it is done.
+        faulthandler.dump_traceback_later(LEADERS_LIMIT, exit=True, file=2)
+        try:
+            first = self._comm.Split(0 if leads else MPI.UNDEFINED, self.rank)
+            second = first.Dup() if leads and error is not None else None
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        found = _Leaders(first, second)
+        return found if error is None else RoundedSum(found, error, found.start)
+
+    def pause(self, waited: float, what: str) -> None:
+        if waited > self._step_limit():
+            raise _silent(what, self._step_limit())
+        if self.tolerant:  # MPI moves, and finds that a rank is gone, only when it is asked
+            self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+            if self._comm.Is_revoked():
+                raise MPI.Exception(MPI.ERR_OTHER)
+        time.sleep(POLL)
+
+    def came(self, waited: float) -> None:
         self._longest = max(self._longest, waited, 1e-3)
 
     # ---- begin and end ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,6 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from wgrad.device.errors import UnusableResult
+from wgrad.train.ranks.exchange import Exchange
+from wgrad.train.ranks.host_memory import private_memory
 
 T = TypeVar("T")
 
@@ -51,13 +53,15 @@ class World:
 
     alone: this process was started by itself. rank, size: of those that are left. members: who they are. local_rank,
     local_size: at the begin, among those of this host. tolerant: the run goes on when a rank is lost (else it ends on
-    all). waited: seconds in which this rank waited for the others in the last `add`. on_loss: called with those that
+    all). waited: seconds in which this rank waited for the others in the last `add`. remark: what there is to say of
+    how `open_exchange` went, or "". on_loss: called with those that
     were lost, and whether this rank has become the first.
     """
 
     alone = True
     tolerant = False
     waited = 0.0
+    remark = ""
     rank, size = 0, 1
     local_rank, local_size = 0, 1
 
@@ -81,7 +85,7 @@ class World:
         return work()
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """What `work` gives, which calls `add`: on all ranks, or RanksLost on all."""
+        """What `work` gives, which calls `add`, or waits with `pause`: on all ranks, or RanksLost on all."""
         return work()
 
     def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
@@ -90,12 +94,20 @@ class World:
         patient: what the ranks did before may have taken them very unequal times.
         """
 
-    def add_parts(self, parts: Iterable[np.ndarray | None], what: str) -> Iterator[int]:
-        """As `add`, of arrays that become ready one after another (None: the next one is not yet). Yields the number of
-        each whose sum is there, in order."""
-        for number, part in enumerate(part for part in parts if part is not None):
-            self.add(part, what)
-            yield number
+    def open_exchange(self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None) -> Exchange:
+        """What adds up arrays of `size` float32 over all ranks: all call it alike, and again where ranks were lost.
+
+        error: float32 [at most size]. What travels between hosts is rounded to 16 bits but for what lies beyond its
+        end, and it takes and gives back what that leaves out. None: nothing is rounded. RanksLost: on all ranks.
+        """
+        return Exchange(private_memory(size, len(buckets)), buckets)
+
+    def pause(self, waited: float, what: str) -> None:
+        """Between two questions of an Exchange whether there is more to do. waited: seconds since this rank has had
+        nothing else to do. RanksSilent, or an error for `attempt`, where others are silent or lost."""
+
+    def came(self, waited: float) -> None:
+        """What was waited for with `pause` is there, after so many seconds."""
 
     def total(self, value: float, what: str) -> float:
         """The sum of a number over all ranks. RanksLost on all where one is lost."""

@@ -215,6 +215,7 @@ class _Finetuning:
             raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
         if self.trainer.diloco is not None:
             self.trainer.diloco.restore(state.arrays)
+        self.trainer.restore_exchange(state.arrays)
         self.trainer.data_parallel.shares.restore(state.info.get("shares", {}))
         session.say(f"resuming from {state.path}")
         before, now = state.info["schedule"], _schedule(session)
@@ -266,6 +267,7 @@ class _Finetuning:
     def _save(self, done: int) -> None:
         if self.trainer.diloco is not None:
             self.trainer.diloco.share_moments()
+        self.trainer.data_parallel.share_error()
         self.world.by_first(lambda: self._save_here(done), "a checkpoint")
 
     def _save_here(self, done: int) -> None:
@@ -273,6 +275,7 @@ class _Finetuning:
         arrays = self.optimizer.state_arrays()
         if self.trainer.diloco is not None:
             arrays |= self.trainer.diloco.arrays()
+        arrays |= self.trainer.exchange_arrays()
         if not np.isfinite(arrays["parameters"]).all():
             raise not_finite(done, session.config)
         self._count_seconds()

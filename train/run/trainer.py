@@ -25,6 +25,7 @@ from wgrad.train.run.buckets import buckets_of
 from wgrad.train.run.diloco import DiLoCo
 from wgrad.train.run.optim import ALIGN, AdamW
 
+ROUNDED_AWAY = "exchange_error"  # its name in a checkpoint
 HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
 
 
@@ -57,8 +58,9 @@ class Trainer:
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
         self.diloco = DiLoCo(self.world, optimizer) if config.sync_every > 1 else None
+        buckets = self._buckets() if self.diloco is None else []
         self.data_parallel = DataParallel(
-            self.world, config.accumulate, device, optimizer.parameters.grad, self._buckets()
+            self.world, config.accumulate, device, optimizer.parameters.grad, buckets, config.exchange_bits == 16
         )
 
     def _buckets(self) -> list[tuple[int, int]]:
@@ -134,6 +136,16 @@ class Trainer:
         """What `read_history` gives, without waiting: further steps may be recorded meanwhile."""
         count, self._recorded = self._recorded, 0
         return HistoryReadback(self.device.readback(self._history), count)
+
+    def exchange_arrays(self) -> dict[str, np.ndarray]:
+        """What a checkpoint holds of the exchange of gradients, after `share_error`."""
+        error = self.data_parallel.error
+        return {} if error is None else {ROUNDED_AWAY: self.optimizer.parameters.to_file(error)}
+
+    def restore_exchange(self, arrays: dict[str, np.ndarray]) -> None:
+        """The inverse of `exchange_arrays`; other runs' checkpoints have none."""
+        if ROUNDED_AWAY in arrays:
+            self.data_parallel.restore_error(self.optimizer.parameters.from_file(arrays[ROUNDED_AWAY]))
 
     def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
         """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none.

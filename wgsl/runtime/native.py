@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
@@ -100,29 +100,58 @@ def enumerate_adapters() -> list[Any]:
     return list(wgpu.gpu.enumerate_adapters_sync())
 
 
-class Readback:
-    """Bytes on their way to the host. wgpu-py's own thread polls until they are there."""
+class _Mapping:
+    """What wgpu says of a buffer that is to be mapped: nothing yet, that it is, or what is wrong."""
 
-    def __init__(self, staging: Any, keep: Callable[[Any], None]) -> None:
-        """keep: takes the buffer once it is no longer mapped."""
-        self._staging, self._keep = staging, keep
-        # "READ_NOSYNC": the copy was submitted just before, wgpu-py need not submit an empty command of its own.
-        self._promise = staging.map_async("READ_NOSYNC")
+    done, error = False, ""
+
+
+_under_way: dict[Any, _Mapping] = {}  # by the handle that wgpu gives back: both must outlive the call
+
+
+@_ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+def _mapped(status: int, message: Any, handle_of: Any, _: Any) -> None:
+    mapping = _under_way.pop(handle_of)
+    mapping.done = True
+    if status != _lib.WGPUMapAsyncStatus_Success:
+        text = _ffi.unpack(message.data, message.length).decode(errors="replace") if message.length else ""
+        mapping.error = f"a buffer could not be mapped ({status}: {text})"
+
+
+class Readback:
+    """Bytes on their way to the host, in a buffer that is mapped once the device has come so far.
+
+    wgpu-py's own thread would wait for what was submitted last: a copy in the middle of a step would not be seen before
+    all of the step is done.
+    """
+
+    def __init__(self, queue: Queue, staging: Any, submission: Any) -> None:
+        self._queue, self._staging, self._submission = queue, staging, submission
+        self._mapping = _Mapping()
+        given = _ffi.new_handle(self._mapping)
+        _under_way[given] = self._mapping
+        how = _ffi.new("WGPUBufferMapCallbackInfo *")
+        how.mode, how.callback, how.userdata1 = _lib.WGPUCallbackMode_AllowProcessEvents, _mapped, given
+        _lib.wgpuBufferMapAsync(staging._internal, _lib.WGPUMapMode_Read, 0, staging.size, how[0])
 
     def ready(self) -> bool:
-        return self._promise._state != "pending"
+        if not self._mapping.done:
+            self._queue.poll()
+        return self._mapping.done
 
-    def bytes(self) -> bytes:
-        """Wait for them. Once."""
-        try:
-            self._promise.sync_wait()
-            data = bytes(self._staging.read_mapped(copy=False))
-            self._staging.unmap()
-        except Exception as error:
-            raise as_device_error(error, "reading from the device") from error
-        self._keep(self._staging)
+    def copy_to(self, target: memoryview) -> None:
+        """Wait for the bytes, and copy as many as the target has. Once."""
+        if not self._mapping.done:
+            self._queue.wait_for(self._submission)
+        if not self._mapping.done:  # of a device that is lost nothing is waited for
+            self._queue.wait()
+        if self._mapping.error or not self._mapping.done:
+            raise as_device_error(self._mapping.error or "the device is lost", "reading from the device")
+        staging = self._staging
+        target[:] = _ffi.buffer(_lib.wgpuBufferGetConstMappedRange(staging._internal, 0, staging.size), len(target))
+        _lib.wgpuBufferUnmap(staging._internal)
+        self._queue.keep_staging(staging)
         error_log().raise_if_any("reading from the device")
-        return data
 
 
 class Queue:
@@ -158,19 +187,28 @@ class Queue:
             dispatch(compute_pass, x, y, z)
         _lib.wgpuComputePassEncoderEnd(compute_pass)
         _lib.wgpuComputePassEncoderRelease(compute_pass)
+        self._in_flight.append(self._submit(encoder, "submitting commands"))
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            begun, cpu = time.perf_counter(), time.thread_time()
+            self.wait_for(self._in_flight.popleft())
+            self.waited += time.perf_counter() - begun
+            self.waiting_cpu += time.thread_time() - cpu
+
+    def _submit(self, encoder: Any, doing: str) -> Any:
+        """-> the submission's index."""
         commands = _lib.wgpuCommandEncoderFinish(encoder, _ffi.NULL)
         _lib.wgpuCommandEncoderRelease(encoder)
         index = _lib.wgpuQueueSubmitForIndex(self._c_queue, 1, _ffi.new("WGPUCommandBuffer[]", [commands]))
         _lib.wgpuCommandBufferRelease(commands)
-        error_log().raise_if_any("submitting commands")
-        self._in_flight.append(index)
-        if len(self._in_flight) > MAX_IN_FLIGHT:
-            begun, cpu = time.perf_counter(), time.thread_time()
-            self._wait_for(self._in_flight.popleft())
-            self.waited += time.perf_counter() - begun
-            self.waiting_cpu += time.thread_time() - cpu
+        error_log().raise_if_any(doing)
+        return index
 
-    def _wait_for(self, index: Any) -> None:
+    def poll(self) -> None:
+        """See what is done by now, without waiting."""
+        _lib.wgpuDevicePoll(self._c_device, False, _ffi.NULL)
+
+    def wait_for(self, index: Any) -> None:
+        """Until this submission, and what came before it, is done."""
         _lib.wgpuDevicePoll(self._c_device, True, _ffi.new(self._index_type, index))
 
     def wait(self) -> None:
@@ -183,12 +221,11 @@ class Queue:
         """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
         try:
             staging = self._take_staging(nbytes)
-            encoder = self._device.create_command_encoder()
-            encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
-            self._device.queue.submit([encoder.finish()])
-            return Readback(staging, self._keep_staging)
         except Exception as error:
             raise as_device_error(error, "reading from the device") from error
+        encoder = _lib.wgpuDeviceCreateCommandEncoder(self._c_device, _ffi.NULL)
+        copy(encoder, (buffer._internal, staging._internal), offset, 0, nbytes)
+        return Readback(self, staging, self._submit(encoder, "reading from the device"))
 
     def _take_staging(self, nbytes: int) -> Any:
         for at, staging in enumerate(self._staging):
@@ -196,7 +233,7 @@ class Queue:
                 return self._staging.pop(at)
         return self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
 
-    def _keep_staging(self, staging: Any) -> None:
+    def keep_staging(self, staging: Any) -> None:
         """For the next readback of this size: new memory costs more than the copy."""
         if sum(s.size for s in self._staging) + staging.size <= _MOST_STAGING_BYTES:
             self._staging.append(staging)

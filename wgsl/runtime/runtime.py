@@ -30,8 +30,8 @@ _PARAM_SLOTS = 1024
 class Readback:
     """An array on its way to the host: what it held when `readback` was called."""
 
-    def __init__(self, readback: native.Readback, array: Array) -> None:
-        self._readback, self._shape, self._dtype, self._nbytes = readback, array.shape, array.dtype, array.nbytes
+    def __init__(self, readback: native.Readback, array: Array, out: np.ndarray | None) -> None:
+        self._readback, self._shape, self._dtype, self._out = readback, array.shape, array.dtype, out
 
     def ready(self) -> bool:
         """True once `result` would not wait."""
@@ -39,8 +39,9 @@ class Readback:
 
     def result(self) -> np.ndarray:
         """Wait for the array. May be called once."""
-        data = np.frombuffer(self._readback.bytes(), np.uint8)[: self._nbytes]
-        return data.view(self._dtype).reshape(self._shape)
+        out = np.empty(self._shape, self._dtype) if self._out is None else self._out
+        self._readback.copy_to(out.reshape(-1).view(np.uint8).data)
+        return out
 
 
 class Replay(Recording):
@@ -177,14 +178,14 @@ class Runtime(PooledRuntime):
         out = np.empty(nbytes, np.uint8)
         for at in range(0, nbytes, _STAGING_BYTES):
             size = min(_STAGING_BYTES, nbytes - at)
-            part = self._queue.read_later(array.lease.block.buffer, array.offset + at, size).bytes()
-            out[at : at + size] = np.frombuffer(part, np.uint8)
+            self._queue.read_later(array.lease.block.buffer, array.offset + at, size).copy_to(out.data[at : at + size])
         return out[: array.nbytes].view(array.dtype).reshape(array.shape)
 
-    def readback(self, array: Array) -> Readback:
+    def readback(self, array: Array, out: np.ndarray | None = None) -> Readback:
         """Copy an array to the host without waiting: later work may overwrite it."""
         self.flush()
-        return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, (array.nbytes + 3) & ~3), array)
+        nbytes = max((array.nbytes + 3) & ~3, 4)
+        return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, nbytes), array, out)
 
     def transfer(self, src: Array, out: Array) -> None:
         """out = src, by a copy command: between two passes of what is recorded."""

@@ -1,0 +1,126 @@
+"""The sum of an array over all ranks, bucket after bucket: first over the ranks of a host, through memory that they
+share, then between hosts, through MPI.
+
+Each rank of a host adds up a slice of every bucket, in the order of ranks: so all get the same bits, whoever comes
+first. Of each host one rank, its leader, then adds up the hosts' sums. Nothing here waits: `advance` does what can be
+done, and is called again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from wgrad.train.ranks.host_memory import HostMemory
+
+_BLOCK = 1 << 16  # elements that are added up at a time, so that a sum of more than two stays in the cache
+_ALIGN = 16  # elements: no two ranks write to one line of the cache
+
+
+class Request(Protocol):
+    def Test(self) -> bool:
+        """Whether it is done."""
+
+
+class Between(Protocol):
+    """What adds up the hosts' sums, called by each host's leader with the same bucket, in order."""
+
+    def start(self, values: np.ndarray, begin: int) -> Request:
+        """In place, once the request is done: the sum over hosts of these elements (float32) from `begin` on."""
+
+
+class Exchange:
+    """A sum that is made again and again.
+
+    buckets: (begin, end) of each. between: None where all ranks share memory. leads: whether this rank is its host's
+    leader. part: float32, this rank's own, to be filled bucket by bucket (`given`) once the round has begun. total:
+    float32, the sum, of the buckets that `advance` has named; valid until the next round gives that bucket.
+    """
+
+    def __init__(self, memory: HostMemory, buckets: Sequence[tuple[int, int]], between: Between | None = None) -> None:
+        self._memory, self.buckets, self._between = memory, list(buckets), between
+        self.part, self.total = memory.parts[memory.rank], memory.total
+        self._leads = between is not None and memory.rank == 0
+        self._round = self._given = self._summed = self._led = self._done = 0
+        self._requests: deque[Request] = deque()
+
+    def begin(self) -> None:
+        """The next round."""
+        self._round += 1
+        self._given = self._summed = self._led = self._done = 0
+
+    def give(self) -> None:
+        """The next bucket of `part` is as it is to be."""
+        memory = self._memory
+        memory.fence()
+        memory.given[memory.rank, self._given] = self._round
+        self._given += 1
+
+    @property
+    def finished(self) -> bool:
+        return self._done == len(self.buckets)
+
+    def advance(self) -> range:
+        """Do what can be done now -> numbers of the buckets whose sum is new."""
+        memory, before = self._memory, self._done
+        while self._summed < self._given and self._all(memory.given, self._summed):
+            self._add(self._summed)
+            memory.fence()
+            memory.summed[memory.rank, self._summed] = self._round
+            self._summed += 1
+        if self._leads:
+            self._lead()
+        while self._done < self._summed and self._is_done(self._done):
+            self._done += 1
+        return range(before, self._done)
+
+    def _all(self, flags: np.ndarray, bucket: int) -> bool:
+        """Whether all ranks of the host are so far."""
+        if int(flags[:, bucket].min()) < self._round:
+            return False
+        self._memory.fence()
+        return True
+
+    def _is_done(self, bucket: int) -> bool:
+        if self._between is None:
+            return self._all(self._memory.summed, bucket)
+        if int(self._memory.done[bucket]) < self._round:
+            return False
+        self._memory.fence()
+        return True
+
+    def _add(self, bucket: int) -> None:
+        """This rank's slice of the sum over the host."""
+        memory, (begin, end) = self._memory, self.buckets[bucket]
+        if memory.ranks == 1:
+            return
+        first, last = (_cut(begin, end, part, memory.ranks) for part in (memory.rank, memory.rank + 1))
+        with np.errstate(invalid="ignore", over="ignore"):  # a step whose gradient is not finite is skipped
+            for at in range(first, last, _BLOCK):
+                block = slice(at, min(at + _BLOCK, last))
+                total = memory.total[block]
+                np.add(memory.parts[0, block], memory.parts[1, block], out=total)
+                for part in memory.parts[2:, block]:
+                    np.add(total, part, out=total)
+
+    def _lead(self) -> None:
+        memory = self._memory
+        assert self._between is not None
+        started = self._led + len(self._requests)
+        while started < self._summed and self._all(memory.summed, started):
+            begin, end = self.buckets[started]
+            self._requests.append(self._between.start(memory.total[begin:end], begin))
+            started += 1
+        while self._requests and self._requests[0].Test():
+            self._requests.popleft()
+            memory.fence()
+            memory.done[self._led] = self._round
+            self._led += 1
+
+
+def _cut(begin: int, end: int, part: int, parts: int) -> int:
+    """Where the slice `part` of `parts` begins."""
+    return end if part == parts else begin + (end - begin) * part // parts // _ALIGN * _ALIGN
