@@ -150,14 +150,14 @@ def test_between_hosts_nothing_is_lost_in_16_bits_but_comes_later() -> None:
     for number in range(len(rounds)):
         for rank in range(1, 4):
             np.testing.assert_array_equal(found[rank][number], found[0][number])
-        exact = np.sum(rounds[number], axis=0, dtype=np.float64)
+        exact = np.asarray(rounds[number], np.float64).sum(axis=0)
         np.testing.assert_allclose(found[0][number][ROUNDED:], exact[ROUNDED:], rtol=1e-5, atol=1e-6)
         bits = found[0][number][:ROUNDED].view(np.uint32)
         assert not (bits & 0xFFFF).any()
         off = np.abs(found[0][number][:ROUNDED] - exact[:ROUNDED])
         assert 1e-3 < off.max() < 0.2  # rounded, and by no more than a few units of 8 bits of about 4
-    wanted = np.sum(rounds, axis=(0, 1), dtype=np.float64)[:ROUNDED]
-    got = np.sum([held[:ROUNDED] for held in found[0]], axis=0, dtype=np.float64)
+    wanted = np.asarray(rounds, np.float64).sum(axis=(0, 1))[:ROUNDED]
+    got = np.asarray([held[:ROUNDED] for held in found[0]], np.float64).sum(axis=0)
     np.testing.assert_allclose(got + errors[0] + errors[1], wanted, atol=2e-5)
     assert np.abs(got - wanted).max() > 1e-3
 
