@@ -1,5 +1,5 @@
-"""The command `wgrad`: finetune, warm, generate, eval, export, merge, data, devices, selftest, bench, matrix-units,
-cache.
+"""The command `wgrad`: finetune, warm, generate, eval, serve, export, merge, data, devices, selftest, bench,
+matrix-units, cache.
 
 Exit status: 0 done; 1 a selftest failed, an operator became slower (bench --compare), or what a run came to is of no
 use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number of the signal that
@@ -26,6 +26,7 @@ from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, Run
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
+from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.run.memory_advice import advising
@@ -77,6 +78,15 @@ def _eval(args: argparse.Namespace) -> int:
 
     with advising("use a smaller --batch-size or --seq-len, or a smaller model"):
         return run_eval(config, as_json)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    config = ServeConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.serve import run_serve
+
+    with advising("use a smaller --batch-size or --context, or a smaller model"):
+        return run_serve(config)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -181,6 +191,8 @@ def build_parser() -> Parser:
     evaluate = add("eval", _eval, "measure loss and perplexity on a file, of a model and with an adapter beside it")
     add_options(evaluate, RunOptions, EVAL_OPTIONS)
     evaluate.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    serve = add("serve", _serve, "answer OpenAI's API with a model, and with adapters by name, over HTTP")
+    add_options(serve, ServeConfig)
     export = add("export", _export, "write an adapter as a file that llama.cpp loads")
     add_options(export, ExportConfig)
     merge = add("merge", _merge, "write a whole model with an adapter added to its weights")

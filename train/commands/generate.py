@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain, islice
 
-from wgrad.device.contract import Device
-from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
-from wgrad.train.run.build import build_frozen
-from wgrad.train.run.compile_ahead import compile_ahead
 from wgrad.train.run.generation import check_positions, generate_batch, generate_ids
 from wgrad.train.run.open_model import Opened, open_model
+from wgrad.train.run.text_models import build_text_models
 from wgrad.train.terminal.output import say
 
 
@@ -29,30 +25,13 @@ def open_to_generate(args: GenerateConfig) -> Opened[GenerateConfig]:
 def build_model(opened: Opened[GenerateConfig], prompts: Sequence[Sequence[int]]) -> Model:
     """The model on the device, its shaders compiled, with a bar for each of the two. prompts: as many as will be
     answered at once, as long as the longest."""
-    args, device, display = opened.args, opened.device, opened.display
-    build = partial(
-        build_frozen,
-        opened.config,
-        opened.folder,
-        positions=max(map(len, prompts)) + args.max_new_tokens,
-        adapter=args.adapter,
-        quantize=args.quantize,
-        compute=args.compute,
-    )
+    args = opened.args
+    positions = max(map(len, prompts)) + args.max_new_tokens
 
-    def run(dry: Device, stream: str) -> None:  # three tokens: the first step runs as it is, the second is recorded
-        model = build(dry, contents=False, stream_weights=stream)
+    def run(model: Model) -> None:  # three tokens: the first step runs as it is, the second is recorded
         generate_batch(model, prompts, min(args.max_new_tokens, 3), args)
 
-    stream = compile_ahead(device, args.stream_weights, args.memory_limit, run, display)
-    remarks = list[str]()
-    with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
-        model = build(device, progress=phase.update, stream_weights=stream, remarks=remarks)
-    for remark in remarks:
-        say(f"note: {remark}", "stderr")
-    if note := adapter_note(model.adapter.config if model.adapter else None):
-        say(f"note: {note}", "stderr")
-    return model
+    return build_text_models(opened, {"": args.adapter}, positions, run)[""]
 
 
 def run_generate(args: GenerateConfig) -> int:

@@ -100,6 +100,12 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
+    def token_text(self, token: int) -> str:
+        """The text of a token inside a text, special or not; \ufffd for a part of a character."""
+        anchor = self._backend.encode("x", add_special_tokens=False).ids[-1:]
+        before = self.decode(anchor, skip_special_tokens=False)
+        return self.decode([*anchor, token], skip_special_tokens=False).removeprefix(before)
+
     def decode_stream(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Callable[[int], str]:
         """-> a function from the next id to the text that it completes ('' in the middle of a character).
 

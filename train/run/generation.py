@@ -38,7 +38,7 @@ def generate_ids(
     """
     for count, (token,) in enumerate(Decoder(model, [prompt], max_new_tokens, sampling).tokens(), start=1):
         if token < 0:
-            raise _not_finite(model, count)
+            raise not_finite(model, count)
         if token in stop_ids:
             return
         yield token
@@ -58,7 +58,7 @@ def generate_batch(
     for count, row in enumerate(Decoder(model, prompts, max_new_tokens, sampling).tokens(), start=1):
         for b in sorted(going):
             if row[b] < 0:
-                raise _not_finite(model, count)
+                raise not_finite(model, count)
             if row[b] in stop_ids:
                 going.discard(b)
             else:
@@ -73,9 +73,19 @@ class Decoder:
     that it is recorded and replayed, and needs nothing of the host.
 
     Prompts are filled up on the left, so that all end at the same key; `doc_start` hides what fills them.
+
+    seeds: of the texts, sampling.seed + b by default. keep_logits: for `tokens_and_logits`.
     """
 
-    def __init__(self, model: Model, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling,
+        seeds: Sequence[int] | None = None,
+        keep_logits: bool = False,
+    ) -> None:
         if not all(prompts):
             raise WgradError("--prompt: has no token: give some text to go on from")
         longest, batch, self.total = max(map(len, prompts)), len(prompts), max_new_tokens
@@ -86,8 +96,8 @@ class Decoder:
         self.model, self.device, self.sampling, self.batch = model, model.device, sampling, batch
         upload = model.device.upload
         self.cache = KVCache.empty(model.config, batch, longest + max_new_tokens, model.dtype, model.device)
-        streams = [np.random.Generator(np.random.PCG64(sampling.seed + b)) for b in range(batch)]
-        uniforms = np.stack([s.random(max_new_tokens, np.float32) for s in streams], axis=1)
+        seeds = range(sampling.seed, sampling.seed + batch) if seeds is None else seeds
+        uniforms = np.stack([uniform_numbers(seed, max_new_tokens) for seed in seeds], axis=1)
         self.uniforms, self.uniform = upload(uniforms), upload(uniforms[0].copy())
         self.drawn_tokens = upload(np.zeros((max_new_tokens, batch), np.int32))
         self.step_number = upload(np.zeros(1, np.int32))
@@ -98,6 +108,7 @@ class Decoder:
             doc_start=upload((longest - lengths)[:, None]),
             cache_len=upload(np.array([longest - 1], np.int32)),
         )
+        self._kept = model.device.empty((batch, model.config.vocab_size)) if keep_logits else None
         self._recorded = Recorded(model.device)
         self._choose(_prefill(model, prompts, self.cache))
 
@@ -106,6 +117,8 @@ class Decoder:
         device, inputs, sampling = self.device, self.inputs, self.sampling
         options = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         drawn = device.sample(logits, self.uniform, **options)
+        if self._kept is not None:
+            device.copy(logits, self._kept)
         counters = (self.step_number, inputs.ids, inputs.positions, inputs.cache_len)
         device.advance(drawn, self.uniforms, self.drawn_tokens, *counters, self.uniform)
 
@@ -134,18 +147,35 @@ class Decoder:
             if not ahead:
                 return
             start = time.perf_counter()
-            first, count, copy = ahead.popleft()
-            rows = copy.result()[first * self.batch % _VIEW :].reshape(count, self.batch)
+            rows = self._rows(*ahead.popleft())
             if time.perf_counter() - start < READ_SECONDS:
                 size = min(2 * size, MOST_IN_A_BLOCK)
             yield from rows.tolist()
+
+    def tokens_and_logits(self) -> Iterator[tuple[list[int], np.ndarray]]:
+        """As `tokens`, one step at a time, each with the logits float32 [B, V] that its ids were drawn from."""
+        assert self._kept is not None
+        for step in range(self.total):
+            if step:
+                self._recorded(self._step)
+            copy, logits = self._read(step, 1), self.device.readback(self._kept)
+            yield self._rows(step, 1, copy)[0].tolist(), logits.result()
+
+    def _rows(self, first: int, count: int, copy: Readback) -> np.ndarray:
+        """The ids of `count` steps from `first` on, [count, B]."""
+        return copy.result()[first * self.batch % _VIEW :].reshape(count, self.batch)
 
     def _read(self, first: int, count: int) -> Readback:
         begin = first * self.batch // _VIEW * _VIEW
         return self.device.readback(self.device.view(self.drawn_tokens, ((first + count) * self.batch - begin,), begin))
 
 
-def _not_finite(model: Model, tokens: int) -> UnusableResult:
+def uniform_numbers(seed: int, count: int) -> np.ndarray:
+    """float32 [count] in [0, 1): what the tokens of a text are drawn by. The first ones hang on the seed alone."""
+    return np.random.Generator(np.random.PCG64(seed)).random(count, np.float32)
+
+
+def not_finite(model: Model, tokens: int) -> UnusableResult:
     """tokens: of the continuation, up to the one at which it was found."""
     wide = "the weights, or the adapter, are damaged or come of a training that failed: fetch them again"
     return UnusableResult(

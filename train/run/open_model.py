@@ -1,4 +1,4 @@
-"""What `generate` and `eval` begin with: device, configuration and tokenizer, before weights are read."""
+"""What `generate`, `serve` and `eval` begin with: device, configuration and tokenizer, before weights are read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
-Args = TypeVar("Args", GenerateConfig, RunOptions)
+Args = TypeVar("Args", GenerateConfig, ServeConfig, RunOptions)
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,15 @@ def open_model(args: Args) -> Opened[Args]:
         say(line, "stderr")
     if remark := hold_to_limit(device, args.memory_limit):
         say(f"note: {remark}", "stderr")
-    args = replace(args, compute=compute.dtype, model=args.model or base_of_adapter(args.adapter or ""))
+    args = replace(args, compute=compute.dtype, model=args.model or _base(args))
     folder = resolve_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
     files, config, head_note = open_files(folder, config)
     return Opened(args, device, folder, files, config, tokenizer, head_note, Display(make_console("stderr")))
+
+
+def _base(args: GenerateConfig | ServeConfig | RunOptions) -> str:
+    """The model that the adapter, or the first of several, names."""
+    adapter = next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
+    return base_of_adapter(adapter or "")

@@ -1,0 +1,278 @@
+"""`wgrad serve`: completions and their log-probabilities, who may ask, and what is said of a request that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.serving import BASE, Client, serving
+from wgrad.train.commands.cli import main
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model_config import load_model_config
+
+TEXTS = ["A soft answer turneth away wrath: but grievous words stir up anger.", "Go to the ant, thou sluggard;"]
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of the embedded model that changes every answer."""
+    folder, lora = tmp_path_factory.mktemp("adapter") / "proverbs", LoraConfig(r=2, alpha=4.0)
+    values = init_lora(lora_shapes(lora, linear_modules(load_model_config(BASE))), 0)
+    values = {name: np.full_like(v, 0.02) if name.endswith(".lora_B") else v for name, v in values.items()}
+    save_adapter(folder, lora, values, str(BASE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(adapter: Path) -> Iterator[Client]:
+    with serving(adapter=(f"mine={adapter}",), max_new_tokens=200) as found:
+        yield found
+
+
+# ---- scores --------------------------------------------------------------------------------------
+def lm_eval_score(client: Client, model: str, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """The request and the sums of lm-eval's `local-completions` (lm_eval/models/openai_completions.py, 0.4.13)."""
+    value = {"model": model, "prompt": [context + continuation], "temperature": 0, "max_tokens": 1, "logprobs": 1}
+    (choice,) = client.post("completions", {**value, "seed": 1234, "echo": True}).json["choices"]
+    part, told = slice(len(context), -1), choice["logprobs"]
+    log_probs = told["token_logprobs"][part]
+    greedy = all(p == max(top.values()) for p, top in zip(log_probs, told["top_logprobs"][part]))
+    assert len(log_probs) == len(continuation)
+    return sum(log_probs), greedy
+
+
+def test_scores_are_those_of_eval_to_the_last_digit(
+    client: Client, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, path = load_tokenizer(BASE), tmp_path / "one.jsonl"
+    for text in TEXTS:
+        path.write_text(json.dumps({"text": text}) + "\n")
+        words = ["--adapter", str(adapter), "--data", str(path), "--batch-size", "1", "--device", "cpu", "--json"]
+        capsys.readouterr()
+        assert main(["eval", *words]) == 0
+        found = json.loads(capsys.readouterr().out)
+        ids = [*tokenizer.encode(text), tokenizer.eos_id or 0]
+        assert found["tokens"] == len(ids) - 1
+        for model, name in (("base_model", "base"), ("mine", "adapter")):
+            total, _ = lm_eval_score(client, model, ids[:1], ids[1:])
+            # eval adds up in float64, too, and keeps the sum as a float32.
+            assert float(np.float32(-total)) / found["tokens"] == found[name]["nats"]
+        assert found["base"]["nats"] != found["adapter"]["nats"]
+
+
+def test_greedy_is_what_is_generated(client: Client) -> None:
+    ids = load_tokenizer(BASE).encode(TEXTS[1])
+    answer = client.complete(ids, max_tokens=5, temperature=0, logprobs=3)["choices"][0]
+    told = answer["logprobs"]
+    assert answer["text"] == "".join(told["tokens"]) and told["text_offset"][0] == 0
+    assert all(p == max(top.values()) and len(top) == 3 for p, top in zip(told["token_logprobs"], told["top_logprobs"]))
+    new = load_tokenizer(BASE).encode(answer["text"], add_special_tokens=False)
+    total, greedy = lm_eval_score(client, "base_model", ids, new)
+    assert greedy and total == pytest.approx(sum(told["token_logprobs"]), rel=1e-6)
+    assert not lm_eval_score(client, "base_model", ids, [*new[:-1], 7])[1]
+
+
+def test_echo_opens_the_text_and_its_log_probabilities(client: Client) -> None:
+    whole = client.complete("Hear, my son", max_tokens=3, temperature=0, echo=True, logprobs=0)["choices"][0]
+    alone = client.complete("Hear, my son", max_tokens=3, temperature=0, logprobs=0)["choices"][0]
+    assert whole["text"] == "Hear, my son" + alone["text"] == "".join(whole["logprobs"]["tokens"])
+    told = whole["logprobs"]
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert told["token_logprobs"][-3:] == alone["logprobs"]["token_logprobs"]
+    at = [told["text_offset"][i] for i in range(len(told["tokens"]))]
+    assert all(whole["text"][i:].startswith(token) for i, token in zip(at, told["tokens"]))
+    assert client.complete("Hear", max_tokens=0, echo=True)["choices"][0]["text"] == "Hear"
+
+
+# ---- answers -------------------------------------------------------------------------------------
+def test_answers_are_those_of_generate(client: Client, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, words in (("base_model", []), ("mine", ["--adapter", str(adapter)])):
+        options = ["--device", "cpu", "--temperature", "0.9", "--top-p", "0.8", "--seed", "11", "--max-new-tokens", "9"]
+        assert main(["generate", "--model", str(BASE), "--prompt", TEXTS[0], *options, *words]) == 0
+        text = capsys.readouterr().out
+        asked = {"temperature": 0.9, "top_p": 0.8, "seed": 11, "max_tokens": 9, "echo": True}
+        answer = client.post("completions", {"model": model, "prompt": TEXTS[0], **asked}).json
+        assert answer["choices"][0]["text"] + "\n" == text
+        assert answer["usage"]["completion_tokens"] == 9 and answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_models(client: Client) -> None:
+    listed = client.ask("GET", "/v1/models").json
+    assert listed["object"] == "list" and [model["id"] for model in listed["data"]] == ["base_model", "mine"]
+    assert client.ask("GET", "/v1/models/mine").json["object"] == "model"
+    assert client.ask("GET", "/v1/models/other").error["code"] == "model_not_found"
+
+
+def test_stop_ends_the_text_before_it(client: Client) -> None:
+    whole = client.complete(TEXTS[0], max_tokens=12, temperature=0)["choices"][0]["text"]
+    cut = whole[3:6]  # begins and ends within tokens
+    for options in ({}, {"logprobs": 0}):
+        answer = client.complete(TEXTS[0], max_tokens=12, temperature=0, stop=["nowhere", cut], **options)["choices"][0]
+        assert answer["text"] == whole[: whole.index(cut)] and answer["finish_reason"] == "stop"
+    offsets = answer["logprobs"]["text_offset"]
+    assert offsets and all(at < len(answer["text"]) for at in offsets)
+
+
+# ---- who may ask ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "[::1]:8000"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:8000"}, 403),
+        ({"Host": "evil.example@127.0.0.1"}, 403),
+        ({"Host": "0.0.0.0"}, 403),
+        ({"Host": "192.168.0.7"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "localhost", "Origin": "http://localhost"}, 200),
+        ({"Host": "localhost", "Origin": "https://evil.example"}, 403),
+        ({"Host": "localhost", "Origin": "http://localhost:3000"}, 403),
+        ({"Host": "localhost", "Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_host_and_origin(client: Client, headers: dict[str, str], status: int) -> None:
+    reply = client.ask("GET", "/v1/models", headers=headers)
+    assert reply.status == status and not any(name.startswith("access-control") for name in reply.headers)
+    if status == 403:
+        assert reply.error["type"] == "permission_error"
+
+
+def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WGRAD_API_KEY", "a-key-of-22-characters")
+    with serving(batch_size=1, allow_host=("box.local",)) as client:
+        for given in (
+            None,
+            "Bearer",
+            "Bearer a-key-of-22-character",
+            "Bearer a-key-of-22-characterss",
+            "Basic x",
+            "\xff",
+        ):
+            headers = {} if given is None else {"Authorization": given}
+            for path in ("/v1/models", "/nowhere"):
+                reply = client.ask("GET", path, headers=headers)
+                assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+                assert "a-key" not in reply.body.decode() and reply.headers["www-authenticate"] == "Bearer"
+        right = {"Authorization": "Bearer a-key-of-22-characters"}
+        assert client.ask("GET", "/v1/models", headers=right).status == 200
+        assert client.ask("GET", "/v1/models", headers={"Host": "box.local:80", **right}).status == 200
+        assert client.ask("GET", "/v1/models", headers={"Host": "evil.example", **right}).status == 403
+
+
+# ---- what is wrong -------------------------------------------------------------------------------
+ASK = {"model": "base_model", "prompt": "x"}
+CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "param", "message"),
+    [
+        (b"", 400, None, "not valid JSON"),
+        (b"{", 400, None, "not valid JSON"),
+        (b"\xff{}", 400, None, "must be UTF-8"),
+        (b"[" * 100_000, 400, None, "nested"),
+        (b'{"model": NaN}', 400, None, "no number of JSON"),
+        (b"[]", 400, None, "must be a JSON object; got an empty list"),
+        (b"7", 400, None, "must be a JSON object"),
+        ({}, 400, "model", "model is missing"),
+        ({"model": "base_model"}, 400, "prompt", "prompt is missing"),
+        ({**ASK, "model": 3}, 400, "model", "model must be text; got 3"),
+        ({**ASK, "model": "../../etc"}, 404, "model", "'../../etc' is not served: choose one of 'base_model', 'mine'"),
+        ({**ASK, "prompt": 3}, 400, "prompt", "prompt must be"),
+        ({**ASK, "prompt": []}, 400, "prompt", "got an empty list"),
+        ({**ASK, "prompt": ["a", 3]}, 400, "prompt", "prompt must be text, token ids"),
+        ({**ASK, "prompt": [True]}, 400, "prompt", "prompt must be"),
+        ({**ASK, "prompt": [[]]}, 400, "prompt", "prompt must be"),
+        ({**ASK, "prompt": ""}, 400, "prompt", "has no token"),
+        ({**ASK, "prompt": [1024]}, 400, "prompt", "token ids must be between 0 and 1023; got 1024"),
+        ({**ASK, "prompt": [-1]}, 400, "prompt", "token ids must be"),
+        ({**ASK, "prompt": "\ud800"}, 400, None, "half of a surrogate pair"),
+        ({**ASK, "prompt": ["x"] * 257}, 400, "prompt", "got a list of 257"),
+        (
+            {**ASK, "prompt": [5] * 500},
+            400,
+            "prompt",
+            "500 tokens of the prompt and 16 new ones must be at most the 512",
+        ),
+        ({**ASK, "max_tokens": 201}, 400, "max_tokens", "must be at most 200 here; got 201"),
+        ({**ASK, "max_tokens": -1}, 400, "max_tokens", "of at least 0; got -1"),
+        ({**ASK, "max_tokens": 0}, 400, "max_tokens", "goes with echo"),
+        ({**ASK, "max_tokens": "5"}, 400, "max_tokens", "must be a whole number; got '5'"),
+        ({**ASK, "temperature": 3}, 400, "temperature", "of at most 2; got 3"),
+        ({**ASK, "top_p": 0}, 400, "top_p", "top_p must be"),
+        ({**ASK, "logprobs": 21}, 400, "logprobs", "of at most 20"),
+        ({**ASK, "stop": ""}, 400, "stop", "stop must be"),
+        ({**ASK, "stop": ["a"] * 17}, 400, "stop", "stop must be"),
+        ({**ASK, "stop": [3]}, 400, "stop", "stop[0] must be text; got 3"),
+        ({**ASK, "stream": "yes"}, 400, "stream", "must be true or false"),
+        ({**ASK, "n": 2}, 400, "n", "n is not supported"),
+        ({**ASK, "temprature": 1}, 400, "temprature", "did you mean temperature?"),
+        (CHAT, 400, "messages", "no chat template"),
+    ],
+)
+def test_a_wrong_request_is_one_line(client: Client, value: Any, status: int, param: str | None, message: str) -> None:
+    path = "chat/completions" if isinstance(value, dict) and "messages" in value else "completions"
+    reply = client.post(path, value)
+    error = reply.error
+    assert (reply.status, error["param"]) == (status, param) and message in error["message"]
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def test_wrong_paths_types_and_sizes(client: Client) -> None:
+    assert client.ask("GET", "/v1/nowhere").error["type"] == "not_found_error"
+    assert (client.ask("GET", "/v1/completions").status, client.ask("DELETE", "/v1/models").status) == (405, 405)
+    assert client.ask("OPTIONS", "/v1/completions").error["message"].startswith("OPTIONS /v1/completions: ")
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):  # all that a form of a page can send
+        reply = client.post("completions", ASK, headers={"Content-Type": kind})
+        assert reply.status == 415 and "must be application/json" in reply.error["message"]
+    large = client.post("completions", b" " * ((4 << 20) + 1))
+    assert large.status == 413 and "at most 4,194,304 bytes" in large.error["message"]
+    assert client.complete("x", max_tokens=1, user="me", n=1, stop=None)["choices"]  # and it goes on
+
+
+# ---- the command ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--model is required: give it, or an --adapter that names it"),
+        (["--model", "m", "--host", "0.0.0.0"], "--host: 0.0.0.0 is reached from other machines: set WGRAD_API_KEY"),
+        (["--model", "m", "--host", "::"], "--host: :: is reached from other machines"),
+        (["--model", "m", "--host", "no.such.host.invalid"], "'no.such.host.invalid' is no address of this machine"),
+        (["--model", "m", "--port", "70000"], "--port: must be between 0 and 65535; got 70000"),
+        (["--model", "m", "--api-key", ""], "--api-key: must be printable ASCII characters without spaces; got none"),
+        (
+            ["--model", "m", "--api-key", "ü"],
+            "--api-key: must be printable ASCII characters without spaces; got others",
+        ),
+        (["--model", "m", "--batch-size", "17"], "--batch-size: must be between 1 and 16; got 17"),
+        (["--model", "m", "--adapter", "a=x", "a=y"], "--adapter: 'a' is given twice: name them apart"),
+        (["--model", "m", "--adapter", "=x"], "--adapter: expected DIR or NAME=DIR, got '=x'"),
+        (["--model", "m", "--port", "0", "--device", "cpu"], "--model: no such folder: m"),
+        (
+            ["--model", str(BASE), "--port", "0", "--device", "cpu", "--context", "513"],
+            "--context: must be at most the 512",
+        ),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WGRAD_API_KEY", raising=False)
+    assert main(["serve", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err.splitlines()[-1] and said.out == ""
+
+
+def test_a_port_in_use(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "m", "--port", str(client.port)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--port: cannot listen on 127.0.0.1, port {client.port}: address already in use: end what listens" in line

@@ -1,0 +1,119 @@
+"""`wgrad serve`: a model, and adapters over it, behind OpenAI's API.
+
+The main thread is that of the device; the web has one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from dataclasses import replace
+from types import FrameType
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.template_process import shared_process
+from wgrad.train.model.model import Model
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.options.serve_config import DEFAULT_CONTEXT, KEY_VARIABLE, ServeConfig
+from wgrad.train.run.generation import Decoder
+from wgrad.train.run.open_model import Opened, open_model
+from wgrad.train.run.scoring import score
+from wgrad.train.run.text_models import build_text_models
+from wgrad.train.terminal.interrupts import Interrupted
+from wgrad.train.terminal.output import say
+
+try:
+    from wgrad.train.serve.app import make_app
+    from wgrad.train.serve.engine import Engine, Limits
+    from wgrad.train.serve.guard import Guard
+    from wgrad.train.serve.http_server import HttpServer, listen, resolve
+    from wgrad.train.serve.preparation import Preparation
+except ImportError as error:
+    raise WgradError(f"wgrad serve: {error.name} is not installed: pip install 'wgrad[serve]'") from error
+
+
+def run_serve(config: ServeConfig) -> int:
+    """Until a signal. Where it listens goes to stdout, all else to stderr. WgradError: before anything is loaded where
+    a key, an address or a name is wrong."""
+    key, adapters = config.key, config.adapters
+    address = resolve(config.host, config.port)
+    if not address.local:
+        if key is None:
+            raise WgradError(
+                f"--host: {config.host} is reached from other machines: set {KEY_VARIABLE} to a key that clients must "
+                "have (or give --api-key), or use 127.0.0.1"
+            )
+        say(
+            "note: key and texts travel unencrypted: put a proxy with TLS in front, or keep to your own network",
+            "stderr",
+        )
+    listening = listen(address)
+    try:
+        opened = open_model(config)
+        if opened.head_note:
+            say(f"note: {opened.head_note}", "stderr")
+        engine, preparation = load(opened, adapters)
+        return _serve(engine, HttpServer(guarded(engine, preparation, config), listening, engine.close), listening)
+    finally:
+        listening.close()
+
+
+def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> Guard:
+    """The web application behind all that is checked of a request."""
+    return Guard(make_app(engine, preparation), config.host, config.allow_host, config.key)
+
+
+def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine, Preparation]:
+    """The models on the device, and what makes requests jobs for them. WgradError."""
+    args, most = opened.args, opened.config.max_position_embeddings
+    positions = args.context or min(most, DEFAULT_CONTEXT)
+    if positions > most:
+        raise WgradError(
+            f"--context: must be at most the {most} positions that the model was made for; got {positions}"
+        )
+    base = os.path.basename(os.path.abspath(args.model)) if os.path.isdir(args.model) else args.model
+    if base in adapters:
+        raise WgradError(f"--adapter: {base!r} is the name of the model: give another, for example {base}-mine=DIR")
+    limits = Limits(positions, args.batch_size, args.max_waiting)
+    models = build_text_models(opened, {base: None, **adapters}, positions, lambda model: _most(model, limits))
+    return Engine(models, opened.tokenizer, limits), Preparation(
+        opened.tokenizer,
+        list(models),
+        opened.config.vocab_size,
+        positions,
+        min(args.max_new_tokens, positions - 1),
+        args.max_seconds,
+        threading.Lock(),
+    )
+
+
+def _most(model: Model, limits: Limits) -> None:
+    """What takes the most memory: a score, a prompt alone, and a batch, as long as they may be; three steps of each."""
+    score(model, [0] * limits.positions, top=1)
+    for rows in {1, limits.rows}:
+        longest = max(min(limits.positions - 3, limits.prompt_tokens // rows), 1)
+        decoder = Decoder(model, [[0] * longest] * rows, limits.positions - longest, replace(GREEDY, temperature=1.0))
+        for _, step in zip(range(3), decoder.tokens()):
+            del step
+
+
+def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, _end)
+    server.start()
+    try:
+        host, port = listening.getsockname()[:2]
+        site = f"[{host}]" if ":" in host else host
+        print(f"serving {', '.join(engine.models)} at http://{site}:{port}/v1 (Ctrl-C ends it)", flush=True)
+        engine.run()
+    finally:
+        engine.close()
+        server.stop()
+        shared_process().close()
+    raise WgradError("the web server ended by itself: start it again")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)

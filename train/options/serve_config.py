@@ -1,0 +1,109 @@
+"""The options of `wgrad serve`: each one's name, type, default, help and rule."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.finetune_config import (
+    A_SIZE,
+    AUTO,
+    COMPUTE_HELP,
+    COMPUTE_TYPES,
+    DEVICE_HELP,
+    LIMIT_HELP,
+    STREAM,
+    STREAM_HELP,
+)
+from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, Options, Rule, option
+
+KEY_VARIABLE = "WGRAD_API_KEY"
+MOST_ROWS = 16  # of a batch: what the products of few rows are for
+DEFAULT_CONTEXT = 4096  # tokens, of models that were made for more
+
+_PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
+_ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_ROWS)
+_CONTEXT: Rule = ("must be at least 2", lambda v: v >= 2)
+
+
+@dataclass(frozen=True)
+class ServeConfig(Options):
+    """What is served, to whom, and how much of it a request may have. WgradError where a value breaks its rule."""
+
+    model: str = option(
+        "",
+        "model: a folder, or a hub id such as org/name; needed unless an --adapter names it",
+        metavar="DIR_OR_HUB_ID",
+        path=True,
+    )
+    adapter: tuple[str, ...] = option(
+        (),
+        "PEFT adapters to serve beside the model, each under its folder's name or NAME; requests choose by 'model'",
+        metavar="[NAME=]DIR",
+    )
+    host: str = option(
+        "127.0.0.1",
+        "address to listen on; any that other machines reach needs a key",
+        metavar="ADDRESS",
+        group="network",
+    )
+    port: int = option(8000, "0: any that is free", rule=_PORT, metavar="N", group="network")
+    api_key: str | None = option(
+        None,
+        f"refuse requests without this key. Better in the environment, {KEY_VARIABLE}: other users see command lines",
+        metavar="KEY",
+        group="network",
+    )
+    allow_host: tuple[str, ...] = option(
+        (), "further names by which clients call this machine (the Host header)", metavar="NAME", group="network"
+    )
+    batch_size: int = option(8, "answer at most B texts at once", rule=_ROWS, metavar="B", group="limits")
+    context: int | None = option(
+        None,
+        f"most tokens of a prompt and its answer (default: what the model was made for, at most {DEFAULT_CONTEXT})",
+        rule=_CONTEXT,
+        metavar="N",
+        group="limits",
+    )
+    max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")
+    max_seconds: float = option(300.0, "end an answer after S seconds", rule=ABOVE_0, metavar="S", group="limits")
+    max_waiting: int = option(
+        64, "refuse a request (status 429) while this many texts wait", rule=AT_LEAST_1, metavar="N", group="limits"
+    )
+    device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
+    compute: str = option(AUTO, f"type of activations. {COMPUTE_HELP}", choices=COMPUTE_TYPES)
+    stream_weights: str = option("auto", STREAM_HELP, choices=STREAM)
+    memory_limit: str | None = option(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
+    quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Name -> folder. WgradError: a name that is given twice, or none."""
+        folders: dict[str, str] = {}
+        for given in self.adapter:
+            name, equals, path = given.partition("=")
+            path = expand_path(path if equals else given, "--adapter")
+            name = name if equals else os.path.basename(os.path.abspath(path))
+            if not name or not path or not name.isprintable():
+                raise WgradError(f"--adapter: expected DIR or NAME=DIR, got {given!r}: for example mine=out/mine")
+            if name in folders:
+                raise WgradError(f"--adapter: {name!r} is given twice: name them apart, for example {name}-2={path}")
+            folders[name] = path
+        return folders
+
+    @property
+    def key(self) -> str | None:
+        """--api-key, or that of the environment. WgradError where it cannot be sent."""
+        source = KEY_VARIABLE if self.api_key is None else "--api-key"
+        key = os.environ.get(KEY_VARIABLE) if self.api_key is None else self.api_key
+        if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+            got = "none" if not key else "others"  # not the key itself: errors are logged
+            raise WgradError(f"{source}: must be printable ASCII characters without spaces; got {got}: choose another")
+        return key
+
+    def require(self, where: str = "") -> None:
+        super().require(where)
+        if not self.model and not self.adapter:
+            raise WgradError("--model is required: give it, or an --adapter that names it")

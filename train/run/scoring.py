@@ -1,0 +1,98 @@
+"""How likely a model holds a text to be, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
+from wgrad.autograd.tensor import no_grad
+from wgrad.device.contract import Array
+from wgrad.train.data.packing import Document, make_batch
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.run.generation import not_finite
+from wgrad.train.run.session import ROW_STEP
+
+_VIEW = 64  # elements: where a view may begin
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Natural logarithms of probabilities, float32. of_tokens [N]: of N given tokens; top_ids int64, top [N, K]: the K
+    likeliest in their place, the likeliest first."""
+
+    of_tokens: np.ndarray
+    top_ids: np.ndarray
+    top: np.ndarray
+
+
+def log_probs(logits: np.ndarray, tokens: Sequence[int], top: int) -> LogProbs:
+    """logits float32 [N, V] and a token for each row -> how likely they were. NaN where logits are not finite.
+
+    In the operations, and so the bits, of the reference of `linear_cross_entropy`.
+    """
+    rows = np.arange(len(tokens))
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(shifted).sum(axis=1))
+    ids = _likeliest(shifted, min(top, shifted.shape[1]))
+    return LogProbs(shifted[rows, tokens] - log_sums, ids, shifted[rows[:, None], ids] - log_sums[:, None])
+
+
+def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the `count` largest values of each row, the largest first."""
+    if count == 0:
+        return np.zeros((len(values), 0), np.int64)
+    if count == 1:
+        return values.argmax(axis=1)[:, None]
+    ids = np.argpartition(values, -count, axis=1)[:, -count:]
+    order = np.argsort(-np.take_along_axis(values, ids, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(ids, order, axis=1)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """given: of each token but the first, given those before it. next_logits float32 [1, V], on the device: of what
+    comes next."""
+
+    given: LogProbs
+    next_logits: Array
+
+
+def score(model: Model, ids: Sequence[int], top: int = 0) -> Scored:
+    """One text by itself, without a cache: what comes of it hangs on no other. It is a row as `wgrad eval` makes it of
+    a file with this text alone, so that on NumPy's device the numbers are the same to the bit.
+
+    The rotary tables must hold the text. UnusableResult: logits are not finite.
+    """
+    device, n, width = model.device, len(ids), model.config.hidden_size
+    document = Document(np.array(ids, np.int32), np.ones(n, np.bool_), "")
+    row = make_batch([[document]], 1, -(-n // ROW_STEP) * ROW_STEP)
+    inputs = Inputs(
+        ids=device.upload(row.ids.reshape(-1)),
+        positions=device.upload(row.positions.reshape(-1)),
+        doc_start=device.upload(row.doc_start),
+        cache_len=device.upload(np.zeros(1, np.int32)),
+    )
+    with no_grad():
+        hidden = model.hidden(inputs)
+        last = F.embedding(hidden, device.upload(np.array([n - 1], np.int32)), dtype=hidden.dtype)
+    parts = []
+    rows = max(LOGIT_ELEMENTS // model.config.vocab_size // _VIEW, 1) * _VIEW
+    for first in range(0, n - 1, rows):
+        count = min(rows, n - 1 - first)
+        logits = device.download(model.logits(device.view(hidden.data, (count, width), first * width)))
+        part = log_probs(logits, ids[first + 1 : first + 1 + count], top)
+        if not np.isfinite(part.of_tokens).all():
+            raise not_finite(model, first + count + 1)
+        parts.append(part)
+    return Scored(_joined(parts, top), model.logits(last.data))
+
+
+def _joined(parts: Sequence[LogProbs], top: int) -> LogProbs:
+    if not parts:
+        return LogProbs(np.zeros(0, np.float32), np.zeros((0, top), np.int64), np.zeros((0, top), np.float32))
+    return LogProbs(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("of_tokens", "top_ids", "top")))

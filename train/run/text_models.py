@@ -1,0 +1,63 @@
+"""Models that write text: one base on the device, alone and with adapters over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.contract import Device
+from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.lora import LoraConfig, linear_modules
+from wgrad.train.model.model import Model
+from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.run.build import build_frozen, frozen_adapter
+from wgrad.train.run.compile_ahead import compile_ahead
+from wgrad.train.run.open_model import Opened
+from wgrad.train.terminal.output import say
+
+
+def build_text_models(
+    opened: Opened[GenerateConfig] | Opened[ServeConfig],
+    adapters: Mapping[str, str | None],
+    positions: int,
+    run: Callable[[Model], object],
+) -> dict[str, Model]:
+    """Models by name on the device, their shaders compiled, with a bar for each of the two. Notes go to stderr.
+    WgradError.
+
+    adapters: name -> its folder, None for the base alone. run: has a model do what launches every kernel that will be
+    needed, in as much memory.
+    """
+    args, device, display = opened.args, opened.device, opened.display
+    modules = linear_modules(opened.config)
+    loaded = {name: load_adapter(folder, modules) if folder else None for name, folder in adapters.items()}
+
+    def build(device: Device, stream: str, **options: Any) -> dict[str, Model]:
+        precision: dict[str, Any] = {"quantize": args.quantize, "compute": args.compute}
+        base = build_frozen(
+            opened.config, opened.folder, device, positions=positions, stream_weights=stream, **precision, **options
+        )
+        return {name: _adapted(base, *found) if found else base for name, found in loaded.items()}
+
+    def run_dry(dry: Device, stream: str) -> None:
+        for model in build(dry, stream, contents=False).values():
+            run(model)
+
+    stream = compile_ahead(device, args.stream_weights, args.memory_limit, run_dry, display)
+    remarks = list[str]()
+    with display.phase(f"loading {'and quantising ' if args.quantize else ''}weights", unit="tensors") as phase:
+        models = build(device, stream, progress=phase.update, remarks=remarks)
+    notes = (adapter_note(found[0]) for found in loaded.values() if found)
+    for note in filter(None, (*remarks, *notes)):
+        say(f"note: {note}", "stderr")
+    return models
+
+
+def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) -> Model:
+    """The same weights with an adapter."""
+    adapter = frozen_adapter(lora, values, base.device)
+    positions = base.cos.shape[0]
+    return Model(base.config, base.weights, base.device, adapter=adapter, positions=positions, dtype=base.dtype)

@@ -1,0 +1,126 @@
+"""Answers in the forms of OpenAI's API: whole ones, and chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wgrad.train.serve.jobs import Piece, TokenInfo
+
+TokenText = Callable[[int], str]
+
+
+class Choice:
+    """One answer of a request as it comes. echo: the prompt's text, which opens it."""
+
+    def __init__(self, number: int, prompt_tokens: int, echo: str = "") -> None:
+        self.number, self.prompt_tokens = number, prompt_tokens
+        self.text, self.tokens, self.new, self.finish = echo, list[TokenInfo](), 0, ""
+        self.offset = 0  # characters of the tokens that were told in chunks
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.new += piece.new
+        self.finish = piece.finish
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    prompt, new = sum(c.prompt_tokens for c in choices), sum(c.new for c in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+class Form:
+    """One of the two kinds of answers. top: whether log-probabilities are told."""
+
+    prefix, whole, part = "", "", ""
+
+    def __init__(self, model: str, logprobs: bool, token_text: TokenText) -> None:
+        self.model, self.logprobs, self.token_text = model, logprobs, token_text
+        self.id, self.created = self.prefix + secrets.token_hex(12), int(time.time())
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def answer(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        found = [self._choice(c.number, c.text, c.tokens, 0, c.finish, whole=True) for c in choices]
+        return {**self._head(self.whole), "choices": found, "usage": usage(choices)}
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        """Chunks before any piece."""
+        return []
+
+    def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        found = self._choice(choice.number, piece.text, piece.tokens, choice.offset, piece.finish, whole=False)
+        choice.offset += sum(len(token.text) for token in piece.tokens)
+        return {**self._head(self.part), "choices": [found]}
+
+    def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The chunk that tells the usage."""
+        return {**self._head(self.part), "choices": [], "usage": usage(choices)}
+
+    def _choice(
+        self, number: int, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
+    ) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class CompletionForm(Form):
+    prefix, whole, part = "cmpl-", "text_completion", "text_completion"
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        return [self.chunk(choice, Piece(choice.text))] if choice.text else []
+
+    def _choice(
+        self, number: int, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
+    ) -> dict[str, Any]:
+        told = self._logprobs(tokens, offset) if self.logprobs else None
+        return {"index": number, "text": text, "logprobs": told, "finish_reason": finish or None}
+
+    def _logprobs(self, tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.log_prob for token in tokens],
+            "top_logprobs": [self._top(token) for token in tokens],
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: TokenInfo) -> dict[str, float] | None:
+        """By text, the token itself always among them; of several tokens of one text the likeliest."""
+        if token.log_prob is None:
+            return None
+        found: dict[str, float] = {}
+        for i, log_prob in (*token.top, (token.id, token.log_prob)):
+            found.setdefault(token.text if i == token.id else self.token_text(i), log_prob)
+        return found
+
+
+class ChatForm(Form):
+    prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, choice: Choice) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        first = {"index": choice.number, "delta": delta, "logprobs": None, "finish_reason": None}
+        return [{**self._head(self.part), "choices": [first]}]
+
+    def _choice(
+        self, number: int, text: str, tokens: Sequence[TokenInfo], offset: int, finish: str, *, whole: bool
+    ) -> dict[str, Any]:
+        said: dict[str, Any] = {"role": "assistant", "content": text} if whole else {"content": text} if text else {}
+        told = {"content": [self._token(token) for token in tokens]} if self.logprobs else None
+        key = "message" if whole else "delta"
+        return {"index": number, key: said, "logprobs": told, "finish_reason": finish or None}
+
+    def _token(self, token: TokenInfo) -> dict[str, Any]:
+        top = [_entry(self.token_text(i), p) for i, p in token.top]
+        return {**_entry(token.text, token.log_prob), "top_logprobs": top}
+
+
+def _entry(text: str, log_prob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}

@@ -1,0 +1,153 @@
+"""The web application: OpenAI's paths, on starlette. What a request asks for is done by the engine, on a thread of
+its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form
+from wgrad.train.serve.engine import Engine, Full
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.exchange import Events, Pieces, pieces
+from wgrad.train.serve.jobs import Job
+from wgrad.train.serve.preparation import Preparation
+from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
+from wgrad.train.serve.requests import Request as Asked
+
+MOST_BYTES = 4 << 20  # of a request
+BODY_SECONDS = 30.0  # for it to come
+
+
+def make_app(engine: Engine, preparation: Preparation) -> Starlette:
+    """Paths /v1/models, /v1/completions, /v1/chat/completions; errors of all others in the same form."""
+    api = Api(engine, preparation)
+    routes = [
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={ApiError: _api_error, HTTPException: _http_error, 500: _fault})
+
+
+async def _api_error(request: Request, error: Any) -> Response:
+    return JSONResponse(error.body(), error.status)
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    paths = "this server has /v1/models, /v1/completions and /v1/chat/completions"
+    message = f"{request.method[:20]} {request.url.path[:200]}: {error.detail}: {paths}"
+    return JSONResponse(ApiError(error.status_code, message).body(), error.status_code, error.headers)
+
+
+async def _fault(request: Request, error: Any) -> Response:
+    return JSONResponse(ApiError(500, f"internal error: {type(error).__name__}").body(), 500)
+
+
+class Api:
+    """The answers to each path."""
+
+    def __init__(self, engine: Engine, preparation: Preparation) -> None:
+        self.engine, self.preparation = engine, preparation
+        self._begun = int(time.time())
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._begun, "owned_by": "wgrad"}
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.engine.models]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.engine.models:
+            raise ApiError(404, f"model {name[:200]!r} is not served: /v1/models lists what is", code="model_not_found")
+        return JSONResponse(self._model(name))
+
+    async def completions(self, request: Request) -> Response:
+        asked = parse_request(await _body(request), CompletionRequest)
+        events = Events()
+        jobs, texts = await run_in_threadpool(self.preparation.completion_jobs, asked, events.put)
+        choices = [Choice(n, len(job.prompt), text) for n, (job, text) in enumerate(zip(jobs, texts))]
+        form = CompletionForm(asked.model, asked.top is not None, self.preparation.tokenizer.token_text)
+        return await self._answer(request, asked, jobs, choices, form, events)
+
+    async def chat_completions(self, request: Request) -> Response:
+        asked = parse_request(await _body(request), ChatRequest)
+        events = Events()
+        job = await run_in_threadpool(self.preparation.chat_job, asked, events.put)
+        form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizer.token_text)
+        return await self._answer(request, asked, [job], [Choice(0, len(job.prompt))], form, events)
+
+    async def _answer(
+        self,
+        request: Request,
+        asked: Asked,
+        jobs: Sequence[Job],
+        choices: Sequence[Choice],
+        form: Form,
+        events: Events,
+    ) -> Response:
+        try:
+            self.engine.submit(jobs)
+        except Full:
+            raise ApiError(429, "as many requests wait as may (--max-waiting): ask again later") from None
+        found = pieces(request, jobs, choices, events)
+        if asked.stream:
+            opening = [chunk for choice in choices for chunk in form.opening(choice)]
+            first = await anext(found)  # what fails before anything is sent has a status of its own
+            stream = _stream(form, choices, [*opening, form.chunk(*first)], found, asked.tells_usage)
+            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        async for _ in found:
+            pass
+        return JSONResponse(form.answer(choices))
+
+
+async def _stream(
+    form: Form, choices: Sequence[Choice], begun: Sequence[dict[str, Any]], found: Pieces, tells_usage: bool
+) -> AsyncIterator[str]:
+    """Server-sent events. begun: the chunks that there are already."""
+    async with aclosing(found):
+        for chunk in begun:
+            yield _event(chunk)
+        try:
+            async for choice, piece in found:
+                yield _event(form.chunk(choice, piece))
+        except ApiError as error:
+            yield _event(error.body())
+            return
+    if tells_usage:
+        yield _event(form.closing(choices))
+    yield "data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+async def _body(request: Request) -> bytes:
+    """ApiError: no JSON by its type, too large, or too slow to come."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"Content-Type: must be application/json; got {kind[:100] or 'none'}: send it so")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise ApiError(413, f"the request: must have at most {MOST_BYTES:,} bytes: send less at once")
+    except TimeoutError:
+        raise ApiError(408, f"the request: must come within {BODY_SECONDS:g} s: send it again") from None
+    return bytes(body)

@@ -1,0 +1,95 @@
+"""The web's thread: an address that is held from the start, and uvicorn on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from wgrad.device.errors import WgradError
+from wgrad.train.serve.guard import is_loopback
+
+_CONNECTIONS = 1000  # at once; more are answered with status 503
+_END_SECONDS = 5  # for answers that are on their way when the server ends
+
+
+class Address(NamedTuple):
+    """Where to listen; `local`: reached from this machine alone."""
+
+    host: str
+    port: int
+    family: int
+    socket_address: Any
+    local: bool
+
+
+def resolve(host: str, port: int) -> Address:
+    """WgradError: no such address."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of more than 63 characters
+        raise WgradError(f"--host: {host!r} is no address of this machine: give one, or 127.0.0.1") from error
+    family, _, _, _, address = found[0]
+    return Address(host, port, family, address, is_loopback(str(address[0])))
+
+
+def listen(address: Address) -> socket.socket:
+    """A socket that listens there; clients wait until the server is ready. WgradError: it is taken, or not allowed."""
+    opened = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        # On Windows this would let a second server take the same port; elsewhere it is needed to start anew at once.
+        if os.name != "nt":
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address.socket_address)
+        opened.listen()
+    except OSError as error:
+        opened.close()
+        reason = (error.strerror or str(error)).lower()
+        raise WgradError(
+            f"--port: cannot listen on {address.host}, port {address.port}: {reason}: end what listens there, or give "
+            "another --port (0: any that is free) or --host"
+        ) from error
+    return opened
+
+
+class HttpServer:
+    """uvicorn in a thread of its own. on_end: called there when it ends, for whatever reason."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket, on_end: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=_END_SECONDS,
+        )
+        self._server, self._socket, self._on_end = uvicorn.Server(config), listening, on_end
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._on_end()
+
+    def stop(self) -> None:
+        """No more is accepted; what is on its way has some seconds to end."""
+        self._server.should_exit = True
+        self._thread.join(2 * _END_SECONDS)
+        self._socket.close()

@@ -1,0 +1,127 @@
+"""A text that is to be answered, and what becomes of it: pieces on their way from the device's thread to a client."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.options.generate_config import Sampling
+from wgrad.train.run.scoring import LogProbs
+from wgrad.train.serve.stop_text import StopText
+
+STOP, LENGTH = "stop", "length"  # why an answer ended, in the words of OpenAI's API
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """A token of a prompt or an answer. text: what it completes, "" in the middle of a character. log_prob: None for a
+    prompt's first; top: ids and logarithms of the likeliest in its place."""
+
+    id: int
+    text: str
+    log_prob: float | None
+    top: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an answer, or of its prompt. tokens: of the text, where they were asked for; one whose text is held
+    back comes with a later piece. new: how many tokens were drawn. finish: in the last piece, why it is the last."""
+
+    text: str
+    tokens: Sequence[TokenInfo] = ()
+    new: int = 0
+    finish: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No more comes. status: of HTTP."""
+
+    status: int
+    message: str
+
+
+Event = Piece | Failed
+
+
+@dataclass(eq=False)
+class Job:
+    """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
+    tell the prompt's too. emit: takes each event, on the thread of the device."""
+
+    model: str
+    prompt: Sequence[int]
+    max_new_tokens: int
+    sampling: Sampling
+    stops: Sequence[str]
+    top: int | None
+    score: bool
+    seconds: float
+    emit: Callable[[Event], None]
+    cancelled: bool = False  # set by whoever waits no longer
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() - self.begun > self.seconds
+
+
+class Answer:
+    """The text of a job as it grows, given to it in pieces."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self.job = job
+        self._decode = tokenizer.decode_stream(job.prompt)
+        self._stop = StopText(job.stops)
+        self._decoded = self._given = 0  # characters
+        self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # first and last character, of texts held back
+        self._new = self._told = 0  # tokens
+        self.ended = False
+
+    def add(self, token: int, found: LogProbs | None = None, row: int = 0) -> None:
+        """The next token of the text, which is none of the model's ends. found: of which row `row` is this token's."""
+        text, first = self._decode(token), self._decoded
+        self._decoded += len(text)
+        self._new += 1
+        if self.job.top is not None and found is not None:
+            info = token_info(token, text, found, row, self.job.top)
+            self._waiting.append((first, self._decoded, info))
+        given = self._stop.add(text)
+        self._given += len(given)
+        if self._stop.found:
+            self._waiting = deque(t for t in self._waiting if t[0] < self._given)
+            self._end(STOP, given)
+        elif self._new >= self.job.max_new_tokens:
+            self._end(LENGTH, given + self._stop.rest())
+        elif given:
+            self._send(given, [self._waiting.popleft()[2] for _ in self._whole()])
+
+    def _whole(self) -> list[int]:
+        """Those that wait no longer: all of their text is given."""
+        return [last for _, last, _ in self._waiting if last <= self._given]
+
+    def end(self, reason: str) -> None:
+        """The last piece, with what was held back."""
+        self._end(reason, self._stop.rest())
+
+    def _end(self, reason: str, text: str) -> None:
+        self._send(text, [info for _, _, info in self._waiting], reason)
+        self.ended = True
+
+    def fail(self, status: int, message: str) -> None:
+        self.job.emit(Failed(status, message))
+        self.ended = True
+
+    def _send(self, text: str, tokens: list[TokenInfo], finish: str = "") -> None:
+        self.job.emit(Piece(text, tokens, self._new - self._told, finish))
+        self._told = self._new
+
+
+def token_info(token: int, text: str, found: LogProbs, row: int, top_count: int) -> TokenInfo:
+    """found: of which row `row` is this token's, with at least `top_count` of the likeliest."""
+    top = [(int(i), float(p)) for i, p in zip(found.top_ids[row, :top_count], found.top[row, :top_count])]
+    return TokenInfo(token, text, float(found.of_tokens[row]), top)

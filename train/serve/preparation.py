@@ -1,0 +1,115 @@
+"""From requests to jobs: names of models, chat templates, token ids, and the limits that hold for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.chat import Conversation, MessagesRefused
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.jobs import Event, Job
+from wgrad.train.serve.requests import ChatRequest, CompletionRequest, Request
+
+_SEEDS = 2**32
+Emit = Callable[[int, Event], None]  # the number of the prompt in its request
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """positions: most tokens of a prompt and its answer. Safe on any thread; templates are rendered one at a time."""
+
+    tokenizer: Tokenizer
+    models: Collection[str]
+    vocab_size: int
+    positions: int
+    max_new_tokens: int
+    max_seconds: float
+    template: threading.Lock
+
+    def completion_jobs(self, request: CompletionRequest, emit: Emit) -> tuple[list[Job], list[str]]:
+        """-> a job for each prompt, and the prompts' texts (token ids in words). ApiError."""
+        self._check_model(request)
+        given = request.prompts()
+        ids = [self._encode(p) if isinstance(p, str) else self._check_ids(p) for p in given]
+        texts = [
+            p if isinstance(p, str) else self.tokenizer.decode(p, skip_special_tokens=False) for p in given
+        ] if request.echo else [""] * len(given)  # fmt: skip
+        if request.max_tokens == 0 and not request.echo:
+            raise ApiError(400, "the request: max_tokens 0 goes with echo: ask for a token, or for echo", "max_tokens")
+        score = request.echo and (request.top is not None or request.max_tokens == 0)
+        jobs = [self._job(request, n, prompt, request.max_tokens, score, emit) for n, prompt in enumerate(ids)]
+        return jobs, texts
+
+    def chat_job(self, request: ChatRequest, emit: Emit) -> Job:
+        """ApiError."""
+        self._check_model(request)
+        if not self.tokenizer.template_text:
+            message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
+            raise ApiError(400, message, "messages", "chat_template")
+        conversation = Conversation(request.turns(), options=request.chat_template_kwargs)
+        try:
+            with self.template:
+                text = self.tokenizer.chat_template.render(conversation, add_generation_prompt=True)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        except MessagesRefused as error:
+            raise ApiError(400, str(error), "messages") from error
+        except WgradError as error:  # of the template, or of a text that is not Unicode
+            raise ApiError(400, str(error).removeprefix("--model: "), "messages") from error
+        new = request.most_tokens
+        if new is None:
+            new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
+        return self._job(request, 0, ids, new, False, emit)
+
+    def _check_model(self, request: Request) -> None:
+        if request.model not in self.models:
+            names = ", ".join(map(repr, self.models))
+            message = f"the request: model {request.model[:200]!r} is not served: choose one of {names}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            ids = self.tokenizer.encode(text)
+        except WgradError as error:
+            raise ApiError(400, str(error).removeprefix("--model: "), "prompt") from error
+        if not ids:
+            raise ApiError(400, "the request: prompt has no token: give some text to go on from", "prompt")
+        return ids
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if wrong is not None:
+            rule = f"token ids must be between 0 and {self.vocab_size - 1}; got {str(wrong)[:40]}: correct it"
+            raise ApiError(400, f"the request: prompt: {rule}", "prompt")
+        return list(ids)
+
+    def _job(self, request: Request, number: int, ids: list[int], new: int, score: bool, emit: Emit) -> Job:
+        if new > self.max_new_tokens:
+            raise ApiError(
+                400,
+                f"the request: max_tokens must be at most {self.max_new_tokens} here; got {new}: ask for fewer, or "
+                "start the server with more --max-new-tokens",
+                "max_tokens",
+            )
+        if len(ids) + new > self.positions:
+            raise ApiError(
+                400,
+                f"the request: {len(ids)} tokens of the prompt and {new} new ones must be at most the {self.positions} "
+                "positions that this server has: shorten the one or the other, or start it with more --context",
+                "messages" if isinstance(request, ChatRequest) else "prompt",
+                "context_length_exceeded",
+            )
+        sampling = request.sampling
+        return Job(
+            model=request.model,
+            prompt=ids,
+            max_new_tokens=new,
+            sampling=replace(sampling, seed=(sampling.seed + number) % _SEEDS),
+            stops=request.stops,
+            top=request.top,
+            score=score,
+            seconds=self.max_seconds,
+            emit=lambda event: emit(number, event),
+        )

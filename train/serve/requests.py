@@ -1,0 +1,176 @@
+"""Requests of OpenAI's API, checked: what is asked for, or ApiError.
+
+What this server does not do is refused where it would change the answer, and passed over where it would not. A key that
+is null counts as not given.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta, Struct, structs
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.conversation_forms import type_name
+from wgrad.train.files.decode import convert, parse_json
+from wgrad.train.options.generate_config import Sampling
+from wgrad.train.options.option_names import did_you_mean
+from wgrad.train.serve.errors import ApiError
+
+MOST_PROMPTS = 256  # of one request
+MOST_STOPS, LONGEST_STOP = 16, 1000
+MOST_TOP = 20  # tokens told in the place of one
+_WHERE, _ADVICE = "the request", "correct it"
+
+# Keys that change no answer here.
+_PASSED_OVER = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls",
+}  # fmt: skip
+# Keys that would change it, with the values that do not.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},),
+    "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none",),
+    "response_format": ({"type": "text"},), "modalities": (["text"],),
+}  # fmt: skip
+
+Probability = Annotated[float, Meta(gt=0, le=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP)]
+Text = str | list[Any]
+
+
+class StreamOptions(Struct):
+    include_usage: bool = False
+
+
+class Request(Struct):
+    """What both kinds of requests have."""
+
+    model: str
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Probability = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    seed: int | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)] = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens are told in the place of each; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+    @property
+    def sampling(self) -> Sampling:
+        """With a seed of its own where none is given."""
+        seed = secrets.randbits(32) if self.seed is None else self.seed % 2**32
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def tells_usage(self) -> bool:
+        """At the end of a stream."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(Request, kw_only=True):
+    prompt: Text
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 30)] = 16
+    echo: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] | None = None
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """Texts and lists of token ids. ApiError."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if given and all(type(item) is int for item in given):
+            return [given]
+        kinds = {str} if given and isinstance(given[0], str) else {list}
+        if not given or len(given) > MOST_PROMPTS or any(type(item) not in kinds for item in given):
+            raise _wrong_prompt(given)
+        if any(not item or any(type(i) is not int for i in item) for item in given if isinstance(item, list)):
+            raise _wrong_prompt(given)
+        return given
+
+
+def _wrong_prompt(given: Any) -> ApiError:
+    got = f"a list of {len(given)}" if given else type_name(given)
+    rule = f"must be text, token ids, or a list of 1 to {MOST_PROMPTS} of either"
+    return ApiError(400, f"{_WHERE}: prompt {rule}; got {got}: {_ADVICE}", "prompt")
+
+
+class ChatRequest(Request, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=1 << 30)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MOST_TOP)] = 0
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages, their contents as text. ApiError."""
+        return [_turn(number, message) for number, message in enumerate(self.messages)]
+
+
+def _turn(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"messages[{number}]"
+    if not isinstance(message.get("role"), str):
+        got = type_name(message.get("role"))
+        raise ApiError(400, f"{_WHERE}: {where}.role must be text; got {got}: {_ADVICE}", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) < len(content):
+            raise ApiError(400, f"{_WHERE}: {where}.content: only parts of type 'text' can be read", "messages")
+        content = "".join(texts)
+    if content is not None and not isinstance(content, str):
+        raise ApiError(400, f"{_WHERE}: {where}.content must be text; got {type_name(content)}: {_ADVICE}", "messages")
+    return {**message, "content": content}
+
+
+R = TypeVar("R", CompletionRequest, ChatRequest)
+
+
+def parse_request(body: bytes, kind: type[R]) -> R:
+    """ApiError: not JSON, a key that is not known, missing, of a wrong type, or that asks for what is not done here."""
+    try:
+        value = parse_json(body, _WHERE, _ADVICE)
+        if not isinstance(value, dict):
+            raise ApiError(400, f"{_WHERE} must be a JSON object; got {type_name(value)}: {_ADVICE}")
+        value = {name: item for name, item in value.items() if item is not None}
+        _check_names(value, [field.name for field in structs.fields(kind)])
+        return convert(value, kind, _WHERE, _ADVICE)
+    except WgradError as error:
+        found = re.match(rf"{_WHERE}: (\w+)", str(error))
+        raise ApiError(400, str(error), found[1] if found else None) from error
+
+
+def _check_names(value: Mapping[str, Any], fields: Sequence[str]) -> None:
+    for name, item in value.items():
+        if name in fields or name in _PASSED_OVER:
+            continue
+        if name not in _UNSUPPORTED:
+            near = did_you_mean(name, fields)
+            raise ApiError(400, f"{_WHERE}: {name[:100]!r} is no key of this server{near}: leave it out", name[:100])
+        if item not in _UNSUPPORTED[name]:
+            raise ApiError(400, f"{_WHERE}: {name} is not supported: leave it out", name)
