@@ -28,7 +28,12 @@ class DryRuntime(PooledRuntime):
     """In front of a room's runtime: everything but `launch`. Its arrays belong to it alone; downloads give zeros."""
 
     def __init__(self, *, exact_blocks: bool = False) -> None:
-        self._pool, self._host_pool = (Pool(lambda nbytes: 0, lambda block: None, exact=exact_blocks) for _ in range(2))
+        pools = (Pool(self._create_nothing, lambda block: None, exact=exact_blocks) for _ in range(2))
+        self._pool, self._host_pool = pools
+
+    def _create_nothing(self, nbytes: int) -> int:
+        """OutOfMemory where the device has no array as large as this, however much is free."""
+        return 0
 
     def _write_new(self, array: Array, host: np.ndarray) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, warm, generate, eval, serve, export, merge, data, devices, selftest, bench,
+"""The command `wgrad`: finetune, plan, warm, generate, eval, serve, export, merge, data, devices, selftest, bench,
 matrix-units, cache.
 
 Exit status: 0 done; 1 a selftest failed, an operator became slower (bench --compare), or what a run came to is of no
@@ -112,6 +112,16 @@ def _warm(args: argparse.Namespace) -> int:
     return run_warm(config)
 
 
+def _plan(args: argparse.Namespace) -> int:
+    given = _given(args)
+    as_json = given.pop("json")
+    config = resolve_options(given)
+    from wgrad.train.commands.plan import run_plan
+
+    with advising("use a smaller --batch-size or --seq-len, or --checkpointing"):
+        return run_plan(config, as_json)
+
+
 def _data_show(args: argparse.Namespace) -> int:
     given = _given(args)
     given.pop("action")
@@ -184,6 +194,11 @@ def build_parser() -> Parser:
 
     finetune = add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
     _add_config(finetune)
+    plan = add(
+        "plan", _plan, "say what memory a run takes, and what fits; with the options of finetune that it will have"
+    )
+    _add_config(plan)
+    plan.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     warm = add("warm", _warm, "compile the shaders of a run ahead; with the options of finetune that it will have")
     _add_config(warm)
     generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")

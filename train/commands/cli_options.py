@@ -107,6 +107,9 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     for name in (field.name for field in fixed_options(RunOptions)):
         if values.get(name) == AUTO and name in saved:  # what the device decided when the run was begun
             del values[name]
+    if saved.get("vram") and _rows(RunOptions().to_dict() | values) == _rows(saved):
+        for name in _CUT:  # how a step of so many rows is cut was chosen when the run was begun
+            values.pop(name, None)
     config = RunOptions(**(saved | values))
     for name, reason in unused_options(config.to_dict()).items():
         if name in values:
@@ -120,6 +123,15 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
                     f"cannot change to {getattr(config, name)!r}: leave the option out, or begin anew in another --out"
                 )
     return config
+
+
+_CUT = ("batch_size", "accumulate")
+
+
+def _rows(values: Mapping[str, Any]) -> int | None:
+    """Rows of a step, where these are numbers."""
+    sizes = [str(values.get(name)) for name in _CUT]
+    return int(sizes[0]) * int(sizes[1]) if all(map(str.isdecimal, sizes)) else None
 
 
 def _saved(values: dict[str, Any]) -> dict[str, Any]:

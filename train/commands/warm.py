@@ -28,7 +28,7 @@ def run_warm(config: RunOptions) -> int:
     display = Display()
     device = select_device(config.device)
     display.say(f"device: {device.description} ({device.reason})")
-    hold_to_limit(device, config.memory_limit)
+    hold_to_limit(device, config.limit)
     compute = choose_compute(config.compute, device)
     for line in compute.lines:
         display.say(line)

@@ -207,6 +207,13 @@ class RunOptions(Options):
     )
     stream_weights: str = of_machine("auto", STREAM_HELP, choices=STREAM)
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
+    vram: str | None = of_machine(
+        None,
+        "as --memory-limit, and choose what fits: --batch-size and --accumulate (as many rows a step as these say), "
+        "--checkpointing, --offload-checkpoints, --stream-weights",
+        rule=A_SIZE,
+        metavar="SIZE",
+    )
     save_every: int = of_machine(
         100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N"
     )
@@ -245,8 +252,22 @@ class RunOptions(Options):
                 raise WgradError(f"{flag(name)}: goes by the measures of --eval-every, which is 0: give --eval-every N")
         if self.eval_every and not self.eval_fraction and not self.eval_data:
             raise WgradError("--eval-every: nothing is held out: give --eval-data, or --eval-fraction above 0")
+        if self.vram and self.memory_limit:
+            raise WgradError(
+                "--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them"
+            )
         if self.full and self.dropout:
             raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
+
+    @property
+    def limit_option(self) -> str:
+        """The option that limits the memory."""
+        return "--vram" if self.vram else "--memory-limit"
+
+    @property
+    def limit(self) -> str | None:
+        """Its value."""
+        return self.vram or self.memory_limit
 
     @property
     def best_kept(self) -> int:

@@ -65,7 +65,7 @@ def _run(config: FinetuneConfig, world: World) -> int:
         interrupts.answer = session.say
         if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
-        with advising(for_steps(config, wants_recompute(session.config, session.model_config))):
+        with advising(for_steps(config, wants_recompute(replace(config, **session.mode), session.model_config))):
             _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun).run()
     return 0
 
@@ -97,7 +97,7 @@ class _Finetuning:
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         begun = session.config
         adapter = str(self.state.path) if self.state is not None and begun.adapter else begun.adapter
-        config = replace(begun, adapter=adapter, seq_len=session.row_tokens)
+        config = replace(begun, adapter=adapter, seq_len=session.row_tokens, **session.mode)
         plan = prepare_session(session, config)
         if plan is not None:
             config = replace(config, stream_weights=plan.config.stream_weights)

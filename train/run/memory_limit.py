@@ -1,4 +1,4 @@
-"""--memory-limit: what a run would have to change to stay below it, found by planning that."""
+"""--memory-limit, --vram: what a run would have to change to stay below it, found by planning that."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ def limit_bytes(text: str | None) -> int | None:
     return parse_size(text) if text else None
 
 
-def hold_to_limit(device: Device, text: str | None) -> str:
-    """Have the device keep to --memory-limit. -> a remark for the user, or ""."""
+def hold_to_limit(device: Device, text: str | None, option: str = "--memory-limit") -> str:
+    """Have the device keep to the value of an option. -> a remark for the user, or ""."""
     device.limit_memory(limit_bytes(text))
-    return "--memory-limit has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
+    return f"{option} has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
 
 
-def beyond_limit(config: RunOptions, device: Device, reserved: Callable[[RunOptions, int | None], int]) -> WgradError:
+def beyond_limit(
+    config: RunOptions, device: Device, reserved: Callable[[RunOptions, int | None], int], chosen: str = ""
+) -> WgradError:
     """What is said of a run that its limit leaves no room for. reserved: plans a run under a limit -> the bytes that
-    its pool takes; OutOfMemory where the limit is too low."""
-    limit = limit_bytes(config.memory_limit)
+    its pool takes; OutOfMemory where the limit is too low. chosen: options of it that nobody gave."""
+    limit = limit_bytes(config.limit)
     assert limit is not None
-    said = f"--memory-limit: the run takes about {size(reserved(config, None))}, and the limit is {size(limit)}"
+    even = f"even with {chosen} " if chosen else ""
+    takes = size(reserved(config, None))
+    said = f"{config.limit_option}: {even}the run takes about {takes}, and the limit is {size(limit)}"
     words: list[str] = []
     for changes in _changes(config, device):
         config = replace(config, **changes)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.contract import Device
-from wgrad.device.errors import OutOfMemory
+from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import Document, Step, make_batch
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import RunOptions
@@ -27,15 +27,21 @@ SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what
 class Plan:
     """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
     its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
-    included); and in main memory, of what is kept there (--offload-checkpoints, --stream-weights). config: the run's,
-    with --stream-weights settled."""
+    included); and in main memory, of what is kept there (--offload-checkpoints, --stream-weights). trained: numbers
+    that are trained. config: the run's, with --stream-weights settled."""
 
     dry: Any
     held_bytes: int
     activation_bytes: int
     peak_bytes: int
     host_bytes: int
+    trained: int
     config: RunOptions
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Of AdamW's two moments; gradients, and what is trained itself, take half of it each."""
+        return 8 * self.trained
 
 
 def plan_run(
@@ -54,7 +60,7 @@ def plan_run(
 
     def plan(config: RunOptions, limit: int | None) -> Plan:
         if config.stream_weights != "auto":
-            return _run_dry(config, model_config, folder, device, prompt_tokens, limit)
+            return run_dry(config, model_config, folder, device, prompt_tokens, limit)
         off, room = replace(config, stream_weights="off"), limit or device.facts.get("memory_bytes")
         if not _may_stream(config, device) or room is None:
             return plan(off, limit)
@@ -75,9 +81,9 @@ def plan_run(
     if device.dry_run() is None:
         return None
     try:
-        return plan(config, limit_bytes(config.memory_limit))
+        return plan(config, limit_bytes(config.limit))
     except OutOfMemory:
-        if config.memory_limit is None:
+        if config.limit is None:
             raise
     raise beyond_limit(config, device, reserved)
 
@@ -87,7 +93,7 @@ def _may_stream(config: RunOptions, device: Device) -> bool:
     return config.checkpointing is not False and not config.full and not device.shared_memory
 
 
-def _run_dry(
+def run_dry(
     config: RunOptions,
     model_config: ModelConfig,
     folder: str | os.PathLike[str],
@@ -95,8 +101,20 @@ def _run_dry(
     prompt_tokens: int,
     limit: int | None,
 ) -> Plan:
+    """What `plan_run` gives of a run as it is, its --stream-weights settled. OutOfMemory: beyond `limit` bytes."""
     dry = device.dry_run()
     dry.limit_memory(limit)
+    try:
+        return _run_dry(config, model_config, folder, dry, prompt_tokens)
+    except WgradError as error:  # with advice, which is another one where there is a limit
+        if limit is not None and isinstance(error.__cause__, OutOfMemory):
+            raise error.__cause__ from None
+        raise
+
+
+def _run_dry(
+    config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], dry: Any, prompt_tokens: int
+) -> Plan:
     positions = prompt_tokens + SAMPLE_TOKENS
     built = build_trainable(config, model_config, folder, dry, positions=positions, contents=False)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
@@ -112,4 +130,5 @@ def _run_dry(
         for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
             pass
     running = dry.memory().peak_bytes
-    return Plan(dry, held, running - held, max(loading, running), dry.host_memory().peak_bytes, config)
+    host, trained = dry.host_memory().peak_bytes, built.parameters.size
+    return Plan(dry, held, running - held, max(loading, running), host, trained, config)

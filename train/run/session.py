@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.compute import choose_compute, common_compute
+from wgrad.train.run.fit import ROW_STEP, Fit, settle
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
-from wgrad.train.run.memory_limit import hold_to_limit
+from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
 from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
 
@@ -35,7 +36,6 @@ _KINDS = {
     "nf4_nested": "NF4, double-quantised",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }  # the others are written in capitals
-ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Session:
     prompts: list[list[int]]  # for the samples
     display: Display
     row_tokens: int  # of each row of a batch: --seq-len, or what all the data fits in
+    mode: dict[str, Any] = field(default_factory=dict)  # options that --vram has chosen, beside those of `config`
 
     @property
     def out(self) -> Path:
@@ -81,7 +82,7 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     for line in compute.lines:
         display.say(line)
     config = replace(config, compute=compute.dtype)
-    for remark in (hold_to_limit(device, config.memory_limit), offload_remark(config, device)):
+    for remark in (hold_to_limit(device, config.limit, config.limit_option), offload_remark(config, device)):
         if remark:
             display.say(f"note: {remark}")
     folder = resolve_model(config.model)
@@ -93,14 +94,21 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     with display.phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     row_tokens = row_length(config, data)
+    prompts = _sample_prompts(config, data, tokenizer, model_config)
+    mode, chosen = dict[str, Any](), ""
+    if limit := limit_bytes(config.vram):
+        rows = replace(config, seq_len=row_tokens)
+        fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), limit)
+        config, mode, chosen = settle(config, fit, world, pinned=resumed)
     stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0)
-    session = Session(config, device, folder, model_config, tokenizer, data, stream, [], display, row_tokens)
-    session.prompts = _sample_prompts(session)
+    session = Session(config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, mode)
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
     for remark in data.remarks:
         session.say(f"  {remark}")
+    if chosen:
+        session.say(chosen)
     if row_tokens < config.seq_len:
         session.say(f"note: rows have {row_tokens} tokens, in which all the data fits, not --seq-len {config.seq_len}")
     if config.seq_len > model_config.max_position_embeddings:
@@ -126,14 +134,16 @@ def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: M
             raise WgradError(f"{flag(name)}: would be ignored: {files.folder} is quantised already: leave it out")
 
 
-def _sample_prompts(session: Session) -> list[list[int]]:
+def _sample_prompts(
+    config: RunOptions, data: Dataset, tokenizer: Tokenizer, model_config: ModelConfig
+) -> list[list[int]]:
     """--sample-prompt, else what comes before the completion in the first held-out text (or its beginning)."""
-    if session.config.sample_prompt:
-        prompts = [session.tokenizer.encode(text) for text in session.config.sample_prompt]
+    if config.sample_prompt:
+        prompts = [tokenizer.encode(text) for text in config.sample_prompt]
         for prompt in prompts:
-            check_positions(prompt, SAMPLE_TOKENS, session.model_config, "--sample-prompt")
+            check_positions(prompt, SAMPLE_TOKENS, model_config, "--sample-prompt")
         return prompts
-    document = (session.data.held_out or session.data.train)[0]
+    document = (data.held_out or data.train)[0]
     before = next((i for i, learnt in enumerate(document.loss_mask) if learnt), 0)
     return [[int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]]
 
@@ -205,7 +215,7 @@ def offload_remark(config: RunOptions, device: Device) -> str:
 
 def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> str:
     """What the run takes on the device, and what is not counted."""
-    optimizer = 8 * built.parameters.size
+    optimizer = plan.optimizer_bytes if plan is not None else 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
     how = f"checkpointing {'on' if built.model.recompute else 'off'}"

@@ -68,6 +68,10 @@ class DryRun(DryRuntime, Runtime):
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
         self.variants: dict[Variant, None] = {}
 
+    def _create_nothing(self, nbytes: int) -> int:
+        self._check_buffer(nbytes)
+        return 0
+
     def launch(
         self,
         shader: str,

@@ -112,12 +112,15 @@ class Runtime(PooledRuntime):
         return "float16" if self.matrix_units else "float32"
 
     # ---- storage -------------------------------------------------------------------------
-    def _create_buffer(self, nbytes: int, usage: str = "STORAGE|COPY_SRC|COPY_DST") -> Any:
+    def _check_buffer(self, nbytes: int) -> None:
         if nbytes > self.max_buffer_bytes:
             raise OutOfMemory(
                 f"an array of {nbytes:,} bytes is larger than one buffer may be on this device"
                 f" ({self.max_buffer_bytes:,})"
             )
+
+    def _create_buffer(self, nbytes: int, usage: str = "STORAGE|COPY_SRC|COPY_DST") -> Any:
+        self._check_buffer(nbytes)
         try:
             return self._device.create_buffer(size=nbytes, usage=usage)
         except Exception as error:

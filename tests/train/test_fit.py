@@ -1,0 +1,198 @@
+"""What fits: the search, what --vram chooses, `wgrad plan`; and that runs take what was said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions, read_config_file
+from wgrad.train.ranks.world import World
+from wgrad.train.run.fit import ROW_STEP, Fit, batch_sizes, modes, settle, words
+from wgrad.train.run.plan import run_dry
+from wgrad.train.terminal.progress import size
+
+
+# ---- the search --------------------------------------------------------------------------------
+@dataclass
+class Line:
+    """Takes `first` bytes and `each` more for each unit, in blocks of `block`; counts what is asked."""
+
+    first: int
+    each: float
+    limit: int
+    block: int = 1
+    asked: list[int] = field(default_factory=list)
+
+    def plan(self, count: int) -> Any:
+        self.asked.append(count)
+        self.peak_bytes = -int(-(self.first + self.each * count) // self.block) * self.block
+        return self if self.peak_bytes <= self.limit else None
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 1001, 1999, 4000, 4321, 90_000, 1_000_000])
+@pytest.mark.parametrize(("each", "block"), [(1000, 1), (17.3, 1), (17.3, 256), (3, 4096), (0, 1)])
+@pytest.mark.parametrize("most", [0, 1, 5, 1024])
+def test_the_search_finds_the_largest_that_fits(limit: int, each: float, block: int, most: int) -> None:
+    line = Line(1, each, limit, block)
+    fit: Any = Fit(RunOptions(), None, "", None, 0, limit)  # type: ignore[arg-type]
+    found = fit._largest(line.plan, most)
+    assert len(line.asked) <= 14 and all(1 <= n <= most for n in line.asked)
+    assert found == max((n for n in range(1, most + 1) if line.plan(n)), default=0)
+
+
+class Card:
+    """What `modes` looks at of a device."""
+
+    def __init__(self, shared_memory: bool = False) -> None:
+        self.shared_memory = shared_memory
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "--no-checkpointing|--checkpointing|--offload-checkpoints|--offload-checkpoints --stream-weights on"),
+        ({"checkpointing": False}, "--no-checkpointing"),
+        ({"checkpointing": True, "stream_weights": "off"}, "--checkpointing|--offload-checkpoints"),
+        ({"offload_checkpoints": True}, "--offload-checkpoints|--offload-checkpoints --stream-weights on"),
+        ({"stream_weights": "on"}, "--offload-checkpoints --stream-weights on"),
+        ({"full": True}, "--no-checkpointing|--checkpointing|--offload-checkpoints"),
+    ],
+)
+def test_what_is_left_open_is_chosen_and_no_more(options: dict[str, Any], expected: str) -> None:
+    config = RunOptions(**options)
+    assert "|".join(map(words, modes(config, Card()))) == expected  # type: ignore[arg-type]
+    shared = "|".join(map(words, modes(config, Card(shared_memory=True))))  # type: ignore[arg-type]
+    assert "offload" not in shared and set(shared.split("|")) <= {
+        "--no-checkpointing",
+        "--checkpointing",
+        "--checkpointing --stream-weights on",
+    }
+
+
+def test_batches_divide_the_rows_of_a_step_and_leave_each_rank_one() -> None:
+    config = RunOptions(batch_size=3, accumulate=4)
+    assert batch_sizes(config) == [1, 2, 3, 4, 6, 12]
+    assert batch_sizes(config, ranks=5) == [1, 2] and batch_sizes(config, ranks=99) == [3]
+    assert len(batch_sizes(RunOptions(batch_size=10**9, accumulate=10**9))) < 1024
+
+
+# ---- on a device -------------------------------------------------------------------------------
+ROWS: dict[str, Any] = {"seq_len": 70, "batch_size": 1, "accumulate": 12, "rank": 4, "sample": False}
+
+
+@pytest.fixture
+def card(wgpu_device: Any) -> Any:
+    """A device of this test's own that takes itself for a card with memory of its own."""
+    device = type(wgpu_device)()
+    device.shared_memory = False
+    return device
+
+
+def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoint: Any, card: Any) -> None:
+    """From memory for all of it down to the least that any mode takes: each choice fits, the next one up does not."""
+    folder = make_checkpoint(num_hidden_layers=5)
+    config, model = RunOptions(**ROWS), load_model_config(folder)
+    ladder = list(modes(config, card))
+    whole = run_dry(RunOptions(**{**ROWS, **ladder[0], "batch_size": 12}), model, folder, card, 1, None)
+    limit, seen = 2 * whole.dry.memory().peak_reserved_bytes, list[tuple[int, int]]()
+    while True:
+        fit = Fit(replace(config, vram=str(limit)), model, folder, card, 1, limit)
+        try:
+            plan = fit.choose(batch_sizes(config))
+        except WgradError as error:
+            assert "even with --batch-size 1 --offload-checkpoints --stream-weights on the run takes" in str(error)
+            break
+        chosen = plan.config
+        assert chosen.batch_size * chosen.accumulate == 12 and plan.dry.memory().peak_reserved_bytes <= limit
+        number = next(i for i, mode in enumerate(ladder) if all(getattr(chosen, k) == v for k, v in mode.items()))
+        larger = [n for n in (1, 2, 3, 4, 6, 12) if n > chosen.batch_size][:1]
+        assert not any(fit.plan(batch_size=n, **ladder[number]) for n in larger)
+        assert not number or fit.plan(batch_size=1, **ladder[number - 1]) is None
+        seen.append((number, -chosen.batch_size))
+        limit = limit * 2 // 3
+    assert seen == sorted(seen) and seen[0] == (0, -12) and len({number for number, _ in seen}) >= 2, seen
+
+
+def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: Any) -> None:
+    """And a run that goes on keeps its own, whatever would fit."""
+    folder = make_checkpoint()
+    config = RunOptions(**ROWS, vram="1GiB")
+    fit = Fit(config, load_model_config(folder), folder, card, 1, 1 << 30)
+
+    class Three(World):
+        size = 3
+
+        def exchange(self, value: Any, what: str) -> list[Any]:
+            return [value, 2, None]  # a smaller card, and NumPy
+
+    settled, mode, said = settle(config, fit, Three(), pinned=False)
+    assert (settled.batch_size, settled.accumulate, mode["checkpointing"]) == (2, 6, False)
+    assert said.endswith("--batch-size 2 --accumulate 6 --no-checkpointing; a step is 12 rows, as asked")
+    assert settle(config, fit, World(), pinned=False)[0].batch_size == 12
+    assert settle(config, fit, World(), pinned=True)[0] == config
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["plan", *map(str, words), "--device", "wgpu", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_said_to_fit_is_the_most_that_does(
+    make_checkpoint: Any, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint(max_position_embeddings=4096)
+    small = ["--model", model, "--rank", 4, "--seq-len", 128, "--compute", "float32"]
+    found = planned(capsys, *small, "--memory-limit", "12MiB")
+    assert [entry["checkpointing"] for entry in found["fits"]] == [False, True]
+    assert found["fits"][0]["longest_seq_len"] < found["fits"][1]["longest_seq_len"]
+    device = type(wgpu_device)()
+    for entry in found["fits"]:
+        mode = {name: entry[name] for name in ("checkpointing", "stream_weights")}
+        config = RunOptions(rank=4, seq_len=128, compute="float32", **mode)
+        fit = Fit(config, load_model_config(model), model, device, 24, 12 << 20)
+        for name, unit, one in (("longest_seq_len", ROW_STEP, "seq_len"), ("largest_batch_size", 1, "batch_size")):
+            most = entry[name]
+            assert fit.plan(**{one: most}) is not None and fit.plan(**{one: most + unit}) is None, (mode, name)
+    assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "12MiB"]) == 0
+    table = capsys.readouterr().out
+    assert "chosen for --vram (12.0 MiB): --batch-size" in table and "  activations and scratch" in table
+    assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "9KiB"]) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
+    assert "--vram: even with --batch-size 1 --checkpointing the run takes about" in line and "allow it that" in line
+
+
+def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shape = ["--model", make_checkpoint(), "--rank", 4, "--seq-len", 64, "--batch-size", 1, "--accumulate", 4]
+    shape += ["--compute", "float32", "--vram"]
+    whole = planned(capsys, *shape[:-1], "--batch-size", 4, "--no-checkpointing")
+    limit = whole["peak_bytes"] - 1
+    found = planned(capsys, *shape, limit)
+    assert found["options"]["batch_size"] == 2 and found["options"]["accumulate"] == 2, found
+    more = ["--data", text_data, "--out", out, "--device", "wgpu", "--eval-tokens", 100, "--no-sample"]
+    for last in ([], ["--resume"]):
+        words = ["finetune", *shape, limit, *more, "--max-steps", 2 + len(last), *last]
+        assert main([*map(str, words)]) == 0
+        said = capsys.readouterr().out
+        assert (
+            f"chosen for --vram ({size(limit)}): --batch-size 2 --accumulate 2 {words_of(found)}; a step is 4 rows"
+            in said
+        )
+        results = json.loads((out / "results.json").read_text())
+        assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.05)
+    saved = read_config_file(out / "config.yaml")
+    assert (saved["batch_size"], saved["accumulate"], saved["checkpointing"]) == (2, 2, None)
+
+
+def words_of(found: dict[str, Any]) -> str:
+    return words({name: found["options"][name] for name in ("checkpointing", "stream_weights")})

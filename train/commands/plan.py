@@ -1,0 +1,114 @@
+"""`wgrad plan`: the memory that a run takes, part by part, and how long its rows and how large its batches may be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from wgrad.autograd.select_device import select_device
+from wgrad.device.errors import WgradError
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_files import open_files
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import wants_recompute
+from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.fit import MOST_ROWS, Fit, batch_sizes, limit_of, line, modes, words
+from wgrad.train.run.plan import PROMPT_TOKENS, Plan, plan_run
+from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.progress import Display, size
+
+
+def run_plan(config: RunOptions, as_json: bool) -> int:
+    """The table, or one JSON object, on stdout; all else on stderr. -> exit status. No weight is read.
+
+    WgradError: the model or the device is not there, or the run does not fit its limit.
+    """
+    if not config.model:
+        raise WgradError("--model is required: give the model that the run is of")
+    display = Display(make_console("stderr"))
+    device = select_device(config.device)
+    display.say(f"device: {device.description} ({device.reason})")
+    if device.dry_run() is None:
+        raise WgradError("--device: NumPy takes main memory, which is not planned: give wgpu or hip")
+    compute = choose_compute(config.compute, device)
+    for text in compute.lines:
+        display.say(text)
+    config = replace(config, compute=compute.dtype)
+    folder = resolve_model(config.model)
+    _, model_config, _ = open_files(folder, load_model_config(folder))
+    limit = limit_of(config, device)
+    fit = Fit(config, model_config, folder, device, PROMPT_TOKENS, limit or 0)
+    with display.phase("planning", unit="") as phase:
+        if config.vram:
+            plan: Plan | None = fit.choose(batch_sizes(config))
+        else:
+            plan = plan_run(config, model_config, folder, device, PROMPT_TOKENS)
+        assert plan is not None
+        found = {"device": device.description, **described(plan, model_config), "limit_bytes": limit, "fits": []}
+        if limit:
+            fit = replace(fit, config=plan.config)
+            for number, mode in enumerate(modes(config, device)):
+                phase.update(number)
+                lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
+                found["fits"].append({**mode, **lengths})
+    print(json.dumps(found) if as_json else table(found, plan, model_config))
+    return 0
+
+
+def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
+    """The options that decide about memory, and the bytes of each part."""
+    config = plan.config
+    names = ("compute", "batch_size", "accumulate", "seq_len", "offload_checkpoints", "stream_weights")
+    trained = plan.optimizer_bytes // 2
+    parts = {
+        "weights": plan.held_bytes - plan.optimizer_bytes - (trained if config.full else 2 * trained),
+        "adapter": 0 if config.full else trained,
+        "gradients": trained,
+        "optimizer": plan.optimizer_bytes,
+        "activations": plan.activation_bytes,
+    }
+    options = {name: getattr(config, name) for name in names}
+    options["checkpointing"] = wants_recompute(config, model_config)
+    return {"options": options, "bytes": parts, "peak_bytes": plan.peak_bytes, "main_memory_bytes": plan.host_bytes}
+
+
+_PARTS = {
+    "weights": "weights",
+    "adapter": "adapter",
+    "gradients": "gradients",
+    "optimizer": "optimiser",
+    "activations": "activations and scratch",
+}
+
+
+def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
+    """For people."""
+    config, options, limit = plan.config, found["options"], found["limit_bytes"]
+    mode = {name: options[name] for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
+    lines = [line(config, mode, limit)] if config.vram else []
+    rows = f"{config.batch_size} x {config.seq_len} tokens"
+    how = "on" if options["checkpointing"] else "off"
+    lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
+    lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]
+    running = sum(found["bytes"].values())
+    if plan.peak_bytes > running:
+        lines.append(f"  {'more, while loading':<24}{size(plan.peak_bytes - running):>12}")
+    lines.append(f"  {'at most':<24}{size(plan.peak_bytes):>12}")
+    if plan.host_bytes:
+        lines.append(f"  {'and of main memory':<24}{size(plan.host_bytes):>12}")
+    lines.append("not counted: compiled shaders, and what the driver keeps for itself")
+    if not limit:
+        return "\n".join(
+            [*lines, "this device does not say how much memory it has: --vram SIZE tells what fits in so much"]
+        )
+    lines.append(
+        f"{'within ' + size(limit):<40}{'--seq-len, of one row':>24}{f'--batch-size, of {config.seq_len}':>24}"
+    )
+    for entry in found["fits"]:
+        longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]
+        all_there_are = " (all positions)" if longest == model_config.max_position_embeddings else ""
+        cells = (f"{longest or 'none'}{all_there_are}", f"{largest or 'none'}{' or more' * (largest == MOST_ROWS)}")
+        lines.append(f"  {words(entry):<38}{cells[0]:>24}{cells[1]:>24}")
+    return "\n".join(lines)
