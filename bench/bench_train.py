@@ -141,7 +141,7 @@ def build(
     config = parse_model_config(shape.config())
     options = RunOptions(batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
     weights = make_weights(config, device)
-    lora = lora_config(options)
+    lora = lora_config(options, config)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
     parameters = lora_parameters(values, device)
     model = Model(

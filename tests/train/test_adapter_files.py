@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.train.conftest import tiny_config
 from wgrad.device.errors import WgradError
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model import patterns
 from wgrad.train.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, lora_shapes, match_targets
+from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.options.finetune_config import PROJECTIONS, RunOptions
 from wgrad.train.run.build import lora_config
 
@@ -179,9 +181,13 @@ def test_missing_files(saved: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_line_names_projections_or_all_of_them() -> None:
-    assert lora_config(RunOptions(target_modules=("all-linear",))).target_modules == "all-linear"
-    default = lora_config(RunOptions())
+    llama, phi3 = (parse_model_config(tiny_config(name)) for name in ("LlamaForCausalLM", "Phi3ForCausalLM"))
+    assert lora_config(RunOptions(target_modules=("all-linear",)), phi3).target_modules == "all-linear"
+    default = lora_config(RunOptions(), llama)
     assert default.target_modules == PROJECTIONS and default.r == 16 and default.alpha == 32.0
+    fused = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    assert lora_config(RunOptions(), phi3).target_modules == fused
+    assert lora_config(RunOptions(target_modules=("o_proj",)), phi3).target_modules == ("o_proj",)
 
 
 HOSTILE: dict[str, list[Any]] = {

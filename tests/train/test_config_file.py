@@ -14,7 +14,7 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import load_model_config, parse_model_config
-from wgrad.train.model.rope_scaling import rope_tables
+from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
 
 Config = Callable[..., dict[str, Any]]
 
@@ -27,7 +27,12 @@ Config = Callable[..., dict[str, Any]]
             "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 2}}, "rope_type 'mrope' is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters of this architecture must be the same for all"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "long_factor": [1.0] * 6}},
+            "needs short_factor, a number for each",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "needs factor, a number above 0; got none"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads; got 4 and 3"),
@@ -119,13 +124,14 @@ def test_rope_values_that_no_model_has(spelling: str, kind: str, make_config: Co
 
 def test_whatever_is_accepted_gives_finite_tables(make_config: Config) -> None:
     """At the ends of each range."""
-    for kind in ("default", "linear", "llama3", "yarn"):
+    for kind in ROPE_TYPES:
         for theta in (1.0000001, 1e15):
             for factor in (1e-6, 1e6):
                 rope = {"rope_type": kind, "factor": factor, "low_freq_factor": 1e-6, "high_freq_factor": 1e6}
                 rope |= {"original_max_position_embeddings": 1, "beta_fast": 1e-6, "beta_slow": 1e6}
+                rope |= {"short_factor": [1e6] * 6, "long_factor": [1e-6, 1e6] * 3}
                 config = parse_model_config(make_config() | {"rope_theta": theta, "rope_parameters": rope})
-                for table in rope_tables(config.rope, 8):
+                for table in rope_tables(config.rope, 300):
                     assert np.isfinite(table).all(), (kind, theta, factor)
 
 
@@ -155,8 +161,12 @@ def test_checkpoints_know_a_configuration_by_its_identity(family: str, changes: 
     raw = {"architectures": [f"{family}ForCausalLM"], **sizes, "intermediate_size": 8} | changes
     config = parse_model_config(raw)
     assert hashlib.blake2b(config.identity().encode(), digest_size=16).hexdigest() == digest
-    for name, value in {"norm_offset": 1.0, "mlp_out_norm": "x", "score_softcap": 50.0}.items():
+    longrope = replace(config.rope, long_factor=(1.0, 2.0))
+    later = {"norm_offset": 1.0, "mlp_out_norm": "x", "score_softcap": 50.0, "rope": longrope, "local_rope": longrope}
+    for name, value in later.items():
         assert replace(config, **dict[str, Any]({name: value})).identity() != config.identity()
+    local = (replace(config, local_rope=replace(config.rope, long_factor=factor)) for factor in ((1.0,), (2.0,)))
+    assert next(local).identity() != next(local).identity()
 
 
 def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:

@@ -82,12 +82,13 @@ def test_peft_loads_our_adapter(
 ) -> None:
     folder = make_checkpoint(architecture)
     config = load_model_config(folder)
+    query = "qkv_proj" if config.fused else "q_proj"
     lora = LoraConfig(
         r=5,
         alpha=12.0,
         rslora=rslora,
-        target_modules=("q_proj", "o_proj", "mlp.down_proj"),
-        rank_pattern={"layers.1.self_attn.q_proj": 3},
+        target_modules=(query, "o_proj", "mlp.down_proj"),
+        rank_pattern={f"layers.1.self_attn.{query}": 3},
         alpha_pattern={"down_proj": 20.0},
     )
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder))

@@ -75,7 +75,7 @@ KEYS = {
 
 
 def base_config(architecture: str) -> dict[str, Any]:
-    kind = architecture.removesuffix("ForCausalLM").lower()
+    kind = FAMILIES[architecture].model_type
     special: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     return {"architectures": [architecture], "model_type": kind, **KEYS, **special}
 
@@ -87,11 +87,16 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
-    if raw["model_type"] == "mistral":
+    if raw["model_type"] in ("mistral", "phi3"):
         windows = [window] * layers
     else:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
-    theta = theirs.rope_parameters["rope_theta"]
+    rope = theirs.rope_parameters
+    full, local = (rope[kind] if kind in rope else rope for kind in ("full_attention", "sliding_attention"))
+    inverse = [
+        (1.0 / given["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32).tolist()
+        for given in (full, local)
+    ]
     return {
         "vocab_size": theirs.vocab_size,
         "hidden_size": theirs.hidden_size,
@@ -105,10 +110,23 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": theirs.tie_word_embeddings,
         "windows": tuple(windows),
         "use_rope": tuple(bool(r) for r in getattr(theirs, "no_rope_layers", None) or [1] * layers),
-        "o_bias": raw["model_type"] not in ("mistral", "qwen2") and theirs.attention_bias,
-        "mlp_bias": raw["model_type"] in ("llama", "smollm3") and theirs.mlp_bias,
-        "inverse": (1.0 / theta ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32).tolist(),
+        "o_bias": raw["model_type"] not in ("mistral", "qwen2", "phi3") and theirs.attention_bias,
+        "mlp_bias": raw["model_type"] in ("llama", "smollm3", "granite") and theirs.mlp_bias,
+        "inverse": inverse,
     }
+
+
+@pytest.mark.parametrize("positions", [64, 65, 200])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_tables_that_depend_on_the_longest_sequence(kind: str, positions: int) -> None:
+    scaling = {"rope_type": kind, "factor": 3.0, "short_factor": [1.5, 2.0, 2.5], "long_factor": [3.0, 5.0, 7.0]}
+    raw = base_config("LlamaForCausalLM") | {"head_dim": 6, "max_position_embeddings": 64, "rope_scaling": scaling}
+    theirs = transformers.LlamaConfig(**raw | {"rope_scaling": {**scaling, "original_max_position_embeddings": 64}})
+    inverse, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=positions)
+    ours = parse_model_config(raw).rope
+    np.testing.assert_allclose(inverse_frequencies(ours, positions), inverse.numpy(), rtol=3e-7)
+    assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
+    assert (positions == 64) == np.array_equal(inverse_frequencies(ours, positions), inverse_frequencies(ours, 64))
 
 
 def as_ours(config: ModelConfig) -> dict[str, Any]:
@@ -117,7 +135,8 @@ def as_ours(config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings", "windows", "use_rope",
         "o_bias", "mlp_bias",
     ]  # fmt: skip
-    return {n: getattr(config, n) for n in same} | {"inverse": inverse_frequencies(config.rope).tolist()}
+    ropes = (config.rope, config.local_rope or config.rope)
+    return {n: getattr(config, n) for n in same} | {"inverse": [inverse_frequencies(r).tolist() for r in ropes]}
 
 
 @pytest.mark.parametrize("how", ["as it is", "missing", "null"])
@@ -132,7 +151,7 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
         elif how == "null":
             raw[key] = None
         if key == "rope_theta" and how == "null":  # transformers keeps the null, and fails when the model is made
-            assert parse_model_config(raw).rope.theta in (1e4, 2e6)
+            assert parse_model_config(raw).rope.theta in (1e4, 5e5, 1e6, 2e6)
             continue
         try:
             theirs = as_theirs(raw)

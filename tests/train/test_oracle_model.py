@@ -49,6 +49,7 @@ GEMMA2: dict[str, Any] = {
     "tie_word_embeddings": True,
     "pad_token_id": None,
 }
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.1] * 6, "long_factor": [1.5, 2.0, 3.0, 4.5, 7.0, 9.0]}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama_tied": {"tie_word_embeddings": True},
@@ -71,6 +72,38 @@ CASES: dict[str, dict[str, Any]] = {
     "smollm3": {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 4, "tie_word_embeddings": True},
     "gemma2": {**GEMMA2, "head_dim": 20, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gemma2_uncapped": {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma3": {
+        **GEMMA2,
+        "architecture": "Gemma3ForCausalLM",
+        "head_dim": 20,
+        "sliding_window_pattern": 3,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "granite": {
+        "architecture": "GraniteForCausalLM",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 5.0,
+    },
+    "olmo2": {"architecture": "Olmo2ForCausalLM", "head_dim": 16},
+    "olmo3": {
+        "architecture": "Olmo3ForCausalLM",
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "rope_scaling": YARN,
+    },
+    "phi3": {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
+    "phi3_longrope": {
+        "architecture": "Phi3ForCausalLM",
+        "rope_scaling": LONGROPE,
+        "original_max_position_embeddings": 16,
+    },
+    "phi3_shortrope": {
+        "architecture": "Phi3ForCausalLM",
+        "rope_scaling": {**LONGROPE, "rope_type": "su", "original_max_position_embeddings": 128},
+    },
 }
 
 

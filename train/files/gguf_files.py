@@ -41,14 +41,18 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GEMMA2 = _NAMES | {
+_OLMO2 = _NAMES | {
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA = _OLMO2 | {"ffn_norm": "pre_feedforward_layernorm"}
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
-ARCHITECTURES = {**dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3"), _NAMES), "gemma2": _GEMMA2}
-PAIRED = ("llama", "smollm3")
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite"), _NAMES),
+    **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
+    "olmo2": _OLMO2,
+}
+PAIRED = ("llama", "smollm3", "granite")
 
 
 # ---- rows of q and k: halves of a head one after the other (Hugging Face), or pair by pair (GGUF) ---------------

@@ -17,6 +17,7 @@ Count = Annotated[int, Meta(ge=1, le=1 << 12)]
 Positions = Annotated[int, Meta(ge=1, le=1 << 31)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e6)]
+Epsilon = Annotated[float, Meta(ge=0, lt=1)]
 Theta = Annotated[float, Meta(gt=1, le=1e15)]
 
 
@@ -28,7 +29,8 @@ class NameFile(Struct):
 
 
 class RopeFile(Struct):
-    """`rope_parameters` (transformers 5) or `rope_scaling` (4)."""
+    """`rope_parameters` (transformers 5) or `rope_scaling` (4). full_attention, sliding_attention: of a family whose
+    layers of either kind rotate in their own way."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -44,6 +46,10 @@ class RopeFile(Struct):
     mscale: AtLeast0 | None = None
     mscale_all_dim: AtLeast0 | None = None
     truncate: bool = True
+    short_factor: list[Factor] | None = None
+    long_factor: list[Factor] | None = None
+    full_attention: RopeFile | None = None
+    sliding_attention: RopeFile | None = None
 
 
 class QuantizationFile(Struct):
@@ -68,7 +74,7 @@ class ConfigFile(Struct, kw_only=True):
     head_dim: Width | None = None
     hidden_act: str = "silu"
     max_position_embeddings: Positions = 2048
-    rms_norm_eps: Annotated[float, Meta(ge=0, lt=1)] = 1e-6
+    rms_norm_eps: Epsilon = 1e-6
     tie_word_embeddings: bool = False
     rope_theta: Theta | None = None
     rope_parameters: RopeFile | None = None
@@ -76,6 +82,14 @@ class ConfigFile(Struct, kw_only=True):
     partial_rotary_factor: AtLeast0 | None = None
     original_max_position_embeddings: Positions | None = None
     quantization_config: QuantizationFile | None = None
+
+
+class TwoRopesFile(ConfigFile, kw_only=True):
+    """Of a family whose sliding layers have rotary embeddings of their own. default_local_theta: where the file names
+    none for them."""
+
+    default_local_theta: ClassVar[float] = 10_000.0
+    rope_local_base_freq: Theta | None = None
 
 
 def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None:
@@ -86,3 +100,9 @@ def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None
         unknown = [str(name) for name in listed or () if name not in ("full_attention", "sliding_attention")]
         if unknown:
             raise ValueError(f"layer_types must be full_attention or sliding_attention; got {unknown[0]!r}")
+
+
+def check_causal(bidirectional: bool | None) -> None:
+    """ValueError where the key `use_bidirectional_attention` is true."""
+    if bidirectional:
+        raise ValueError("use_bidirectional_attention must be false: attention here is causal; got true")

@@ -12,14 +12,25 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from wgrad.train.model.config_file import ConfigFile, Count, Factor, Positions, Vocabulary, Width, check_layers
+from wgrad.train.model.config_file import (
+    ConfigFile,
+    Count,
+    Epsilon,
+    Factor,
+    Positions,
+    TwoRopesFile,
+    Vocabulary,
+    Width,
+    check_causal,
+    check_layers,
+)
 
 
 @dataclass(frozen=True)
 class Family:
     """model_type: what stands for the architecture's name where a config.json has none. keys: what its config.json
     holds. variant: from those, the fields of `ModelConfig` that are not a plain LLaMA's. gguf: llama.cpp's name of the
-    architecture."""
+    architecture, "" where it is not written into GGUF."""
 
     model_type: str
     keys: type[ConfigFile]
@@ -103,8 +114,76 @@ class Gemma2File(ConfigFile, kw_only=True):
 
     def __post_init__(self) -> None:
         check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-        if self.use_bidirectional_attention:
-            raise ValueError("use_bidirectional_attention must be false: attention here is causal; got true")
+        check_causal(self.use_bidirectional_attention)
+
+
+class Gemma3File(TwoRopesFile, kw_only=True):
+    default_theta: ClassVar[float] = 1_000_000.0
+    vocab_size: Vocabulary = 262_208
+    hidden_size: Width = 2304
+    intermediate_size: Width = 9216
+    num_hidden_layers: Count = 26
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count = 4
+    head_dim: Width = 256
+    hidden_act: Any = None  # not read: the next one is
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Positions = 131_072
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: Factor = 256
+    sliding_window: Positions | None = 4096
+    sliding_window_pattern: Count = 6
+    layer_types: list[str] | None = None
+    final_logit_softcapping: Factor | None = None
+    use_bidirectional_attention: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        check_causal(self.use_bidirectional_attention)
+
+
+class GraniteFile(ConfigFile, kw_only=True):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: Factor = 1.0
+    attention_multiplier: Factor = 1.0
+    residual_multiplier: Factor = 1.0
+    logits_scaling: Factor = 1.0
+
+
+class Olmo2File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 50_304
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+
+
+class Olmo3File(TwoRopesFile, kw_only=True):
+    default_theta: ClassVar[float] = 500_000.0
+    default_local_theta: ClassVar[float] = 500_000.0
+    vocab_size: Vocabulary = 50_304
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+
+class Phi3File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 32_064
+    hidden_size: Width = 3072
+    intermediate_size: Width = 8192
+    max_position_embeddings: Positions = 4096
+    original_max_position_embeddings: Positions | None = 4096
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+
+    def __post_init__(self) -> None:
+        for rope in (self.rope_scaling, self.rope_parameters):
+            if rope is not None and (rope.rope_type or rope.type) == "yarn":  # the first files say so of longrope
+                rope.rope_type = "longrope"
 
 
 # ---- variants --------------------------------------------------------------------------------------
@@ -138,23 +217,65 @@ def _smollm3(keys: SmolLM3File) -> dict[str, Any]:
     return {**_biases(keys), "mlp_bias": keys.mlp_bias, "use_rope": rotates, "windows": windows}
 
 
-def _gemma2(keys: Gemma2File) -> dict[str, Any]:
-    """Gemma 2 (arXiv 2408.00118): every other layer slides, from the first on, unless `layer_types` names those."""
-    listed = keys.layer_types or ["sliding_attention", "full_attention"] * keys.num_hidden_layers
-    layers = listed[: keys.num_hidden_layers]
+def _one_full_of(keys: Any, pattern: int) -> tuple[int, ...]:
+    """Windows where every `pattern`-th layer has none, unless `layer_types` names those."""
+    layers = range(keys.num_hidden_layers)
+    listed = keys.layer_types or ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in layers]
+    return sliding(keys, (kind == "sliding_attention" for kind in listed))
+
+
+def _gemma(keys: Gemma2File | Gemma3File, pattern: int) -> dict[str, Any]:
+    """What Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786) share."""
     return {
         **_biases(keys),
         "hidden_act": keys.hidden_activation,
-        "windows": sliding(keys, (kind == "sliding_attention" for kind in layers)),
+        "windows": _one_full_of(keys, pattern),
         "attention_out_norm": "post_attention_layernorm",
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_out_norm": "post_feedforward_layernorm",
         "norm_offset": 1.0,
         "embedding_scale": keys.hidden_size**0.5,
         "score_scale": keys.query_pre_attn_scalar**-0.5,
-        "score_softcap": keys.attn_logit_softcapping or 0.0,
         "logit_softcap": keys.final_logit_softcapping or 0.0,
     }
+
+
+def _gemma2(keys: Gemma2File) -> dict[str, Any]:
+    return {**_gemma(keys, 2), "score_softcap": keys.attn_logit_softcapping or 0.0}
+
+
+def _gemma3(keys: Gemma3File) -> dict[str, Any]:
+    return {**_gemma(keys, keys.sliding_window_pattern), "qk_norm": True}
+
+
+def _granite(keys: GraniteFile) -> dict[str, Any]:
+    """Granite 3 (arXiv 2408.13359): four factors."""
+    return {
+        **_biases(keys),
+        "mlp_bias": keys.mlp_bias,
+        "embedding_scale": keys.embedding_multiplier,
+        "score_scale": keys.attention_multiplier,
+        "residual_scale": keys.residual_multiplier,
+        "logit_scale": 1 / keys.logits_scaling,
+    }
+
+
+def _olmo2(keys: Olmo2File | Olmo3File) -> dict[str, Any]:
+    """OLMo 2 (arXiv 2501.00656): norms of the outputs of attention and MLP, none before them."""
+    return {
+        **_biases(keys),
+        "qk_norm": True,
+        "qk_norm_whole": True,
+        "attention_norm": "",
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    }
+
+
+def _phi3(keys: Phi3File) -> dict[str, Any]:
+    """Phi-3 (arXiv 2404.14219) and the Phi-4 of 14B."""
+    return {"fused": True, "windows": sliding(keys, [True] * keys.num_hidden_layers)}
 
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
@@ -171,4 +292,9 @@ FAMILIES = {
     ),
     "SmolLM3ForCausalLM": Family("smollm3", SmolLM3File, _smollm3, "smollm3"),
     "Gemma2ForCausalLM": Family("gemma2", Gemma2File, _gemma2, "gemma2"),
+    "Gemma3ForCausalLM": Family("gemma3_text", Gemma3File, _gemma3, "gemma3"),
+    "GraniteForCausalLM": Family("granite", GraniteFile, _granite, "granite"),
+    "Olmo2ForCausalLM": Family("olmo2", Olmo2File, _olmo2, "olmo2"),
+    "Olmo3ForCausalLM": Family("olmo3", Olmo3File, lambda keys: {**_olmo2(keys), "windows": _one_full_of(keys, 4)}, ""),
+    "Phi3ForCausalLM": Family("phi3", Phi3File, _phi3, ""),
 }

@@ -32,11 +32,16 @@ def save_gguf_adapter(
 ) -> None:
     """Write the file, whole or not at all. arrays: as `load_adapter` gives them. dtype: float32 or float16.
 
-    WgradError: a value that float16 cannot hold, a file that cannot be written (`option` is named), or the `gguf`
-    package is not installed.
+    WgradError: an architecture that GGUF is not written for, a value that float16 cannot hold, a file that cannot be
+    written (`option` is named), or the `gguf` package is not installed.
     """
     gguf = require_gguf(option, os.fspath(path))
     architecture = FAMILIES[config.architecture].gguf
+    if not architecture:
+        raise WgradError(
+            f"{option}: an adapter of {config.architecture} cannot be written into GGUF here: use llama.cpp's "
+            "convert_lora_to_gguf.py"
+        )
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
     factors = {module: lora.scaling_of(module) * lora.rank_of(module) for module in modules}

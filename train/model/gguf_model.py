@@ -6,7 +6,8 @@ Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import gguf_formats
-from wgrad.train.files.gguf_files import ARCHITECTURES, GgufEntry, permute, require_gguf
+from wgrad.train.files.gguf_files import GgufEntry, permute, require_gguf
 from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
@@ -27,6 +28,9 @@ from wgrad.train.model.weights import WeightSpec, weight_specs
 FILE = "model.gguf"
 MODELFILE = f"FROM ./{FILE}\n"  # what `ollama create` reads; the chat template is in the file itself
 _ROPE_FACTORS = "rope_freqs.weight"
+# llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden
+# size, not head width.
+_ONE_FULL_OF, _LARGEST = {"gemma2": 2, "gemma3": 6}, {"gemma2": 46, "gemma3": 62}
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 # Keys that a file has of itself; its data begins at the package's own alignment.
@@ -65,17 +69,7 @@ class GgufModel:
     def check(self) -> None:
         """WgradError: something of the model has no place in a GGUF file, or the package is not installed."""
         require_gguf("--format gguf", FILE)
-        config, architecture = self.config, FAMILIES[self.config.architecture].gguf
-        windows = architecture != "gemma2" and any(config.windows)
-        what = (
-            f"the architecture {config.architecture}"
-            if architecture not in ARCHITECTURES
-            else f"a sliding window of {max(config.windows)} tokens"
-            if windows
-            else "yarn scaling"
-            if config.rope.type == "yarn"
-            else ""
-        )
+        what = next(_without_place(self.config), "")
         if what and self.base is None:
             raise WgradError(
                 f"--format gguf: {self.files.folder} has {what}, which cannot be written into GGUF here: use --format "
@@ -86,6 +80,26 @@ class GgufModel:
     def base(self) -> GgufEntry | None:
         """A tensor of the base model's own GGUF file, where it has one."""
         return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
+
+
+def _without_place(config: ModelConfig) -> Iterator[str]:
+    """What of a model has no place in a GGUF file, or another one than here."""
+    architecture, width = FAMILIES[config.architecture].gguf, config.head_dim
+    if not architecture:
+        yield f"the architecture {config.architecture}"
+    every = _ONE_FULL_OF.get(architecture, 0)
+    window = max(config.windows)
+    if config.windows != tuple(window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)):
+        yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
+    if config.rope.type not in ("default", "linear", "llama3"):
+        yield f"{config.rope.type} scaling"
+    if architecture in _ONE_FULL_OF:
+        if config.num_hidden_layers == _LARGEST[architecture]:
+            width = config.hidden_size // config.num_attention_heads
+        if not math.isclose(config.score_scale, width**-0.5):
+            yield f"scores scaled by {config.score_scale:g}"
+        if config.local_rope and config.local_rope != RopeConfig(config.head_dim):
+            yield "rotary embeddings of its own in sliding layers"
 
 
 def save_gguf(
@@ -177,6 +191,11 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
+    if FAMILIES[config.architecture].gguf == "granite":
+        writer.add_embedding_scale(config.embedding_scale)
+        writer.add_attention_scale(config.score_scale)
+        writer.add_residual_scale(config.residual_scale)
+        writer.add_logit_scale(1 / config.logit_scale)
     if any(config.windows):
         writer.add_sliding_window(max(config.windows))
 

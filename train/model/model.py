@@ -98,6 +98,10 @@ class Model:
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
+        self._local = (self.cos, self.sin)  # of layers with a window
+        if config.local_rope is not None and config.local_rope != config.rope:
+            cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
+            self._local = (cos, sin)
 
     @property
     def head(self) -> Any:
@@ -119,7 +123,7 @@ class Model:
 
     # ---- whole passes ------------------------------------------------------------------------
     def hidden(self, inputs: Inputs, cache: KVCache | None = None) -> Tensor:
-        """[N, C]: the output of the final norm."""
+        """[N, C]: the output of the final norm, of which the head makes logits."""
         if self._streamed is not None:
             self._streamed.begin()
         h = F.embedding(self.weights[EMBEDDING], inputs.ids, dtype=np.float32, device=self.device)
@@ -134,7 +138,8 @@ class Model:
                 h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h, parking=parking)
             else:
                 h = self._layer(index, h, inputs, cache)
-        return F.rms_norm(h, self.weights[FINAL_NORM], self.config.rms_norm_eps, dtype=self.dtype)
+        h = F.rms_norm(h, self.weights[FINAL_NORM], self.config.rms_norm_eps, dtype=self.dtype)
+        return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
     def loss(self, inputs: Inputs) -> Tensor:
         """float32 [1]: the sum over targets of the cross-entropy in nats."""
@@ -153,7 +158,7 @@ class Model:
         if self._streamed is not None:
             self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
-        y, h = self._norm(f"{prefix}{c.attention_norm}", h)
+        y, h = self._norm(prefix, c.attention_norm, h)
         y = self._attention(index, y, inputs, cache)
         h = self._to_stream(prefix, "self_attn.o_proj", c.attention_out_norm, y, h, inputs)
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
@@ -166,23 +171,31 @@ class Model:
     def _mlp(self, prefix: str, h: Tensor, inputs: Inputs) -> Tensor:
         """The second half of a layer, norm and residual included: of each row by itself."""
         c = self.config
-        y, h = self._norm(f"{prefix}{c.mlp_norm}", h)
+        y, h = self._norm(prefix, c.mlp_norm, h)
         gate, up = self._stacked(prefix + GATE_UP, y, inputs), None
         if gate is None:
             gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
             up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
         return self._to_stream(prefix, "mlp.down_proj", c.mlp_out_norm, _GATED[c.hidden_act](gate, up), h, inputs)
 
-    def _norm(self, module: str, h: Tensor) -> tuple[Tensor, Tensor]:
-        """-> the norm of the residual stream, and the stream to go on with."""
-        return F.rms_norm_residual(h, self.weights[f"{module}.weight"], self.config.rms_norm_eps, dtype=self.dtype)
+    def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
+        """-> the norm of the residual stream, or the stream itself where the family has none here, and the stream to go
+        on with."""
+        if not norm:
+            return F.cast(h, self.dtype) if self.dtype != h.dtype else h, h
+        weight = self.weights[f"{prefix}{norm}.weight"]
+        return F.rms_norm_residual(h, weight, self.config.rms_norm_eps, dtype=self.dtype)
 
     def _to_stream(self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs) -> Tensor:
-        """The residual stream h plus a projection of x, which is normed first where the family has a norm of it."""
-        if not norm:
+        """The residual stream h plus a projection of x, which is normed or scaled first where the family does that."""
+        if not norm and self.config.residual_scale == 1:
             return self._linear(prefix + module, x, inputs, residual=h)
-        y, weight = self._linear(prefix + module, x, inputs), self.weights[f"{prefix}{norm}.weight"]
-        return F.add(h, F.rms_norm(y, weight, self.config.rms_norm_eps, dtype=np.float32))
+        y = self._linear(prefix + module, x, inputs)
+        if norm:
+            y = F.rms_norm(y, self.weights[f"{prefix}{norm}.weight"], self.config.rms_norm_eps, dtype=np.float32)
+        if self.config.residual_scale != 1:
+            y = F.scale(y, self.config.residual_scale)
+        return F.add(h, y)
 
     def _attention(self, index: int, y: Tensor, inputs: Inputs, cache: KVCache | None) -> Tensor:
         """-> [N, H D], before the output projection."""
@@ -205,7 +218,7 @@ class Model:
         """-> q [N, H, D], k and v [N, G, D], and whether k is rotated as q is: where it goes to a cache by itself, what
         appends it does that."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
-        tables = (self.cos, self.sin, inputs.positions)
+        tables = (*self._tables(index), inputs.positions)
         if c.use_rope[index] and not c.qk_norm:
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
@@ -221,6 +234,10 @@ class Model:
             k = k if cache is not None else F.rope(k, *tables)
         return q, k, v, cache is None
 
+    def _tables(self, index: int) -> tuple[Array, Array]:
+        """cos and sin of a layer."""
+        return self._local if self.config.windows[index] else (self.cos, self.sin)
+
     def _append(
         self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache, *, rotate: bool
     ) -> tuple[Tensor, Tensor]:
@@ -229,7 +246,7 @@ class Model:
         device, keys, values = self.device, cache.keys[index], cache.values[index]
         check_room("rope_append" if rotate else "kv_append", keys, inputs.tokens, inputs.cache_len)
         if rotate:
-            tables = (self.cos, self.sin, inputs.positions)
+            tables = (*self._tables(index), inputs.positions)
             device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len)
         else:
             for part, new in ((keys, k), (values, v)):
@@ -238,11 +255,11 @@ class Model:
         return Tensor(keys, device), Tensor(values, device)
 
     def _head_norm(self, name: str, x: Tensor) -> Tensor:
-        """QK-norm (Qwen3): each head of [N, H * D] by itself; other architectures have no such weight."""
+        """QK-norm: each head of [N, H * D] by itself (Qwen3), or all at once (OLMo 2); others have no such weight."""
         if name not in self.weights:
             return x
-        shape = x.shape
-        x = x.reshape(shape[0] * shape[1] // self.config.head_dim, self.config.head_dim)
+        shape, width = x.shape, self.weights[name].shape[0]
+        x = x.reshape(shape[0] * shape[1] // width, width)
         return F.rms_norm(x, self.weights[name], self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)
 
     def _linear(self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None) -> Tensor:

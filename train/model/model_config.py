@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.config_file import NameFile, QuantizationFile
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.rope_scaling import RopeConfig, parse_rope
+from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -29,7 +29,9 @@ class ModelConfig:
 
     A layer's norms by the names of their weights: before attention and MLP, and, where a family has such, of their
     outputs ("": none). norm_offset: the file's weight is the norm's less this. score_scale: of q k, before the softmax
-    (0: head_dim ** -0.5). A soft-cap c makes x into c tanh(x / c), 0 leaves it.
+    (0: head_dim ** -0.5). A soft-cap c makes x into c tanh(x / c), 0 leaves it. qk_norm_whole: q and k are normed over
+    all their heads at once. residual_scale: of what is added to the residual stream. fused: q, k and v are one
+    projection, gate and up another. local_rope: of layers with a window, where they rotate by their own.
     """
 
     architecture: str
@@ -62,6 +64,11 @@ class ModelConfig:
     score_scale: float = field(default=0.0, repr=False)
     score_softcap: float = field(default=0.0, repr=False)
     logit_softcap: float = field(default=0.0, repr=False)
+    logit_scale: float = field(default=1.0, repr=False)
+    residual_scale: float = field(default=1.0, repr=False)
+    qk_norm_whole: bool = field(default=False, repr=False)
+    fused: bool = field(default=False, repr=False)
+    local_rope: RopeConfig | None = field(default=None, repr=False)
 
     @property
     def q_size(self) -> int:
@@ -73,9 +80,20 @@ class ModelConfig:
 
     def identity(self) -> str:
         """Text that two configurations share only where they are equal, and that checkpoints of before hold."""
-        later = {f.name: getattr(self, f.name) for f in fields(self) if not f.repr}
-        changed = {f.name: later[f.name] for f in fields(self) if not f.repr and later[f.name] != f.default}
+        changed = _later(self)
         return repr(self) + (repr(changed) if changed else "")
+
+
+def _later(part: Any) -> dict[str, Any]:
+    """What a configuration, or a part of one, has in fields that its `repr` leaves out."""
+    changed = {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        if not f.repr and value != f.default:
+            changed[f.name] = value
+        if is_dataclass(value) and (inside := _later(value)):
+            changed[f"{f.name} too"] = inside
+    return changed
 
 
 def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
@@ -99,6 +117,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers, "hidden_act": file.hidden_act}
     variant |= family.variant(file)
     variant["hidden_act"] = _activation(variant["hidden_act"], where)
+    rope, variant["local_rope"] = parse_ropes(file, head_dim, where)
     return ModelConfig(
         architecture=name,
         vocab_size=file.vocab_size,
@@ -111,7 +130,7 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         rms_norm_eps=file.rms_norm_eps,
         max_position_embeddings=file.max_position_embeddings,
         tie_word_embeddings=file.tie_word_embeddings,
-        rope=parse_rope(file, head_dim, where),
+        rope=rope,
         quantization=_quantization(file.quantization_config, where),
         **variant,
     )

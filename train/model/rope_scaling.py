@@ -1,28 +1,32 @@
-"""Rotary position tables: default, linear, llama3 and yarn scaling, in the numbers that transformers uses.
+"""Rotary position tables: default, linear, dynamic, llama3, yarn and longrope scaling, in the numbers that transformers
+uses.
 
-Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); Llama 3.1's frequency scaling as described in
-transformers' modeling_rope_utils. The inverse frequencies and angles are rounded to float32 where they are
-there, because that is what the models were trained with.
+Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071); LongRoPE (arXiv 2402.13753); Llama 3.1's and dynamic
+NTK scaling as described in transformers' modeling_rope_utils. The inverse frequencies and angles are rounded to float32
+where they are there, because that is what the models were trained with.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, show
-from wgrad.train.model.config_file import ConfigFile, RopeFile
+from wgrad.train.model.config_file import ConfigFile, RopeFile, TwoRopesFile
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Scaling of the rotary embedding. Fields that a type does not use keep their defaults."""
+    """Scaling of the rotary embedding. Fields that a type does not use keep their defaults.
+
+    dynamic and longrope depend on the longest sequence: beyond original_max_position_embeddings they differ.
+    """
 
     head_dim: int
     theta: float = 10_000.0
@@ -31,16 +35,33 @@ class RopeConfig:
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
-    attention_factor: float = 1.0  # yarn: cos and sin are multiplied by it
+    attention_factor: float = 1.0  # yarn, longrope: cos and sin are multiplied by it
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    short_factor: tuple[float, ...] = field(default=(), repr=False)  # longrope: of each pair
+    long_factor: tuple[float, ...] = field(default=(), repr=False)
 
 
-def parse_rope(file: ConfigFile, head_dim: int, where: str) -> RopeConfig:
-    """RoPE of a config.json: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4)."""
-    given = file.rope_scaling or file.rope_parameters or RopeFile()
+def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig | None]:
+    """RoPE of a config.json: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4). -> that of
+    layers, and that of sliding layers where a family has one for them."""
+    given = file.rope_parameters or RopeFile()
+    full = file.rope_scaling or given.full_attention or given
+    theta = full.rope_theta or file.rope_theta or file.default_theta
+    if not isinstance(file, TwoRopesFile):
+        if given.full_attention or given.sliding_attention:
+            raise WgradError(f"{where}: rope_parameters of this architecture must be the same for all layers: {FETCH}")
+        return parse_rope(full, file, theta, head_dim, where), None
+    sliding = given.sliding_attention or RopeFile()
+    local = sliding.rope_theta or file.rope_local_base_freq or file.default_local_theta
+    return parse_rope(full, file, theta, head_dim, where), parse_rope(sliding, file, local, head_dim, where)
+
+
+def parse_rope(given: RopeFile, file: ConfigFile, theta: float, head_dim: int, where: str) -> RopeConfig:
+    """One embedding, of a file's keys. WgradError."""
     kind = given.rope_type or given.type or "default"
+    kind = "longrope" if kind == "su" else kind  # its first name
     if kind not in ROPE_TYPES:
         raise WgradError(f"{where}: rope_type {show(kind)} is not supported: {', '.join(ROPE_TYPES)} are")
     partial = given.partial_rotary_factor or file.partial_rotary_factor or 1.0
@@ -48,7 +69,7 @@ def parse_rope(file: ConfigFile, head_dim: int, where: str) -> RopeConfig:
         raise WgradError(f"{where}: partial_rotary_factor {partial} is not supported: only 1.0 is")
     config: dict[str, Any] = {
         "head_dim": head_dim,
-        "theta": given.rope_theta or file.rope_theta or file.default_theta,
+        "theta": theta,
         "type": kind,
     }
     if kind == "default":
@@ -56,7 +77,9 @@ def parse_rope(file: ConfigFile, head_dim: int, where: str) -> RopeConfig:
     positions = file.max_position_embeddings
     original = file.original_max_position_embeddings or given.original_max_position_embeddings or positions
     config["original_max_position_embeddings"] = original
-    if kind == "yarn" and given.factor is None:
+    if kind == "dynamic":
+        config["original_max_position_embeddings"] = positions
+    if kind in ("yarn", "longrope") and given.factor is None:
         config["factor"] = positions / original
     else:
         config["factor"] = _needed(given, "factor", kind, where)
@@ -68,6 +91,9 @@ def parse_rope(file: ConfigFile, head_dim: int, where: str) -> RopeConfig:
     if kind == "yarn":
         config |= {"beta_fast": given.beta_fast or 32.0, "beta_slow": given.beta_slow or 1.0}
         config |= {"truncate": given.truncate, "attention_factor": _yarn_factor(given, config["factor"])}
+    if kind == "longrope":
+        config |= {k: _factors(given, k, head_dim, where) for k in ("short_factor", "long_factor")}
+        config["attention_factor"] = _longrope_factor(given, config["factor"], original)
     return RopeConfig(**config)
 
 
@@ -76,6 +102,22 @@ def _needed(given: RopeFile, key: str, kind: str, where: str) -> float:
     if value is None:
         raise WgradError(f"{where}: rope_type {kind!r} needs {key}, a number above 0; got none: {FETCH}")
     return value
+
+
+def _factors(given: RopeFile, key: str, head_dim: int, where: str) -> tuple[float, ...]:
+    values = getattr(given, key) or []
+    if len(values) != head_dim // 2:
+        raise WgradError(
+            f"{where}: rope_type 'longrope' needs {key}, a number for each of the {head_dim // 2} pairs of a head; got "
+            f"{len(values)}: {FETCH}"
+        )
+    return tuple(values)
+
+
+def _longrope_factor(given: RopeFile, factor: float, original: int) -> float:
+    if given.attention_factor is not None:
+        return given.attention_factor
+    return 1.0 if factor <= 1 or original < 2 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _yarn_factor(given: RopeFile, factor: float) -> float:
@@ -89,10 +131,17 @@ def _yarn_factor(given: RopeFile, factor: float) -> float:
     return mscale(factor, weight) / mscale(factor, over) if weight and over else mscale(factor)
 
 
-def inverse_frequencies(config: RopeConfig) -> np.ndarray:
-    """float32 [head_dim / 2]: angle of pair i at position p is p times element i."""
+def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
+    """float32 [head_dim / 2]: angle of pair i at position p is p times element i. positions: the longest sequence's."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    periods = np.power(np.float32(config.theta), exponent, dtype=np.float32)
+    original, theta = config.original_max_position_embeddings, np.float64(config.theta)
+    if config.type == "dynamic" and positions > original and config.head_dim > 2:  # of 2 the only pair has period 1
+        stretch = config.factor * positions / original - (config.factor - 1)
+        theta *= stretch ** (config.head_dim / (config.head_dim - 2))
+    with np.errstate(over="ignore"):  # never to turn is what such a pair does
+        periods = np.power(np.float32(theta), exponent, dtype=np.float32)
+    if config.type == "longrope":
+        periods = periods * np.array(config.long_factor if positions > original else config.short_factor, np.float32)
     inverse = (np.float32(1) / periods).astype(np.float32)
     if config.type == "linear":
         return inverse / np.float32(config.factor)
@@ -133,7 +182,7 @@ def _yarn(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
 
 def rope_tables(config: RopeConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
     """cos, sin float32 [positions, head_dim / 2], yarn's attention factor included."""
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse_frequencies(config)[None, :]
+    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse_frequencies(config, positions)[None, :]
     wide = angles.astype(np.float64)
     factor = config.attention_factor
     return (np.cos(wide) * factor).astype(np.float32), (np.sin(wide) * factor).astype(np.float32)

@@ -22,8 +22,15 @@ class WeightSpec:
 
 
 def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shape [out, in] of a layer's seven projections, by their path within the layer."""
+    """Shape [out, in] of a layer's projections, by their path within the layer."""
     hidden, ffn = config.hidden_size, config.intermediate_size
+    if config.fused:
+        return {
+            "self_attn.qkv_proj": (config.q_size + 2 * config.kv_size, hidden),
+            "self_attn.o_proj": (hidden, config.q_size),
+            "mlp.gate_up_proj": (2 * ffn, hidden),
+            "mlp.down_proj": (hidden, ffn),
+        }
     return {
         "self_attn.q_proj": (config.q_size, hidden),
         "self_attn.k_proj": (config.kv_size, hidden),
@@ -56,8 +63,8 @@ def _layer_specs(config: ModelConfig, prefix: str) -> Iterator[WeightSpec]:
         if norm:
             yield _norm(config, f"{prefix}{norm}.weight", config.hidden_size)
     if config.qk_norm:
-        for norm in ("self_attn.q_norm", "self_attn.k_norm"):
-            yield _norm(config, f"{prefix}{norm}.weight", config.head_dim)
+        for norm, width in (("self_attn.q_norm", config.q_size), ("self_attn.k_norm", config.kv_size)):
+            yield _norm(config, f"{prefix}{norm}.weight", width if config.qk_norm_whole else config.head_dim)
     for module, shape in projection_shapes(config).items():
         yield WeightSpec(f"{prefix}{module}.weight", shape, "projection")
         if biased.get(module.rpartition(".")[2], config.mlp_bias):

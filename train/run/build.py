@@ -20,8 +20,8 @@ from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
-from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import AUTO, RunOptions
+from wgrad.train.model.weights import projection_shapes, weight_specs
+from wgrad.train.options.finetune_config import AUTO, PROJECTIONS, RunOptions
 from wgrad.train.run.compute import compute_type
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
@@ -168,9 +168,11 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
     )
 
 
-def lora_config(config: RunOptions) -> LoraConfig:
-    """The adapter that the options ask for."""
-    targets = ALL_LINEAR if config.target_modules == (ALL_LINEAR,) else config.target_modules
+def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
+    """The adapter that the options ask for; by default of every projection, as this model has them."""
+    targets: tuple[str, ...] | str = ALL_LINEAR if config.target_modules == (ALL_LINEAR,) else config.target_modules
+    if targets == PROJECTIONS:
+        targets = tuple(path.rpartition(".")[2] for path in projection_shapes(model))
     return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets)
 
 
@@ -178,7 +180,7 @@ def _start_values(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, d
     """--adapter's matrices (dropout is still --dropout), or new ones from the seed."""
     modules = linear_modules(model)
     if not config.adapter:
-        lora = lora_config(config)
+        lora = lora_config(config, model)
         shapes = lora_shapes(lora, modules)
         widest = max(side for module in modules if f"{module}.lora_A" in shapes for side in modules[module])
         if config.rank > widest:  # and its matrices may fit into no memory
