@@ -15,7 +15,14 @@ CHUNK_BYTES = 128 << 20
 
 @implements("linear_cross_entropy")
 def linear_cross_entropy(
-    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool, softcap: float
+    device: Runtime,
+    x: Array,
+    weight: Array,
+    targets: Array,
+    need_dx: bool,
+    need_dweight: bool,
+    softcap: float,
+    per_target: bool,
 ) -> tuple[Array, Array | None, Array | None]:
     (n, c), v = x.shape, weight.shape[0]
     losses = device.empty((n,))
@@ -35,4 +42,4 @@ def linear_cross_entropy(
         if dweight is not None:
             epilogue = Epilogue(accumulate=first > 0)
             dense_product(device, logits, part, dweight, None, epilogue, trans_a=True)
-    return sum_all(device, losses), dx, dweight
+    return losses if per_target else sum_all(device, losses), dx, dweight

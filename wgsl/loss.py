@@ -20,7 +20,14 @@ _HALF_SCALE = 2.0**15
 
 @implements("linear_cross_entropy")
 def linear_cross_entropy(
-    device: Runtime, x: Array, weight: Array, targets: Array, need_dx: bool, need_dweight: bool, softcap: float
+    device: Runtime,
+    x: Array,
+    weight: Array,
+    targets: Array,
+    need_dx: bool,
+    need_dweight: bool,
+    softcap: float,
+    per_target: bool,
 ) -> tuple[Array, Array | None, Array | None]:
     (n, c), v = x.shape, weight.shape[0]
     losses = device.empty((n,))
@@ -46,6 +53,8 @@ def linear_cross_entropy(
             _times_weight(device, dlogits, weight, device.view(dx, (count, c), first * c), alpha)
         if dweight is not None:
             _add_to_dweight(device, dlogits, part, dweight, alpha, accumulate=first > 0)
+    if per_target:
+        return losses, dx, dweight
     loss = device.empty((1,))
     device.launch(
         "loss_cross_entropy",

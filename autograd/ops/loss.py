@@ -20,28 +20,52 @@ IGNORE_INDEX = -100
 LOGIT_ELEMENTS = 1 << 22
 
 
+# Rows of the gradient that are weighed at a time, each by its own seed.
+WEIGHED_ROWS = 4096
+
+
 @differentiable
-def linear_cross_entropy(ctx: Context, x: Tensor, weight: Weight, targets: Array, *, softcap: float = 0.0) -> Tensor:
-    """x [N, C], weight [V, C], targets int32 [N] (-100 ignored) -> loss float32 [1], summed over the targets.
+def linear_cross_entropy(
+    ctx: Context, x: Tensor, weight: Weight, targets: Array, *, softcap: float = 0.0, per_target: bool = False
+) -> Tensor:
+    """x [N, C], weight [V, C], targets int32 [N] (-100 ignored) -> loss float32 [1], summed over the targets; or with
+    per_target float32 [N], 0 where there is none (then the weight has no gradient).
 
     The gradients come out of the forward (logits stand there a chunk at a time); the backward multiplies them by its
     seed, in float32, before x's dtype is restored: a loss scale must act before the rounding to float16.
     """
     need_dx, need_dweight, *_ = ctx.needs_grad
-    options = {"need_dx": need_dx, "need_dweight": need_dweight, "softcap": softcap}
+    options = {"need_dx": need_dx, "need_dweight": need_dweight, "softcap": softcap, "per_target": per_target}
     loss, dx, dweight = ctx.device.linear_cross_entropy(x, weight, targets, **options)
     ctx.save(dx, dweight)
-    ctx.dtype = x.dtype
+    ctx.dtype, ctx.per_target = x.dtype, per_target
     return loss
 
 
 @linear_cross_entropy.backward
 def _(ctx: Context, dloss: Array) -> Any:
     dx, dweight = ctx.saved
+    if ctx.per_target:
+        return None if dx is None else _weigh_rows(ctx, dx, dloss), None
     if dx is not None:
         dx = ctx.device.scale_by(dx, dloss)
         dx = dx if dx.dtype == ctx.dtype else ctx.device.cast(dx, ctx.dtype)
     return dx, None if dweight is None else ctx.device.scale_by(dweight, dloss)
+
+
+def _weigh_rows(ctx: Context, dx: Array, dloss: Array) -> Array:
+    """dx [N, C] with row n multiplied by dloss[n], in the dtype of x."""
+    device, (n, c) = ctx.device, dx.shape
+    out = device.empty((n, c), ctx.dtype)
+    ones = device.empty((1, c), dloss.dtype)
+    device.fill(ones, 1.0)
+    for first in range(0, n, WEIGHED_ROWS):
+        rows = min(WEIGHED_ROWS, n - first)
+        seeds = device.gemm(device.view(dloss, (rows, 1), first), ones)  # each in all columns of its row
+        part = device.mul(device.view(dx, (rows, c), first * c), seeds)
+        part = part if part.dtype == ctx.dtype else device.cast(part, ctx.dtype)
+        device.copy(part, device.view(out, (rows, c), first * c))
+    return out
 
 
 @linear_cross_entropy.operator
@@ -54,27 +78,39 @@ def _(
     need_dx: bool = True,
     need_dweight: bool = False,
     softcap: float = 0.0,
+    per_target: bool = False,
 ) -> None:
     """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored ->
-    loss float32 [1] (sum over targets of -log softmax(x weight^T)), dx [N, C] float32, dweight [V, C] float32
-    (None where not needed). With softcap > 0 the logits are softcap * tanh(x weight^T / softcap). They stand in
-    memory only a chunk of tokens (and of vocabulary) at a time. Where x is of 16 bits a device may round the gradients
-    of the logits to its dtype, scaled as it likes, before they are multiplied."""
+    loss float32 [1] (sum over targets of -log softmax(x weight^T); with per_target float32 [N], its terms, 0 for an
+    ignored one), dx [N, C] float32, dweight [V, C] float32 (None where not needed): of the sum in either case. With
+    softcap > 0 the logits are softcap * tanh(x weight^T / softcap). They stand in memory only a chunk of tokens (and of
+    vocabulary) at a time. Where x is of 16 bits a device may round the gradients of the logits to its dtype, scaled as
+    it likes, before they are multiplied."""
     args.array("x", x, "N C", "float", "flatten batch and time into N")
     args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
     args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
     check_softcap(args, "softcap", softcap)
+    args.rule(
+        not (per_target and need_dweight),
+        "per_target has no gradient of the weight: leave one of the two out, or detach the weight",
+    )
 
 
 @linear_cross_entropy.reference
 def _(
-    x: np.ndarray, weight: np.ndarray, targets: np.ndarray, need_dx: bool, need_dweight: bool, softcap: float
+    x: np.ndarray,
+    weight: np.ndarray,
+    targets: np.ndarray,
+    need_dx: bool,
+    need_dweight: bool,
+    softcap: float,
+    per_target: bool,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     compute = compute_dtype(x, weight)
     wide, table = up(x, compute), up(weight, compute)
     dx = np.zeros(x.shape, compute) if need_dx else None
     dweight = np.zeros(weight.shape, compute) if need_dweight else None
-    loss = np.zeros(1, np.float64)
+    loss = np.zeros(targets.size if per_target else 1, np.float64)
     counted = np.flatnonzero(targets != IGNORE_INDEX)
     step = max(1, LOGIT_ELEMENTS // table.shape[0])
     for start in range(0, counted.size, step):
@@ -88,7 +124,11 @@ def _(
         at_target = logits[own]
         p = np.exp(logits, out=logits)
         total = p.sum(axis=1, keepdims=True)
-        loss += np.sum(np.log(total[:, 0]) - at_target, dtype=np.float64)
+        terms = np.log(total[:, 0]) - at_target
+        if per_target:
+            loss[rows] = terms
+        else:
+            loss += np.sum(terms, dtype=np.float64)
         p /= total
         p[own] -= 1  # now d loss / d logits
         if slope is not None:

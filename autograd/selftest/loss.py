@@ -22,6 +22,7 @@ def _loss(
     dw: bool = False,
     drop: float = 0.2,
     softcap: float = 0.0,
+    per_target: bool = False,
 ) -> Case:
     def build(rng: np.random.Generator) -> Inputs:
         targets = rng.integers(0, v, n).astype(np.int32)
@@ -29,7 +30,7 @@ def _loss(
         return {"x": normal(rng, (n, c), x_dtype), "weight": normal(rng, (v, c), w_dtype, 0.3), "targets": targets}
 
     def call(device: Device, x: Inputs) -> Outputs:
-        options = {"need_dx": dx, "need_dweight": dw, "softcap": softcap}
+        options = {"need_dx": dx, "need_dweight": dw, "softcap": softcap, "per_target": per_target}
         made = device.linear_cross_entropy(x["x"], x["weight"], x["targets"], **options)
         return {name: array for name, array in zip(("loss", "dx", "dweight"), made) if array is not None}
 
@@ -51,6 +52,7 @@ def cases(t: np.dtype) -> list[Case]:
         _loss("softcap", 37, 123, 41, t, t, dw=True, softcap=2.5),
         _loss("softcap large vocabulary", 70, 5004, 72, t, t, dw=True, softcap=2.5),
         _loss("softcap loss only", 37, 123, 41, t, t, dx=False, softcap=2.5),
+        _loss("per target", 133, 123, 41, t, t, per_target=True),
         _loss("all ignored", 9, 123, 40, t, t, dw=True, drop=2.0),
     ]
     if t == F16:

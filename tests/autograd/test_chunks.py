@@ -89,3 +89,18 @@ def test_chunks_are_even() -> None:
             chunks = -(-rows // each)
             assert each % 64 == 0 and chunks <= -(-rows // max(most, 64)) and each < most + 64 or most < 64
     assert even_rows(8192, 1170) == 1024 and even_rows(32768, 2048) == 2048
+
+
+def test_rows_that_are_weighed_in_chunks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a loss per target is weighed row by row, a few rows at a time: the same bits as at once."""
+    rng, found = np.random.default_rng(0), []
+    x, table, seeds = (rng.standard_normal(shape).astype(np.float32) for shape in ((N, 12), (31, 12), (N,)))
+    targets = device.upload(rng.integers(0, 31, N).astype(np.int32))
+    for rows in (64, 4096):
+        monkeypatch.setattr("wgrad.autograd.ops.loss.WEIGHED_ROWS", rows)
+        leaf = Tensor(device.upload(x), device, requires_grad=True)
+        losses = F.linear_cross_entropy(leaf, device.upload(table), targets, per_target=True)
+        losses.backward(device.upload(seeds))
+        found.append(device.download(leaf.grad))
+    assert np.ptp(found[0]) > 0
+    np.testing.assert_array_equal(*found)

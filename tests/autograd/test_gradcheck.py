@@ -104,6 +104,7 @@ def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
     cos, sin = put(np.cos(ANGLE).astype(dtype)), put(np.sin(ANGLE).astype(dtype))
     positions, ids, targets = (put(np.array(a, np.int32)) for a in ([3, 0, 8, 3], [1, 4, 1, 0, 1], [1, -100, 6, 1]))
     doc_start, cache_len = put(STARTS), put(CACHE_LEN)
+    table = put(np.random.default_rng(5).standard_normal((7, 5)).astype(dtype))
 
     def attention(**options: Any) -> Callable[..., Tensor]:
         return lambda q, k, v: F.attention(q, k, v, doc_start, cache_len, scale=0.4, **options)
@@ -118,6 +119,10 @@ def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
         "linear_cross_entropy softcap": (
             lambda x, w: F.linear_cross_entropy(x, w, targets, softcap=1.7),
             (X45, (7, 5)),
+        ),
+        "linear_cross_entropy per target": (
+            lambda x: F.linear_cross_entropy(x, table, targets, per_target=True),
+            (X45,),
         ),
     }
 

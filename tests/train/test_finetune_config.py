@@ -19,7 +19,12 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import field_type, fixed_options, flag
 
 NEEDED: dict[str, Any] = {"model": "m", "data": "d", "out": "o"}
-BESIDE = {"early_stop": {"eval_every": 3}, "keep_best": {"eval_every": 3}}  # what an option is refused without
+# Options that another one is given beside: what they are refused, or without effect, without.
+BESIDE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("early_stop", "keep_best"), {"eval_every": 3}),
+    **dict.fromkeys(("beta", "label_smoothing"), {"objective": "dpo"}),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), {"objective": "kto", "batch_size": 2}),
+}
 
 
 def parse(*words: str) -> FinetuneConfig:
@@ -68,10 +73,9 @@ def test_nothing_given_is_the_defaults() -> None:
 
 @pytest.mark.parametrize("field", dataclasses.fields(FinetuneConfig), ids=lambda f: f.name)
 def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.Field, tmp_path: Path) -> None:
-    value = another(field)
+    value, beside = another(field), BESIDE.get(field.name, {})
     assert value != field.default
-    beside = BESIDE.get(field.name, {})
-    config = needed(*words_of(field.name, value), *(w for name, v in beside.items() for w in words_of(name, v)))
+    config = needed(*words_of(field.name, value), *(w for n, v in beside.items() for w in words_of(n, v)))
     assert getattr(config, field.name) == value and type(getattr(config, field.name)) is type(value)
     expected = dataclasses.replace(FinetuneConfig(**NEEDED), **dict[str, Any]({field.name: value, **beside}))
     assert config == expected
@@ -139,6 +143,11 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"keep_best": 2}, "--keep-best: goes by the measures of --eval-every"),
         ({"eval_every": 2, "eval_fraction": 0}, "--eval-every: nothing is held out: give --eval-data, or"),
         ({"sample_prompt": 3}, "--sample-prompt: expected a list of texts, got 3$"),
+        ({"objective": "ppo"}, "--objective: must be one of sft, dpo, kto; got 'ppo'"),
+        ({"objective": "dpo", "full": True}, "--objective: dpo trains an adapter, and --full all parameters"),
+        ({"objective": "kto"}, "--batch-size: must be at least 2 with --objective kto, .*got 1"),
+        ({"objective": "kto", "batch_size": 2, "vram": "3GiB"}, "--vram: chooses --batch-size, on which the loss of"),
+        ({"label_smoothing": 0.5}, "--label-smoothing: must be at least 0 and below 0.5; got 0.5"),
     ],
 )
 def test_a_value_that_breaks_its_rule(values: dict, words: str) -> None:
@@ -158,6 +167,24 @@ def test_python_needs_what_the_command_needs(name: str) -> None:
     with pytest.raises(WgradError, match=f"--{name} is required: give it$"):
         wgrad.FinetuneConfig(**NEEDED | {name: ""})
     assert getattr(RunOptions(**NEEDED | {name: ""}), name) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--beta 0.2", "--beta: would be ignored: --objective sft has none"),
+        ("--objective dpo --desirable-weight 2", "--desirable-weight: would be ignored: it is of --objective kto"),
+        (
+            "--objective kto --batch-size 2 --label-smoothing 0.1",
+            "--label-smoothing: would be ignored: it is of --objective dpo",
+        ),
+        ("--objective dpo --no-packing", "--packing: would be ignored: each row holds one completion"),
+        ("--objective dpo --loss-on all", "--loss-on: would be ignored: preferences and labels are of completions"),
+    ],
+)
+def test_an_option_of_another_objective(words: str, message: str) -> None:
+    with pytest.raises(WgradError, match=message):
+        needed(*words.split())
 
 
 def test_what_is_required() -> None:
@@ -209,7 +236,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_yaml_is_plain(tmp_path: Path) -> None:
     values = yaml.safe_load(FinetuneConfig(**NEEDED).to_yaml())
-    assert list(values) == ["format", *(f.name for f in dataclasses.fields(FinetuneConfig))]
+    without_effect = {name for name, beside in BESIDE.items() if "objective" in beside}
+    names = [f.name for f in dataclasses.fields(FinetuneConfig) if f.name not in without_effect]
+    assert list(values) == ["format", *names]
     assert values["target_modules"] == list(PROJECTIONS)
 
 

@@ -42,6 +42,7 @@ FIELDS = [f.name for f in dataclasses.fields(RunOptions)]
         ("--bf16", "--compute bfloat16"),
         ("--train_on_inputs", "--loss-on all"),
         ("--no-cuda", "--device cpu"),
+        ("--pref-beta", "--beta"),
     ],
 )
 def test_an_option_of_another_tool(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:

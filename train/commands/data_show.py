@@ -8,10 +8,10 @@ import numpy as np
 from rich.text import Text
 
 from wgrad.train.data.data import Dataset, load_data
-from wgrad.train.data.packing import Document, pack_documents
+from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.files.hub import resolve_model
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import SFT, RunOptions
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -26,17 +26,29 @@ def run_data_show(config: RunOptions, examples: int) -> int:
         data = load_data(config, tokenizer, phase.update)
     console = make_console()
     colours = console.color_system is not None
-    for document in _spread(data.train, examples):
-        say(f"{_plain(document.source)}: {len(document)} tokens, {document.num_targets} learnt")
-        console.print(example_text(document, tokenizer, colours), soft_wrap=True)
-        say("")
-    say(f"learnt is {'green' if colours else 'in «»'}; all else is only read")
+    for example in _spread(data.train, examples):
+        for document, what in zip(example.parts, _names(example)):
+            say(f"{_plain(example.source)}: {what}{len(document)} tokens, {document.num_targets} {_counts(config)}")
+            console.print(example_text(document, tokenizer, colours), soft_wrap=True)
+            say("")
+    say(f"{_counts(config)} is {'green' if colours else 'in «»'}; all else is only read")
     for line in summary(data, config):
         say(line)
     return 0
 
 
-def _spread(documents: Sequence[Document], count: int) -> Iterator[Document]:
+def _names(example: Example) -> Sequence[str]:
+    """What each part of an example is to a preference."""
+    if isinstance(example, Pair):
+        return "chosen, ", "rejected, "
+    return ({1: "desirable, ", -1: "not desirable, "}.get(example.label, ""),)
+
+
+def _counts(config: RunOptions) -> str:
+    return "learnt" if config.objective == SFT else "compared"
+
+
+def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
     """`count` of them, evenly over all: the first, the last, and between."""
     places = np.linspace(0, len(documents) - 1, min(count, len(documents))).round().astype(int)
     return (documents[int(place)] for place in places)
@@ -67,19 +79,21 @@ def _plain(text: str) -> str:
 
 def summary(data: Dataset, config: RunOptions) -> list[str]:
     """The data in numbers, a line each: what `finetune` says of it, lengths, targets, how well rows are filled."""
-    lengths = np.array([len(document) for document in data.train])
+    lengths = np.array([len(part) for example in data.train for part in example.parts])
     targets = np.array([document.num_targets for document in data.train])
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
     lines = [data.summary(), *(f"  {_plain(remark)}" for remark in data.remarks)]
-    lines.append(f"tokens of an example: {low} to {high}, half of them at most {middle}")
+    what = "a completion with its prompt" if config.objective != SFT else "an example"
+    lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
     learnt = 100 * targets.sum() / lengths.sum()
-    lines.append(f"learnt: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")
-    rows = len(pack_documents(lengths.tolist(), config.seq_len)) if config.packing else len(lengths)
+    lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")
+    rows = len(pack_documents(lengths.tolist(), config.seq_len)) if config.packs else len(lengths)
     filled = 100 * lengths.sum() / (rows * config.seq_len)
-    steps = -(-rows // (config.batch_size * config.accumulate))
-    packed = "" if config.packing else " (--no-packing: an example each)"
+    of_step = config.rows * config.accumulate
+    steps = -(-rows // of_step)
+    packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"
     lines.append(
         f"rows of {config.seq_len} tokens{packed}: {rows}, {filled:.1f} % filled; an epoch has {steps} "
-        f"step{'s' * (steps > 1)} of {config.batch_size * config.accumulate} rows"
+        f"step{'s' * (steps > 1)} of {of_step} rows"
     )
     return lines

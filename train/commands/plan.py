@@ -88,7 +88,7 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     config, options, limit = plan.config, found["options"], found["limit_bytes"]
     mode = {name: options[name] for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
     lines = [line(config, mode, limit)] if config.vram else []
-    rows = f"{config.batch_size} x {config.seq_len} tokens"
+    rows = f"{config.rows} x {config.seq_len} tokens"
     how = "on" if options["checkpointing"] else "off"
     lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
     lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]

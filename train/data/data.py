@@ -10,18 +10,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data_files import STDIN, DataFile, Progress, list_data, open_data
-from wgrad.train.data.documents import ChosenDocuments, Documents, JoinedDocuments, LineDocuments, StreamDocuments
-from wgrad.train.data.packing import Document
+from wgrad.train.data.documents import (
+    ChosenDocuments,
+    Documents,
+    JoinedDocuments,
+    LineDocuments,
+    PairDocuments,
+    StreamDocuments,
+)
+from wgrad.train.data.packing import Example
+from wgrad.train.data.preferences import parse_preference
 from wgrad.train.data.samples import BadLine, Sample, parse_record
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import KTO, SFT, RunOptions
 
 _LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
 _CHARACTERS_AT_ONCE = 1 << 14
@@ -44,9 +53,9 @@ class _Tally:
 class Dataset:
     """Documents to train on and documents held out, with what a user should know about how they came about."""
 
-    train: Sequence[Document]
-    held_out: Sequence[Document]
-    examples: int  # documents in all
+    train: Sequence[Any]  # Document, or Pair
+    held_out: Sequence[Any]
+    examples: int  # in all
     tokens: int  # their tokens, after truncation
     truncated: int  # examples that were longer than seq_len
     cut_tokens: int  # tokens that they lost
@@ -79,8 +88,8 @@ def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | Non
     tally = _Tally()
     try:
         documents = _load_file(config.data, "--data", config, tokenizer, tally, progress)
-        train: Sequence[Document]
-        held_out: Sequence[Document]
+        train: Sequence[Example]
+        held_out: Sequence[Example]
         if config.eval_data:
             train = documents
             held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, tally, progress)
@@ -104,7 +113,7 @@ def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | Non
     )
 
 
-def _split(documents: Sequence[Document], config: RunOptions) -> tuple[Sequence[Document], Sequence[Document]]:
+def _split(documents: Sequence[Example], config: RunOptions) -> tuple[Sequence[Example], Sequence[Example]]:
     if config.eval_fraction == 0:
         return documents, ()
     number = max(1, round(config.eval_fraction * len(documents)))
@@ -128,9 +137,9 @@ def _load_file(
     tokenizer: Tokenizer,
     tally: _Tally,
     progress: Progress | None,
-) -> Sequence[Document]:
+) -> Sequence[Example]:
     """path: a file, standard input, or a folder of files, all of them plain text or none."""
-    parts: list[Documents] = []
+    parts: list[Documents[Any]] = []
     first: DataFile | None = None
     for name in list_data(path, option):
         with open_data(name, option, progress) as file:
@@ -141,6 +150,11 @@ def _load_file(
                 raise WgradError(
                     f"{option}: {path} must hold plain text or records; got both ({text.name} and {other.name}): keep "
                     "each in a folder of its own"
+                )
+            if file.kind == "text" and config.objective != SFT:
+                raise WgradError(
+                    f"--objective: {config.objective} learns from preferences, and {file.name} is plain text: give "
+                    "records (JSON lines, a JSON array, CSV, Parquet), or leave --objective out"
                 )
             if file.kind == "text":
                 parts.append(_cut_stream(file, config.seq_len, tokenizer))
@@ -180,11 +194,12 @@ def _empty(file: DataFile) -> WgradError:
 
 
 # ---- records -----------------------------------------------------------------------------------
-def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Documents:
+def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Documents[Any]:
     documents = LineDocuments(file.name)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
-    forms: dict[str, None] = {}  # that are turned into messages
+    forms: dict[str, None] = {}  # that are worth a word
+    parts: list[_Part] = []  # of the record that is read
 
     def pass_over(error: BadLine) -> None:
         nonlocal first, bad
@@ -203,28 +218,40 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             try:
                 if isinstance(record, str):
                     raise BadLine(f"{file.name}:{line}: {record}")
-                sample = parse_record(record, file.name, line, config.loss_on, tokenizer)
-                if sample.form:
-                    forms.setdefault(sample.form)
-                yield sample
+                for sample in _parse(record, file.name, line, config, tokenizer):
+                    if sample.form:
+                        forms.setdefault(sample.form)
+                    yield sample
             except BadLine as error:
                 pass_over(error)
 
     for group in _groups(samples()):
         for sample, encoded in zip(group, _encode(group, tokenizer)):
+            parts.append(_tokens(sample, encoded, config.seq_len, tokenizer))
+            if sample.more:
+                continue
+            complete, parts = parts, []
             try:
-                beyond = _add(documents, sample, encoded, file.name, config.seq_len, tokenizer, tally)
+                beyond = _add(documents, complete, file.name, config.seq_len, tally)
                 first = first or beyond
             except BadLine as error:
                 pass_over(error)
     tally.bad_lines += bad
-    tally.notes += [f"note: {file.name} has {form} records: made conversations of the chat template" for form in forms]
+    tally.notes += [f"note: {file.name} has {form}" for form in forms]
     if not read:
         raise _empty(file)
     if first and (not documents or 2 * bad > read):
         what = f"; {bad} of {read} lines are bad" if bad > 1 else ""
         raise WgradError(f"{first}{what}")
-    return documents
+    return documents if config.objective in (SFT, KTO) else PairDocuments(documents)
+
+
+def _parse(
+    record: bytes | dict[str, Any], name: str, line: int, config: RunOptions, tokenizer: Tokenizer
+) -> list[Sample]:
+    if config.objective == SFT:
+        return [parse_record(record, name, line, config.loss_on, tokenizer)]
+    return parse_preference(record, name, line, config.objective, tokenizer)
 
 
 def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
@@ -260,40 +287,40 @@ def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
     yield Encoded(behind, [(0, 0)] * len(behind))
 
 
-def _add(
-    documents: LineDocuments,
-    sample: Sample,
-    parts: Iterator[Encoded],
-    name: str,
-    seq_len: int,
-    tokenizer: Tokenizer,
-    tally: _Tally,
-) -> WgradError | None:
-    """Add the sample's document, truncated -> why it was left out, None where it was not. BadLine: nothing to learn."""
-    ids, loss_mask, length = _tokens(sample, parts, seq_len, tokenizer)
-    lost = length - len(ids)
-    if not loss_mask[1:].any():
-        where = f"{name}:{sample.line}: no token to learn"
-        if not lost:
+@dataclass(frozen=True)
+class _Part:
+    """A sample as tokens: ids int32 and loss_mask bool [n] of the first seq_len, and how many there are in all."""
+
+    sample: Sample
+    ids: np.ndarray
+    loss_mask: np.ndarray
+    length: int
+
+
+def _add(documents: LineDocuments, parts: Sequence[_Part], name: str, seq_len: int, tally: _Tally) -> WgradError | None:
+    """Add the documents of a record, truncated -> why it was left out, None where it was not. BadLine: nothing to
+    learn."""
+    lost = sum(part.length - len(part.ids) for part in parts)
+    for part in parts:
+        if part.loss_mask[1:].any():
+            continue
+        where = f"{name}:{part.sample.line}: no token to learn"
+        if part.length == len(part.ids):
             raise BadLine(f"{where} (a single token has nothing to be predicted from): remove the line")
         tally.left_out += 1
         return WgradError(
             f"{where} is left after truncation to {seq_len} tokens: raise --seq-len, or shorten what comes before the "
             "completion"
         )
-    documents.add(ids, loss_mask, sample.line)
+    for part in parts:
+        documents.add(part.ids, part.loss_mask, part.sample.line, part.sample.label)
     tally.truncated += bool(lost)
     tally.cut_tokens += lost
     return None
 
 
-def _tokens(
-    sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """-> ids int32 and loss_mask bool [n] of the first seq_len tokens, and how many there are in all.
-
-    A token counts where it shares a character with a span; eos is added after a text and counts.
-    """
+def _tokens(sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer) -> _Part:
+    """A token counts where it shares a character with a span; eos is added after a text and counts."""
     all_learnt = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
     ids, loss_mask = np.zeros(0, np.int32), np.zeros(0, bool)
     length, last = 0, None
@@ -313,4 +340,4 @@ def _tokens(
             length += 1
         elif len(ids) == length:
             loss_mask[-1] = True
-    return ids[:seq_len], loss_mask[:seq_len], length
+    return _Part(sample, ids[:seq_len], loss_mask[:seq_len], length)

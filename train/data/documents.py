@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from wgrad.train.data.packing import Document
+from wgrad.train.data.packing import Document, Example, Pair
+
+T = TypeVar("T", bound=Example, covariant=True)
 
 
-class Documents(Sequence[Document]):
-    """A sequence of documents, each made when it is asked for."""
+class Documents(Sequence[T]):
+    """A sequence of documents, or of pairs of them, each made when it is asked for."""
 
-    def _get(self, index: int) -> Document:
+    def _get(self, index: int) -> T:
         raise NotImplementedError
 
     @overload
-    def __getitem__(self, index: int) -> Document: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._get(i) for i in range(*index.indices(len(self)))]
@@ -30,20 +32,21 @@ class Documents(Sequence[Document]):
         return self._get(place)
 
 
-class LineDocuments(Documents):
-    """Documents of the lines of a file: 5 bytes a token and 16 a line. `add` them, then read them."""
+class LineDocuments(Documents[Document]):
+    """Documents of the lines of a file: 5 bytes a token and 17 a line. `add` them, then read them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._ids, self._loss_mask = array("i"), bytearray()
-        self._ends, self._lines = array("q", [0]), array("q")
+        self._ends, self._lines, self._labels = array("q", [0]), array("q"), array("b")
 
-    def add(self, ids: np.ndarray, loss_mask: np.ndarray, line: int) -> None:
-        """ids int32 [n], loss_mask bool [n], line: number of the line that they are of."""
+    def add(self, ids: np.ndarray, loss_mask: np.ndarray, line: int, label: int = 0) -> None:
+        """ids int32 [n], loss_mask bool [n], line: number of the line that they are of; label: `Document`'s."""
         self._ids.frombytes(np.ascontiguousarray(ids, np.int32).tobytes())
         self._loss_mask += np.ascontiguousarray(loss_mask, np.bool_).tobytes()
         self._ends.append(len(self._ids))
         self._lines.append(line)
+        self._labels.append(label)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -52,10 +55,23 @@ class LineDocuments(Documents):
         start, end = self._ends[index], self._ends[index + 1]
         ids = np.frombuffer(self._ids, np.int32)[start:end] if end > start else np.zeros(0, np.int32)
         loss_mask = np.frombuffer(self._loss_mask, np.bool_)[start:end] if end > start else np.zeros(0, np.bool_)
-        return Document(ids, loss_mask, f"{self._name}:{self._lines[index]}")
+        return Document(ids, loss_mask, f"{self._name}:{self._lines[index]}", self._labels[index])
 
 
-class StreamDocuments(Documents):
+class PairDocuments(Documents[Pair]):
+    """Documents two by two, each time a chosen one and the rejected one behind it."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._documents = documents
+
+    def __len__(self) -> int:
+        return len(self._documents) // 2
+
+    def _get(self, index: int) -> Pair:
+        return Pair(self._documents[2 * index], self._documents[2 * index + 1])
+
+
+class StreamDocuments(Documents[Document]):
     """Pieces of at most `length` tokens of one stream, each predicting every one of its tokens exactly once.
 
     Where the stream begins with bos (`has_bos`), each piece does; else it begins with the last token of the piece
@@ -77,28 +93,28 @@ class StreamDocuments(Documents):
         return Document(ids, np.broadcast_to(np.bool_(True), ids.shape), f"{self._name}: token {at}")
 
 
-class ChosenDocuments(Documents):
+class ChosenDocuments(Documents[Example]):
     """Those of other documents that are numbered in `chosen`, in that order."""
 
-    def __init__(self, documents: Sequence[Document], chosen: np.ndarray) -> None:
+    def __init__(self, documents: Sequence[Example], chosen: np.ndarray) -> None:
         self._documents, self._chosen = documents, chosen
 
     def __len__(self) -> int:
         return len(self._chosen)
 
-    def _get(self, index: int) -> Document:
+    def _get(self, index: int) -> Example:
         return self._documents[int(self._chosen[index])]
 
 
-class JoinedDocuments(Documents):
+class JoinedDocuments(Documents[Example]):
     """Those of several sequences, one behind the other."""
 
-    def __init__(self, parts: Sequence[Sequence[Document]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[Example]]) -> None:
         self._parts, self._ends = parts, np.cumsum([len(part) for part in parts])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def _get(self, index: int) -> Document:
+    def _get(self, index: int) -> Example:
         part = int(np.searchsorted(self._ends, index, side="right"))
         return self._parts[part][index - (int(self._ends[part - 1]) if part else 0)]

@@ -17,19 +17,20 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import SFT, RunOptions
 
 IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
 class Document:
-    """One training example. ids int32 [n]; loss_mask bool [n]: which of them are to be learnt; source: 'file:line'.
+    """One training example. ids int32 [n]; loss_mask bool [n]: which of them are to be learnt; source: 'file:line';
+    label: 1 where it is desirable, -1 where not, 0 where nobody says (KTO).
 
     The first token is never a target (nothing stands before it to predict it from), whatever `loss_mask[0]` says.
     """
@@ -37,6 +38,7 @@ class Document:
     ids: np.ndarray
     loss_mask: np.ndarray
     source: str = ""
+    label: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -45,17 +47,54 @@ class Document:
     def num_targets(self) -> int:
         return int(np.count_nonzero(self.loss_mask[1:]))
 
+    @property
+    def parts(self) -> tuple[Document, ...]:
+        """Itself: what a pair has two of."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt, each a document of its own."""
+
+    chosen: Document
+    rejected: Document
+
+    def __len__(self) -> int:
+        return len(self.chosen) + len(self.rejected)
+
+    @property
+    def source(self) -> str:
+        return self.chosen.source
+
+    @property
+    def num_targets(self) -> int:
+        return self.chosen.num_targets + self.rejected.num_targets
+
+    @property
+    def parts(self) -> tuple[Document, ...]:
+        return self.chosen, self.rejected
+
+
+Example = Document | Pair
+
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch: ids, targets, positions, doc_start int32 [B, T] (see the top of this file)."""
+    """A micro-batch: ids, targets, positions, doc_start int32 [B, T] (see the top of this file).
+
+    labels float32 [B], of preferences: 1 of a row that is chosen or desirable, -1 of one that is not, 0 of padding.
+    mismatched, of examples with a label: each prompt with the completion of the example before it in the batch.
+    """
 
     ids: np.ndarray
     targets: np.ndarray
     positions: np.ndarray
     doc_start: np.ndarray
-    num_targets: int  # targets that are not -100
+    num_targets: int  # targets that are not -100; of preferences the number of pairs, or of examples with a label
     num_tokens: int  # tokens that are not padding
+    labels: np.ndarray | None = None
+    mismatched: Batch | None = None
 
 
 @dataclass(frozen=True)
@@ -125,16 +164,58 @@ def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int
     return Batch(ids, targets, positions, doc_start, int(np.count_nonzero(targets != IGNORE_INDEX)), num_tokens)
 
 
-def eval_batches(documents: Sequence[Document], config: RunOptions, pad_id: int = 0) -> list[Batch]:
-    """The held-out documents as micro-batches, always in the same order."""
-    rows = _rows([len(d) for d in documents], config, range(len(documents)))
+def preference_batch(examples: Sequence[Example], batch_size: int, seq_len: int, pad_id: int = 0) -> Batch:
+    """Pairs: the chosen ones in the first `batch_size` rows, the rejected ones in as many behind them. Examples with a
+    label: a row each. What is missing is padding, of which no loss and no metric knows."""
+    columns = list(zip(*(example.parts for example in examples)))
+    rows = [[*([part] for part in column), *[[]] * (batch_size - len(column))] for column in columns]
+    labels = np.zeros((len(columns), batch_size), np.float32)
+    mismatched = None
+    if len(columns) == 2:
+        labels[:, : len(examples)] = [[1], [-1]]
+    else:
+        labels[0, : len(examples)] = [part.label for part in columns[0]]
+        mismatched = make_batch([[part] for part in _mismatch(columns[0], seq_len)], batch_size, seq_len, pad_id)
+    batch = make_batch([row for column in rows for row in column], labels.size, seq_len, pad_id)
+    return replace(batch, num_targets=len(examples), labels=labels.reshape(-1), mismatched=mismatched)
+
+
+def _mismatch(documents: Sequence[Document], seq_len: int) -> list[Document]:
+    """Each prompt with the completion of the document before it (the first with that of the last)."""
+    found = []
+    for document, other in zip(documents, [documents[-1], *documents[:-1]]):
+        at, begin = prompt_length(document), prompt_length(other)
+        ids, mask = (
+            np.concatenate([mine[:at], others[begin:]])[:seq_len]
+            for mine, others in ((document.ids, other.ids), (document.loss_mask, other.loss_mask))
+        )
+        found.append(Document(ids, mask))
+    return found
+
+
+def prompt_length(document: Document) -> int:
+    """Tokens before the first that is to be learnt."""
+    return int(np.argmax(document.loss_mask))
+
+
+def _batch(rows: Sequence[Sequence[Example]], config: RunOptions, pad_id: int) -> Batch:
+    """A micro-batch of rows of examples, as the objective has it."""
+    if config.objective == SFT:
+        documents = [[part for example in row for part in example.parts] for row in rows]
+        return make_batch(documents, config.batch_size, config.seq_len, pad_id)
+    return preference_batch([row[0] for row in rows], config.batch_size, config.seq_len, pad_id)
+
+
+def eval_batches(examples: Sequence[Example], config: RunOptions, pad_id: int = 0) -> list[Batch]:
+    """What is held out as micro-batches, always in the same order."""
+    rows = _rows([len(d) for d in examples], config, range(len(examples)))
     size = config.batch_size
-    picked = [[documents[i] for i in row] for row in rows]
-    return [make_batch(picked[i : i + size], size, config.seq_len, pad_id) for i in range(0, len(picked), size)]
+    picked = [[examples[i] for i in row] for row in rows]
+    return [_batch(picked[i : i + size], config, pad_id) for i in range(0, len(picked), size)]
 
 
 def _rows(lengths: Sequence[int], config: RunOptions, order: Sequence[int]) -> list[list[int]]:
-    if config.packing:
+    if config.packs:
         return pack_documents(lengths, config.seq_len, order)
     return [[i] for i in order]
 
@@ -148,7 +229,7 @@ class BatchStream:
     packing, seed.
     """
 
-    def __init__(self, documents: Sequence[Document], config: RunOptions, pad_id: int = 0) -> None:
+    def __init__(self, documents: Sequence[Example], config: RunOptions, pad_id: int = 0) -> None:
         if not len(documents):
             raise WgradError("--data: no example is left to train on: add data, or lower --eval-fraction")
         self.documents, self.config, self.pad_id = documents, config, pad_id
@@ -180,7 +261,7 @@ class BatchStream:
         batches = []
         for start in range(first, last, size):
             picked = [[self.documents[i] for i in row] for row in rows[start : min(start + size, last)]]
-            batches.append(make_batch(picked, size, self.config.seq_len, self.pad_id))
+            batches.append(_batch(picked, self.config, self.pad_id))
         return Step(index, epoch, batches)
 
     def _epoch_rows(self, epoch: int) -> list[list[int]]:
@@ -213,9 +294,10 @@ class BatchStream:
         c = self.config
         digest = hashlib.blake2b(digest_size=16)
         digest.update(repr((c.seed, c.seq_len, c.batch_size, c.accumulate, c.packing)).encode())
-        for document in self.documents:
+        for document in (part for example in self.documents for part in example.parts):
             digest.update(np.int64(len(document)).tobytes())
             digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())
             digest.update(np.ascontiguousarray(document.loss_mask, np.uint8).tobytes())
+            digest.update(str(document.label or "").encode())
         self._fingerprint = digest.hexdigest()
         return self._fingerprint

@@ -23,9 +23,12 @@ LONGEST = 256 << 20  # bytes of a line or an element
 LONGEST_ROW = 1 << 20  # bytes of a row of CSV: the csv module holds a cell at 4 to 8 bytes a character
 
 # Columns of which a record is made (`samples.py` says how).
-_FORMS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), ("text",))
+_FORMS = (
+    *(("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), ("text",)),
+    ("chosen", "rejected"),
+)
 _IN_JSON = ("messages", "conversations", "tools", "documents", "chat_template_kwargs")  # in CSV
-_COLUMNS = {name for form in _FORMS for name in form} | {*_IN_JSON, "input", "system", "history"}
+_COLUMNS = {name for form in _FORMS for name in form} | {*_IN_JSON, "input", "system", "history", "label"}
 
 _ROWS_AT_ONCE = 64
 _OUTSIDE, _INSIDE = re.compile(rb'["\[\]{},]'), re.compile(rb'["\\]')
@@ -46,7 +49,7 @@ def _check_columns(columns: list[str], where: str) -> None:
     if not has_form(columns):
         raise WgradError(
             f"{where}: needs columns named 'text', 'prompt' and 'completion', 'messages', 'instruction' and 'output', "
-            f"or 'conversations'; it has {shown}: rename them"
+            f"'conversations', or 'chosen' and 'rejected'; it has {shown}: rename them"
         )
     if len(set(columns)) < len(columns):
         raise WgradError(f"{where}: two columns have one name; it has {shown}: rename or remove one")

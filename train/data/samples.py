@@ -7,12 +7,15 @@ The record is one of
     {"instruction": "...", "output": "..."}        Alpaca, with "input" and "system" where there are: taken for messages
     {"conversations": [{"from": ..., "value": ...}]}  ShareGPT, with "system": taken for messages
 and prompt and completion may themselves be lists of messages. Beside messages, "tools" (a list of JSON schemas, or that
-list as text), "documents" and "chat_template_kwargs" reach the template, as they do in TRL and transformers.
+list as text), "documents" and "chat_template_kwargs" reach the template, as they do in TRL and transformers. What
+objectives other than sft learn from is in `preferences.py`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,24 +32,34 @@ class BadLine(WgradError):
 @dataclass(frozen=True)
 class Sample:
     """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
-    (not the template's). form: Alpaca or ShareGPT where the record was made messages; "" of any other."""
+    (not the template's). form: what to say of the record's form, "" where nothing. label: `Document`'s. more: the next
+    sample is of the same record, and neither is of use without the other."""
 
     text: str
     spans: list[Span]
     whole: bool
     line: int
     form: str = ""
+    label: int = 0
+    more: bool = False
 
 
 def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
     """The sample of a record, decoded or JSON text that is not blank. BadLine; WgradError where no record with messages
     could be used."""
-    try:
-        value = _parse_object(record) if isinstance(record, bytes) else record
-        form, value = as_messages(value)
+    with of_line(name, line):
+        form, value = as_messages(parse_object(record))
+        form = f"{form} records: made conversations of the chat template" if form else ""
         text, spans, whole = _text_and_spans(value, loss_on, tokenizer)
         check_text(text)
         return Sample(text, spans, whole, line, form)
+
+
+@contextmanager
+def of_line(name: str, line: int) -> Iterator[None]:
+    """What goes wrong within is a BadLine of this place; an option's error stays as it is."""
+    try:
+        yield
     except WgradError as error:
         if str(error).startswith("--"):
             raise
@@ -60,34 +73,32 @@ def parse_prompt(
 
     chat: a prompt that is text is a user's message. BadLine; WgradError where no line with messages could be used.
     """
-    try:
-        value = _parse_object(data)
+    with of_line(name, line):
+        value = parse_object(data)
         text, whole = _prompt_text(value, chat, tokenizer)
         check_text(text)
         return value, text, whole
-    except WgradError as error:
-        if str(error).startswith("--"):
-            raise
-        raise BadLine(f"{name}:{line}: {error}") from error
 
 
 def _prompt_text(value: dict[str, Any], chat: bool, tokenizer: Tokenizer) -> tuple[str, bool]:
     if "messages" in value:
-        turns = _messages(value["messages"], "messages")
+        turns = messages_of(value["messages"], "messages")
     elif isinstance(value.get("prompt"), list):
-        turns = _messages(value["prompt"], "prompt")
+        turns = messages_of(value["prompt"], "prompt")
     elif "prompt" in value:
-        text = _text(value["prompt"], "prompt")
+        text = text_of(value["prompt"], "prompt")
         if not chat:
             return text, True
         turns = [{"role": "user", "content": text}]
     else:
-        keys = ", ".join(map(repr, value)) or "none"
-        raise WgradError(f"needs 'prompt' or 'messages'; it has {keys[:200]}")
-    return tokenizer.chat_template.render(_conversation(turns, value), add_generation_prompt=True), False
+        raise WgradError(f"needs 'prompt' or 'messages'; it has {keys_of(value)}")
+    return tokenizer.chat_template.render(conversation_of(turns, value), add_generation_prompt=True), False
 
 
-def _parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
+    """A record as an object. WgradError where its text is none."""
+    if isinstance(data, dict):
+        return data
     try:
         value = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -101,25 +112,44 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
+def label_of(value: dict[str, Any]) -> bool | None:
+    """A record's label, which CSV has as text; None where it has none that is true or false."""
+    label = value.get("label")
+    if isinstance(label, str):
+        return {"true": True, "false": False}.get(label.strip().lower())
+    return label if isinstance(label, bool) else None
+
+
+def keys_of(value: dict[str, Any]) -> str:
+    """Those of a record, for a message."""
+    return (", ".join(map(repr, value)) or "none")[:200]
+
+
 def _text_and_spans(value: dict[str, Any], loss_on: str, tokenizer: Tokenizer) -> tuple[str, list[Span], bool]:
     """-> text, spans to be learnt, `whole` (see Sample)."""
     if "messages" in value:
-        return _chat(_messages(value["messages"], "messages"), 0, value, loss_on, tokenizer)
+        return _chat(messages_of(value["messages"], "messages"), 0, value, loss_on, tokenizer)
     if "prompt" in value and "completion" in value:
+        if label_of(value) is not None:
+            raise WgradError(
+                "'label' beside 'prompt' and 'completion' says whether the completion is any good, and --objective sft "
+                "would learn all alike: give --objective kto, or remove the label"
+            )
         prompt, completion = value["prompt"], value["completion"]
         if isinstance(prompt, list) and isinstance(completion, list):
-            before = _messages(prompt, "prompt")
-            return _chat(before + _messages(completion, "completion"), len(before), value, loss_on, tokenizer)
-        prompt = _text(prompt, "prompt", may_be_empty=True)
-        text = prompt + _text(completion, "completion")
+            before = messages_of(prompt, "prompt")
+            return _chat(before + messages_of(completion, "completion"), len(before), value, loss_on, tokenizer)
+        prompt = text_of(prompt, "prompt", may_be_empty=True)
+        text = prompt + text_of(completion, "completion")
         return text, [(0 if loss_on == "all" else len(prompt), len(text))], True
     if "text" in value:
-        text = _text(value["text"], "text")
+        text = text_of(value["text"], "text")
         return text, [(0, len(text))], True
-    keys = ", ".join(map(repr, value)) or "none"
+    if "chosen" in value and "rejected" in value:
+        raise WgradError("'chosen' and 'rejected' are a preference: give --objective dpo or kto")
     raise WgradError(
         "needs 'text', 'prompt' and 'completion', 'messages', 'instruction' and 'output', or "
-        f"'conversations'; it has {keys[:200]}"
+        f"'conversations'; it has {keys_of(value)}"
     )
 
 
@@ -127,7 +157,7 @@ def _chat(
     turns: list[dict], first: int, value: dict[str, Any], loss_on: str, tokenizer: Tokenizer
 ) -> tuple[str, list[Span], bool]:
     """first: number of the first turn that may count; value: the line, with what else the template is given."""
-    conversation = _conversation(turns, value)
+    conversation = conversation_of(turns, value)
     if loss_on == "all":
         text = tokenizer.chat_template.render(conversation)
         return text, [(0, len(text))], False
@@ -140,7 +170,7 @@ def _chat(
     return text, spans, False
 
 
-def _conversation(turns: list[dict], value: dict[str, Any]) -> Conversation:
+def conversation_of(turns: list[dict], value: dict[str, Any]) -> Conversation:
     options = value.get("chat_template_kwargs")
     if options is not None and not isinstance(options, dict):
         raise WgradError(f"'chat_template_kwargs' must be an object; got {type_name(options)}")
@@ -162,7 +192,7 @@ def _objects(value: Any, name: str) -> list[dict] | None:
     return value
 
 
-def _messages(value: Any, name: str) -> list[dict]:
+def messages_of(value: Any, name: str) -> list[dict]:
     if not isinstance(value, list) or not value:
         raise WgradError(f"{name!r} must be a list of messages that is not empty; got {type_name(value)}")
     for number, message in enumerate(value, start=1):
@@ -179,7 +209,7 @@ def _messages(value: Any, name: str) -> list[dict]:
     return value
 
 
-def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
+def text_of(value: Any, name: str, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise WgradError(f"{name!r} must be text; got {type_name(value)}")
     if not value and not may_be_empty:

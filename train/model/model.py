@@ -8,7 +8,8 @@ Sources: LLaMA (arXiv 2302.13971), grouped heads (2305.13245), SwiGLU (2002.0520
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,18 @@ class Inputs:
     cache_len: Array
     targets: Array | None = None
     seed: Array | None = None
+
+    @classmethod
+    def empty(cls, device: Device, batch: int, tokens: int) -> Inputs:
+        """Of a whole forward with targets, to be written to."""
+        flat = (batch * tokens,)
+        return cls(
+            ids=device.upload(np.zeros(flat, np.int32)),
+            positions=device.upload(np.zeros(flat, np.int32)),
+            doc_start=device.upload(np.zeros((batch, tokens), np.int32)),
+            cache_len=device.upload(np.zeros(1, np.int32)),
+            targets=device.upload(np.zeros(flat, np.int32)),
+        )
 
     @property
     def batch(self) -> int:
@@ -145,6 +158,20 @@ class Model:
         """float32 [1]: the sum over targets of the cross-entropy in nats."""
         cap = self.config.logit_softcap
         return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, softcap=cap)
+
+    def token_losses(self, inputs: Inputs) -> Tensor:
+        """float32 [N]: the cross-entropy of each target in nats, 0 where there is none. The head has no gradient."""
+        cap = self.config.logit_softcap
+        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, softcap=cap, per_target=True)
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """What is computed within is of the base model."""
+        adapter, self.adapter = self.adapter, None
+        try:
+            yield
+        finally:
+            self.adapter = adapter
 
     def logits(self, hidden: Array) -> Array:
         """[M, C] -> float32 [M, V]. Without gradient."""

@@ -43,6 +43,7 @@ SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
 A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
+SFT, DPO, KTO = OBJECTIVES = ("sft", "dpo", "kto")
 
 in_files = partial(option, group="files")
 a_path = partial(in_files, path=True)
@@ -64,7 +65,8 @@ class RunOptions(Options):
     )
     data: str = a_path(
         "",
-        "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion or messages; or plain text",
+        "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion, messages, chosen + rejected "
+        "or completion + label; or plain text",
         metavar="FILE",
         required=True,
     )
@@ -104,6 +106,33 @@ class RunOptions(Options):
     )
     block_size: int = of_adapter(64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N")
 
+    objective: str = of_training(
+        SFT,
+        "sft learns what the data says; dpo prefers 'chosen' to 'rejected', kto goes by 'label' (dpo and kto "
+        "measure against the base model with the adapter off)",
+        choices=OBJECTIVES,
+        fixed=True,
+    )
+    beta: float = of_training(
+        0.1,
+        "dpo, kto: larger stays closer to the base model",
+        rule=ABOVE_0,
+        metavar="B",
+        fixed=True,
+    )
+    label_smoothing: float = of_training(
+        0.0,
+        "dpo: probability that chosen and rejected are the wrong way round (robust DPO)",
+        rule=("must be at least 0 and below 0.5", lambda v: 0 <= v < 0.5),
+        metavar="P",
+        fixed=True,
+    )
+    desirable_weight: float = of_training(
+        1.0, "kto: weight of examples whose label is true", rule=NOT_NEGATIVE, metavar="W", fixed=True
+    )
+    undesirable_weight: float = of_training(
+        1.0, "kto: weight of examples whose label is false", rule=NOT_NEGATIVE, metavar="W", fixed=True
+    )
     lr: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
     schedule: str = of_training("cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant"))
     warmup: float = of_training(
@@ -117,7 +146,13 @@ class RunOptions(Options):
     max_grad_norm: float = of_training(
         1.0, "gradients are scaled down to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G"
     )
-    batch_size: int = of_training(1, "rows in one forward and backward", rule=A_COUNT, metavar="B", fixed=True)
+    batch_size: int = of_training(
+        1,
+        "rows in one forward and backward; of dpo so many pairs, twice the rows",
+        rule=A_COUNT,
+        metavar="B",
+        fixed=True,
+    )
     accumulate: int = of_training(
         8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", fixed=True
     )
@@ -258,6 +293,22 @@ class RunOptions(Options):
             )
         if self.full and self.dropout:
             raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
+        if self.full and self.objective != SFT:
+            raise WgradError(
+                f"--objective: {self.objective} trains an adapter, and --full all parameters: give only one of the two"
+            )
+        if self.objective == KTO and self.vram:
+            raise WgradError("--vram: chooses --batch-size, on which the loss of --objective kto hangs: leave it out")
+
+    @property
+    def rows(self) -> int:
+        """Rows of one forward and backward."""
+        return 2 * self.batch_size if self.objective == DPO else self.batch_size
+
+    @property
+    def packs(self) -> bool:
+        """Whether a row may hold several documents."""
+        return self.packing and self.objective == SFT
 
     @property
     def limit_option(self) -> str:
@@ -301,6 +352,11 @@ class FinetuneConfig(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require()
+        if self.objective == KTO and self.batch_size == 1:
+            raise WgradError(
+                "--batch-size: must be at least 2 with --objective kto, which sets each prompt beside another one's "
+                "completion of the same batch; got 1"
+            )
 
 
 # An option that is set, what it leaves without effect, and why.
@@ -312,12 +368,19 @@ _UNUSED = (
     ("full", ("stream_weights",), "--full has no frozen weights"),
     ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
+    ("preferring", ("packing",), "each row holds one completion of a preference or label"),
+    ("preferring", ("loss_on",), "preferences and labels are of completions"),
+    (SFT, ("beta", "label_smoothing", "desirable_weight", "undesirable_weight"), "--objective sft has none"),
+    (DPO, ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
+    (KTO, ("label_smoothing",), "it is of --objective dpo"),
 )
 
 
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Options without effect beside the others of `values`, each with the reason."""
+    objective = str(values.get("objective", SFT))
     given = {**values, "no_quantize": values.get("quantize") is False, "local_steps": values.get("sync_every", 1) > 1}
+    given |= {"preferring": objective != SFT, objective: True}
     return {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
 
 

@@ -29,6 +29,12 @@ _ELSEWHERE = {
     "the base model is NF4 anyway, unless --no-quantize is given", "load_in_8bit":
     "the base model is NF4 anyway, unless --no-quantize is given", "quantization_bit":
     "the base model is NF4 anyway, unless --no-quantize is given", "use_dora": "DoRA is not supported",
+    # objective
+    "rl": "objective", "loss_type": "objective", "stage": "objective", "pref_loss": "objective", "pref_beta": "beta",
+    "dpo_beta": "beta", "kto_beta": "beta",
+    "dpo_label_smoothing": "label_smoothing", "kto_desirable_weight": "desirable_weight",
+    "kto_undesirable_weight": "undesirable_weight", "kto_chosen_weight": "desirable_weight",
+    "kto_rejected_weight": "undesirable_weight",
     # training
     "learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
     "lr_schedule": "schedule", "warmup_ratio": "warmup", "warmup_steps": "warmup", "num_warmup_steps": "warmup",

@@ -18,7 +18,7 @@ from wgrad.train.ranks.exchange import Exchange
 from wgrad.train.ranks.shares import Shares
 from wgrad.train.ranks.world import RanksLost, World
 
-_SLOTS = 2  # of each rank, behind the loss: seconds of a micro-batch, signal that asked it to end
+_SLOTS = 2  # of each rank, behind what is told: seconds of a micro-batch, signal that asked it to end
 _ALIGN = 64  # elements: where the loss begins, behind the gradient
 _WHAT = "the gradient of a step"
 
@@ -28,7 +28,8 @@ class DataParallel:
 
     accumulate: micro-batches of a step. grad: the flat gradient, float32 [n] on the device. buckets: (begin, end) of
     the stretches of it that are complete after each part of the last micro-batch; none: it is not added up. rounded:
-    between hosts it travels in 16 bits. shares: how micro-batches are dealt. news: what there is to say of the last
+    between hosts it travels in 16 bits. told: floats behind the gradient that are added up too, the first of them the
+    loss. shares: how micro-batches are dealt. news: what there is to say of the last
     step. asked_here: the signal by which this rank was asked to end, or None; asked: the one by which any was, which
     all know since the last step. parts: if a dictionary is put here, seconds of each part of the steps so far, which
     then do not overlap: of the device up to each bucket, waiting for the others, and those of the exchange.
@@ -42,9 +43,10 @@ class DataParallel:
         grad: Array,
         buckets: Sequence[tuple[int, int]],
         rounded: bool = False,
+        told: int = 1,
     ) -> None:
         self.world, self._device, self._grad, self._buckets = world, device, grad, list(buckets)
-        self.shares = Shares(accumulate, world.members)
+        self.shares, self._told = Shares(accumulate, world.members), told
         self.news: str | None = None
         self.asked_here: int | None = None
         self.asked: int | None = None
@@ -71,10 +73,10 @@ class DataParallel:
         return mine
 
     def _begin(self) -> None:
-        """The round of the exchange of this step: the buckets, and behind them the loss and the slots of all ranks."""
+        """The round of the exchange of this step: the buckets, and behind them what is told and all ranks' slots."""
         if self._exchange is None:
             first = -(-self._grad.size // _ALIGN) * _ALIGN
-            last = first + 1 + _SLOTS * self.world.size
+            last = first + self._told + _SLOTS * self.world.size
             self._exchange = self.world.open_exchange(last, [*self._buckets, (first, last)], self._error)
             self.news, self.world.remark = self.world.remark or None, ""
         self._exchange.begin()
@@ -102,7 +104,7 @@ class DataParallel:
         self._reads.append(self._device.readback(grad, self._exchange.part[begin:end]))
 
     def sum_gradient(self, loss: Array) -> None:
-        """The gradient and loss (float32 [1]): on the device, their sums over all ranks, the same on each.
+        """The gradient and loss (float32 [told]): on the device, their sums over all ranks, the same on each.
 
         RanksLost: nothing was summed on any rank.
         """
@@ -148,7 +150,7 @@ class DataParallel:
             self._read(number)
         first, _ = exchange.buckets[-1]
         exchange.part[first:] = 0
-        self._reads.append(self._device.readback(loss, exchange.part[first : first + 1]))
+        self._reads.append(self._device.readback(loss, exchange.part[first : first + self._told]))
 
     def _advance(self, loss: Array | None = None) -> bool:
         """Do what can be done without waiting -> whether there was anything. loss: where its sum goes, once that is
@@ -182,7 +184,7 @@ class DataParallel:
                 self._device.write(grad, self._exchange.total[begin:end])
             else:
                 assert loss is not None
-                self._device.write(loss, self._exchange.total[begin : begin + 1])
+                self._device.write(loss, self._exchange.total[begin : begin + self._told])
 
     def _sum_apart(self, exchange: Exchange, loss: Array) -> None:
         """As `_sum`, one part after another."""

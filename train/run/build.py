@@ -53,7 +53,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
-    tokens, layers = config.batch_size * config.seq_len, model.num_hidden_layers
+    tokens, layers = config.rows * config.seq_len, model.num_hidden_layers
     kept = activation_bytes(model, tokens, _itemsize(config))
     if wants_recompute(config, model):
         kept = kept // layers + layers * tokens * model.hidden_size * 4
@@ -66,7 +66,7 @@ def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
         return True
     if config.checkpointing is not None:
         return config.checkpointing
-    return activation_bytes(model, config.batch_size * config.seq_len, _itemsize(config)) > RECOMPUTE_ABOVE
+    return activation_bytes(model, config.rows * config.seq_len, _itemsize(config)) > RECOMPUTE_ABOVE
 
 
 def _itemsize(config: RunOptions) -> int:

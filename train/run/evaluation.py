@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from wgrad.device.errors import UnusableResult
-from wgrad.train.data.packing import Batch, Document, eval_batches
+from wgrad.train.data.packing import Batch, Example, eval_batches
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import TrainableModel
@@ -21,8 +21,11 @@ from wgrad.train.run.plan import SAMPLE_TOKENS
 from wgrad.train.run.session import Session
 from wgrad.train.run.trainer import Trainer
 
+T = TypeVar("T", bound=Example)
+_SHOWN = ("rewards/accuracies", "rewards/margins")  # of an objective's metrics
 
-def eval_subset(documents: Sequence[Document], config: RunOptions) -> list[Document]:
+
+def eval_subset(documents: Sequence[T], config: RunOptions) -> list[T]:
     """Documents of about --eval-tokens tokens (one more than fit), drawn by the seed; all where they have no more or it
     is 0. Always the same ones, in the order of `documents`."""
     if not config.eval_tokens or sum(map(len, documents)) <= config.eval_tokens:
@@ -44,18 +47,20 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """loss: mean nats a token of what is held out, None where nothing is. texts: what follows each prompt, None where
-    the model has no numbers to choose it by. lines: for people."""
+    """loss: mean of what is held out (of sft nats a token), None where nothing is; metrics: the objective's, of that.
+    texts: what follows each prompt, None where the model has no numbers to choose it by. lines: for people."""
 
     loss: float | None
     texts: Sequence[str | None]
     lines: list[str] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def results(self, when: str) -> dict[str, Any]:
         """when: "before" or "after". The text is that of the first prompt."""
         found: dict[str, Any] = {}
         if self.loss is not None:
-            found[f"held_out_loss_{when}"] = self.loss if math.isfinite(self.loss) else None
+            named = {"loss": self.loss, **self.metrics}
+            found = {f"held_out_{name}_{when}": v if math.isfinite(v) else None for name, v in named.items()}
         return found | ({f"sample_{when}": self.texts[0]} if self.texts else {})
 
 
@@ -78,14 +83,16 @@ class Evaluation:
     ) -> Measured:
         """What the model is after `step` steps. when: for people. loss: where it has been measured. GivenUp, once
         `asked` says so."""
-        lines = []
-        if loss is None and self.batches:
+        lines, metrics = [], dict[str, float]()
+        if self.batches and (loss is None or self.trainer.objective.score_size):  # of metrics nobody keeps a record
             with self.session.display.phase("held-out loss", len(self.batches), "batches") as phase:
-                loss = self.trainer.evaluate(self.batches, _until(asked, phase.update))
+                loss, metrics = self.trainer.measure(self.batches, _until(asked, phase.update))
         if loss is not None:
-            lines.append(f"held-out loss {when}: {loss:.4f} (perplexity {math.exp(min(loss, 700)):.2f}{self._note})")
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name in _SHOWN)
+            shown = shown or f"perplexity {math.exp(min(loss, 700)):.2f}"
+            lines.append(f"held-out loss {when}: {loss:.4f} ({shown}{self._note})")
         texts = list(self._texts(step, asked, lines, when)) if self.samples is not None else []
-        return Measured(loss, texts, lines)
+        return Measured(loss, texts, lines, metrics)
 
     def _texts(self, step: int, asked: Callable[[], bool], lines: list[str], when: str) -> Iterator[str | None]:
         """The texts of a step, those made anew that are not kept yet."""

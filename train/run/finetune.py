@@ -145,7 +145,7 @@ class _Finetuning:
         keeps, stopped = session.config.best_kept, best.stop and step < session.stream.total_steps
         measured = self.evaluation.measure(step, f"at step {step}" if keeps else "after", best.losses.get(step))
         if session.config.eval_every and measured.loss is not None:
-            self.metrics.write_held_out(step, measured.loss)
+            self.metrics.write_held_out(step, measured.loss, measured.metrics)
             best.losses[step] = measured.loss
         if keeps:
             session.say(measured.lines[0])

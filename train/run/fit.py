@@ -159,7 +159,8 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
     """What is said of a choice."""
     batch = f"{flag('batch_size')} {config.batch_size} {flag('accumulate')} {config.accumulate}"
     rows = config.batch_size * config.accumulate
-    return f"chosen for --vram ({size(limit)}): {batch} {words(mode)}; a step is {rows} row{'s' * (rows > 1)}, as asked"
+    what = f"{'pair' if config.rows > config.batch_size else 'row'}{'s' * (rows > 1)}"
+    return f"chosen for --vram ({size(limit)}): {batch} {words(mode)}; a step is {rows} {what}, as asked"
 
 
 def limit_of(config: RunOptions, device: Device) -> int | None:

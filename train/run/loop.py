@@ -195,6 +195,7 @@ class Run:
             record: dict[str, Any] = {"step": item.step, "loss": float(row[0]), "lr": item.lr}
             norm = float(row[1 + STATE_GRAD_NORM])
             record["grad_norm"] = norm if norm >= 0 else None  # -1: not finite, the step was skipped
+            record |= self.trainer.metrics(row)
             self.metrics.write(record | {"tokens": item.tokens, "tokens_per_second": float(f"{rate:.4g}")})
             if self._skips.add(norm < 0):
                 self._many_skipped(item.step)

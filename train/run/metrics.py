@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -117,8 +117,8 @@ class RecordsFile:
 class MetricsFile(RecordsFile):
     """OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
 
-    A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second; one of a measure
-    step and held_out_loss.
+    A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second, and the objective's
+    metrics (rewards/margins, ...); one of a measure step, held_out_loss, and those as held_out_rewards/margins, ...
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:
@@ -133,10 +133,11 @@ class MetricsFile(RecordsFile):
         """The held-out loss after each step at which it was measured while the run went on."""
         return {record["step"]: record[HELD_OUT_LOSS] for record in self.records if HELD_OUT_LOSS in record}
 
-    def write_held_out(self, step: int, loss: float) -> None:
+    def write_held_out(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """A measure; one that is there already (the run was killed before its checkpoint) is the same, and stays."""
         if step not in self.held_out():
-            self.write({"step": step, HELD_OUT_LOSS: loss})
+            named = {f"held_out_{name}": value for name, value in metrics.items()}
+            self.write({"step": step, HELD_OUT_LOSS: loss, **named})
 
 
 class SamplesFile(RecordsFile):

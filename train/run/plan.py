@@ -10,9 +10,9 @@ import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
-from wgrad.train.data.packing import Document, Step, make_batch
+from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import DPO, RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import build_optimizer, build_trainable
 from wgrad.train.run.generation import generate_ids
@@ -120,8 +120,9 @@ def _run_dry(
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     held, loading = dry.memory().in_use_bytes, dry.memory().peak_bytes
     dry.reset_peak()
-    row = [Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool))]
-    batch = make_batch([row] * config.batch_size, config.batch_size, config.seq_len)
+    document = Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool), label=1)
+    example: Example = Pair(document, document) if config.objective == DPO else document
+    (batch,) = eval_batches([example] * config.batch_size, config)
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.lr)
         trainer.read_history()

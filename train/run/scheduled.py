@@ -65,6 +65,6 @@ class Scheduled:
         """Measure and keep it -> lines for people. GivenUp."""
         measured = self.evaluation.measure(step, f"at step {step}", asked=self._asked)
         assert measured.loss is not None  # the options see to it that something is held out
-        self.metrics.write_held_out(step, measured.loss)
+        self.metrics.write_held_out(step, measured.loss, measured.metrics)
         self.steps.losses[step] = measured.loss
         return measured.lines

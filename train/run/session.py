@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
-from wgrad.train.data.packing import BatchStream
+from wgrad.train.data.packing import BatchStream, Example, prompt_length
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, DPO, KTO, FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
@@ -111,6 +112,9 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
         session.say(chosen)
     if row_tokens < config.seq_len:
         session.say(f"note: rows have {row_tokens} tokens, in which all the data fits, not --seq-len {config.seq_len}")
+    if config.objective in (DPO, KTO):
+        beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
+        session.say(f"reference: the base model without an adapter{beside}")
     if config.seq_len > model_config.max_position_embeddings:
         limit = model_config.max_position_embeddings
         session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
@@ -119,9 +123,18 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
 
 def row_length(config: RunOptions, data: Dataset) -> int:
     """--seq-len, or fewer where a row that long is never filled: the rest of it would only cost memory and time."""
-    kinds = [[len(document) for document in documents] for documents in (data.train, data.held_out) if documents]
-    longest = max((sum(lengths) if config.packing else max(lengths) for lengths in kinds), default=config.seq_len)
+    kinds = [_row_lengths(examples, config) for examples in (data.train, data.held_out) if examples]
+    longest = max((sum(lengths) if config.packs else max(lengths) for lengths in kinds), default=config.seq_len)
     return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
+
+
+def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
+    """Tokens of each document; of kto of the longest prompt with the longest completion, which may come together."""
+    parts = [part for example in examples for part in example.parts]
+    if config.objective == KTO:
+        prompts = [prompt_length(part) for part in parts]
+        return [max(prompts) + max(len(part) - prompt for part, prompt in zip(parts, prompts))]
+    return [len(part) for part in parts]
 
 
 def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
@@ -143,7 +156,7 @@ def _sample_prompts(
         for prompt in prompts:
             check_positions(prompt, SAMPLE_TOKENS, model_config, "--sample-prompt")
         return prompts
-    document = (data.held_out or data.train)[0]
+    document = (data.held_out or data.train)[0].parts[0]
     before = next((i for i, learnt in enumerate(document.loss_mask) if learnt), 0)
     return [[int(i) for i in document.ids[: before or min(PROMPT_TOKENS, (len(document) + 1) // 2)]]]
 
@@ -171,7 +184,7 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
     if there is not None and needed > there:
         advice = for_steps(config, wants_recompute(config, model_config))
         raise WgradError(
-            f"--seq-len: activations of {config.batch_size} x {config.seq_len} tokens take roughly {size(needed)}, and "
+            f"--seq-len: activations of {config.rows} x {config.seq_len} tokens take roughly {size(needed)}, and "
             f"there are {size(there)} of main memory, which about {config.seq_len * there // needed} tokens a row fit "
             f"in: {advice}"
         )

@@ -8,6 +8,7 @@ into a history on the device, which is downloaded a few times a second, and when
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.run.buckets import buckets_of
 from wgrad.train.run.diloco import DiLoCo
+from wgrad.train.run.objectives import make_objective, write_batch
 from wgrad.train.run.optim import ALIGN, AdamW
 
 ROUNDED_AWAY = "exchange_error"  # its name in a checkpoint
@@ -30,7 +32,7 @@ HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked 
 
 
 class Trainer:
-    """Runs optimiser steps and evaluations of a model on persistent inputs of [batch_size, seq_len].
+    """Runs optimiser steps and evaluations of a model on persistent inputs of [rows, seq_len].
 
     world: the ranks that share each step and each evaluation.
     """
@@ -38,29 +40,33 @@ class Trainer:
     def __init__(self, model: Model, optimizer: AdamW, config: RunOptions, world: World | None = None) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
-        device, rows, tokens = self.device, config.batch_size, config.seq_len
-        flat = (rows * tokens,)
-        self.inputs = Inputs(
-            ids=device.upload(np.zeros(flat, np.int32)),
-            positions=device.upload(np.zeros(flat, np.int32)),
-            doc_start=device.upload(np.zeros((rows, tokens), np.int32)),
-            cache_len=device.upload(np.zeros(1, np.int32)),
-            targets=device.upload(np.zeros(flat, np.int32)),
-            seed=device.upload(np.zeros(2, np.uint32)) if self._dropout else None,
-        )
-        self.eval_inputs = Inputs(**{**vars(self.inputs), "seed": None})
-        self._inv_tokens = device.zeros((1,))
-        self._loss = device.zeros((1,))  # of the step so far: sum over targets / targets of the step
+        device = self.device
+        self.eval_inputs = Inputs.empty(device, config.rows, config.seq_len)
+        seed = device.upload(np.zeros(2, np.uint32)) if self._dropout else None
+        self.inputs = replace(self.eval_inputs, seed=seed)
+        self.objective = make_objective(model, config)
+        self._inv_targets = device.zeros((1,))
+        # What ranks add up of a step: at 0 the loss so far (sum over targets / targets of the step); from ALIGN on the
+        # scores of each micro-batch, if the objective has any (views must be aligned).
+        scores = config.accumulate * self.objective.score_size
+        self._told = device.zeros((ALIGN + scores if scores else 1,))
+        self._loss = device.view(self._told, (1,), 0)
         self._eval_loss = device.zeros((1,))
-        # A row of 2 * ALIGN floats a step: loss at 0, optimiser state at ALIGN (views must be aligned).
+        # A row a step: loss at 0, optimiser state at ALIGN, scores at 2 * ALIGN.
         self.history_steps = min(config.log_every, HISTORY_STEPS)
-        self._history = device.zeros((self.history_steps, 2 * ALIGN))
+        self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
         self.diloco = DiLoCo(self.world, optimizer) if config.sync_every > 1 else None
         buckets = self._buckets() if self.diloco is None else []
         self.data_parallel = DataParallel(
-            self.world, config.accumulate, device, optimizer.parameters.grad, buckets, config.exchange_bits == 16
+            self.world,
+            config.accumulate,
+            device,
+            optimizer.parameters.grad,
+            buckets,
+            rounded=config.exchange_bits == 16,
+            told=self._told.size,
         )
 
     def _buckets(self) -> list[tuple[int, int]]:
@@ -76,19 +82,16 @@ class Trainer:
         return self.model.adapter is not None and self.model.adapter.config.dropout > 0
 
     def _write(self, batch: Batch) -> None:
-        write, inputs = self.device.write, self.inputs
-        write(inputs.ids, batch.ids.reshape(-1))
-        write(inputs.targets, batch.targets.reshape(-1))
-        write(inputs.positions, batch.positions.reshape(-1))
-        write(inputs.doc_start, batch.doc_start)
+        write_batch(self.device, self.inputs, batch)
+        self.objective.write(batch)
 
     def _forward_backward(self) -> None:
         """One micro-batch: gradients and loss are added to what the step has so far."""
         device = self.device
-        loss = self.model.loss(self.inputs)
-        inv_tokens = Tensor(self._inv_tokens, device)
-        share = F.mul(Tensor(loss.data, device), self._inv_tokens)
-        loss.backward(F.mul(inv_tokens, self.optimizer.loss_scale).data)
+        loss = self.objective.loss(self.inputs)
+        inv_targets = Tensor(self._inv_targets, device)
+        share = F.mul(Tensor(loss.data, device), self._inv_targets)
+        loss.backward(F.mul(inv_targets, self.optimizer.loss_scale).data)
         device.add(self._loss, share.data, out=self._loss)
 
     def step(self, step: Step, lr: float) -> None:
@@ -99,8 +102,10 @@ class Trainer:
         device = self.device
         self.optimizer.set_lr(lr)
         share = self.data_parallel.share(step.batches)
-        targets = step.num_targets if self.diloco is None else sum(batch.num_targets for _, batch in share)
-        device.write(self._inv_tokens, np.array([1.0 / max(targets, 1)], np.float32))
+        batches = step.batches if self.diloco is None else [batch for _, batch in share]
+        targets = sum(batch.num_targets for batch in batches)
+        self.objective.begin(batches)
+        device.write(self._inv_targets, np.array([1.0 / max(targets, 1)], np.float32))
         for number, batch in share:
             self._write(batch)
             if self.inputs.seed is not None:
@@ -108,28 +113,41 @@ class Trainer:
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
             last = number == share[-1][0] and self.diloco is None
             self._micro_step(self._forward_backward, self.data_parallel.part_submitted if last else None)
+            if size := self.objective.score_size:
+                device.copy(self.objective.scores, device.view(self._told, (size,), ALIGN + number * size))
         if self.diloco is None:
             self._sum_gradient()
         else:
             self.diloco.targets += targets
         if targets:
             self._update(self.optimizer.step)
-        at = self._recorded * 2 * ALIGN
+        at = self._recorded * self._history.shape[1]
         device.copy(self._loss, device.view(self._history, (1,), at))
         device.copy(self.optimizer.state, device.view(self._history, (STATE_SIZE,), at + ALIGN))
-        device.fill(self._loss, 0.0)
+        if scores := self._history.shape[1] - 2 * ALIGN:
+            kept = device.view(self._history, (scores,), at + 2 * ALIGN)
+            device.copy(device.view(self._told, (scores,), ALIGN), kept)
+        device.fill(self._told, 0.0)
         self._recorded += 1
+
+    def metrics(self, row: np.ndarray) -> dict[str, float]:
+        """Those of the objective, from a row of the history."""
+        size = self.objective.score_size
+        if not size:
+            return {}
+        return self.objective.metrics(self.objective.sums(row[1 + STATE_SIZE :].reshape(-1, size)))
 
     def _sum_gradient(self) -> None:
         try:
-            self.data_parallel.sum_gradient(self._loss)
+            self.data_parallel.sum_gradient(self._told)
         except RanksLost:
             self.device.fill(self.optimizer.parameters.grad, 0.0)
-            self.device.fill(self._loss, 0.0)
+            self.device.fill(self._told, 0.0)
             raise
 
     def read_history(self) -> np.ndarray:
-        """Wait for the device -> float32 [steps since the last call, 1 + STATE_SIZE]: loss, optimiser state."""
+        """Wait for the device -> float32 [steps since the last call, 1 + STATE_SIZE + scores]: loss, optimiser state,
+        what `metrics` takes."""
         return self.history_readback().result()
 
     def history_readback(self) -> HistoryReadback:
@@ -148,36 +166,52 @@ class Trainer:
             self.data_parallel.restore_error(self.optimizer.parameters.from_file(arrays[ROUNDED_AWAY]))
 
     def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
-        """Mean loss in nats over all targets of the batches, without dropout; NaN where there are none.
+        """The loss of `measure`."""
+        return self.measure(batches, progress)[0]
+
+    def measure(
+        self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None
+    ) -> tuple[float, dict[str, float]]:
+        """Mean loss over all targets of the batches (of sft in nats), without dropout, NaN where there are none; and
+        the objective's metrics.
 
         progress: called with the number of batches of this rank that are known to be finished; the device has one more
         to do.
         """
         targets = sum(b.num_targets for b in batches)
         if not targets:
-            return float("nan")
+            return float("nan"), {}
+        self.objective.begin(batches)
         while True:
             mine = batches[self.world.rank :: self.world.size]
+            loss, sums = self._measure(mine, progress)
             try:
-                return self.world.total(self._evaluate(mine, progress), "the held-out loss") / targets
+                loss = self.world.total(loss, "the held-out loss")
+                sums = np.array([self.world.total(value, "the held-out loss") for value in sums])
             except RanksLost:
                 continue  # those that are left share it anew
+            return loss / targets, self.objective.metrics(sums)
 
-    def _evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None) -> float:
-        """The sum of the loss over the batches' targets."""
+    def _measure(self, batches: Sequence[Batch], progress: Callable[[int], None] | None) -> tuple[float, np.ndarray]:
+        """The sum of the loss over the batches' targets, and the objective's sums."""
         self.device.fill(self._eval_loss, 0.0)
         before: Readback | None = None
+        scores: list[Readback] = []
         for number, batch in enumerate(batches):
             self._write(batch)
             with no_grad():
-                loss = self.model.loss(self.eval_inputs)
+                loss = self.objective.loss(self.eval_inputs)
             self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
+            if self.objective.score_size:
+                scores.append(self.device.readback(self.objective.scores))
             if progress is not None:
                 if before is not None:
                     before.result()
                     progress(number)
                 before = self.device.readback(self._eval_loss)
-        return float(self.device.download(self._eval_loss)[0])
+        total = float(self.device.download(self._eval_loss)[0])
+        found = [readback.result() for readback in scores]
+        return total, self.objective.sums(np.stack(found) if found else np.zeros((0, self.objective.score_size)))
 
 
 class HistoryReadback:
@@ -191,4 +225,4 @@ class HistoryReadback:
 
     def result(self) -> np.ndarray:
         rows = self._rows.result()[: self._count]
-        return np.concatenate([rows[:, :1], rows[:, ALIGN : ALIGN + STATE_SIZE]], axis=1)
+        return np.concatenate([rows[:, :1], rows[:, ALIGN : ALIGN + STATE_SIZE], rows[:, 2 * ALIGN :]], axis=1)

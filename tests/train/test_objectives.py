@@ -1,0 +1,225 @@
+"""Objectives on preferences: losses in closed form, weighing by pairs, padding, the reference, ranks, resuming."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.conftest import SENTENCES
+from tests.train.test_data_parallel import ThreadWorld, parameters, together
+from tests.train.test_loop import trainer_for
+from wgrad.autograd.ops.optimizer import STATE_SIZE
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.autograd.tensor import no_grad
+from wgrad.device.contract import Device
+from wgrad.train.commands.cli import main
+from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair, eval_batches
+from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.trainer import Trainer
+
+BETA = 0.3
+
+
+def examples(objective: str, number: int = 8) -> list[Example]:
+    """Answers of unequal length to prompts of unequal length."""
+    generator = np.random.default_rng(0)
+
+    def document(length: int, prompt: np.ndarray, label: int = 0) -> Document:
+        ids = np.concatenate([prompt, generator.integers(0, 40, length)]).astype(np.int32)
+        return Document(ids, np.arange(len(ids)) >= len(prompt), label=label)
+
+    made: list[Example] = []
+    for i in range(number):
+        prompt = generator.integers(0, 40, 1 + i % 4)
+        if objective == "kto":
+            made.append(document(3 + (5 * i) % 11, prompt, 1 if i % 3 else -1))
+        else:
+            made.append(Pair(document(3 + (5 * i) % 11, prompt), document(4 + (3 * i) % 7, prompt)))
+    return made
+
+
+def trainer_of(folder: Path, device: Device, objective: str = "dpo", **options: Any) -> tuple[Trainer, BatchStream]:
+    settings = {"objective": objective, "beta": BETA, "max_grad_norm": 0, **options}
+    trainer, _, config = trainer_for(folder, device, **settings)
+    return trainer, BatchStream(examples(objective), config)
+
+
+def token_log_probs(trainer: Trainer, batch: Batch) -> np.ndarray:
+    """Of each target of each row, from the model's logits in float64; 0 where there is none."""
+    trainer._write(batch)
+    with no_grad():
+        hidden = trainer.model.hidden(trainer.eval_inputs)
+    logits = trainer.device.download(trainer.model.logits(hidden.data)).astype(np.float64)
+    logits = logits.reshape(*batch.targets.shape, -1)
+    logits -= logits.max(axis=-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    rows, columns = np.indices(batch.targets.shape)
+    return np.where(batch.targets >= 0, logits[rows, columns, batch.targets], 0.0)
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0, x)
+
+
+def expected(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """-> the loss of each pair, or example, and of each row its reward, by the papers' formulas."""
+    config = trainer.config
+
+    def rewards_of(rows: Batch) -> np.ndarray:
+        rows = replace(rows, labels=batch.labels, mismatched=batch.mismatched)
+        values = token_log_probs(trainer, rows).sum(axis=1)
+        with trainer.model.without_adapter():
+            return config.beta * (values - token_log_probs(trainer, rows).sum(axis=1))
+
+    rewards, labels = rewards_of(batch), batch.labels
+    assert labels is not None
+    if config.objective == "kto":
+        assert batch.mismatched is not None
+        there = labels != 0
+        offset = max(rewards_of(batch.mismatched)[there].mean(), 0.0)
+        weights = np.where(labels > 0, config.desirable_weight, config.undesirable_weight)
+        return (weights * there / (1 + np.exp(labels * (rewards - offset)))), rewards
+    z = rewards[: config.batch_size] - rewards[config.batch_size :]
+    smoothing = config.label_smoothing
+    losses = ((1 - smoothing) * softplus(-z) - smoothing * softplus(z)) / (1 - 2 * smoothing)
+    return losses * (labels[: config.batch_size] > 0), rewards
+
+
+def trained(trainer: Trainer, stream: BatchStream, steps: int = 3) -> None:
+    """So that it differs from its reference."""
+    for index in range(steps):
+        trainer.step(stream.get(index), 1e-2)
+    trainer.read_history()
+
+
+FORMULAS: list[dict[str, Any]] = [
+    {"objective": "dpo"},
+    {"objective": "dpo", "label_smoothing": 0.2},
+    {"objective": "kto", "desirable_weight": 1.5, "undesirable_weight": 0.7, "batch_size": 3},
+]
+
+
+@pytest.mark.parametrize("options", FORMULAS)
+def test_losses_are_those_of_the_formulas(options: dict, make_checkpoint: Any, device: Device) -> None:
+    """Of a step that is replayed, and of what is held out, whose last batch is not full."""
+    trainer, stream = trainer_of(make_checkpoint(), device, **options)
+    trained(trainer, stream)
+    step = stream.get(3)
+    trainer.step(step, 0.0)
+    (row,) = trainer.read_history()
+    check(trainer, step.batches, float(row[0]), trainer.metrics(row))
+    batches = eval_batches(examples(options["objective"], 5), trainer.config)
+    assert batches[-1].num_targets < trainer.config.batch_size
+    check(trainer, batches, *trainer.measure(batches))
+
+
+def check(trainer: Trainer, batches: list[Batch], loss: float, metrics: dict[str, float]) -> None:
+    wanted = [expected(trainer, batch) for batch in batches]
+    losses, rewards = (np.concatenate(parts) for parts in zip(*wanted))
+    labels = np.concatenate([batch.labels for batch in batches if batch.labels is not None])
+    assert loss == pytest.approx(losses.sum() / sum(batch.num_targets for batch in batches), rel=1e-4)
+    chosen, rejected = rewards[labels > 0], rewards[labels < 0]
+    assert metrics["rewards/chosen"] == pytest.approx(chosen.mean(), rel=1e-3, abs=1e-4)
+    assert metrics["rewards/rejected"] == pytest.approx(rejected.mean(), rel=1e-3, abs=1e-4)
+    assert metrics["rewards/margins"] == pytest.approx(chosen.mean() - rejected.mean(), rel=1e-3, abs=2e-4)
+    assert abs(metrics["rewards/margins"]) > 0.02
+    if trainer.config.objective == "kto":
+        assert metrics["kl"] >= 0
+    else:
+        assert 0 < metrics["rewards/accuracies"] == pytest.approx((chosen > rejected).mean())
+
+
+def test_a_step_is_the_same_however_it_is_split_and_padded(make_checkpoint: Any, cpu: Device) -> None:
+    folder, results = make_checkpoint(), []
+    for size, accumulate, length in ((8, 1, 21), (2, 4, 21), (3, 3, 21), (4, 2, 37)):
+        trainer, stream = trainer_of(folder, cpu, batch_size=size, accumulate=accumulate, seq_len=length)
+        for _ in range(2):  # lora_A has no gradient in the first
+            trainer.step(stream.get(0), 1e-2)
+        history = trainer.read_history()
+        results.append((history[:, 0], cpu.download(trainer.optimizer.exp_avg), trainer.metrics(history[1])))
+    loss, gradient, metrics = results[0]
+    assert loss[0] == pytest.approx(np.log(2)) and loss[1] != loss[0] and np.linalg.norm(gradient) > 1e-3
+    for other_loss, other, others in results[1:]:
+        np.testing.assert_allclose(other_loss, loss, rtol=1e-5)
+        assert np.linalg.norm(other - gradient) <= 1e-5 * np.linalg.norm(gradient)
+        assert others == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+
+
+def test_dropout_leaves_the_reference_alone(make_checkpoint: Any, cpu: Device) -> None:
+    """What the reference gives is the base model's, step after step."""
+    trainer, stream = trainer_of(make_checkpoint(), cpu, dropout=0.5, accumulate=1, batch_size=8)
+    for _ in range(4):
+        trainer.step(stream.get(0), 1e-2)
+    scores = trainer.read_history()[:, 1 + STATE_SIZE :].reshape(4, 3, -1)
+    np.testing.assert_array_equal(scores[1:, 2], np.broadcast_to(scores[0, 2], scores[1:, 2].shape))
+    assert (scores[1, 1] != scores[2, 1]).any() and np.abs(scores[3, 1] - scores[0, 2]).max() > 0.1
+
+
+def test_ranks_tell_the_metrics_of_the_whole_step(make_checkpoint: Any) -> None:
+    folder, held, barrier = make_checkpoint(), [None, None], threading.Barrier(2)
+    one, stream = trainer_of(folder, ReferenceDevice(), accumulate=4)
+    ranks = []
+    for rank in range(2):
+        alone, _ = trainer_of(folder, ReferenceDevice(), accumulate=4)
+        ranks.append(Trainer(alone.model, alone.optimizer, one.config, ThreadWorld(rank, held, barrier)))
+    for index in range(2):
+        together(ranks, functools.partial(Trainer.step, step=stream.get(index), lr=1e-2))
+        one.step(stream.get(index), 1e-2)
+    np.testing.assert_array_equal(parameters(ranks[0]), parameters(ranks[1]))
+    history = one.read_history()
+    for trainer in ranks:
+        found = trainer.read_history()
+        np.testing.assert_allclose(found, history, rtol=1e-4, atol=1e-4)
+        assert trainer.metrics(found[1]) == pytest.approx(one.metrics(history[1]), rel=1e-3, abs=1e-3)
+    measured: dict[int, Any] = {}
+    batches = eval_batches(examples("dpo"), one.config)
+    together(ranks, lambda trainer: measured.update({trainer.world.rank: trainer.measure(batches)}))
+    for loss, metrics in measured.values():
+        assert loss == pytest.approx(one.measure(batches)[0], rel=1e-4)
+        assert metrics == pytest.approx(one.measure(batches)[1], rel=1e-3, abs=1e-3)
+
+
+@pytest.fixture
+def data(write_lines: Any) -> str:
+    shifted = (SENTENCES[i:] + SENTENCES[:i] for i in (1, 3))
+    return write_lines(*({"prompt": a, "chosen": f" {b}", "rejected": f" {c}"} for a, b, c in zip(SENTENCES, *shifted)))
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_run_resumes_to_the_same_bits(
+    objective: str, make_checkpoint: Any, data: str, tmp_path: Path, capsys: Any
+) -> None:
+    options = {"--model": make_checkpoint(), "--data": data, "--device": "cpu", "--rank": 3, "--seq-len": 64}
+    options |= {"--objective": objective, "--batch-size": 2, "--accumulate": 2, "--save-every": 2, "--lr": 5e-3}
+    command = ["finetune", *(str(word) for pair in options.items() for word in pair), "--eval-fraction", "0.25"]
+    command += ["--no-sample", "--log-every", "1"]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    assert main([*command, "--out", str(whole), "--max-steps", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "has preference pairs" in said and "reference: the base model without an adapter" in said
+    begin = {"dpo": "0.6931 (rewards/accuracies 0.0000, ", "kto": "0.5000 ("}[objective]
+    assert f"held-out loss before: {begin}rewards/margins 0.0000)" in said
+    first = read_metrics(whole / "metrics.jsonl")
+    assert all("rewards/chosen" in record and "rewards/margins" in record for record in first)
+    shutil.copytree(whole, again)
+    for path in (again / WEIGHTS_FILE, again / "results.json", again / "checkpoints" / "step-5"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert main([*command, "--out", str(again), "--max-steps", "5", "--resume"]) == 0
+    assert (again / WEIGHTS_FILE).read_bytes() == (whole / WEIGHTS_FILE).read_bytes()
+    for one, other in zip(first, read_metrics(again / "metrics.jsonl"), strict=True):
+        assert {k: v for k, v in one.items() if k != "tokens_per_second"} == {
+            k: v for k, v in other.items() if k != "tokens_per_second"
+        }
+    results = [json.loads((out / "results.json").read_text()) for out in (whole, again)]
+    assert results[0]["held_out_rewards/margins_after"] == results[1]["held_out_rewards/margins_after"] != 0
+    assert main([*command, "--out", str(again), "--max-steps", "6", "--resume", "--beta", "0.2"]) == 2
+    assert "--beta: the run in" in capsys.readouterr().err

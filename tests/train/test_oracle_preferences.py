@@ -1,0 +1,164 @@
+"""Thirty steps on preferences beside TRL's trainers: the same file, the same order, the same start of the adapter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.conftest import SENTENCES
+from wgrad.device.contract import Device
+from wgrad.train.data.data import load_data
+from wgrad.train.data.packing import BatchStream
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.build import build_optimizer, build_trainable
+from wgrad.train.run.trainer import Trainer
+
+torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+datasets = pytest.importorskip("datasets", reason="the oracle reads with datasets: pip install wgrad[oracle]")
+trl = pytest.importorskip("trl", reason="the oracle is trl: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+STEPS = 30
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SAME = {"lr": 1e-3, "max_grad_norm": 0.5, "batch_size": 2, "seq_len": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products this small take longer on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def ours(
+    folder: Path, data: Path, device: Device, out: Path, **options: Any
+) -> tuple[list[dict[str, float]], list[int]]:
+    """What each step tells, and the lines of the file in the order in which they were learnt."""
+    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "quantize": False, "compute": "float32", "accumulate": 1}
+    config = RunOptions(data=str(data), eval_fraction=0.0, **settings | SAME | options)
+    found = load_data(config, load_tokenizer(folder))
+    stream = BatchStream(found.train, config)
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=config.seq_len)
+    assert built.lora is not None
+    start = {name: built.parameters.get(name) for name in built.parameters.tensors}
+    save_adapter(out, built.lora, start, str(folder))
+    trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
+    told, lines = [], []
+    for index in range(STEPS):
+        epoch, within = divmod(index, stream.steps_per_epoch)
+        for (number,) in stream._epoch_rows(epoch)[within * config.batch_size :][: config.batch_size]:
+            lines.append(int(found.train[number].source.rpartition(":")[2]))
+        trainer.step(stream.get(index), config.lr)
+        (row,) = trainer.read_history()
+        told.append({"loss": float(row[0]), **trainer.metrics(row)})
+    return told, lines
+
+
+def theirs(kind: str, folder: Path, start: Path, records: list[dict[str, Any]], out: Path, **options: Any) -> Any:
+    """TRL's trainer after its steps."""
+    config, trainer = (getattr(trl, f"{kind}{name}") for name in ("Config", "Trainer"))
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    made = trainer(
+        model=peft.PeftModel.from_pretrained(base, start, is_trainable=True),
+        args=config(
+            output_dir=str(out),
+            per_device_train_batch_size=SAME["batch_size"],
+            learning_rate=SAME["lr"],
+            max_grad_norm=SAME["max_grad_norm"],
+            max_length=SAME["seq_len"],
+            max_steps=STEPS,
+            lr_scheduler_type="constant",
+            train_sampling_strategy="sequential",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            **options,
+        ),
+        train_dataset=datasets.Dataset.from_list(records),
+        processing_class=transformers.AutoTokenizer.from_pretrained(folder),
+    )
+    made.train()
+    return made
+
+
+def compare(found: list[dict[str, float]], trainer: Any, names: list[str]) -> None:
+    """Losses within 0.5 %, metrics within 0.5 % of the largest, at every step."""
+    history = [record for record in trainer.state.log_history if "loss" in record]
+    assert len(history) == len(found) == STEPS
+    for name in names:
+        mine, wanted = (np.array([record[name] for record in told]) for told in (found, history))
+        np.testing.assert_allclose(mine, wanted, rtol=0.005, atol=0.005 * np.abs(wanted).max(), err_msg=name)
+        if name != "rewards/accuracies":
+            assert np.ptp(wanted) > 0.1 * np.abs(wanted).max(), name  # it is no constant
+
+
+PAIR_METRICS = [
+    f"{kind}/{of}" for kind, names in (("rewards", "chosen rejected margins accuracies"), ("logps", "chosen rejected"))
+    for of in names.split()
+]  # fmt: skip
+
+
+def pairs() -> list[dict[str, Any]]:
+    """Answers of unequal length, some beyond what a row holds."""
+    chosen, rejected = (SENTENCES[i:] + SENTENCES[:i] for i in (1, 3))
+    return [
+        {"prompt": a, "chosen": f" {b}" * (1 + i % 3), "rejected": f" {c[: 9 + 5 * i]}"}
+        for i, (a, b, c) in enumerate(zip(SENTENCES, chosen, rejected))
+    ]
+
+
+def test_dpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    """With label smoothing, which is the robust loss and has the plain one in it."""
+    folder, records = make_checkpoint(num_hidden_layers=1), pairs()
+    data = write_lines(tmp_path / "data.jsonl", records)
+    options = {"beta": 0.3, "label_smoothing": 0.1}
+    found, lines = ours(folder, data, cpu, tmp_path / "start", objective="dpo", **options)
+    ordered = [records[line - 1] for line in lines]
+    trainer = theirs("DPO", folder, tmp_path / "start", ordered, tmp_path / "theirs", loss_type=["robust"], **options)
+    compare(found, trainer, ["loss", *PAIR_METRICS])
+
+
+def test_kto(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    """On conversations, none of which is cut: of a completion that was, ours goes to its other prompt as it is."""
+    folder = make_checkpoint(num_hidden_layers=1)
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    records = [
+        {
+            "prompt": [{"role": "user", "content": pair["prompt"][:12]}],
+            "completion": [{"role": "assistant", "content": pair[("chosen", "rejected")[i % 3 == 0]][:28]}],
+            "label": i % 3 != 0,
+        }
+        for i, pair in enumerate(pairs())
+    ]
+    data = write_lines(tmp_path / "data.jsonl", records)
+    options = {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.8}
+    found, lines = ours(folder, data, cpu, tmp_path / "start", objective="kto", **options)
+    ordered = [records[line - 1] for line in lines]
+    trainer = theirs("KTO", folder, tmp_path / "start", ordered, tmp_path / "theirs", **options)
+    compare(found, trainer, ["loss", "kl"])

@@ -1,0 +1,259 @@
+"""What a run minimises, computed on the device: cross-entropy of tokens (sft), or losses of preferences.
+
+An objective's loss is the sum over the units of a micro-batch (target tokens; pairs; examples), which the trainer
+divides by those of the whole step. The reference of dpo and kto is the model with its adapter off.
+Source: DPO (arXiv 2305.18290), robust DPO (2403.00409), KTO (2402.01306); as TRL computes them
+(tests/train/test_oracle_preferences.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from wgrad.autograd import functional as F
+from wgrad.autograd.tensor import Tensor, no_grad
+from wgrad.device.contract import Array, Device
+from wgrad.train.data.packing import IGNORE_INDEX, Batch
+from wgrad.train.model.model import Inputs, Model
+from wgrad.train.options.finetune_config import DPO, KTO, SFT, RunOptions
+from wgrad.train.run.optim import ALIGN
+
+
+def write_batch(device: Device, inputs: Inputs, batch: Batch) -> None:
+    """The rows of a micro-batch, to the arrays that a model reads."""
+    assert inputs.targets is not None
+    device.write(inputs.ids, batch.ids.reshape(-1))
+    device.write(inputs.targets, batch.targets.reshape(-1))
+    device.write(inputs.positions, batch.positions.reshape(-1))
+    device.write(inputs.doc_start, batch.doc_start)
+
+
+# tanh of x times this is the sign of x, but for what is as small as a rounding of log-probabilities anyway.
+_STEEP = 2.0**20
+
+
+class Objective:
+    """sft, and what the others have in common with it.
+
+    score_size: floats of `scores`, which the device keeps of a micro-batch and `sums` makes metrics of; 0: none.
+    """
+
+    score_size = 0
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        self.model, self.config, self.device = model, config, model.device
+
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """These are the micro-batches of a step, or of an evaluation."""
+
+    def write(self, batch: Batch) -> None:
+        """Bring to the device what the loss of this micro-batch needs beside the model's inputs."""
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        """float32 [1]. Only device work, the same at each call: can be captured."""
+        return self.model.loss(inputs)
+
+    @property
+    def scores(self) -> Array:
+        raise NotImplementedError
+
+    def sums(self, scores: np.ndarray) -> np.ndarray:
+        """float32 [micro-batches, score_size] -> float64, what is added up over micro-batches and ranks."""
+        return np.zeros(0)
+
+    def metrics(self, sums: np.ndarray) -> dict[str, float]:
+        """By TRL's names; NaN where nothing was measured."""
+        return {}
+
+
+class Preference(Objective):
+    """Objectives whose loss is one of log-probabilities of completions, each a row of the micro-batch.
+
+    columns: what is kept of each row, in `scores`: its label, then what `_log_probs` was asked for.
+    """
+
+    columns = 1
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        super().__init__(model, config)
+        self.rows, device = config.rows, self.device
+        self._width = -(-self.rows // ALIGN) * ALIGN  # views begin at multiples of it
+        self.score_size = self.columns * self._width
+        self._scores = device.zeros((self.score_size,))
+        self._ones = device.upload(np.ones((config.seq_len, 1), np.float32))
+
+    @property
+    def scores(self) -> Array:
+        return self._scores
+
+    def write(self, batch: Batch) -> None:
+        assert batch.labels is not None
+        self.device.write(self._column(0), batch.labels.reshape(-1, 1))
+
+    def _column(self, number: int) -> Array:
+        return self.device.view(self._scores, (self.rows, 1), number * self._width)
+
+    def _log_probs(self, inputs: Inputs, column: int) -> Tensor:
+        """[rows, 1]: the sum over a completion's tokens, kept in this column of the scores."""
+        losses = self.model.token_losses(inputs).reshape(self.rows, -1)
+        found = F.gemm(losses, self._ones, alpha=-1.0)
+        self.device.copy(found.data, self._column(column))
+        return found
+
+    def _reference(self, inputs: Inputs, column: int) -> Array:
+        """[rows, 1]: minus those of the model without its adapter."""
+        with self.model.without_adapter(), no_grad():
+            found = self._log_probs(replace(inputs, seed=None), column)
+        return self.device.scale(found.data, -1.0)
+
+    def _columns_of(self, scores: np.ndarray) -> np.ndarray:
+        """float32 [micro-batches, score_size] -> float64 [columns, micro-batches, rows]."""
+        parts = scores.reshape(-1, self.columns, self._width)[:, :, : self.rows]
+        return np.moveaxis(parts.astype(np.float64), 1, 0)
+
+
+class Pairs(Preference):
+    """Rows of chosen completions, and as many of rejected ones behind them."""
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        super().__init__(model, config)
+        device, pairs = self.device, config.batch_size
+        eye = np.eye(pairs, dtype=np.float32)
+        self._difference = Tensor(device.upload(np.concatenate([eye, -eye], axis=1)), device)
+        # Cross-entropy of the two logits z and 0: -log sigmoid(z) for the first, -log sigmoid(-z) for the second.
+        self._logits = device.upload(np.array([[1.0], [0.0]], np.float32))
+        self._first, self._second = (device.upload(np.zeros(pairs, np.int32)) for _ in range(2))
+
+    def write(self, batch: Batch) -> None:
+        super().write(batch)
+        assert batch.labels is not None
+        there = batch.labels[: self.config.batch_size] > 0
+        for target, array in enumerate((self._first, self._second)):
+            self.device.write(array, np.where(there, target, IGNORE_INDEX).astype(np.int32))
+
+    def _prefer(self, values: Tensor, alpha: float, targets: Array) -> Tensor:
+        """[1]: the sum over pairs of -log sigmoid(alpha * (that of chosen - that of rejected)), values [rows, 1]."""
+        return F.linear_cross_entropy(F.gemm(self._difference, values, alpha=alpha), self._logits, targets)
+
+    def sums(self, scores: np.ndarray) -> np.ndarray:
+        columns, pairs = self._columns_of(scores), self.config.batch_size
+        there = columns[0][:, :pairs] > 0
+        values = columns[1:3] if self.columns > 2 else np.stack([columns[1], np.zeros_like(columns[1])])
+        chosen, rejected = (values[:, :, part][:, there] for part in (slice(pairs), slice(pairs, None)))
+        rewards = [self.config.beta * (log_probs[0] - log_probs[1]) for log_probs in (chosen, rejected)]
+        return np.array(
+            [
+                there.sum(),
+                rewards[0].sum(),
+                rewards[1].sum(),
+                (rewards[0] > rewards[1]).sum(),
+                chosen[0].sum(),
+                rejected[0].sum(),
+            ],
+            np.float64,
+        )
+
+    def metrics(self, sums: np.ndarray) -> dict[str, float]:
+        with np.errstate(invalid="ignore"):
+            chosen, rejected, accurate, *log_probs = sums[1:] / sums[0]
+        return {
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/accuracies": accurate,
+            "rewards/margins": chosen - rejected,
+            "logps/chosen": log_probs[0],
+            "logps/rejected": log_probs[1],
+        }
+
+
+class DirectPreference(Pairs):
+    """dpo, with label smoothing the robust one."""
+
+    columns = 3
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        reference = self._reference(inputs, 2)
+        ratios = F.add(self._log_probs(inputs, 1), reference)
+        beta, smoothing = self.config.beta, self.config.label_smoothing
+        loss = self._prefer(ratios, beta, self._first)
+        if not smoothing:
+            return loss
+        flipped = self._prefer(ratios, beta, self._second)
+        rest = 1 - 2 * smoothing
+        return F.add(F.scale(loss, (1 - smoothing) / rest), F.scale(flipped, -smoothing / rest))
+
+
+class Kto(Preference):
+    """Examples with a label, each against the mean divergence of the micro-batch: that of its mismatched rows."""
+
+    columns = 5
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        super().__init__(model, config)
+        device = self.device
+        self._mismatched = Inputs.empty(device, self.rows, config.seq_len)
+        self._mean = device.zeros((1, self.rows))  # weights of which it is made
+        self._weights = device.zeros((self.rows, 2))  # of the two values of a softmax of z and 0
+        self._z_and_0 = device.upload(np.array([[1.0, 0.0]], np.float32))
+        self._rows_of_1 = device.upload(np.ones((self.rows, 1), np.float32))
+
+    def write(self, batch: Batch) -> None:
+        super().write(batch)
+        assert batch.labels is not None and batch.mismatched is not None
+        write_batch(self.device, self._mismatched, batch.mismatched)
+        labels, config = batch.labels, self.config
+        self.device.write(self._mean, np.float32(labels != 0).reshape(1, -1) / np.float32(batch.num_targets))
+        weights = np.where(labels > 0, config.desirable_weight, config.undesirable_weight) * (labels != 0)
+        self.device.write(self._weights, np.stack([np.zeros(self.rows), weights], axis=1).astype(np.float32))
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        device = self.device
+        reference, divergence = self._reference(inputs, 2), self._divergence()
+        offset = device.add(reference, device.gemm(self._rows_of_1, divergence, alpha=-1.0))
+        z = F.mul(F.add(self._log_probs(inputs, 1), offset), self._column(0))
+        # The second of the two is 1 - sigmoid(beta z).
+        both = F.softmax(F.gemm(z, self._z_and_0, alpha=self.config.beta))
+        return F.sum(F.mul(both, self._weights))
+
+    def _divergence(self) -> Array:
+        """[1, 1]: the mean over the mismatched rows of the log-ratio to the reference, 0 where that is negative."""
+        device = self.device
+        with no_grad():
+            policy = self._log_probs(self._mismatched, 3).data
+        ratios = device.add(policy, self._reference(self._mismatched, 4))
+        mean = device.gemm(self._mean, ratios)
+        sign = device.softcap(device.scale(mean, _STEEP), 1.0)
+        return device.scale(device.add(mean, device.mul(mean, sign)), 0.5)
+
+    def sums(self, scores: np.ndarray) -> np.ndarray:
+        labels, policy, reference, other, other_reference = self._columns_of(scores)
+        parts = [labels > 0, labels < 0]
+        rewards = self.config.beta * (policy - reference)
+        kept = [values[part].sum() for values in (np.ones_like(labels), rewards, policy) for part in parts]
+        rows = (labels != 0).sum(axis=1)
+        means = ((other - other_reference) * (labels != 0)).sum(axis=1)[rows > 0] / rows[rows > 0]
+        return np.array([*kept, np.maximum(means, 0).sum(), len(means)], np.float64)
+
+    def metrics(self, sums: np.ndarray) -> dict[str, float]:
+        with np.errstate(invalid="ignore"):
+            (chosen, rejected), log_probs = sums[2:4] / sums[:2], sums[4:6] / sums[:2]
+            divergence = sums[6] / sums[7]
+        return {
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/margins": chosen - rejected,
+            "logps/chosen": log_probs[0],
+            "logps/rejected": log_probs[1],
+            "kl": divergence,
+        }
+
+
+_OBJECTIVES = {SFT: Objective, DPO: DirectPreference, KTO: Kto}
+
+
+def make_objective(model: Model, config: RunOptions) -> Objective:
+    """That of --objective."""
+    return _OBJECTIVES[config.objective](model, config)
