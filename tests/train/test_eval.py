@@ -51,11 +51,11 @@ def test_the_batches_are_those_of_a_run(
     """Where the data is shorter than a row too."""
     seen: list[list[np.ndarray]] = []
 
-    def note(self: Trainer, batches: Any, progress: Any = None) -> float:
+    def note(self: Trainer, batches: Any, progress: Any = None) -> tuple[float, dict]:
         seen.append([batch.ids for batch in batches])
-        return 1.0
+        return 1.0, {}
 
-    monkeypatch.setattr(Trainer, "evaluate", note)
+    monkeypatch.setattr(Trainer, "measure", note)
     text_data.write_text("".join(text_data.read_text().splitlines(keepends=True)[:5]))
     words = ["--model", str(make_checkpoint()), "--device", "cpu", "--data", str(text_data)]
     run = ["--eval-data", str(text_data), "--out", str(tmp_path / "out"), "--accumulate", "1", "--no-sample"]

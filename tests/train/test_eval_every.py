@@ -180,7 +180,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
 
     monkeypatch.setattr(Run, "train", damaged)
     monkeypatch.setattr(
-        "wgrad.train.run.trainer.Trainer.evaluate", lambda self, *args: 9.0 - self.optimizer.applied() % 5
+        "wgrad.train.run.trainer.Trainer.measure", lambda self, *args: (9.0 - self.optimizer.applied() % 5, {})
     )
     assert run(values) == 0
     assert measured(values["--out"]) == {2: 7.0, 4: 5.0, 5: 9.0}
