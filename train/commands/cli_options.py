@@ -16,10 +16,10 @@ from wgrad.train.options.finetune_config import (
     FinetuneConfig,
     RunOptions,
     read_config_file,
-    unused_options,
 )
 from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.options import Options, field_type, fixed_options, flag, show
+from wgrad.train.options.unused_options import unused_options
 
 
 class Parser(argparse.ArgumentParser):

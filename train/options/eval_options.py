@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.options.finetune_config import RunOptions, unused_options
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
+from wgrad.train.options.unused_options import unused_options
 
 # Field -> its help where it means something else here than in a run.
 EVAL_OPTIONS = {

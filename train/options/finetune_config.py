@@ -21,6 +21,7 @@ from wgrad.train.files.decode import read_yaml
 from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, flag, option, show
+from wgrad.train.options.unused_options import unused_options
 
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
@@ -357,31 +358,6 @@ class FinetuneConfig(RunOptions):
                 "--batch-size: must be at least 2 with --objective kto, which sets each prompt beside another one's "
                 "completion of the same batch; got 1"
             )
-
-
-# An option that is set, what it leaves without effect, and why.
-_UNUSED = (
-    ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
-    ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
-    ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
-    ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
-    ("full", ("stream_weights",), "--full has no frozen weights"),
-    ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
-    ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
-    ("preferring", ("packing",), "each row holds one completion of a preference or label"),
-    ("preferring", ("loss_on",), "preferences and labels are of completions"),
-    (SFT, ("beta", "label_smoothing", "desirable_weight", "undesirable_weight"), "--objective sft has none"),
-    (DPO, ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
-    (KTO, ("label_smoothing",), "it is of --objective dpo"),
-)
-
-
-def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
-    """Options without effect beside the others of `values`, each with the reason."""
-    objective = str(values.get("objective", SFT))
-    given = {**values, "no_quantize": values.get("quantize") is False, "local_steps": values.get("sync_every", 1) > 1}
-    given |= {"preferring": objective != SFT, objective: True}
-    return {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
 
 
 def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""Options of a run that others leave without effect: which, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# An option that is set, what it leaves without effect, and why.
+_UNUSED = (
+    ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
+    ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
+    ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
+    ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
+    ("full", ("stream_weights",), "--full has no frozen weights"),
+    ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
+    ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
+    ("preferring", ("packing",), "each row holds one completion of a preference or label"),
+    ("preferring", ("loss_on",), "preferences and labels are of completions"),
+    ("sft", ("beta", "label_smoothing", "desirable_weight", "undesirable_weight"), "--objective sft has none"),
+    ("dpo", ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
+    ("kto", ("label_smoothing",), "it is of --objective dpo"),
+)
+
+
+def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
+    """Options without effect beside the others of `values`, each with the reason."""
+    objective = str(values.get("objective", "sft"))
+    given = {**values, "no_quantize": values.get("quantize") is False, "local_steps": values.get("sync_every", 1) > 1}
+    given |= {"preferring": objective != "sft", objective: True}
+    return {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
