@@ -78,18 +78,20 @@ class Client:
 
 
 @contextmanager
-def serving(**options: Any) -> Iterator[Client]:
-    """Options of ServeConfig, on NumPy's device unless another is named."""
+def serving(start: bool = True, **options: Any) -> Iterator[Client]:
+    """Options of ServeConfig, on NumPy's device unless another is named. start: False leaves `engine.run` to a test."""
     config = ServeConfig(**{"model": str(BASE), "device": "cpu", "port": 0, **options})
     engine, preparation = load(open_model(config), config.adapters)
     listening = listen(resolve(config.host, config.port))
     server = HttpServer(guarded(engine, preparation, config), listening, engine.close)
     device = threading.Thread(target=engine.run, daemon=True)
-    device.start()
     server.start()
+    if start:
+        device.start()
     try:
         yield Client(listening.getsockname()[1], engine)
     finally:
         engine.close()
-        device.join(30)
+        if start:
+            device.join(30)
         server.stop()

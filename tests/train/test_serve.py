@@ -112,7 +112,7 @@ def test_models(client: Client) -> None:
 
 def test_stop_ends_the_text_before_it(client: Client) -> None:
     whole = client.complete(TEXTS[0], max_tokens=12, temperature=0)["choices"][0]["text"]
-    cut = whole[3:6]  # begins and ends within tokens
+    cut = whole[3:12]  # begins within a token, and has others
     for options in ({}, {"logprobs": 0}):
         answer = client.complete(TEXTS[0], max_tokens=12, temperature=0, stop=["nowhere", cut], **options)["choices"][0]
         assert answer["text"] == whole[: whole.index(cut)] and answer["finish_reason"] == "stop"

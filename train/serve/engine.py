@@ -121,12 +121,9 @@ class Engine:
                 break
             wider = max(longest, len(job.prompt)), max(new, job.max_new_tokens)
             # Prompts are filled up to the longest, so the rotary tables must hold that and the longest answer.
-            tokens = (len(batch) + 1) * wider[0]
-            if (
-                _kind(job) == _kind(first)
-                and sum(wider) <= self.limits.positions
-                and tokens <= self.limits.prompt_tokens
-            ):
+            read = (len(batch) + 1) * wider[0]
+            fits = sum(wider) <= self.limits.positions and read <= self.limits.prompt_tokens
+            if fits and not job.score and _kind(job) == _kind(first):
                 batch.append(job)
                 longest, new = wider
         return batch

@@ -36,7 +36,7 @@ class Events:
 
 async def pieces(request: Request, jobs: Sequence[Job], choices: Sequence[Choice], events: Events) -> Pieces:
     """Each piece, once its choice has it. ApiError: a job failed. However it ends, no job goes on."""
-    watch = asyncio.create_task(_until_gone(request, jobs, events))
+    watch = asyncio.create_task(_until_gone(request, events))
     left = len(jobs)
     try:
         while left:
@@ -48,16 +48,11 @@ async def pieces(request: Request, jobs: Sequence[Job], choices: Sequence[Choice
             yield choices[number], event
     finally:
         watch.cancel()
-        _cancel(jobs)
+        for job in jobs:
+            job.cancelled = True
 
 
-async def _until_gone(request: Request, jobs: Sequence[Job], events: Events) -> None:
+async def _until_gone(request: Request, events: Events) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    _cancel(jobs)
     events.put(0, _CLIENT_GONE)
-
-
-def _cancel(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        job.cancelled = True

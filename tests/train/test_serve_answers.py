@@ -1,0 +1,183 @@
+"""`wgrad serve`: conversations, streams, and OpenAI's own client."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.serving import BASE, Client, Reply, serving
+from wgrad.train.serve.answers import Choice, CompletionForm
+from wgrad.train.serve.jobs import Piece, TokenInfo
+from wgrad.train.serve.stop_text import StopText
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+TURNS = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Hear, my son"}]
+RENDERED = "system: be brief\nuser: Hear, my son\nassistant:"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """The embedded model with a chat template."""
+    folder = tmp_path_factory.mktemp("models") / "talker"
+    shutil.copytree(BASE, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(model=str(folder), max_new_tokens=24) as found:
+        yield found
+
+
+def chat(client: Client, messages: Any = TURNS, **options: Any) -> Reply:
+    return client.post("chat/completions", {"model": "talker", "messages": messages, **options})
+
+
+def test_a_conversation_is_what_its_template_makes_of_it(client: Client) -> None:
+    for options in ({"temperature": 0}, {"seed": 4, "top_p": 0.9}):
+        answer = chat(client, max_tokens=9, **options).json
+        text = client.complete(RENDERED, max_tokens=9, **options)
+        assert answer["choices"][0]["message"] == {"role": "assistant", "content": text["choices"][0]["text"]}
+        assert answer["usage"] == text["usage"] and answer["object"] == "chat.completion"
+    parts = [{"type": "text", "text": "Hear, "}, {"type": "text", "text": "my son"}]
+    same = chat(client, [TURNS[0], {"role": "user", "content": parts}], max_completion_tokens=9, seed=4, top_p=0.9).json
+    assert same["choices"] == answer["choices"]
+    whole = chat(client, temperature=0).json  # as long as may be, where nothing is said
+    assert whole["usage"]["completion_tokens"] == 24 or whole["choices"][0]["finish_reason"] == "stop"
+
+
+def test_log_probabilities_of_a_conversation(client: Client) -> None:
+    choice = chat(client, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2).json["choices"][0]
+    told = client.complete(RENDERED, max_tokens=4, temperature=0, logprobs=2)["choices"][0]["logprobs"]
+    content = choice["logprobs"]["content"]
+    assert [token["token"] for token in content] == told["tokens"]
+    assert [token["logprob"] for token in content] == told["token_logprobs"]
+    assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in content)
+    assert all(bytes(token["bytes"]).decode() == token["token"] for token in content)
+    assert chat(client, max_tokens=1).json["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages must be a list of length >= 1"),
+        ("hi", "messages must be a list"),
+        ([3], "messages[0] must be an object; got 3"),
+        ([{"content": "x"}], "messages[0].role must be text; got null"),
+        ([{"role": "user", "content": 3}], "messages[0].content must be text; got a number"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "only parts of type 'text' can be read"),
+        ([{"role": "tool", "content": "x"}], "the chat template refuses these messages: no tools here"),
+        ([{"role": "user"}], "the chat template refuses these messages: 'dict object' has no attribute 'content'"),
+        ([{"role": "user", "content": "x " * 900}], "must be at most the 512 positions"),
+    ],
+)
+def test_wrong_messages(client: Client, messages: Any, message: str) -> None:
+    reply = chat(client, messages)
+    assert (reply.status, reply.error["param"]) == (400, "messages") and message in reply.error["message"]
+
+
+# ---- streams -------------------------------------------------------------------------------------
+def test_a_stream_is_the_answer_in_pieces(client: Client) -> None:
+    asked = {"model": "talker", "prompt": ["Hear, my son", "Go to"], "max_tokens": 12, "seed": 8, "logprobs": 1}
+    whole = client.post("completions", asked).json
+    *chunks, last = client.post(
+        "completions", {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    ).events
+    assert last["choices"] == [] and last["usage"] == whole["usage"] and len(chunks) > 10
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(c["text"] for c in own) == choice["text"]
+        assert [c["finish_reason"] for c in own] == [*[None] * (len(own) - 1), choice["finish_reason"]]
+        for key, values in choice["logprobs"].items():
+            assert [value for c in own for value in c["logprobs"][key]] == values
+    assert {chunk["id"] for chunk in [*chunks, last]} == {last["id"]} != {whole["id"]}
+
+
+def test_a_stream_of_a_conversation(client: Client) -> None:
+    whole = chat(client, max_tokens=12, temperature=0).json["choices"][0]["message"]["content"]
+    first, *others = (chunk["choices"][0] for chunk in chat(client, max_tokens=12, temperature=0, stream=True).events)
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(c["delta"].get("content", "") for c in others) == whole and others[-1]["finish_reason"] == "length"
+    echo = {"model": "talker", "prompt": "Hear", "echo": True, "max_tokens": 1, "stream": True, "logprobs": 0}
+    texts = [chunk["choices"][0]["text"] for chunk in client.post("completions", echo).events]
+    assert texts[0] == "Hear" and len("".join(texts)) > 4
+
+
+def test_what_may_be_a_stop_is_held_back(client: Client) -> None:
+    whole = chat(client, max_tokens=12, temperature=0).json["choices"][0]["message"]["content"]
+    stop = whole[4:9]
+    chunks = chat(client, max_tokens=12, temperature=0, stream=True, stop=stop).events
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == whole[: whole.index(stop)] and chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    asked = {"model": "talker", "prompt": RENDERED, "max_tokens": 12, "temperature": 0, "stream": True, "logprobs": 0}
+    text = tokens = ""
+    for chunk in client.post("completions", {**asked, "stop": whole[3:12] + "?"}).events:  # nearly
+        choice = chunk["choices"][0]
+        text, tokens = text + choice["text"], tokens + "".join(choice["logprobs"]["tokens"])
+        assert text.startswith(tokens)
+    assert text == tokens == whole
+
+
+def test_of_tokens_with_one_text_the_likeliest_is_told() -> None:
+    """Parts of characters are all told as the same text; what is told must not be less likely than the best."""
+    choice = Choice(0, 1)
+    choice.add(
+        Piece("é", [TokenInfo(7, "é", -3.0, [(4, -1.0), (5, -2.0)]), TokenInfo(5, "?", -2.0, [(4, -1.0)])], 2, "stop")
+    )
+    (told,) = CompletionForm("m", True, lambda token: "?").answer([choice])["choices"]
+    assert told["logprobs"]["top_logprobs"] == [{"?": -1.0, "é": -3.0}, {"?": -1.0}]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_stops_across_pieces(size: int) -> None:
+    text = "one two three four"
+    for stops, wanted in (
+        (["three"], "one two "),
+        (["two t", "e t"], "on"),
+        (["fourth"], text),
+        ([], text),
+        (["x", "r"], "one two th"),
+    ):
+        stop = StopText(stops)
+        given = [stop.add(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join(given) + stop.rest() == wanted and stop.found == (wanted != text)
+
+
+# ---- the client of OpenAI ------------------------------------------------------------------------
+@pytest.mark.oracle
+def test_the_client_of_openai(client: Client) -> None:
+    openai = pytest.importorskip("openai")
+    api = openai.OpenAI(base_url=client.url, api_key="none", max_retries=0)
+    assert [model.id for model in api.models.list()] == ["talker"]
+    options = {"model": "talker", "temperature": 0, "max_tokens": 8}
+    whole = api.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=1, **options)
+    assert whole.choices[0].logprobs.content[0].top_logprobs[0].logprob == whole.choices[0].logprobs.content[0].logprob
+    stream = api.chat.completions.create(messages=TURNS, stream=True, stream_options={"include_usage": True}, **options)
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content and chunks[-1].usage == whole.usage
+    told = api.completions.create(prompt="Hear, my son", echo=True, logprobs=1, **options)
+    assert told.choices[0].text.startswith("Hear, my son") and told.choices[0].logprobs.token_logprobs[0] is None
+    pieces = list(api.completions.create(prompt="Hear, my son", stream=True, **options))
+    assert "Hear, my son" + "".join(p.choices[0].text for p in pieces) == told.choices[0].text
+    with pytest.raises(openai.NotFoundError) as missing:
+        api.completions.create(prompt="x", model="other")
+    assert missing.value.code == "model_not_found" and missing.value.param == "model"
+    with pytest.raises(openai.BadRequestError, match="must be at most the 512 positions") as long:
+        api.completions.create(prompt="x " * 900, **options, stream=True)
+    assert long.value.code == "context_length_exceeded" and long.value.type == "invalid_request_error"
+
+
+@pytest.mark.oracle
+def test_a_wrong_key_in_the_client_of_openai(tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    with serving(api_key="right") as found:
+        options: Any = {"base_url": found.url, "max_retries": 0}
+        assert openai.OpenAI(api_key="right", **options).models.list()
+        with pytest.raises(openai.AuthenticationError) as refused:
+            openai.OpenAI(api_key="wrong", **options).models.list()
+        assert refused.value.code == "invalid_api_key" and refused.value.status_code == 401
