@@ -6,14 +6,16 @@
 Random weights, settings as in bench_train.py; each rank takes the next card of its host. Of each shape:
 
     one       the first rank alone, the others waiting: a micro-batch a step
+    through   the same, the gradient going to the host and back in buckets, and nobody there to add anything
     beside    every rank by itself at once: what the cards take from each other without a word between them
     weak      a micro-batch a rank, every step synchronised; efficiency = tokens/s over ranks x tokens/s of `one`
     strong    a step of as many micro-batches as --micro (8) on one card, and shared by all
-    parts     of a weak step, the device waited for after each, so that nothing overlaps: compute, waiting for the
-              others, exchange (read-back, all-reduce and upload, bucket after bucket), update
+    parts     of a weak step, the device waited for after each, so that nothing overlaps: the device up to each bucket,
+              waiting for the others, read-back, sum between ranks, upload, update; of what moves bytes GB/s too
 
-And of MPI alone: seconds of an all-reduce of 4 bytes to the largest gradient, and of each of these bytes read back from
-and uploaded to the card. bench/scaling_model.py reads the file (bench/results/ranks.jsonl).
+And for as many bytes as buckets have, and others: milliseconds of an all-reduce by MPI, of the sum between the ranks
+(`exchange`, through memory that they share where they do), and of the way from and to the card.
+bench/scaling_model.py reads the file (bench/results/ranks.jsonl).
 """
 
 from __future__ import annotations
@@ -34,19 +36,31 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.select_device import list_devices
 from wgrad.train.data.packing import Step
 from wgrad.train.ranks.devices import device_of_rank
+from wgrad.train.ranks.exchange import Exchange
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
+from wgrad.train.run.buckets import buckets_of
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 4, 4, 5
+MOVING = ("read_back", "sum", "upload")  # parts of a step that have bytes
 
 
-class _Silent:
+class Silent:
     """The report of the ranks that do not speak."""
 
     def row(self, **values: Any) -> None:
         pass
+
+
+class Through(World):
+    """A rank alone whose gradient goes the way that it would if there were others."""
+
+    alone = False
+
+    def pause(self, waited: float, what: str) -> None:
+        time.sleep(2e-5)
 
 
 def steps_of(count: int, first: int, seq_len: int, vocab: int, micro: int) -> list[Step]:
@@ -75,8 +89,8 @@ def timed(trainer: Trainer, world: World, steps: Sequence[Step]) -> tuple[float,
 
 
 def parts_of(trainer: Trainer, world: World, steps: Sequence[Step]) -> dict[str, float]:
-    """Mean milliseconds of each part of a step, the device waited for after each. Other than in a step as it is, parts
-    do not overlap, so they add up to more."""
+    """Mean seconds of each part of a step, the device waited for after each. Other than in a step as it is, parts do
+    not overlap, so they add up to more."""
     parts: dict[str, float] = {}
     trainer.data_parallel.parts, update = parts, 0.0
     for number, step in enumerate(steps):
@@ -90,8 +104,16 @@ def parts_of(trainer: Trainer, world: World, steps: Sequence[Step]) -> dict[str,
         update += time.perf_counter() - begun
         trainer.read_history()
     trainer.data_parallel.parts = None
-    count = len(steps) - 2
-    return {f"{name}_ms": 1e3 * seconds / count for name, seconds in (parts | {"update": update}).items()}
+    return {name: seconds / (len(steps) - 2) for name, seconds in (parts | {"update": update}).items()}
+
+
+def parts_row(parts: dict[str, float], nbytes: float) -> dict[str, Any]:
+    """Milliseconds; of the stretches of the backward a list; GB/s."""
+    stretches = [parts[name] for name in parts if name.startswith("part ")]
+    row: dict[str, Any] = {"backward_ms": [1e3 * seconds for seconds in stretches]}
+    row["compute_ms"] = 1e3 * (sum(stretches) + parts["rest"])
+    row |= {f"{name}_ms": 1e3 * parts[name] for name in ("wait", *MOVING, "update")}
+    return row | {f"{name}_gb_per_second": nbytes / 1e9 / parts[name] for name in MOVING}
 
 
 def _upload(device: Any, array: Any, host: np.ndarray) -> None:
@@ -99,16 +121,28 @@ def _upload(device: Any, array: Any, host: np.ndarray) -> None:
     device.synchronize()
 
 
-def collectives(world: World, device: Any, largest: int, report: Any) -> None:
-    """Seconds of all-reduces, and of the way from and to the card, by bytes."""
-    nbytes = 4
-    while True:
-        nbytes = min(nbytes, largest)
-        host, array = np.zeros(nbytes // 4, np.float32), device.zeros((nbytes // 4,))
+def _sum(world: World, exchange: Exchange) -> None:
+    def work() -> None:
+        exchange.begin()
+        exchange.give()
+        while not exchange.finished:
+            if not exchange.advance():
+                world.pause(0.0, "a measurement")
+
+    world.attempt(work)
+
+
+def collectives(world: World, device: Any, sizes: Sequence[int], report: Any) -> None:
+    """The time of sums between ranks, and of the way from and to the card, by bytes."""
+    for nbytes in sizes:
+        count = nbytes // 4
+        host, array = np.zeros(count, np.float32), device.zeros((count,))
+        exchange = world.open_exchange(count, [(0, count)])
         works: dict[str, Callable[[], Any]] = {
             "all_reduce": partial(world.add, host, "a measurement"),
-            "read_back": partial(device.download, array),
-            "upload": partial(_upload, device, array, host),
+            "exchange": partial(_sum, world, exchange),
+            "read_back": lambda: device.readback(array, exchange.part).result(),  # noqa: B023
+            "upload": partial(_upload, device, array, exchange.total),
         }
         row = {}
         for name, work in works.items():
@@ -119,50 +153,62 @@ def collectives(world: World, device: Any, largest: int, report: Any) -> None:
                 work()
                 samples.append(time.perf_counter() - begun)
             row[f"{name}_ms"] = 1e3 * median_spread(samples[2:])[0]
-        report.row(what="bytes", ranks=world.size, bytes=nbytes, **row)
-        if nbytes == largest:
-            return
-        nbytes *= 16
+        rates = {f"{name[:-3]}_gb_per_second": nbytes / 1e6 / milliseconds for name, milliseconds in row.items()}
+        report.row(what="bytes", ranks=world.size, bytes=nbytes, **row, **rates)
 
 
-def bench_shape(name: str, world: World, device: Any, args: argparse.Namespace, report: Any) -> int:
-    """-> bytes of the flat gradient."""
-    shape, seq_len, ranks = SHAPES[name], args.seq_len, world.size
-    trainer, parameters = build(shape, seq_len, device, args.compute)
-    options = replace(trainer.config, accumulate=max(ranks, args.micro))
-    alone = Trainer(trainer.model, trainer.optimizer, options)
-    shared = Trainer(trainer.model, trainer.optimizer, options, world)
-    shared.data_parallel.shares.measured = False
-    del trainer
-    count = SETTLE_STEPS + SAMPLES * TIMED_STEPS
-    first = 0
+class Bench:
+    """The measurements of one shape. sizes: bytes of the buckets that its gradient travels in."""
 
-    def steps(micro: int, count: int = count) -> list[Step]:
-        nonlocal first
-        first += count
-        return steps_of(count, first, seq_len, shape.vocab, micro)
+    def __init__(self, name: str, world: World, device: Any, args: argparse.Namespace, report: Any) -> None:
+        self.name, self.world, self.device, self.args, self.report = name, world, device, args, report
+        self.shape, self.first = SHAPES[name], 0
+        trainer, self.parameters = build(self.shape, args.seq_len, device, args.compute)
+        self.model, self.optimizer = trainer.model, trainer.optimizer
+        self.options = replace(trainer.config, accumulate=max(world.size, args.micro))
+        self.sizes = [4 * (bucket.end - bucket.begin) for bucket in buckets_of(self.parameters)]
 
-    def row(what: str, micro: int, seconds: float, spread: float, **more: Any) -> None:
-        rate = micro * seq_len / seconds
-        report.row(what=what, work=name, compute=args.compute, ranks=ranks, micro=micro, seq_len=seq_len,
-                   ms_per_step=1e3 * seconds, spread=spread, tokens_per_second=rate, **more)  # fmt: skip
+    def trainer(self, world: World) -> Trainer:
+        trainer = Trainer(self.model, self.optimizer, self.options, world)
+        trainer.data_parallel.shares.measured = False
+        return trainer
 
-    seconds = world.by_first(lambda: timed(alone, World(), steps(1)), "the first rank alone")
-    row("one", 1, *seconds)
-    beside = timed(alone, world, steps(1))
-    slowest = max(world.exchange(beside, "beside"))
-    row("beside", 1, *slowest, to_one=seconds[0] / slowest[0])
-    weak = timed(shared, world, steps(ranks))
-    row("weak", ranks, *weak, speedup=ranks * seconds[0] / weak[0], efficiency=seconds[0] / weak[0],
-        gradient_mb=parameters.size * 4 / 1e6)  # fmt: skip
-    parts = world.exchange(parts_of(shared, world, steps(ranks, 8)), "the parts of a step")
-    for rank, values in enumerate(parts):
-        report.row(what="parts", work=name, rank=rank, **values)
-    if args.micro:
-        large = world.by_first(lambda: timed(alone, World(), steps(args.micro)), "a large step alone")
-        together = timed(shared, world, steps(args.micro))
-        row("strong", args.micro, *together, one_ms=1e3 * large[0], speedup=large[0] / together[0])
-    return parameters.size * 4
+    def steps(self, micro: int, count: int = SETTLE_STEPS + SAMPLES * TIMED_STEPS) -> list[Step]:
+        self.first += count
+        return steps_of(count, self.first, self.args.seq_len, self.shape.vocab, micro)
+
+    def row(self, what: str, micro: int, seconds: float, spread: float, **more: Any) -> None:
+        args = self.args
+        rate = micro * args.seq_len / seconds
+        self.report.row(what=what, work=self.name, compute=args.compute, ranks=self.world.size, micro=micro,
+                        seq_len=args.seq_len, ms_per_step=1e3 * seconds, spread=spread, tokens_per_second=rate,
+                        **more)  # fmt: skip
+
+    def run(self) -> None:
+        world, ranks, micro = self.world, self.world.size, self.args.micro
+        alone, nbytes = self.trainer(World()), 4 * self.parameters.size
+        one = world.by_first(lambda: timed(alone, World(), self.steps(1)), "the first rank alone")
+        self.row("one", 1, *one)
+        beside = max(world.exchange(timed(alone, world, self.steps(1)), "beside"))
+        self.row("beside", 1, *beside, to_one=one[0] / beside[0])
+        through, parts = world.by_first(self._through, "the first rank's way to the host and back")
+        self.row("through", 1, *through, bucket_bytes=self.sizes, **parts)
+        shared = self.trainer(world)
+        weak = timed(shared, world, self.steps(ranks))
+        self.row("weak", ranks, *weak, speedup=ranks * one[0] / weak[0], efficiency=one[0] / weak[0],
+                 exposed_ms=1e3 * (weak[0] - one[0]), gradient_mb=nbytes / 1e6)  # fmt: skip
+        apart = parts_row(parts_of(shared, world, self.steps(ranks, 8)), nbytes)
+        for rank, values in enumerate(world.exchange(apart, "the parts of a step")):
+            self.report.row(what="parts", work=self.name, rank=rank, **values)
+        if micro:
+            large = world.by_first(lambda: timed(alone, World(), self.steps(micro)), "a large step alone")
+            together = timed(shared, world, self.steps(micro))
+            self.row("strong", micro, *together, one_ms=1e3 * large[0], speedup=large[0] / together[0])
+
+    def _through(self) -> tuple[tuple[float, float], dict[str, Any]]:
+        trainer = self.trainer(Through())
+        seconds = timed(trainer, World(), self.steps(1))
+        return seconds, parts_row(parts_of(trainer, World(), self.steps(1, 8)), 4 * self.parameters.size)
 
 
 def main() -> None:
@@ -178,17 +224,22 @@ def main() -> None:
     with open_world() as world, world.sharing_errors():
         spec = device_of_rank("wgpu", world.local_rank, world.local_size, list_devices)
         device = bind(WgpuDevice)(spec.partition(":")[2] or None)
-        report: Any = Report("ranks", device, args.out) if world.speaks else _Silent()
+        report: Any = Report("ranks", device, args.out) if world.speaks else Silent()
         for member, name in zip(world.members, world.exchange(f"{spec}: {device.description}", "the devices")):
             report.row(what="rank", rank=member.number, host=member.host, card=name)
-        largest = 4
+        sizes = {4, 1 << 16, 1 << 20, 1 << 22, 1 << 24}
         for name in args.shapes.split(","):
             if world.by_first(lambda: time.monotonic() - begun, "the time") > args.seconds:
                 report.row(what="left out", work=name, seconds=args.seconds)
                 continue
-            largest = max(largest, bench_shape(name, world, device, args, report))
+            bench = Bench(name, world, device, args, report)
+            bench.run()
+            sizes |= set(bench.sizes)
+            del bench
             device.synchronize()
-        collectives(world, device, largest, report)
+        collectives(world, device, sorted(sizes), report)
+        if world.remark:
+            report.row(what="remark", text=world.remark)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Kill a random rank at a random moment, many times: python -m tests.train.rank_campaign [--times 30] [--ranks 3]
 
-On the embedded model, with user-level failure mitigation. Each run must end with status 0, with all steps in
+On the embedded model, with user-level failure mitigation; in every other run the ranks share memory two by two, as on
+several hosts, in the others all do. Each run must end with status 0, with all steps in
 metrics.jsonl, and with the held-out loss and the adapter of a run that nothing happened to.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of
+from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, named
 from wgrad.train.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +113,8 @@ def main() -> int:
     for number in range(args.times):
         victim, moment = chance.randrange(args.ranks), chance.uniform(0.5, length)
         out = folder / f"run-{number}"
-        run = killed_run(values | {"--out": out}, args.ranks, victim, moment)
+        hosts = [named(f"host-{rank // 2}") for rank in range(args.ranks)] if number % 2 else []
+        run = killed_run(values | {"--out": out}, args.ranks, victim, moment, hosts)
         lost = f"lost rank {victim}" in run.stdout
         # Of a rank that is killed while MPI starts nobody is told: then the run ends within a minute.
         unborn = run.returncode == 1 and "Timeout (0:01:00)!" in run.stderr and not out.exists()
@@ -121,7 +123,9 @@ def main() -> int:
         hit += lost
         bad += bool(wrong)
         told = "told" if lost else "ended before it began" if unborn else "not told"
-        print(f"{number + 1}: rank {victim} after {moment:.2f} s, {told}: {wrong or 'as if nothing'}", flush=True)
+        where = "several hosts" if hosts else "one host"
+        result = wrong or "as if nothing"
+        print(f"{number + 1}: rank {victim} of {where} after {moment:.2f} s, {told}: {result}", flush=True)
         shutil.rmtree(out, ignore_errors=True)
     print(f"{args.times} runs, {hit} went on with fewer ranks, {bad} wrong")
     shutil.rmtree(folder)

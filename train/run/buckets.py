@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from wgrad.train.run.optim import FlatParameters
 
-BUCKET_BYTES = 8 << 20  # smaller ones would pay more in latency than they hide
-MOST = 8
+# What is left to do when the backward ends is the last bucket's way: so that one is small, and each before it is twice
+# as large, its own way being done before the next one's begins. Small ones everywhere would pay more than they hide.
+LAST_BYTES = 1 << 20
+BUCKET_BYTES = 8 << 20
+SHARE = 8  # of a gradient so large that an eighth is more than that, the largest have so much
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
@@ -39,9 +41,11 @@ def buckets_of(parameters: FlatParameters) -> list[Bucket]:
     layers = sorted(first)
     if any(last[a] > first[b] for a, b in zip(layers, layers[1:])):
         return whole
-    count = max(min(MOST, parameters.size * 4 // BUCKET_BYTES, len(layers)), 1)
-    starts = [layers[math.ceil(len(layers) * part / count)] for part in range(count)]
-    begins = [0, *(first[layer] for layer in starts[1:])]
-    ends = [*begins[1:], parameters.size]
-    buckets = [Bucket(layer, begin, end) for layer, begin, end in zip([0, *starts[1:]], begins, ends)]
+    largest = max(BUCKET_BYTES, parameters.size * 4 // SHARE)
+    buckets, begin, begun, wanted = list[Bucket](), 0, 0, min(LAST_BYTES, largest)
+    for following in [*layers[1:], None]:
+        end = parameters.size if following is None else first[following]
+        if (end - begin) * 4 >= wanted or following is None:
+            buckets.append(Bucket(begun, begin, end))
+            begin, begun, wanted = end, following or 0, min(2 * wanted, largest)
     return buckets[::-1]
