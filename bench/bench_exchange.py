@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from bench_ranks import SAMPLES, SETTLE_STEPS, TIMED_STEPS, Bench, Silent, collectives
@@ -120,7 +120,7 @@ class WaitingBench(Bench):
     def __init__(self, name: str, world: World, device: Waiting, args: argparse.Namespace, report: Any) -> None:
         self.name, self.world, self.device, self.args, self.report = name, world, device, args, report
         self._seconds, size, layers = PRETENDED[name]
-        self.parameters: Any = Gradient(size, layers)
+        self.parameters = cast(Any, Gradient(size, layers))
         self.sizes = [4 * (bucket.end - bucket.begin) for bucket in buckets_of(self.parameters)]
 
     def trainer(self, world: World) -> Any:
