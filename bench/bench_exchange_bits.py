@@ -1,4 +1,4 @@
-"""What gradients of 16 bits between hosts do to the loss: the embedded model on two ranks that take each other for hosts.
+"""What gradients of 16 bits between hosts do to the loss: the embedded model, two ranks that take each other for hosts.
 
     python bench/bench_exchange_bits.py [--steps 128] [--seeds 0,1] [--out FILE]
 
@@ -63,7 +63,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 losses.append(held_out_loss(kind, seed, args.steps, Path(folder) / "out"))
             report.row(what="loss", kind=kind, seed=seed, steps=args.steps, held_out_loss=losses[-1])
-        print(f"| seed {seed} | " + " | ".join(f"{loss:.4f}" for loss in losses) + " |")
+        print(f"| seed {seed} | " + " | ".join(f"{loss:.5f}" for loss in losses) + " |")
 
 
 if __name__ == "__main__":
