@@ -52,14 +52,12 @@ class Parts:
         self.bytes = sorted({r["bytes"]: r for r in rows if r["what"] == "bytes"}.values(), key=lambda r: r["bytes"])
 
     def cost(self, name: str) -> Cost:
-        """Of `name`: straight lines between what was measured, and on from the last two."""
+        """Of `name`: straight lines between what was measured; beyond, as many bytes a second as of the most."""
         x = [row["bytes"] for row in self.bytes]
         y = [row[f"{name}_ms"] / 1e3 for row in self.bytes]
 
         def seconds(nbytes: float) -> float:
-            if nbytes <= x[-1] or len(x) < 2:
-                return float(np.interp(nbytes, x, y))
-            return y[-1] + (y[-1] - y[-2]) / (x[-1] - x[-2]) * (nbytes - x[-1])
+            return float(np.interp(nbytes, x, y)) * max(nbytes / x[-1], 1)
 
         return seconds
 

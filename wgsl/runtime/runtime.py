@@ -23,6 +23,7 @@ MAX_DISPATCHES = 128
 MAX_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}
 MAX_WORK_GPU = 2e11
 _STAGING_BYTES = 64 << 20
+_SUBMITTED_BYTES = 1 << 20  # of a write that is to be on its way at once: a bucket of the gradient
 _PARAM_SLOT = 256
 _PARAM_SLOTS = 1024
 
@@ -157,6 +158,8 @@ class Runtime(PooledRuntime):
     def write(self, array: Array, host: np.ndarray) -> None:
         odd = array.nbytes % 4  # bytes of a last word that may be shared with a neighbour: it keeps its own
         self._write(array, host, self._last_word(array)[odd:] if odd else np.zeros(0, np.uint8))
+        if array.nbytes >= _SUBMITTED_BYTES:  # wgpu would keep it until the next submission
+            self._queue.submit(())
 
     def _last_word(self, array: Array) -> np.ndarray:
         self.flush()
