@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,18 @@ def test_buckets_that_travel_while_the_backward_runs_are_complete(
     np.testing.assert_array_equal(shared.read_history(), one.read_history())
     assert len(shared._micro_step._replays) == 3 and len(one._micro_step._replays) == 1
     assert shared._micro_step.dispatches == one._micro_step.dispatches
+
+
+@pytest.mark.parametrize("layers, kib, sizes", [(30, 636, [2, 4, 7, 13, 4]), (2, 6000, [1, 1]), (3, 1, [3])])
+def test_buckets_are_smaller_towards_the_end_of_the_backward(layers: int, kib: int, sizes: list[int]) -> None:
+    """At least 1, 2, 4, 8 and 8 MiB, of whole layers, all of the gradient once; the last one is what is left."""
+    places = {f"layers.{n}.w": (256 * kib * n, 256 * kib * (n + 1)) for n in range(layers)}
+    parameters: Any = SimpleNamespace(size=256 * kib * layers, places=lambda: places)
+    found = buckets_of(parameters)[::-1]
+    assert [(bucket.end - bucket.begin) // (256 * kib) for bucket in found] == sizes
+    assert [bucket.layer for bucket in found] == [sum(sizes[:n]) for n in range(len(sizes))]
+    assert found[0].begin == 0 and [b.begin for b in found[1:]] == [b.end for b in found[:-1]]
+    assert found[-1].end == parameters.size
 
 
 def test_local_steps_and_an_outer_step_are_those_of_the_formula(make_checkpoint: Any) -> None:
