@@ -60,7 +60,9 @@ def test_the_sample_lines_are_data(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "base_model", tmp_path / "model")
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     (tmp_path / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
-    data = load_data(RunOptions(data=str(tmp_path / "data.jsonl"), eval_fraction=0), load_tokenizer(tmp_path / "model"))
+    data = load_data(
+        RunOptions(data=(str(tmp_path / "data.jsonl"),), eval_fraction=0), load_tokenizer(tmp_path / "model")
+    )
     assert len(data.train) == 3
 
 

@@ -22,7 +22,7 @@ def tokenizer(make_tokenizer) -> Tokenizer:
 
 
 def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
-    return load_data(RunOptions(data=path, **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+    return load_data(RunOptions(data=(path,), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
 
 
 def learnt(document: Document, tokenizer: Tokenizer) -> str:

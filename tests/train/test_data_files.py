@@ -29,7 +29,7 @@ def tokenizer(make_tokenizer) -> Tokenizer:
 
 
 def load(path: Path | str, tokenizer: Tokenizer, **options) -> Dataset:
-    return load_data(RunOptions(data=str(path), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+    return load_data(RunOptions(data=(str(path),), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
 
 
 # ---- kinds ---------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def test_what_is_learnt_is_marked(folder: Path, write_lines: Any, capsys: Any) -
     assert show(folder, data, "--seq-len", "32", "--batch-size", "2", "--accumulate", "2") == 0
     out = capsys.readouterr().out
     tokenizer = load_tokenizer(folder)
-    config = RunOptions(data=data, seq_len=32, eval_fraction=0.0)
+    config = RunOptions(data=(data,), seq_len=32, eval_fraction=0.0)
     stream = BatchStream(load_data(config, tokenizer).train, config)
     targets, rows = sum(batch.num_targets for batch in stream.get(0).batches), len(stream.get(0).batches)
     assert f"learnt: {targets} of " in out

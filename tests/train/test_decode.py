@@ -241,8 +241,8 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
     for name in names:
         assert getattr(config, name) == os.path.expanduser(f"~/{name}")
         assert str(tmp_path) in getattr(config, name)
-    kept = FinetuneConfig(model="org/name", data="a~b", out="./~c", sample_prompt=("~/x",))
-    assert (kept.model, kept.data, kept.out, kept.sample_prompt) == ("org/name", "a~b", "./~c", ("~/x",))
+    kept = FinetuneConfig(model="org/name", data=("a~b",), out="./~c", sample_prompt=("~/x",))
+    assert (kept.model, kept.data, kept.out, kept.sample_prompt) == ("org/name", ("a~b",), "./~c", ("~/x",))
 
 
 def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_a_run_that_was_stopped_goes_on_with_more_patience_only(tmp_path: Path) 
 
     def again(**options: Any) -> FinetuneConfig:
         given = {"eval_every": 2, "early_stop": 2, "max_steps": 12, **options}
-        return FinetuneConfig(model="m", data="d", out=str(tmp_path), resume=True, **given)
+        return FinetuneConfig(model="m", data=("d",), out=str(tmp_path), resume=True, **given)
 
     assert previous_run(again()).finished and previous_run(again()).stopped
     for patience in (3, 0):
@@ -192,6 +192,9 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
 @ranks_runs.needs_mpi
 @pytest.mark.timeout(300)
 def test_two_ranks_measure_and_stop_as_one(values: dict[str, Any], tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "still waters run deep"}\n' * 9)
+    values["--data"] = [f"{values['--data']}=2", f"{other}=1"]
     alone = values | {"--out": tmp_path / "one", "--no-sample": True}
     assert main(["finetune", *ranks_runs.words(alone)]) == 0
     done = ranks_runs.finetune(2, values | {"--sample-prompt": PROMPTS[0]})

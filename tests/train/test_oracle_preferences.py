@@ -56,7 +56,7 @@ def ours(
 ) -> tuple[list[dict[str, float]], list[int]]:
     """What each step tells, and the lines of the file in the order in which they were learnt."""
     settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "quantize": False, "compute": "float32", "accumulate": 1}
-    config = RunOptions(data=str(data), eval_fraction=0.0, **settings | SAME | options)
+    config = RunOptions(data=(str(data),), eval_fraction=0.0, **settings | SAME | options)
     found = load_data(config, load_tokenizer(folder))
     stream = BatchStream(found.train, config)
     built = build_trainable(config, load_model_config(folder), folder, device, positions=config.seq_len)

@@ -27,7 +27,7 @@ def tokenizer(make_tokenizer: Any) -> Tokenizer:
 
 def load(path: str, tokenizer: Tokenizer, objective: str = "dpo", **options: Any) -> Dataset:
     more = {"batch_size": 2, "eval_fraction": 0.0, **options}
-    return load_data(RunOptions(data=path, objective=objective, **more), tokenizer)
+    return load_data(RunOptions(data=(path,), objective=objective, **more), tokenizer)
 
 
 def answers(data: Dataset, tokenizer: Tokenizer) -> list[tuple[str, str]]:

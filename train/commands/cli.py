@@ -216,7 +216,7 @@ def build_parser() -> Parser:
         "data", _data_show, "show what a run would learn from its data; with the options of finetune that it will have"
     )
     data.add_argument("action", choices=("show",), help="what to do")
-    data.add_argument("file", metavar="FILE", help="the data")
+    data.add_argument("file", nargs="+", metavar="FILE", help="the data; with weights FILE=3, as --data of finetune")
     data.add_argument("--examples", default="3", metavar="N", help="how many are shown (default: 3)")
     _add_config(data)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")

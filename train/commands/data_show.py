@@ -87,13 +87,17 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
     learnt = 100 * targets.sum() / lengths.sum()
     lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")
+    if data.mix is not None:
+        examples = [data.train[int(number)] for number in data.mix.epoch(config.seed, 0)]
+        lengths = np.array([len(part) for example in examples for part in example.parts])
     rows = len(pack_documents(lengths.tolist(), config.seq_len)) if config.packs else len(lengths)
     filled = 100 * lengths.sum() / (rows * config.seq_len)
     of_step = config.rows * config.accumulate
     steps = -(-rows // of_step)
     packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"
+    epoch = "an epoch" if data.mix is None else "the first epoch"
     lines.append(
-        f"rows of {config.seq_len} tokens{packed}: {rows}, {filled:.1f} % filled; an epoch has {steps} "
+        f"rows of {config.seq_len} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
         f"step{'s' * (steps > 1)} of {of_step} rows"
     )
     return lines

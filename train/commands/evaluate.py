@@ -46,7 +46,7 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     batches = eval_batches(documents, config, opened.tokenizer.pad_id or 0)
     losses = _measure(replace(opened, args=config), batches)
     result = {
-        "data": config.data,
+        "data": " ".join(config.data),
         "examples": len(documents),
         "truncated": data.truncated,
         "tokens": sum(batch.num_targets for batch in batches),

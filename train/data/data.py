@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.data_files import STDIN, DataFile, Progress, list_data, open_data
+from wgrad.train.data.data_files import DataFile, Progress, list_data, open_data
 from wgrad.train.data.documents import (
     ChosenDocuments,
     Documents,
@@ -24,12 +24,14 @@ from wgrad.train.data.documents import (
     PairDocuments,
     StreamDocuments,
 )
+from wgrad.train.data.mix import Mix, describe
 from wgrad.train.data.packing import Example
 from wgrad.train.data.preferences import parse_preference
 from wgrad.train.data.samples import BadLine, Sample, parse_record
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.options.data_sources import STDIN, Source, sources_of
 from wgrad.train.options.finetune_config import KTO, SFT, RunOptions
 
 _LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
@@ -62,6 +64,7 @@ class Dataset:
     left_out: int = 0  # examples of which nothing to learn was left then; not in `examples`
     bad_lines: int = 0  # lines that could not be used
     remarks: tuple[str, ...] = ()  # what files were taken for, the first bad lines
+    mix: Mix | None = None  # of `train`, where sources have weights
 
     def summary(self) -> str:
         """One line for people."""
@@ -83,11 +86,13 @@ def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | Non
     an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
     read, and 100; never where nobody knows its size.
     """
-    if config.data == config.eval_data == STDIN:
+    sources = sources_of(config.data)
+    if config.eval_data == STDIN in [source.path for source in sources]:
         raise WgradError("--eval-data: standard input is --data already: give a file")
     tally = _Tally()
     try:
-        documents = _load_file(config.data, "--data", config, tokenizer, tally, progress)
+        parts = [_load_file(source.path, "--data", config, tokenizer, tally, progress) for source in sources]
+        documents = parts[0] if len(parts) == 1 else JoinedDocuments(parts)
         train: Sequence[Example]
         held_out: Sequence[Example]
         if config.eval_data:
@@ -97,6 +102,7 @@ def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | Non
             train, held_out = _split(documents, config)
     finally:
         shared_process().close()  # no more templates to render
+    mix, line = _mix(sources, [len(part) for part in parts], documents, train)
     tokens = sum(map(len, train)) + sum(map(len, held_out))
     more = tally.bad_lines - len(tally.bad)
     listed = [f"skipped {line}" for line in tally.bad] + ([f"skipped {more} more"] if more else [])
@@ -109,8 +115,29 @@ def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | Non
         cut_tokens=tally.cut_tokens,
         left_out=tally.left_out,
         bad_lines=tally.bad_lines,
-        remarks=(*tally.notes, *listed),
+        remarks=(*tally.notes, *line, *listed),
+        mix=mix,
     )
+
+
+def _mix(
+    sources: Sequence[Source], sizes: Sequence[int], documents: Sequence[Example], train: Sequence[Example]
+) -> tuple[Mix | None, list[str]]:
+    """sizes: documents of each source -> the mix of those to train on, and a line where there are several sources."""
+    if len(sources) == 1:
+        return None, []
+    numbers = train.chosen if isinstance(train, ChosenDocuments) else np.arange(len(documents))
+    ends = np.searchsorted(numbers, np.cumsum(sizes))
+    counts = np.diff(ends, prepend=0).tolist()
+    for source, count in zip(sources, counts):
+        if not count:
+            raise WgradError(
+                f"--data: all of {source.path} is held out: give more of it, --eval-data FILE, or --eval-fraction 0"
+            )
+    mix = None if sources[0].weight is None else Mix(tuple(counts), tuple(float(s.weight or 0) for s in sources))
+    lengths = np.array([len(document) for document in train])
+    tokens = [int(part.sum()) for part in np.split(lengths, ends[:-1])]
+    return mix, [describe(sources, counts, tokens, mix)]
 
 
 def _split(documents: Sequence[Example], config: RunOptions) -> tuple[Sequence[Example], Sequence[Example]]:
@@ -119,8 +146,8 @@ def _split(documents: Sequence[Example], config: RunOptions) -> tuple[Sequence[E
     number = max(1, round(config.eval_fraction * len(documents)))
     if number >= len(documents):
         raise WgradError(
-            f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {config.data} leaves none to "
-            "train on: give more data, --eval-data FILE, or --eval-fraction 0"
+            f"--eval-fraction: {config.eval_fraction:g} of {len(documents)} example(s) in {' '.join(config.data)} "
+            "leaves none to train on: give more data, --eval-data FILE, or --eval-fraction 0"
         )
     # The last word tells this generator from the one that orders the epochs.
     generator = np.random.Generator(np.random.PCG64([config.seed, 0, 1]))

@@ -13,8 +13,7 @@ from typing import BinaryIO
 from wgrad.device.errors import WgradError
 from wgrad.train.data.records import LONGEST, Numbered, array_elements, csv_rows, looks_like_csv, parquet_rows, too_long
 from wgrad.train.files.input_files import open_input, reading, refuse_lfs_pointer
-
-STDIN = "-"  # the path that stands for standard input
+from wgrad.train.options.data_sources import STDIN
 
 _LINES = (".jsonl", ".json", ".ndjson")
 _TEXT = (".txt", ".md", ".text")

@@ -97,13 +97,13 @@ class ChosenDocuments(Documents[Example]):
     """Those of other documents that are numbered in `chosen`, in that order."""
 
     def __init__(self, documents: Sequence[Example], chosen: np.ndarray) -> None:
-        self._documents, self._chosen = documents, chosen
+        self._documents, self.chosen = documents, chosen
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self.chosen)
 
     def _get(self, index: int) -> Example:
-        return self._documents[int(self._chosen[index])]
+        return self._documents[int(self.chosen[index])]
 
 
 class JoinedDocuments(Documents[Example]):

@@ -15,13 +15,14 @@ Best-fit decreasing packing: "Fewer Truncations Improve Language Modeling", Ding
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.mix import MOST_EPOCHS, Mix
 from wgrad.train.options.finetune_config import SFT, RunOptions
 
 IGNORE_INDEX = -100
@@ -227,19 +228,25 @@ class BatchStream:
     documents with a generator of (seed, epoch), packs them and shuffles the rows, so any step can be reached without
     going through those before it. Uses of the configuration: seq_len, batch_size, accumulate, epochs, max_steps,
     packing, seed.
+
+    mix: what an epoch has of each source, where they have weights. Epochs then differ in their rows, and so in their
+    steps; those before a step are packed to find it.
     """
 
-    def __init__(self, documents: Sequence[Example], config: RunOptions, pad_id: int = 0) -> None:
+    def __init__(
+        self, documents: Sequence[Example], config: RunOptions, pad_id: int = 0, mix: Mix | None = None
+    ) -> None:
         if not len(documents):
             raise WgradError("--data: no example is left to train on: add data, or lower --eval-fraction")
-        self.documents, self.config, self.pad_id = documents, config, pad_id
+        self.documents, self.config, self.pad_id, self.mix = documents, config, pad_id, mix
         self._lengths = [len(document) for document in documents]
-        rows = len(_rows(self._lengths, config, range(len(documents))))
-        self.rows_per_epoch = rows
-        self.steps_per_epoch = -(-rows // (config.batch_size * config.accumulate))
-        self.total_steps = config.max_steps or config.epochs * self.steps_per_epoch
-        self.step = 0  # the next one
         self._epoch: tuple[int, list[list[int]]] | None = None
+        rows = len(self._epoch_rows(0) if mix is not None else _rows(self._lengths, config, range(len(documents))))
+        self.rows_per_epoch = rows  # with a mix: the first one's
+        self.steps_per_epoch = self._steps(rows)
+        self._ends = [self.steps_per_epoch]  # with a mix: the steps of the first, of the first two, ... epochs together
+        self.total_steps = config.max_steps or self._steps_of(config.epochs)
+        self.step = 0  # the next one
         self._fingerprint = ""
 
     def __len__(self) -> int:
@@ -253,7 +260,7 @@ class BatchStream:
 
     def get(self, index: int) -> Step:
         """Step `index` of the run (beyond total_steps too)."""
-        epoch, within = divmod(index, self.steps_per_epoch)
+        epoch, within = self._place(index)
         rows = self._epoch_rows(epoch)
         size = self.config.batch_size
         first = within * size * self.config.accumulate
@@ -264,10 +271,40 @@ class BatchStream:
             batches.append(_batch(picked, self.config, self.pad_id))
         return Step(index, epoch, batches)
 
+    def _steps(self, rows: int) -> int:
+        return -(-rows // (self.config.batch_size * self.config.accumulate))
+
+    def _steps_of(self, epochs: int) -> int:
+        """Steps of so many epochs together."""
+        if self.mix is None:
+            return epochs * self.steps_per_epoch
+        if epochs > MOST_EPOCHS:
+            raise WgradError(
+                f"--epochs: must be at most {MOST_EPOCHS} where sources have weights; got {epochs}: give --max-steps"
+            )
+        while len(self._ends) < epochs:
+            self._add_end()
+        return self._ends[epochs - 1]
+
+    def _add_end(self) -> None:
+        self._ends.append(self._ends[-1] + self._steps(len(self._epoch_rows(len(self._ends)))))
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The epoch of a step, and how many steps of it come before."""
+        if self.mix is None:
+            return divmod(index, self.steps_per_epoch)
+        while self._ends[-1] <= index:
+            self._add_end()
+        epoch = bisect_right(self._ends, index)
+        return epoch, index - (self._ends[epoch - 1] if epoch else 0)
+
     def _epoch_rows(self, epoch: int) -> list[list[int]]:
         if self._epoch is None or self._epoch[0] != epoch:
             generator = np.random.Generator(np.random.PCG64([self.config.seed, epoch]))
-            order = generator.permutation(len(self.documents)).tolist()
+            if self.mix is None:
+                order = generator.permutation(len(self.documents)).tolist()
+            else:
+                order = generator.permutation(self.mix.epoch(self.config.seed, epoch)).tolist()
             rows = _rows(self._lengths, self.config, order)
             self._epoch = (epoch, [rows[i] for i in generator.permutation(len(rows))])
         return self._epoch[1]
@@ -277,8 +314,8 @@ class BatchStream:
         if fingerprint is not None and fingerprint != self.fingerprint():
             raise WgradError(
                 "--resume: the training data, or an option that orders it (--seed, --seq-len, --batch-size, "
-                "--accumulate, --packing, --eval-fraction, --loss-on), is not that of the checkpoint: restore it, "
-                "or start anew in another --out"
+                "--accumulate, --packing, --eval-fraction, --loss-on, weights of --data), is not that of the "
+                "checkpoint: restore it, or start anew in another --out"
             )
         if step > self.total_steps:
             raise WgradError(
@@ -294,6 +331,8 @@ class BatchStream:
         c = self.config
         digest = hashlib.blake2b(digest_size=16)
         digest.update(repr((c.seed, c.seq_len, c.batch_size, c.accumulate, c.packing)).encode())
+        if self.mix is not None:
+            digest.update(repr((self.mix.counts, self.mix.weights)).encode())
         for document in (part for example in self.documents for part in example.parts):
             digest.update(np.int64(len(document)).tobytes())
             digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())

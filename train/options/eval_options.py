@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.data_sources import sources_of
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.options.unused_options import unused_options
@@ -30,6 +31,8 @@ def eval_options(given: Mapping[str, Any]) -> RunOptions:
         raise WgradError("--model is required: give it, or an --adapter that names it")
     if not config.data:
         raise WgradError("--data is required: give it")
+    if any(source.weight is not None for source in sources_of(config.data)):
+        raise WgradError("--data: a weight has no effect here, where each example is measured once: leave it out")
     for name, reason in unused_options(config.to_dict()).items():
         if name in given:
             raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")

@@ -64,12 +64,14 @@ class RunOptions(Options):
         metavar="DIR_OR_HUB_ID",
         required=True,
     )
-    data: str = a_path(
-        "",
+    data: tuple[str, ...] = a_path(
+        (),
         "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion, messages, chosen + rejected "
-        "or completion + label; or plain text",
+        "or completion + label; or plain text. Several times for several sources, with weights as FILE=3: the share of "
+        "each in an epoch",
         metavar="FILE",
         required=True,
+        repeat=True,
     )
     out: str = a_path(
         "", "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints", metavar="DIR", required=True

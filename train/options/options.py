@@ -105,8 +105,8 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
     given = value
     is_tuple, is_repeated = typing.get_origin(hint) is tuple, field.metadata["repeat"]
     if isinstance(value, os.PathLike):
-        given = os.fspath(value)
-    elif is_repeated and (value is None or isinstance(value, str)):
+        given = value = os.fspath(value)
+    if is_repeated and (value is None or isinstance(value, str)):
         given = (value,) if value else ()
     elif is_tuple and isinstance(value, str):
         given = value.replace(",", " ").split()
@@ -122,10 +122,11 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
         )
         example = ": for example [q_proj, v_proj]" if is_tuple and not is_repeated else ""
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
+    check = expand_path if field.metadata["path"] else check_text
     if is_tuple:
-        return tuple(dict.fromkeys(check_text(v, flag(field.name)) if is_repeated else v for v in result))
+        return tuple(dict.fromkeys(check(v, flag(field.name)) if is_repeated else v for v in result))
     if isinstance(result, str):
-        return (expand_path if field.metadata["path"] else check_text)(result, flag(field.name))
+        return check(result, flag(field.name))
     return result
 
 

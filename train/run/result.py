@@ -38,7 +38,7 @@ def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any
     points = {0: results.get("held_out_loss_before"), **metrics.held_out()}
     points.setdefault(results["result_step"], results.get("held_out_loss_after"))
     curve = [(step, loss) for step, loss in sorted(points.items()) if loss is not None]
-    title = f"{Path(config.model).name} on {Path(config.data).name}"
+    title = f"{Path(config.model).name} on {', '.join(Path(path).name for path in config.data)}"
     save_loss_curve(session.out / LOSS_CURVE_FILE, metrics.of_steps(), curve, title)
     length = {"steps": stream.step, "max_steps": config.max_steps, "epochs": config.epochs}
     measured = {"skipped_steps": skipped, "peak_bytes": session.device.memory().peak_bytes}

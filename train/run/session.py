@@ -101,7 +101,7 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
         rows = replace(config, seq_len=row_tokens)
         fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), limit)
         config, mode, chosen = settle(config, fit, world, pinned=resumed)
-    stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0)
+    stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0, data.mix)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, mode)
     if head_note:
         session.say(f"note: {head_note}")
