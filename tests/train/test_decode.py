@@ -239,8 +239,9 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
     values: dict[str, Any] = {name: f"~/{name}" for name in names}
     config = FinetuneConfig(**values)
     for name in names:
-        assert getattr(config, name) == os.path.expanduser(f"~/{name}")
-        assert str(tmp_path) in getattr(config, name)
+        expanded = os.path.expanduser(f"~/{name}")
+        assert getattr(config, name) == ((expanded,) if name == "data" else expanded)
+        assert str(tmp_path) in expanded
     kept = FinetuneConfig(model="org/name", data=("a~b",), out="./~c", sample_prompt=("~/x",))
     assert (kept.model, kept.data, kept.out, kept.sample_prompt) == ("org/name", ("a~b",), "./~c", ("~/x",))
 
@@ -255,7 +256,7 @@ def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pyt
     assert (args.model, args.adapter, args.prompt) == (str(tmp_path / "m"), str(tmp_path / "a"), "~/p")
     (tmp_path / "run.yaml").write_text("data: ~/d.txt\nmodel: ~/m\n")
     config = resolve_config({"config": "~/run.yaml", "out": "~/out"})
-    assert config.data == str(tmp_path / "d.txt")
+    assert config.data == (str(tmp_path / "d.txt"),)
     (tmp_path / "out").mkdir()
     config.save(config.out)
     assert resolve_config({"resume": True, "out": "~/out"}).data == config.data
