@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests.train.rank_campaign import killed_run
+from tests.train.rank_campaign import ULFM, killed_run
 from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, finetune, mpirun, named, needs_mpi, start, words
 from wgrad.train.commands.cli import main
 from wgrad.train.run.metrics import read_metrics
@@ -157,10 +157,15 @@ def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: P
     same(tmp_path / "out", tmp_path / "whole")
 
 
-def test_a_rank_that_is_killed_beside_another_host_costs_nothing(values: dict[str, Any], tmp_path: Path) -> None:
-    """Two ranks share memory, and the first adds up with a third, of another host. It is killed, and the second does
-    that from then on."""
-    run = killed_run(values | {"--log-every": 1}, 3, 0, 5, [named("one"), named("one"), named("two")])
+def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(values: dict[str, Any], tmp_path: Path) -> None:
+    """Two ranks share memory, and the first adds up with a third, of another host. In the middle of a step it has given
+    its part, and is killed before it adds up its slice: the second does what it did, from that step on."""
+    dying = "; ".join([
+        named("one"), "import os, itertools; from wgrad.train.ranks.exchange import Exchange",
+        "count = itertools.count()", "add = Exchange._add",
+        "Exchange._add = lambda self, bucket: os.kill(os.getpid(), 9) if next(count) == 20 else add(self, bucket)",
+    ])  # fmt: skip
+    run = start(command_of(3, values | {"--log-every": 1}, *ULFM, before=[dying, named("one"), named("two")]))
     assert run.returncode == 0, run.stderr
     assert "lost rank 0 (one)" in run.stdout and "going on with 2 ranks" in run.stdout
     assert "rank 2  two" in run.stdout and "share no memory" not in run.stdout

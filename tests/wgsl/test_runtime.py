@@ -374,8 +374,14 @@ def test_readbacks_share_memory_one_after_another(wgpu_device: WgpuDevice, monke
     kept = queue._staging[-1]
     wgpu_device.readback(ones).result()
     assert kept in queue._staging
-    monkeypatch.setattr(native, "_MOST_STAGING_BYTES", 0)
     monkeypatch.setattr(queue, "_staging", [])
+    monkeypatch.setattr(native, "_MOST_STAGING_BYTES", 10_000)
+    for size in (1000, 500, 1000, 900):
+        wgpu_device.readback(wgpu_device.view(ones, (size,))).result()
+    assert [staging.size for staging in queue._staging] == [2000, 4000, 3600]
+    wgpu_device.readback(wgpu_device.view(ones, (300,))).result()  # what was used longest ago goes for it
+    assert [staging.size for staging in queue._staging] == [4000, 3600, 1200]
+    monkeypatch.setattr(native, "_MOST_STAGING_BYTES", 0)
     wgpu_device.readback(ones).result()
     assert queue._staging == []
 

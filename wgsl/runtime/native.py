@@ -35,7 +35,7 @@ Dispatch = tuple[Any, Any, int, int, int]
 # Submissions in flight before the host waits for an old one: bounds memory held by finished commands
 # (it only comes back on a poll) without letting the device run dry.
 MAX_IN_FLIGHT = 8
-_MOST_STAGING_BYTES = 64 << 20  # of buffers kept for the next readback
+_MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more than the buckets of an 8B's gradient
 
 
 def handle(obj: Any) -> Any:
@@ -234,11 +234,10 @@ class Queue:
         return self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
 
     def keep_staging(self, staging: Any) -> None:
-        """For the next readback of this size: new memory costs more than the copy."""
-        if sum(s.size for s in self._staging) + staging.size <= _MOST_STAGING_BYTES:
-            self._staging.append(staging)
-        else:
-            staging.destroy()
+        """For the next readback of this size: new memory costs more than the copy. What was not used for longest goes."""
+        self._staging.append(staging)
+        while sum(kept.size for kept in self._staging) > _MOST_STAGING_BYTES:
+            self._staging.pop(0).destroy()
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
         """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer."""
