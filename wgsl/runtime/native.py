@@ -234,7 +234,7 @@ class Queue:
         return self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
 
     def keep_staging(self, staging: Any) -> None:
-        """For the next readback of this size: new memory costs more than the copy. What was not used for longest goes."""
+        """For the next readback of this size: new memory costs more than the copy. What was used longest ago goes."""
         self._staging.append(staging)
         while sum(kept.size for kept in self._staging) > _MOST_STAGING_BYTES:
             self._staging.pop(0).destroy()
