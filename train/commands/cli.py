@@ -1,5 +1,5 @@
-"""The command `wgrad`: finetune, plan, warm, generate, eval, serve, export, merge, data, devices, selftest, bench,
-matrix-units, cache.
+"""The command `wgrad`: finetune, plan, warm, generate, chat, eval, serve, export, merge, data, devices, selftest,
+bench, matrix-units, cache.
 
 Exit status: 0 done; 1 a selftest failed, an operator became slower (bench --compare), or what a run came to is of no
 use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number of the signal that
@@ -20,6 +20,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
+from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.eval_options import EVAL_OPTIONS, eval_options
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
@@ -78,6 +79,15 @@ def _eval(args: argparse.Namespace) -> int:
 
     with advising("use a smaller --batch-size or --seq-len, or a smaller model"):
         return run_eval(config, as_json)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    config = ChatConfig(**_given(args))
+    config.require()
+    from wgrad.train.commands.chat import run_chat
+
+    with advising("use a smaller --context, or a smaller model"):
+        return run_chat(config)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -206,6 +216,9 @@ def build_parser() -> Parser:
     evaluate = add("eval", _eval, "measure loss and perplexity on a file, of a model and with an adapter beside it")
     add_options(evaluate, RunOptions, EVAL_OPTIONS)
     evaluate.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    chat = add("chat", _chat, "talk with a model in the terminal, with an adapter if you have one, or with both")
+    chat.epilog = "Ctrl-C stops an answer; /clear begins anew; the end of input (Ctrl-D) is the end."
+    add_options(chat, ChatConfig)
     serve = add("serve", _serve, "answer OpenAI's API with a model, and with adapters by name, over HTTP")
     add_options(serve, ServeConfig)
     export = add("export", _export, "write an adapter as a file that llama.cpp loads")

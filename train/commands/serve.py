@@ -16,9 +16,9 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.options.serve_config import DEFAULT_CONTEXT, KEY_VARIABLE, ServeConfig
+from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
 from wgrad.train.run.generation import Decoder
-from wgrad.train.run.open_model import Opened, open_model
+from wgrad.train.run.open_model import Opened, context_of, open_model
 from wgrad.train.run.scoring import score
 from wgrad.train.run.text_models import build_text_models
 from wgrad.train.terminal.interrupts import Interrupted
@@ -67,12 +67,7 @@ def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> Gu
 
 def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine, Preparation]:
     """The models on the device, and what makes requests jobs for them. WgradError."""
-    args, most = opened.args, opened.config.max_position_embeddings
-    positions = args.context or min(most, DEFAULT_CONTEXT)
-    if positions > most:
-        raise WgradError(
-            f"--context: must be at most the {most} positions that the model was made for; got {positions}"
-        )
+    args, positions = opened.args, context_of(opened)
     base = os.path.basename(os.path.abspath(args.model)) if os.path.isdir(args.model) else args.model
     if base in adapters:
         raise WgradError(f"--adapter: {base!r} is the name of the model: give another, for example {base}-mine=DIR")

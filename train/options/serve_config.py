@@ -25,7 +25,8 @@ DEFAULT_CONTEXT = 4096  # tokens, of models that were made for more
 
 _PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
 _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_ROWS)
-_CONTEXT: Rule = ("must be at least 2", lambda v: v >= 2)
+CONTEXT: Rule = ("must be at least 2", lambda v: v >= 2)
+CONTEXT_HELP = f"(default: what the model was made for, at most {DEFAULT_CONTEXT})"
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class ServeConfig(Options):
     batch_size: int = option(8, "answer at most B texts at once", rule=_ROWS, metavar="B", group="limits")
     context: int | None = option(
         None,
-        f"most tokens of a prompt and its answer (default: what the model was made for, at most {DEFAULT_CONTEXT})",
-        rule=_CONTEXT,
+        f"most tokens of a prompt and its answer {CONTEXT_HELP}",
+        rule=CONTEXT,
         metavar="N",
         group="limits",
     )

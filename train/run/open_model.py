@@ -1,4 +1,4 @@
-"""What `generate`, `serve` and `eval` begin with: device, configuration and tokenizer, before weights are read."""
+"""What `generate`, `chat`, `serve` and `eval` begin with: device, configuration and tokenizer; no weights yet."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Generic, TypeVar
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
+from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
-from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.options.serve_config import DEFAULT_CONTEXT, ServeConfig
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
-Args = TypeVar("Args", GenerateConfig, ServeConfig, RunOptions)
+Args = TypeVar("Args", GenerateConfig, ChatConfig, ServeConfig, RunOptions)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,16 @@ def open_model(args: Args) -> Opened[Args]:
     return Opened(args, device, folder, files, config, tokenizer, head_note, Display(make_console("stderr")))
 
 
-def _base(args: GenerateConfig | ServeConfig | RunOptions) -> str:
+def context_of(opened: Opened[ChatConfig] | Opened[ServeConfig]) -> int:
+    """--context, or its default. WgradError: more than the model was made for."""
+    most = opened.config.max_position_embeddings
+    if (opened.args.context or 0) > most:
+        rule = f"must be at most the {most} positions that the model was made for"
+        raise WgradError(f"--context: {rule}; got {opened.args.context}")
+    return opened.args.context or min(most, DEFAULT_CONTEXT)
+
+
+def _base(args: GenerateConfig | ChatConfig | ServeConfig | RunOptions) -> str:
     """The model that the adapter, or the first of several, names."""
     adapter = next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
     return base_of_adapter(adapter or "")

@@ -11,6 +11,7 @@ from wgrad.device.contract import Device
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model import Model
+from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.run.build import build_frozen, frozen_adapter
@@ -20,7 +21,7 @@ from wgrad.train.terminal.output import say
 
 
 def build_text_models(
-    opened: Opened[GenerateConfig] | Opened[ServeConfig],
+    opened: Opened[GenerateConfig] | Opened[ChatConfig] | Opened[ServeConfig],
     adapters: Mapping[str, str | None],
     positions: int,
     run: Callable[[Model], object],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -142,6 +143,11 @@ def _discard(stream: Any) -> None:
             os.close(nowhere)
     except (OSError, ValueError):  # no descriptor behind it: nothing is flushed at exit either
         pass
+
+
+def harmless(text: str) -> str:
+    """Text of a model for a terminal: control characters, which could do more there than stand, as their escapes."""
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def make_console(name: str = "stdout", terminal: bool | None = None) -> Console:

@@ -1,0 +1,202 @@
+"""`wgrad chat`: turns in the terminal, an adapter beside its base, Ctrl-C, and what stands in the columns."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+from tests.train.serving import BASE
+from wgrad.train.commands import chat as chat_command
+from wgrad.train.commands.cli import main
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.terminal.columns import Columns, wrap
+
+TEMPLATE = (
+    "{% for m in messages %}{% if 'forbidden' in m['content'] %}{{ raise_exception('not that') }}{% endif %}"
+    "{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "talker"
+    shutil.copytree(BASE, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path) -> Path:
+    folder, lora = model.parent / "adapter", LoraConfig(r=2, alpha=4.0)
+    values = init_lora(lora_shapes(lora, linear_modules(load_model_config(model))), 0)
+    values = {name: np.full_like(v, 0.02) if name.endswith(".lora_B") else v for name, v in values.items()}
+    save_adapter(folder, lora, values, str(model))
+    return folder
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """talk(lines, *words) -> status, stdout, the lines of stderr that come after the model was opened."""
+
+    def run(lines: bytes, *words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="ascii"))
+        options = ["--device", "cpu", "--max-new-tokens", "7", "--temperature", "0"]
+        status = main(["chat", *options, *map(str, words)])
+        said = capsys.readouterr()
+        assert "\x1b" not in said.out and "\r" not in said.out
+        return status, said.out, "".join(said.err.splitlines(keepends=True)[2:])
+
+    return run
+
+
+def generated(capsys: pytest.CaptureFixture[str], prompt: str, *words: object) -> str:
+    """What `wgrad generate` goes on with."""
+    options = ["--device", "cpu", "--max-new-tokens", "7", "--temperature", "0"]
+    assert main(["generate", "--prompt", prompt, *options, *map(str, words)]) == 0
+    return capsys.readouterr().out.removeprefix(prompt).removesuffix("\n")
+
+
+def test_turns_follow_each_other(talk: Any, model: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, asked, tokenizer = chat_command.generate_ids, list[tuple[str, int]](), load_tokenizer(model)
+
+    def noted(of: Any, prompt: Any, count: int, sampling: Any, stops: Any) -> Any:
+        asked.append((tokenizer.decode(prompt), sampling.seed))
+        return generate(of, prompt, count, sampling, stops)
+
+    monkeypatch.setattr(chat_command, "generate_ids", noted)
+    status, out, err = talk("Hear, my son\r\n\nAnd then? é\n/clear\nHear, my son\n".encode(), "--model", model)
+    one = generated(capsys, "user: Hear, my son\nassistant:", "--model", model)
+    second = f"user: Hear, my son\nassistant: {one}\nuser: And then? é\nassistant:"
+    two = generated(capsys, second, "--model", model)
+    assert (status, out, err) == (0, f"{one}\n{two}\n{one}\n", "") and one.strip() and two.strip()
+    first = "user: Hear, my son\nassistant:"
+    assert asked == [(first, 0), (second, 1), (first, 0)]
+    talk(b"Hear, my son\n", "--model", model, "--system", "be brief", "--seed", 2**32 - 1)
+    assert asked[3:] == [(f"system: be brief\n{first}", 2**32 - 1)]
+
+
+def test_an_adapter_and_its_base(talk: Any, model: Path, adapter: Path, capsys: Any) -> None:
+    prompt = "user: Hear, my son\nassistant:"
+    base, own = (generated(capsys, prompt, "--model", model, *words) for words in ([], ["--adapter", adapter]))
+    assert base != own
+    assert talk(b"Hear, my son\n", "--adapter", adapter)[1] == own + "\n"
+    _, out, _ = talk(b"Hear, my son\n", "--adapter", adapter, "--compare")
+    head, *rows = [line.split(" | ") for line in (row + " " for row in out.splitlines()) if " | " in line]
+    assert [name.strip() for name in head] == ["without the adapter", "with the adapter"]
+    for column, text in enumerate((base, own)):
+        assert "".join("".join(row[column].split()) for row in rows) == "".join(text.split())
+    # The second turn of each goes on from its own answer.
+    _, out, _ = talk(b"Hear, my son\nAnd?\n", "--adapter", adapter, "--compare")
+    later = generated(capsys, f"{prompt}{own}\nuser: And?\nassistant:", "--adapter", adapter)
+    assert "".join(later.split()) in "".join("".join(row.partition(" | ")[2].split()) for row in out.splitlines())
+
+
+def test_what_cannot_be_answered_is_said_and_the_talk_goes_on(talk: Any, model: Path, adapter: Path) -> None:
+    lines = b"the forbidden\n" + b"x " * 600 + b"\n\xff\nHear, my son\n"
+    for words in (["--model", model], ["--adapter", adapter, "--compare"]):
+        status, out, err = talk(lines, *words)
+        refused, long, bytes_ = err.splitlines()
+        assert "the chat template refuses these messages: not that" in refused and "(/clear begins anew)" in refused
+        assert "tokens, and --context is 512: say less" in long and "got byte 0xff at character 0" in bytes_
+        assert status == 0 and out == talk(b"Hear, my son\n", *words)[1]
+
+
+@pytest.mark.parametrize("words", [[], ["--compare"]])
+def test_ctrl_c_stops_an_answer_and_not_the_talk(
+    words: list[str], talk: Any, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = talk(b"Hear, my son\n", "--adapter", adapter, *words)[1]
+    generate, calls = chat_command.generate_ids, []
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        number = len(calls)
+        for count, token in enumerate(generate(*args)):
+            if count == 2 and number == 1:
+                signal.raise_signal(signal.SIGINT)
+            yield token
+
+    monkeypatch.setattr(chat_command, "generate_ids", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    status, out, _ = talk(b"Hear, my son\n/clear\nHear, my son\n", "--adapter", adapter, *words)
+    assert status == 0 and signal.getsignal(signal.SIGINT) is before
+    stopped, again = out[: -len(whole)], out[-len(whole) :]
+    assert again == whole and 0 < len("".join(stopped.split())) < len("".join(whole.split()))
+    calls.clear()
+
+    def twice(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        yield 7
+
+    monkeypatch.setattr(chat_command, "generate_ids", twice)
+    assert talk(b"Hear, my son\n", "--adapter", adapter)[0] == 130  # the second ends the program
+
+
+def test_no_text_of_a_model_moves_the_cursor(talk: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = load_tokenizer(model).encode("\x1b[2J\r\x07a\tb\n", add_special_tokens=False)
+    monkeypatch.setattr(chat_command, "generate_ids", lambda *args: iter(bad))
+    assert talk(b"x\n", "--model", model)[1] == "\\x1b[2J\\r\\x07a\tb\n\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--model is required: give it, or an --adapter that names it"),
+        (["--model", "m", "--compare"], "--compare: goes with --adapter"),
+        (["--model", str(BASE), "--device", "cpu"], "has no chat template"),
+        (["--model", str(BASE), "--device", "cpu", "--context", "1"], "--context: must be at least 2; got 1"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", *words]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+# ---- columns -------------------------------------------------------------------------------------
+TEXTS = ["one two three  four fivesixseveneightnine\n\n  ten", "日本語の長い文章 a b\nshort"]
+
+
+@pytest.mark.parametrize("width", [3, 8, 11])
+@pytest.mark.parametrize("text", TEXTS)
+def test_wrapped_lines_stay_as_they_are(text: str, width: int) -> None:
+    whole = wrap(text, width)
+    assert all(cell_len(line) <= width for line in whole)
+    assert "".join("".join(whole).split()) == "".join(text.split())
+    for end in range(len(text)):
+        part = wrap(text[:end], width)
+        assert [x.rstrip() for x in part[:-1]] == [x.rstrip() for x in whole[: len(part) - 1]]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_rows_are_written_once(live: bool) -> None:
+    written: list[str] = []
+    columns = Columns(["a", "b"], 27, written.append, live)
+    for at in range(0, 60, 2):
+        for number, text in enumerate(TEXTS):
+            columns.add(number, text[at : at + 2])
+        if at == 30:
+            columns.end(1)
+    columns.end(0)
+    shown: list[str] = []
+    for line in "".join(written).split("\n"):  # as a terminal shows it
+        rows = [part for part in line.split("\r") if part]
+        assert len({cell_len(row) for row in rows}) <= 1 or not live
+        shown += rows[-1:]
+    assert shown[0].split(" | ")[0].strip() == "a" and all(cell_len(row) < 27 for row in shown)
+    for number, text in enumerate(TEXTS):
+        wanted = [line.strip() for line in wrap(text, 11)]
+        assert [row.ljust(24).split(" | ")[number].strip() for row in shown[1:]][: len(wanted)] == wanted

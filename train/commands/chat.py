@@ -1,0 +1,206 @@
+"""`wgrad chat`: a conversation in the terminal, with a model, with an adapter on it, or with both side by side."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+
+from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.train.data.chat import Message
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.model.model import Model
+from wgrad.train.options.chat_config import ChatConfig
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.options.option_text import check_text
+from wgrad.train.run.generation import Decoder, generate_ids
+from wgrad.train.run.open_model import Opened, context_of, open_model
+from wgrad.train.run.text_models import build_text_models
+from wgrad.train.terminal.columns import Columns
+from wgrad.train.terminal.ending import one_line
+from wgrad.train.terminal.output import harmless, make_console, say
+
+CLEAR = "/clear"
+_LONGEST_LINE = 1 << 20  # bytes
+_SEEDS = 2**32
+
+
+def run_chat(args: ChatConfig) -> int:
+    """A line of standard input is a turn, its end is the end. Answers go to stdout, all else to stderr. -> exit status.
+    WgradError: before the first turn."""
+    opened = open_model(args)
+    if opened.head_note:
+        say(f"note: {opened.head_note}", "stderr")
+    talks = _talks(opened)
+    for line in _lines():
+        if line.strip() == CLEAR:
+            for talk in talks:
+                talk.clear()
+        elif line.strip():
+            try:
+                _answer(talks, line)
+            except UnusableResult:
+                raise
+            except WgradError as error:  # the turn is taken back; another may do
+                say(f"wgrad: error: {one_line(error)} ({CLEAR} begins anew)", "stderr")
+    return 0
+
+
+@dataclass
+class Talk:
+    """A conversation with one model."""
+
+    name: str
+    model: Model
+    opened: Opened[ChatConfig]
+    turns: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        system = self.opened.args.system
+        self.turns = [{"role": "system", "content": system}] if system else []
+
+    @contextmanager
+    def answer(self, text: str) -> Iterator[Iterator[str]]:
+        """The pieces of the answer to `text`; the turn and as much of its answer as was taken are then kept.
+
+        WgradError, and nothing is kept: the template refuses it, or there is no room.
+        """
+        args, tokenizer = self.opened.args, self.opened.tokenizer
+        turns = [*self.turns, {"role": "user", "content": text}]
+        prompt = tokenizer.encode(tokenizer.chat_template.render(turns, True), add_special_tokens=False)
+        room = self.model.cos.shape[0] - len(prompt)
+        if room < 1:
+            raise WgradError(
+                f"the conversation has {len(prompt)} tokens, and --context is {self.model.cos.shape[0]}: say less, or "
+                "start with more"
+            )
+        # Each turn has its own, or the same line said twice would be answered alike.
+        seed = (args.seed + sum(turn["role"] == "user" for turn in self.turns)) % _SEEDS
+        ids = generate_ids(
+            self.model, prompt, min(args.max_new_tokens, room), replace(args, seed=seed), tokenizer.stop_ids
+        )
+        said: list[str] = []
+        yield _texts(tokenizer, prompt, ids, said)
+        self.turns = [*turns, {"role": "assistant", "content": "".join(said)}]
+
+
+def _texts(tokenizer: Tokenizer, prompt: Sequence[int], ids: Iterator[int], said: list[str]) -> Iterator[str]:
+    decode = tokenizer.decode_stream(prompt)
+    for token in ids:
+        said.append(decode(token))
+        yield said[-1]
+
+
+def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
+    """The models on the device. WgradError: the model has no chat template."""
+    args, positions = opened.args, context_of(opened)
+    _ = opened.tokenizer.chat_template  # compiled before weights are read
+    names: dict[str, str | None] = {"with the adapter": args.adapter} if args.adapter else {"": None}
+    if args.compare:
+        names = {"without the adapter": None, **names}
+
+    def most(model: Model) -> None:  # three tokens at the end of the longest conversation
+        decoder = Decoder(model, [[0] * max(positions - 3, 1)], min(3, positions - 1), replace(GREEDY, temperature=1.0))
+        list(decoder.tokens())
+
+    return [Talk(name, model, opened) for name, model in build_text_models(opened, names, positions, most).items()]
+
+
+# ---- the terminal --------------------------------------------------------------------------------
+def _lines() -> Iterator[str]:
+    """What a person types, or the lines of a pipe or file. Ctrl-C at the prompt takes back what was typed."""
+    terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal:
+        try:
+            import readline  # noqa: F401  input() then has a line that can be edited, and what was said before
+        except ImportError:  # on Windows the terminal does that
+            pass
+    while True:
+        try:
+            yield input("> ") if terminal else _line_of_pipe()
+        except EOFError:
+            sys.stdout.write("\n" if terminal else "")
+            return
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            sys.stdout.write("\n")
+
+
+def _line_of_pipe() -> str:
+    """EOFError at its end."""
+    line = sys.stdin.buffer.readline(_LONGEST_LINE) if sys.stdin is not None else b""
+    if not line:
+        raise EOFError
+    return line.decode("utf-8", "surrogateescape").rstrip("\r\n")
+
+
+def _answer(talks: Sequence[Talk], text: str) -> None:
+    check_text(text, "this line")
+    with ExitStack() as stack:
+        answers = [stack.enter_context(talk.answer(text)) for talk in talks]
+        stop = stack.enter_context(_stoppable())
+        if len(talks) == 1:
+            _write_one(answers[0], stop)
+        else:
+            _write_beside(answers, [talk.name for talk in talks], stop)
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """Within the block Ctrl-C sets the event; a second one is a KeyboardInterrupt."""
+    asked = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield asked
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write_one(answer: Iterator[str], stop: threading.Event) -> None:
+    try:
+        for text in answer:
+            sys.stdout.write(harmless(text))
+            sys.stdout.flush()
+            if stop.is_set():
+                return
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _write_beside(answers: Sequence[Iterator[str]], names: Sequence[str], stop: threading.Event) -> None:
+    """A token of each in turn."""
+    columns = Columns(names, make_console("stdout").width, sys.stdout.write, sys.stdout.isatty())
+    going = list(range(len(answers)))
+    try:
+        while going and not stop.is_set():
+            for number in list(going):
+                text = next(answers[number], None)
+                if text is None:
+                    going.remove(number)
+                    columns.end(number)
+                else:
+                    columns.add(number, harmless(text))
+            sys.stdout.flush()
+    finally:
+        for number in going:
+            columns.end(number)
+        sys.stdout.flush()

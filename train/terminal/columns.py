@@ -1,0 +1,72 @@
+"""Texts that grow side by side, without codes of a terminal: a row is written once it changes no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+
+_BETWEEN = " | "
+_TAB = "    "
+_LEAST = 8  # columns of a text, however narrow the terminal is
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, broken at spaces where there are any. All but the last stay as they are when
+    the text grows."""
+    lines = []
+    for paragraph in text.replace("\t", _TAB).split("\n"):
+        line = ""
+        for word in re.findall(r" *[^ ]+| +", paragraph):
+            if line and cell_len(line + word) > width:
+                lines.append(line)
+                line, word = "", word.lstrip(" ")
+            for character in word:
+                if line and cell_len(line + character) > width:
+                    lines.append(line)
+                    line = ""
+                line += character
+        lines.append(line)
+    return lines
+
+
+class Columns:
+    """names: of the texts, in the first row. width: of all together. live: show the row that is not done yet, and write
+    over it (a terminal)."""
+
+    def __init__(self, names: Sequence[str], width: int, write: Callable[[str], object], live: bool) -> None:
+        # A terminal may go to the next line by itself behind its last column.
+        self._width = max((width - 1 - len(_BETWEEN) * (len(names) - 1)) // len(names), _LEAST)
+        self._write, self._live = write, live
+        self._texts, self._done = ["" for _ in names], [False for _ in names]
+        self._written = 0
+        self._write(self._row([wrap(name, self._width)[0] for name in names]) + "\n")
+
+    def add(self, number: int, text: str) -> None:
+        self._texts[number] += text
+        self._draw()
+
+    def end(self, number: int) -> None:
+        """No more comes of a text."""
+        self._done[number] = True
+        self._draw()
+
+    def _draw(self) -> None:
+        lines = [wrap(text, self._width) for text in self._texts]
+        growing = [len(found) - 1 for found, done in zip(lines, self._done) if not done]
+        ready = min(growing) if growing else max(map(len, lines))
+        start = "\r" if self._live else ""
+        for row in range(self._written, ready):
+            self._write(start + self._row(_at(lines, row)) + "\n")
+        self._written = ready
+        if self._live and growing:
+            self._write(start + self._row(_at(lines, ready)))
+
+    def _row(self, parts: Sequence[str]) -> str:
+        row = _BETWEEN.join(part + " " * (self._width - cell_len(part)) for part in parts)
+        return row if self._live else row.rstrip(" ")
+
+
+def _at(lines: Sequence[Sequence[str]], row: int) -> list[str]:
+    return [found[row] if row < len(found) else "" for found in lines]
