@@ -141,8 +141,9 @@ def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str,
     return result
 
 
-def gguf_file(weights: dict[str, np.ndarray]) -> bytes:
-    """A llama's weights as the gguf package writes them, the matrices in every type that it can quantise to."""
+def gguf_file(weights: dict[str, np.ndarray], config: dict[str, Any] | None = None) -> bytes:
+    """A llama's weights as the gguf package writes them, the matrices in every type that it can quantise to. config:
+    written too, and a tokenizer of pieces, so that the file is a whole model."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
     kinds = [getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")]
     with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +151,10 @@ def gguf_file(weights: dict[str, np.ndarray]) -> bytes:
         writer.add_block_count(1)
         writer.add_head_count(HEADS)
         writer.add_head_count_kv(KV_HEADS)
-        writer.add_token_list(SPECIAL)
+        if config is None:
+            writer.add_token_list(SPECIAL)
+        else:
+            _describe_gguf(writer, config)
         for number, (name, value) in enumerate(weights.items()):
             kind = kinds[number % 6 if value.ndim == 2 else 0]
             stored = gguf.quantize(value.astype(np.float32), kind)
@@ -160,6 +164,28 @@ def gguf_file(weights: dict[str, np.ndarray]) -> bytes:
         writer.write_tensors_to_file()
         writer.close()
         return (Path(folder) / "model.gguf").read_bytes()
+
+
+def _describe_gguf(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(64)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_key_length(config.get("head_dim", config["hidden_size"] // HEADS))
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    pieces = sorted(set("\u2581abcdefghijklmnopqrstuvwxyz") | {"\u2581th", "he", "th", "in"})
+    tokens = (SPECIAL + pieces + [f"<0x{i:02X}>" for i in range(256)])[: config["vocab_size"]]
+    kind = gguf.TokenType
+    types = [kind.CONTROL] * len(SPECIAL) + [kind.NORMAL] * len(pieces) + [kind.BYTE] * 256
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types[: len(tokens)])
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(2)
+    writer.add_add_space_prefix(True)
+    writer.add_chat_template(CHAT)
 
 
 QUANTIZATION = {
@@ -250,5 +276,6 @@ def base_groups() -> dict[str, Files]:
         groups[name] = model_files(config, quantised_weights(model_weights(model_config()), nested))
     del (rest := dict(groups["model"]))["model/model.safetensors"]
     groups["gguf"] = rest | {"model/model.gguf": gguf_file(model_weights(model_config()))}
+    groups["gguf-alone"] = {"model/model.gguf": gguf_file(model_weights(model_config()), model_config())}
     groups["data"], groups["chat"] = {"data.jsonl": jsonl(PLAIN_LINES)}, {"data.jsonl": jsonl(LINES)}
     return groups

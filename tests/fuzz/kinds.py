@@ -59,8 +59,8 @@ def quantised_case(rng: Random, groups: Groups) -> Case:
 
 
 def gguf_case(rng: Random, groups: Groups) -> Case:
-    name = "model/model.gguf"
-    return Case(commands(rng), ["gguf", "data"], {name: mutate_gguf(rng, _bytes(groups, "gguf", name))})
+    group, name = rng.choice(("gguf", "gguf-alone")), "model/model.gguf"
+    return Case(commands(rng), [group, "data"], {name: mutate_gguf(rng, _bytes(groups, group, name))})
 
 
 SHARDS = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]

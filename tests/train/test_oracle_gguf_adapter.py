@@ -93,8 +93,10 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.close()
 
 
-def their_log_probabilities(base: Path, prompt: np.ndarray | str, adapter: Path | None) -> np.ndarray:
-    """llama.cpp's, of every token after a prompt (ids, or a text), float32 [VOCAB]."""
+def their_log_probabilities(
+    base: Path, prompt: np.ndarray | str, adapter: Path | None, vocabulary: int = VOCAB
+) -> np.ndarray:
+    """llama.cpp's, of every token after a prompt (ids, or a text), float32 [vocabulary]."""
     params = llama_cpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(base), 64, 1, 0
     params.warmup, params.verbosity, params.cpuparams.n_threads = False, -1, 1
@@ -103,13 +105,13 @@ def their_log_probabilities(base: Path, prompt: np.ndarray | str, adapter: Path 
     if adapter is not None:
         params.lora_adapters = [llama_cpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
     given = prompt if isinstance(prompt, str) else prompt.reshape(-1).tolist()
-    request = {"prompt": given, "n_predict": 1, "temperature": -1, "n_probs": VOCAB}
+    request = {"prompt": given, "n_predict": 1, "temperature": -1, "n_probs": vocabulary}
     answer = llama_cpp.Server(params).handle_completions(request)
     told = answer["choices"][0]["logprobs"]
     if told is None:
         raise LookupError("nothing is told where the likeliest token ends a text or is a part of a character")
     found = told["content"][0]["top_logprobs"]
-    values = np.full(VOCAB, np.nan, np.float32)
+    values = np.full(vocabulary, np.nan, np.float32)
     values[[entry["id"] for entry in found]] = [entry["logprob"] for entry in found]
     return values
 

@@ -21,6 +21,7 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run import find_model
 from wgrad.train.run.build import build_frozen, build_optimizer, build_trainable
 from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.plan import plan_run
@@ -33,7 +34,8 @@ SHAPE: dict[str, Any] = {"num_hidden_layers": 5}  # one buffer of the two has th
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setattr(module, "cache_folder", lambda name: folder / name)
+    for user in (module, find_model):  # `cache clear` empties both
+        monkeypatch.setattr(user, "cache_folder", lambda name: folder / name)
     return folder / "weights"
 
 

@@ -1,11 +1,13 @@
-"""`wgrad cache`: what --stream-weights keeps on the disk, and how it goes."""
+"""`wgrad cache`: what --stream-weights, and GGUF files as base models, keep on the disk, and how it goes."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 from wgrad.device.files import remove_leftovers, writing
 from wgrad.train.model.load_streamed import cached_files, cached_weights
+from wgrad.train.run.find_model import described, described_files
 from wgrad.train.terminal.output import say
 from wgrad.train.terminal.progress import size
 
@@ -15,8 +17,15 @@ def _total() -> str:
     return f"{len(files)} base model{'s' * (len(files) != 1)}, {size(sum(path.stat().st_size for path in files))}"
 
 
+def _described() -> str:
+    folders = described_files()
+    total = sum(path.stat().st_size for folder in folders for path in folder.iterdir() if not path.is_symlink())
+    return f"{len(folders)} GGUF file{'s' * (len(folders) != 1)}, {size(total)}"
+
+
 def list_cache() -> int:
     say(f"quantised weights in {cached_weights()}: {_total()}")
+    say(f"configurations and tokenizers in {described()}: {_described()}")
     return 0
 
 
@@ -27,6 +36,11 @@ def clear_cache() -> int:
         for path in cached_files():
             path.unlink()
     say(f"removed from {cached_weights()}: {removed}")
+    removed = _described()
+    with writing(described()):
+        for folder in described_files():
+            shutil.rmtree(folder)
+    say(f"removed from {described()}: {removed}")
     return 0
 
 

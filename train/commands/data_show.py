@@ -10,8 +10,8 @@ from rich.text import Text
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.options.finetune_config import SFT, RunOptions
+from wgrad.train.run.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -21,7 +21,7 @@ _ENDS = 200  # tokens at the beginning and at the end of an example; what lies b
 
 def run_data_show(config: RunOptions, examples: int) -> int:
     """Examples, what is learnt of them marked, and what the data comes to. -> exit status. WgradError."""
-    tokenizer = load_tokenizer(resolve_model(config.model, weights=False))
+    tokenizer = load_tokenizer(find_model(config.model, weights=False))
     with Display(make_console("stderr")).phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     console = make_console()

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from wgrad.device.files import check_writable, write_text
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
 from wgrad.train.model.gguf_adapter import save_gguf_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
+from wgrad.train.run.find_model import find_model
 from wgrad.train.terminal.output import say
 
 
 def run_export(args: ExportConfig) -> int:
     """`wgrad export`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
     check_writable(args.gguf_lora, "--gguf-lora")
-    folder = resolve_model(args.model or base_of_adapter(args.adapter), "--model", weights=False)
+    folder = find_model(args.model or base_of_adapter(args.adapter), "--model", weights=False)
     config = load_model_config(folder)
     lora, arrays = load_adapter(args.adapter, linear_modules(config))
     if note := adapter_note(lora):

@@ -16,7 +16,6 @@ from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import read_yaml
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
 from wgrad.train.model.gguf_model import FILE
 from wgrad.train.model.lora import linear_modules
@@ -27,6 +26,7 @@ from wgrad.train.model.model_files import load_frozen, open_files
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.run.build import frozen_adapter
+from wgrad.train.run.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -77,7 +77,7 @@ def run_merge(args: MergeConfig) -> int:
         raise WgradError(f"--out: {args.out} is there already: give the name of a new folder")
     device = select_device(args.device)
     say(f"device: {device.description} ({device.reason})", "stderr")
-    folder = resolve_model(args.model or base_of_adapter(args.adapter))
+    folder = find_model(args.model or base_of_adapter(args.adapter))
     files, config, head_note = open_files(folder, load_model_config(folder))
     lora, arrays = load_adapter(args.adapter, linear_modules(config))
     for note in filter(None, (head_note, adapter_note(lora))):

@@ -8,12 +8,12 @@ from typing import Any
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import wants_recompute
 from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import MOST_ROWS, Fit, batch_sizes, limit_of, line, modes, words
 from wgrad.train.run.plan import PROMPT_TOKENS, Plan, plan_run
 from wgrad.train.terminal.output import make_console
@@ -36,7 +36,7 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     for text in compute.lines:
         display.say(text)
     config = replace(config, compute=compute.dtype)
-    folder = resolve_model(config.model)
+    folder = find_model(config.model)
     _, model_config, _ = open_files(folder, load_model_config(folder))
     limit = limit_of(config, device)
     fit = Fit(config, model_config, folder, device, PROMPT_TOKENS, limit or 0)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from wgrad.autograd.select_device import select_device
 from wgrad.device.errors import WgradError
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.find_model import find_model
 from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.run.plan import PROMPT_TOKENS, plan_run
 from wgrad.train.terminal.progress import Display, duration, size
@@ -33,7 +33,7 @@ def run_warm(config: RunOptions) -> int:
     for line in compute.lines:
         display.say(line)
     config = replace(config, compute=compute.dtype)
-    folder = resolve_model(config.model)
+    folder = find_model(config.model)
     _, model_config, _ = open_files(folder, load_model_config(folder))
     folders = device.kernel_caches()
     before, begun = _contents(folders), time.monotonic()

@@ -15,7 +15,7 @@ from wgrad.train.files.decode import read_json
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # How a text is cut into words -> llama.cpp's name of it (tokenizer.ggml.pre).
-_CUTS = {
+CUTS = {
     ("bytes",): "gpt-2",
     ("digits", "bytes"): "smollm",
     (f"{_LETTERS}{{1,3}}{_REST}",): "llama-bpe",
@@ -29,11 +29,11 @@ def write_tokenizer(writer: Any, gguf: Any, folder: Path, vocabulary: int) -> No
     tokenizer = load_tokenizer(folder)
     raw = read_json(folder / "tokenizer.json", dict[str, Any], "--model")
     model = raw.get("model") or {}
-    cut = _CUTS.get(_cut(raw.get("pre_tokenizer")))
+    cut = CUTS.get(_cut(raw.get("pre_tokenizer")))
     if model.get("type") != "BPE" or raw.get("normalizer") not in (None, {"type": "NFC"}) or cut is None:
         raise WgradError(
             f"--format gguf: the tokenizer in {folder} is of a kind that cannot be written into GGUF here: it must be "
-            f"byte-level BPE that cuts words as one of {', '.join(_CUTS.values())}: {CONVERT}"
+            f"byte-level BPE that cuts words as one of {', '.join(CUTS.values())}: {CONVERT}"
         )
     tokens = {id_: text for text, id_ in model["vocab"].items()}
     kinds = dict.fromkeys(tokens, gguf.TokenType.NORMAL)

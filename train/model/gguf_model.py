@@ -27,10 +27,10 @@ from wgrad.train.model.weights import WeightSpec, weight_specs
 
 FILE = "model.gguf"
 MODELFILE = f"FROM ./{FILE}\n"  # what `ollama create` reads; the chat template is in the file itself
-_ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 # llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden
 # size, not head width.
-_ONE_FULL_OF, _LARGEST = {"gemma2": 2, "gemma3": 6}, {"gemma2": 46, "gemma3": 62}
+_ONE_FULL_OF, GGUF_LARGEST = {"gemma2": 2, "gemma3": 6}, {"gemma2": 46, "gemma3": 62}
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 # Keys that a file has of itself; its data begins at the package's own alignment.
@@ -94,7 +94,7 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     if config.rope.type not in ("default", "linear", "llama3"):
         yield f"{config.rope.type} scaling"
     if architecture in _ONE_FULL_OF:
-        if config.num_hidden_layers == _LARGEST[architecture]:
+        if config.num_hidden_layers == GGUF_LARGEST[architecture]:
             width = config.hidden_size // config.num_attention_heads
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
@@ -120,7 +120,7 @@ def save_gguf(
     _describe(writer, model, write_tokenizer)
     factors = _rope_factors(model)
     if factors is not None:
-        writer.add_tensor_info(_ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+        writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
     for spec in specs:
         kind = gguf.GGMLQuantizationType[model.stored(spec)]
         name = names.get_name(spec.name, (".weight", ".bias"))
@@ -210,7 +210,7 @@ def _write_rope(writer: Any, gguf: Any, rope: RopeConfig) -> None:
 def _rope_factors(model: GgufModel) -> np.ndarray | None:
     """By what each pair's frequency is divided, float32 [head_dim / 2]: llama3's scaling."""
     if model.base is not None:
-        given = model.files.entries.get(_ROPE_FACTORS)
+        given = model.files.entries.get(ROPE_FACTORS)
         return None if given is None else given.finite_array().astype(np.float32)
     if model.config.rope.type != "llama3":
         return None

@@ -10,7 +10,6 @@ from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -19,6 +18,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.serve_config import DEFAULT_CONTEXT, ServeConfig
 from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.find_model import find_model
 from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
@@ -51,7 +51,7 @@ def open_model(args: Args) -> Opened[Args]:
     if remark := hold_to_limit(device, args.memory_limit):
         say(f"note: {remark}", "stderr")
     args = replace(args, compute=compute.dtype, model=args.model or _base(args))
-    folder = resolve_model(args.model)
+    folder = find_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
     files, config, head_note = open_files(folder, config)

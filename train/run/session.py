@@ -15,7 +15,6 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import BatchStream, Example, prompt_length
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
-from wgrad.train.files.hub import resolve_model
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -26,6 +25,7 @@ from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.compute import choose_compute, common_compute
+from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import ROW_STEP, Fit, settle
 from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
@@ -86,7 +86,7 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     for remark in (hold_to_limit(device, config.limit, config.limit_option), offload_remark(config, device)):
         if remark:
             display.say(f"note: {remark}")
-    folder = resolve_model(config.model)
+    folder = find_model(config.model)
     model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(model_config.vocab_size)
     # A missing or damaged shard is told before the data is tokenised.

@@ -1,0 +1,239 @@
+"""A GGUF file and nothing else as a base model: hyper-parameters, tokenizer and template are those of the files that it
+was made from, and texts are cut as llama.cpp cuts them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, trainers
+
+from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
+from tests.train.gguf_writer import permuted
+from tests.train.test_oracle_adapter import our_logits, random_ids
+from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, their_log_probabilities
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.data.gguf_tokenizer import write_tokenizer
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model import load_streamed
+from wgrad.train.model.gguf_model import GgufModel, save_gguf
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import ModelFiles
+from wgrad.train.run import find_model as module
+from wgrad.train.run.build import build_frozen
+from wgrad.train.run.find_model import find_model
+
+pytestmark = pytest.mark.oracle
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+KNOWN = LLAMA3 | {"original_max_position_embeddings": 8192}
+OWN = LLAMA3 | {"original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+TEXTS = ["the early bird", " two  spaces\n\nand lines", "it's 1234 o'clock, ça và?", "日本 🦊<|end|>x", ""]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "cache_folder", lambda name: tmp_path / "cache" / name)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """written(architecture, **config) -> a checkpoint's folder, and a GGUF file of it in a folder of its own."""
+
+    def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> tuple[Path, Path]:
+        raw = tiny_config(architecture, **(SIZES | EXTRA.get(architecture, {}) | changes))
+        weights = random_weights(raw)
+        folder = write_checkpoint(tmp_path / "model", raw, weights)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
+        files, config = ModelFiles(folder), load_model_config(folder)
+        path = tmp_path / "alone" / "tiny.gguf"
+        path.parent.mkdir()
+        save_gguf(path, GgufModel(config, files, "float32"), lambda spec: weights[spec.name], write_tokenizer)
+        return folder, path
+
+    return make
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
+CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
+CASES += [("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), CASES)
+def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[str, Any], written: Any) -> None:
+    beside, path = written(architecture, **changes)
+    folder = find_model(str(path))
+    theirs, ours = load_model_config(beside), load_model_config(folder)
+    own = changes.get("rope_scaling") == OWN  # by the tensor of its factors, then
+    name = "LlamaForCausalLM" if architecture == "MistralForCausalLM" else architecture
+    assert ours == replace(theirs, architecture=name, rope=ours.rope)
+    assert ours.rope == theirs.rope or own
+    ids = random_ids()
+    found, wanted = (
+        our_logits(build_frozen(c, f, ReferenceDevice(), positions=64, adapter=None, quantize=False), ids)
+        for f, c in ((folder, ours), (beside, theirs))
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-4 if own else 2e-5)
+    for text in TEXTS:
+        assert load_tokenizer(folder).encode(text) == load_tokenizer(beside).encode(text), text
+    assert load_tokenizer(folder).template_text == TEMPLATE
+    assert load_tokenizer(folder).eos_id == load_tokenizer(beside).eos_id
+    times = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+    assert find_model(str(path.parent)) == folder and times == {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+
+
+def test_a_file_in_place_of_another_is_another_model(written: Any) -> None:
+    beside, path = written()
+    first = find_model(str(path))
+    shutil.rmtree(beside)
+    path.unlink()
+    path.parent.rmdir()
+    _, again = written("Qwen3ForCausalLM")
+    assert again == path and find_model(str(path)) != first
+    assert load_model_config(find_model(str(path))).architecture == "Qwen3ForCausalLM"
+
+
+def test_what_is_kept_goes_with_the_cache(written: Any, own_cache: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(load_streamed, "cache_folder", lambda name: own_cache / name)
+    _, path = written()
+    folder = find_model(str(path))
+    assert main(["cache", "list"]) == 0
+    assert f"configurations and tokenizers in {folder.parent}: 1 GGUF file, " in capsys.readouterr().out
+    assert main(["cache", "clear"]) == 0
+    assert path.exists() and not folder.exists() and find_model(str(path)) == folder
+
+
+def test_a_run_of_a_file_alone(written: Any, text_data: Path, tmp_path: Path, capsys: Any) -> None:
+    _, path = written(hidden_size=64, num_hidden_layers=1)
+    text = f"finetune --model {path} --data {text_data} --out {tmp_path}/out --device cpu --rank 2 --seq-len 24"
+    assert main(f"{text} --max-steps 2 --accumulate 1".split()) == 0
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(path)
+    assert (
+        main(
+            ["generate", "--adapter", f"{tmp_path}/out", "--prompt", "the", "--device", "cpu", "--max-new-tokens", "2"]
+        )
+        == 0
+    )
+    words = ["--onto", "dequantised", "--format", "gguf", "--no-compare", "--device", "cpu"]
+    assert main(["merge", "--adapter", f"{tmp_path}/out", "--out", f"{tmp_path}/merged", *words]) == 0
+    merged = find_model(str(tmp_path / "merged/model.gguf"))
+    assert load_model_config(merged) == load_model_config(find_model(str(path)))
+
+
+# ---- SentencePiece -----------------------------------------------------------------------------
+def write_sentence_piece(path: Path, prefix: bool) -> None:
+    """A small LLaMA with a vocabulary of pieces and scores."""
+    learner = Tokenizer(models.BPE())
+    steps: list[Any] = [normalizers.Prepend("▁")] if prefix else []
+    learner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    learner.train_from_iterator(SENTENCES * 4, trainers.BpeTrainer(vocab_size=VOCAB + 100 - 259, show_progress=False))
+    by_id = sorted(learner.get_vocab().items(), key=lambda item: item[1])
+    letters, joined = ([t for t, _ in by_id if (len(t) == 1) == single] for single in (True, False))
+    octets = [f"<0x{i:02X}>" for i in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *octets, *joined, *letters]
+    types = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.BYTE] * 256
+    types += [gguf.TokenType.NORMAL] * (len(joined) + len(letters))
+    scores = [0.0] * 259 + [-float(i) for i in range(len(joined))] + [-1e9] * len(letters)
+    raw = tiny_config(**SIZES, vocab_size=len(tokens))
+    weights, names = random_weights(raw), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_scores(scores)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(prefix)
+    weights["lm_head.weight"][:259] = 0  # never the likeliest: of those llama.cpp tells nothing
+    for name, value in weights.items():
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
+        writer.add_tensor(names.get_name(name, (".weight",)), permuted(value, heads) if heads else value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_pieces_are_joined_as_llama_cpp_joins_them(prefix: bool, tmp_path: Path) -> None:
+    path = tmp_path / "pieces.gguf"
+    write_sentence_piece(path, prefix)
+    tokenizer = load_tokenizer(find_model(str(path)))
+    compared = 0
+    for text in [*SENTENCES, *TEXTS[:-1], "</s>the  end", "   ", "thethethe", "a</s> b"]:
+        ids = tokenizer.encode(text)
+        assert ids[0] == 1
+        try:
+            theirs = their_log_probabilities(path, text, None, VOCAB + 100)
+        except LookupError:
+            continue
+        compared += 1
+        np.testing.assert_array_equal(their_log_probabilities(path, np.array(ids), None, VOCAB + 100), theirs, text)
+    assert compared > 8
+    assert tokenizer.decode(tokenizer.encode("the early bird, 日本")) == "the early bird, 日本"
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
+    _, path = written()
+
+    def refused(message: str, key: str, value: Any = None) -> None:
+        """The file with another value of a key, or without it."""
+        other = tmp_path / "other.gguf"
+        reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(other, "llama")
+        for name, field in reader.fields.items():
+            if name.startswith("GGUF.") or name in ("general.architecture", key):
+                continue
+            inner = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+        if value is not None:
+            inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), inner)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(WgradError, match=f"^--model: .*{message}") as caught:
+            find_model(str(other))
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+        assert not (tmp_path / "cache").exists()
+
+    refused("llama.block_count must be a whole number, got none", "llama.block_count")
+    refused("llama.block_count must be a whole number, got 'two'", "llama.block_count", "two")
+    refused("a head_count must be a number above 0", "llama.attention.head_count_kv", [2, 1])
+    refused("num_hidden_layers must be", "llama.block_count", 99_999)
+    refused("rope.dimension_count 8 is not supported", "llama.rope.dimension_count", 8)
+    refused("is one of 3 parts", "split.count", 3)
+    refused("model 'bert' is not supported: gpt2 and llama are", "tokenizer.ggml.model", "bert")
+    refused("pre 'tekken' is not supported", "tokenizer.ggml.pre", "tekken")
+    refused("token_type must have an entry for each of 300", "tokenizer.ggml.token_type", [1, 2])
+    refused("eos_token_id must be below 300, the number of tokens, got 300", "tokenizer.ggml.eos_token_id", 300)
+    refused("tokens make no tokenizer .*out of vocabulary", "tokenizer.ggml.merges", ["zzzz yyyy"])
+    refused("rope.scaling.factor must be a number, got none", "llama.rope.scaling.type", "linear")

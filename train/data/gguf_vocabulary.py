@@ -1,0 +1,202 @@
+"""The tokenizer in a GGUF file as Hugging Face has it: byte-level BPE ("gpt2"), and SentencePiece's BPE ("llama").
+
+SentencePiece joins the neighbours whose piece has the highest score; here every way to make a piece is a merge, those
+of the highest score first.
+Source: github.com/ggml-org/llama.cpp, src/llama-vocab.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tokenizers
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.gguf_tokenizer import CUTS
+from wgrad.train.data.tokenizer_files import explain
+from wgrad.train.files.decode import show
+from wgrad.train.files.gguf_fields import GgufFields
+
+_KEY = "tokenizer.ggml."
+# llama.cpp's other names of the ways in which words are cut.
+_SAME_CUT = {
+    "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "olmo": "gpt-2",
+    "mpt": "gpt-2", "refact": "smollm", "starcoder": "smollm", "command-r": "smollm", "deepseek-r1-qwen": "qwen2",
+}  # fmt: skip
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
+_SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_LONGEST = 256  # characters of a piece: every way to cut one is tried
+_SPACE = "\u2581"
+_BESIDE = "put the model's config.json, tokenizer.json and tokenizer_config.json beside the file"
+
+
+def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:
+    """File name -> contents: tokenizer.json, tokenizer_config.json, generation_config.json.
+
+    WgradError: there is none, or one of another kind, or a damaged one.
+    """
+    kind = fields.get(_KEY + "model", str, "")
+    build = {"gpt2": _byte_level, "llama": _sentence_piece}.get(kind)
+    if build is None:
+        raise WgradError(
+            f"{fields.source}: {fields.path}: {_KEY}model {show(kind)} is not supported: gpt2 and llama are; {_BESIDE}"
+        )
+    tokens = _distinct(fields.texts(_KEY + "tokens"))
+    types = fields.numbers(_KEY + "token_type") or [_NORMAL] * len(tokens)
+    if not tokens or len(types) != len(tokens):
+        raise fields.error(
+            _KEY + "token_type", f"must have an entry for each of {len(tokens)} tokens, got {len(types)}"
+        )
+    ids = {name: _id(fields, name, len(tokens)) for name in (*_SPECIAL, "eot")}
+    raw = {
+        "version": "1.0",
+        "added_tokens": [
+            _added(id_, tokens[id_], type_ != _USER) for id_, type_ in enumerate(types) if type_ in (_CONTROL, _USER)
+        ],
+        **build(fields, tokens, types, ids),
+        "post_processor": _around(fields, kind, tokens, ids),
+    }
+    try:
+        tokenizers.Tokenizer.from_str(json.dumps(raw))
+    except BaseException as error:
+        reason = explain(error)
+        if reason is None:
+            raise
+        raise fields.error(_KEY + "tokens", f"make no tokenizer ({reason})") from error
+    config: dict[str, Any] = {name: tokens[id_] for part, name in _SPECIAL.items() if (id_ := ids[part]) is not None}
+    if template := fields.get("tokenizer.chat_template", str):
+        config["chat_template"] = template
+    stops = [id_ for id_ in (ids["eos"], ids["eot"]) if id_ is not None]
+    return {
+        "tokenizer.json": raw,
+        "tokenizer_config.json": config,
+        "generation_config.json": {"eos_token_id": list(dict.fromkeys(stops))} if stops else {},
+    }
+
+
+def _distinct(tokens: list[str]) -> list[str]:
+    """A token that is there a second time stands for nothing that a text has: it gets a name of its own."""
+    first: dict[str, int] = {}
+    for id_, token in enumerate(tokens):
+        first.setdefault(token, id_)
+    return [token if first[token] == id_ else f"[PAD{id_}]" for id_, token in enumerate(tokens)]
+
+
+def _id(fields: GgufFields, name: str, count: int) -> int | None:
+    key = f"{_KEY}{name}_token_id"
+    value = fields.get(key, int)
+    if value is not None and not 0 <= value < count:
+        raise fields.error(key, f"must be below {count}, the number of tokens, got {value}")
+    return value
+
+
+def _added(id_: int, text: str, special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id_, "content": text, **flags, "special": special}
+
+
+def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
+    """What is put before a text and behind it: by default bos before one of SentencePiece, or of Llama 3."""
+    begins = kind == "llama" or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre != "default"
+    places = {"bos": fields.get(_KEY + "add_bos_token", bool, begins)}
+    places["eos"] = fields.get(_KEY + "add_eos_token", bool, False)
+    added = {name: tokens[id_] for name, wanted in places.items() if wanted and (id_ := ids[name]) is not None}
+    if not added:
+        return None
+    pieces = [{"SpecialToken": {"id": text, "type_id": 0}} for text in added.values()]
+    text = [{"Sequence": {"id": "A", "type_id": 0}}]
+    split = 1 if "bos" in added else 0
+    special = {text: {"id": text, "ids": [ids[name]], "tokens": [text]} for name, text in added.items()}
+    pair: list[Any] = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
+    single = [*pieces[:split], *text, *pieces[split:]]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+
+# ---- byte level --------------------------------------------------------------------------------
+def _cut(fields: GgufFields) -> str:
+    return fields.get(_KEY + "pre", str, "default")
+
+
+def _byte_level(fields: GgufFields, tokens: list[str], types: list[int], ids: dict[str, int | None]) -> dict[str, Any]:
+    name = _SAME_CUT.get(_cut(fields), _cut(fields))
+    steps = next((steps for steps, cut in CUTS.items() if cut == name), None)
+    if steps is None:
+        known = ", ".join(sorted({*CUTS.values(), *_SAME_CUT}))
+        raise WgradError(
+            f"{fields.source}: {fields.path}: {_KEY}pre {show(name)} is not supported: {known} are; {_BESIDE}"
+        )
+    made = [_step(step) for step in steps]
+    if "bytes" not in steps:
+        made.append(_bytes(use_regex=False))
+    return {
+        "normalizer": {"type": "NFC"} if name == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": made},
+        "decoder": _bytes(use_regex=True),
+        "model": {
+            "type": "BPE",
+            "ignore_merges": name == "llama-bpe",
+            "vocab": {token: id_ for id_, token in enumerate(tokens)},
+            "merges": fields.texts(_KEY + "merges"),
+        },
+    }
+
+
+def _step(step: str) -> dict[str, Any]:
+    if step == "bytes":
+        return _bytes(use_regex=True)
+    if step == "digits":
+        return {"type": "Digits", "individual_digits": True}
+    return {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False}
+
+
+def _bytes(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
+
+
+# ---- SentencePiece -----------------------------------------------------------------------------
+def _sentence_piece(
+    fields: GgufFields, tokens: list[str], types: list[int], ids: dict[str, int | None]
+) -> dict[str, Any]:
+    scores = fields.numbers(_KEY + "scores")
+    if len(scores) != len(tokens):
+        raise fields.error(_KEY + "scores", f"must have an entry for each of {len(tokens)} tokens, got {len(scores)}")
+    prefix = fields.get(_KEY + "add_space_prefix", bool, True)
+    normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
+    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
+    pieces = [id_ for id_, type_ in enumerate(types) if type_ in (_NORMAL, _USER, _UNUSED)]
+    unknown = ids["unknown"]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "unk_token": None if unknown is None else tokens[unknown],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary,
+            "merges": _merges(fields, tokens, pieces, scores),
+        },
+    }
+
+
+def _merges(fields: GgufFields, tokens: list[str], pieces: list[int], scores: list[float]) -> list[list[str]]:
+    """Every two pieces that side by side are a third, those of the highest score first."""
+    if (longest := max((len(tokens[id_]) for id_ in pieces), default=0)) > _LONGEST:
+        raise fields.error(_KEY + "tokens", f"must be of at most {_LONGEST} characters, got one of {longest}")
+    there = {tokens[id_] for id_ in pieces}
+    found = []
+    for id_ in sorted(pieces, key=lambda id_: (-scores[id_], id_)):
+        token = tokens[id_]
+        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+        found += [[left, right] for left, right in cuts if left in there and right in there]
+    return found

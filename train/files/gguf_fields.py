@@ -1,0 +1,84 @@
+"""What a GGUF file says of its model, key by key, with types that are checked.
+
+Source: github.com/ggml-org/ggml, docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import FETCH, show
+from wgrad.train.files.gguf_metadata import read_metadata
+
+Kind = TypeVar("Kind", str, int, float, bool)
+_NAMES: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class GgufFields:
+    """The keys of one file. `source` (the option that named it) opens each error. WgradError as `read_metadata`."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        self.path, self.source = path, source
+        self._values = {entry.key: entry.value for entry in read_metadata(path, source)}
+        self.architecture = self.get("general.architecture", str, "")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    @overload
+    def get(self, key: str, kind: type[Kind]) -> Kind | None: ...
+    @overload
+    def get(self, key: str, kind: type[Kind], default: Kind) -> Kind: ...
+    def get(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind | None:
+        """The value of a key, of that kind; `default` where the file has none. WgradError: of another kind."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if kind is str and isinstance(value, bytes):
+            return kind(self._text(key, value))
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+        if not fits or (kind is not bool and isinstance(value, bool)):
+            shown = value.decode(errors="replace") if isinstance(value, bytes) else value
+            raise self.error(key, f"must be {_NAMES[kind]}, got {show(shown)}")
+        return kind(_shortest(value) if isinstance(value, float) else value)
+
+    def needed(self, key: str, kind: type[Kind]) -> Kind:
+        """As `get`. WgradError: there is no such key."""
+        value = self.get(key, kind)
+        if value is None:
+            raise self.error(key, f"must be {_NAMES[kind]}, got none")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts; [] where the file has none."""
+        return [self._text(key, value) for value in self._list(key, bytes, "texts")]
+
+    def numbers(self, key: str) -> list[Any]:
+        """A list of numbers; [] where the file has none."""
+        return self._list(key, (int, float), "numbers")
+
+    def _list(self, key: str, kind: Any, name: str) -> list[Any]:
+        values = self._values.get(key, [])
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise self.error(key, f"must be a list of {name}")
+        return values
+
+    def _text(self, key: str, value: bytes) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(key, f"must be UTF-8, got {show(repr(value[:40]))}") from error
+
+    def error(self, key: str, problem: str) -> WgradError:
+        return WgradError(f"{self.source}: {self.path}: {key} {problem}: {FETCH}")
+
+
+def _shortest(value: float) -> float:
+    """0.2 for the float32 that is nearest to it: what the file's maker had."""
+    with np.errstate(over="ignore"):
+        narrow = np.float32(value)
+    return float(str(narrow)) if float(narrow) == value else value

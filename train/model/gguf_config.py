@@ -1,0 +1,121 @@
+"""A GGUF file's hyper-parameters as the config.json of the same model.
+
+Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py, src/llama-model.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.gguf_model import GGUF_LARGEST, ROPE_FACTORS
+from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
+from wgrad.train.model.weights import EMBEDDING, HEAD
+
+# Llama 3.1 and 3.2, whose factors of frequencies a file has as a tensor.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_GEMMA = ("gemma2", "gemma3")
+
+
+def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
+    """What config.json says. tensors: as `read_gguf_entries` gives them. WgradError: a key is missing or wrong, or the
+    model has what none here has."""
+    name, prefix = fields.architecture, fields.architecture + "."
+    architecture = next(key for key, family in FAMILIES.items() if family.gguf == name)
+
+    def number(key: str) -> int:
+        return fields.needed(prefix + key, int)
+
+    hidden, heads, layers = number("embedding_length"), number("attention.head_count"), number("block_count")
+    if heads < 1 or hidden < 1:
+        raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
+    width = fields.get(prefix + "attention.key_length", int, hidden // heads)
+    rotated = fields.get(prefix + "rope.dimension_count", int, width)
+    for key, value in (("attention.value_length", width), ("rope.dimension_count", rotated)):
+        if fields.get(prefix + key, int, width) != width:
+            raise WgradError(
+                f"{fields.source}: {fields.path}: {prefix}{key} {value} is not supported: only the {width} of a whole "
+                "head is"
+            )
+    embedding = tensors.get(EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        raise fields.error("token_embd.weight", "must be a matrix of the file, got none")
+    return {
+        "architectures": [architecture],
+        "model_type": FAMILIES[architecture].model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get(prefix + "attention.head_count_kv", int, heads),
+        "head_dim": width,
+        "max_position_embeddings": number("context_length"),
+        "rms_norm_eps": fields.needed(prefix + "attention.layer_norm_rms_epsilon", float),
+        "tie_word_embeddings": HEAD not in tensors,
+        "rope_theta": fields.get(prefix + "rope.freq_base", float, 10_000.0),
+        "rope_scaling": _scaling(fields, tensors, width),
+        **_biases(tensors),
+        **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
+    }
+
+
+def _biases(tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
+    first = "model.layers.0."
+    parts = {"attention_bias": f"{first}self_attn.o_proj.bias", "mlp_bias": f"{first}mlp.down_proj.bias"}
+    return {key: name in tensors for key, name in parts.items()}
+
+
+def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
+    """What only some architectures have. scored: the scores' scale is its root's inverse."""
+    prefix = name + "."
+    found: dict[str, Any] = {}
+    if name in _GEMMA:
+        found["query_pre_attn_scalar"] = scored
+        found["sliding_window"] = fields.needed(prefix + "attention.sliding_window", int)
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            found[key] = fields.get(prefix + key, float)
+    if name == "granite":
+        keys = {
+            "embedding_scale": "embedding_multiplier",
+            "attention.scale": "attention_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        }
+        found |= {ours: fields.get(prefix + theirs, float, 1.0) for theirs, ours in keys.items()}
+    return found
+
+
+def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int) -> dict[str, Any] | None:
+    """rope_scaling of config.json."""
+    prefix = fields.architecture + ".rope.scaling."
+    kind = fields.get(prefix + "type", str, "none")
+    factors = tensors.get(ROPE_FACTORS)
+    if factors is not None:
+        return _by_factors(fields, factors.finite_array().astype(np.float32), width)
+    if kind == "none":
+        return None
+    found: dict[str, Any] = {"rope_type": kind, "factor": fields.needed(prefix + "factor", float)}
+    original = fields.get(prefix + "original_context_length", int)
+    return found if original is None else found | {"original_max_position_embeddings": original}
+
+
+def _by_factors(fields: GgufFields, factors: np.ndarray, width: int) -> dict[str, Any]:
+    """By what each pair's frequency is divided: Llama 3's own scaling where it makes the same ones."""
+    theta = fields.get(fields.architecture + ".rope.freq_base", float, 10_000.0)
+    if factors.shape != (width // 2,) or not theta > 1:
+        raise fields.error(
+            ROPE_FACTORS, f"must have a number for each of {width // 2} pairs, got {list(factors.shape)}"
+        )
+    largest = max(1.0, round(float(factors.max()), 4))
+    llama3 = RopeConfig(width, theta, "llama3", largest, **dict[str, Any](_LLAMA3))
+    if np.allclose(inverse_frequencies(RopeConfig(width, theta)) / inverse_frequencies(llama3), factors, rtol=1e-5):
+        return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
+    listed = factors.tolist()
+    return {"rope_type": "longrope", "factor": 1.0, "short_factor": listed, "long_factor": listed}

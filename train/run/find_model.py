@@ -1,0 +1,105 @@
+"""The folder of a base model, also of one that is a GGUF file and nothing else.
+
+Beside such a file there is no config.json and no tokenizer: both are made of what the file says, once, in a folder of
+the user's cache that has a link to the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from wgrad.device.cache import cache_folder, keep
+from wgrad.device.errors import WgradError
+from wgrad.device.files import writing
+from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
+from wgrad.train.files.gguf_fields import GgufFields
+from wgrad.train.files.gguf_files import read_gguf_entries
+from wgrad.train.files.hub import resolve_model
+from wgrad.train.files.input_files import exists, expand_path, one_line
+from wgrad.train.model.gguf_config import config_of_gguf
+from wgrad.train.model.model_config import parse_model_config
+from wgrad.train.model.model_files import GGUF
+from wgrad.train.model.weights import HEAD, weight_specs
+
+CONFIG, FORMAT = "config.json", 1  # of what is kept
+
+
+def find_model(spec: str, option: str = "--model", weights: bool = True) -> Path:
+    """-> a local folder for a folder, a GGUF file or an id of the hub: as `resolve_model`, which raises what it does.
+
+    WgradError too: what a GGUF file says makes no model here.
+    """
+    path = Path(expand_path(spec, option))
+    if path.suffix == GGUF and exists(path, option) and not path.is_dir():
+        return _unpacked(path, option)
+    folder = resolve_model(spec, option, weights)
+    files = [] if exists(folder / CONFIG, option) else sorted(folder.glob(f"*{GGUF}"))
+    return _unpacked(files[0], option) if len(files) == 1 else folder
+
+
+def _unpacked(path: Path, option: str) -> Path:
+    """A folder with config.json, the tokenizer's files and a link to the file."""
+    path = path.absolute()
+    state = path.stat()
+    known = f"{FORMAT}\0{path}\0{state.st_size}\0{state.st_mtime_ns}"
+    folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
+    if (folder / CONFIG).exists() and (folder / f"model{GGUF}").exists():
+        return folder
+    contents = _describe(path, option)
+    with writing(folder, "$XDG_CACHE_HOME"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _link(path, folder / f"model{GGUF}", option)
+        for name in sorted(contents, key=lambda name: name == CONFIG):  # config.json last: it says that all is there
+            keep(folder / name, json.dumps(contents[name], ensure_ascii=False).encode())
+    return folder
+
+
+def described() -> Path:
+    """Where the folders of GGUF files are."""
+    return cache_folder("gguf")
+
+
+def described_files() -> list[Path]:
+    """Those folders."""
+    return sorted(path for path in described().glob("*") if path.is_dir())
+
+
+def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:
+    """File name -> contents."""
+    tensors, fields = read_gguf_entries(path, option), GgufFields(path, option)
+    parts = fields.get("split.count", int, 1)
+    if parts > 1:
+        raise WgradError(
+            f"{option}: {path} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge"
+        )
+    raw = config_of_gguf(fields, tensors)
+    config = parse_model_config(raw, f"{option}: {path}")
+    expected = {spec.name for spec in weight_specs(config)} | {HEAD}
+    unknown = [name for name in tensors if name.startswith("model.") and name not in expected]
+    if unknown:
+        raise WgradError(
+            f"{option}: {path} has a tensor {one_line(unknown[0])}, for which {config.architecture} has no place: use "
+            "the model in safetensors"
+        )
+    return {CONFIG: raw, **tokenizer_of_gguf(fields)}
+
+
+def _link(path: Path, link: Path, option: str) -> None:
+    """A symbolic link, or where the system refuses those a hard one."""
+    made = link.with_name(f"{link.name}.{os.getpid()}")  # then renamed: another process may open it meanwhile
+    made.unlink(missing_ok=True)
+    try:
+        os.symlink(path, made)
+    except OSError:
+        try:
+            os.link(path, made)
+        except OSError as error:
+            raise WgradError(
+                f"{option}: no link to {path} can be made in {link.parent} ({error.strerror}): put the model's "
+                "config.json and tokenizer.json beside the file, and give their folder"
+            ) from error
+    os.replace(made, link)
+    made.unlink(missing_ok=True)  # a hard link to what was there is left as it is
