@@ -151,11 +151,14 @@ def render(rows: list[Row], short: bool = False) -> str:
         here = [r for r in rows if r["device"] == device]
         said = {key: sorted({str(r[key]) for r in here if key in r}) for key in ("wgpu", "python", "torch", "date")}
         losses = Losses()
-        lines += [f"### {device}", "", ", ".join(f"{k} {' and '.join(v)}" for k, v in said.items() if v) + ".", ""]
+        tables: list[str] = []
         for bench, make in TABLES.items():
             part = [r for r in here if r["bench"] == bench]
             made = make(part, losses) if part else []
-            lines += [*made, ""] if made else []
+            tables += [*made, ""] if made else []
+        if tables:  # what is told elsewhere alone has none
+            versions = ", ".join(f"{k} {' and '.join(v)}" for k, v in said.items() if v)
+            lines += [f"### {device}", "", f"{versions}.", "", *tables]
         if losses.lines and not short:
             lines += ["**Where it loses** (speed as a share of the peer's, in the same run)", "", *losses.lines, ""]
     return "\n".join(lines)
