@@ -144,4 +144,6 @@ def test_a_dry_run_moves_nothing_and_gives_zeros() -> None:
     device.synchronize()
     for host in (device.download(x), device.readback(x).result()):
         assert host.shape == (3, 5) and host.dtype == np.float16 and not host.any()
+    out = np.ones((3, 5), np.float16)
+    assert device.readback(x, out).result() is out and not out.any()
     assert device.readback(x).ready() and replay.dispatches == device.pipelines_compiled() == 0

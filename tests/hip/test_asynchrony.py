@@ -58,8 +58,12 @@ def test_a_readback_is_there_when_it_says_so(device: Any) -> None:
         assert first.ready()
     np.testing.assert_array_equal(second.result(), 2 * numbers(1))
     np.testing.assert_array_equal(first.result(), numbers(1))
-    third = device.readback(device.scale(x, 2.0))  # into pinned memory of the others
-    np.testing.assert_array_equal(third.result(), 4 * numbers(1))
+    space = np.full(SIZE + 2, -1, np.float32)
+    third = device.readback(
+        device.scale(x, 2.0), space[1:-1]
+    )  # into pinned memory of the others, then where it is told
+    assert third.result().base is space and space[0] == space[-1] == -1
+    np.testing.assert_array_equal(space[1:-1], 4 * numbers(1))
 
 
 def test_readbacks_that_nobody_asks_for(device: Any) -> None:

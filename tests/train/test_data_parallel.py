@@ -236,3 +236,16 @@ def test_a_step_in_which_ranks_were_lost_is_done_on_none_and_can_be_done_anew(ra
     np.testing.assert_allclose(parameters(trainers[1]), parameters(one), rtol=1e-5, atol=1e-7)
     # AdamW's first step is the same for a gradient of twice the size; its norm is not.
     np.testing.assert_allclose(trainers[0].read_history(), one.read_history(), rtol=1e-5)
+
+
+def test_a_rank_that_is_lost_between_steps_is_waited_for_no_more(ranks: Any, make_checkpoint: Any) -> None:
+    """As while a checkpoint is written: nothing of a step fails, there are only fewer at the next one."""
+    trainers, stream = ranks
+    together(trainers, lambda trainer: trainer.step(stream.get(0), 1e-3))
+    left = trainers[0].world
+    left.members, left.size, left._held, left._barrier = left.members[:1], 1, [None], threading.Barrier(1)
+    trainers[0].step(stream.get(1), 1e-3)
+    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), accumulate=4, packing=False)
+    for index in range(2):
+        one.step(stream.get(index), 1e-3)
+    np.testing.assert_allclose(trainers[0].read_history(), one.read_history(), rtol=1e-5)

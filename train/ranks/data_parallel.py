@@ -54,6 +54,7 @@ class DataParallel:
         # What this rank's roundings have left out so far.
         self._error = np.zeros(grad.size, np.float32) if rounded and not world.alone else None
         self._exchange: Exchange | None = None
+        self._members = world.members  # whose exchange it is
         self._old: list[Exchange] = []
         self._reads: list[Readback] = []
         self._given = 0
@@ -74,7 +75,10 @@ class DataParallel:
 
     def _begin(self) -> None:
         """The round of the exchange of this step: the buckets, and behind them what is told and all ranks' slots."""
+        if self._exchange is not None and self._members != self.world.members:  # some were lost between steps
+            self._give_up()
         if self._exchange is None:
+            self._members = self.world.members
             first = -(-self._grad.size // _ALIGN) * _ALIGN
             last = first + self._told + _SLOTS * self.world.size
             self._exchange = self.world.open_exchange(last, [*self._buckets, (first, last)], self._error)
@@ -119,14 +123,18 @@ class DataParallel:
         try:
             world.attempt(lambda: add_up(exchange, loss))
         except BaseException:
-            # What was given up may still write to its memory, which stays as long as this.
-            self._old.append(exchange)
-            self._exchange = None
+            self._give_up()
             raise
         slots = self._slots(exchange.total)
         self.asked = int(slots[:, 1].max()) or None
         if self.shares.observe(slots[:, 0].tolist()):
             self.news = self.shares.describe()
+
+    def _give_up(self) -> None:
+        """The next step opens another. What is under way may still write to this one's memory, which stays."""
+        if self._exchange is not None:
+            self._old.append(self._exchange)
+        self._exchange = None
 
     def _slots(self, values: np.ndarray) -> np.ndarray:
         return values[-_SLOTS * self.world.size :].reshape(self.world.size, _SLOTS)
