@@ -12,6 +12,7 @@ from wgrad.autograd.ops.elementwise import add, bias, cast, mask, mul, scale, su
 from wgrad.autograd.ops.embedding import embedding
 from wgrad.autograd.ops.gemm import gemm
 from wgrad.autograd.ops.linear import linear, linear_quantized
+from wgrad.autograd.ops.log_odds import log_odds
 from wgrad.autograd.ops.lora import LoraTerm
 from wgrad.autograd.ops.loss import linear_cross_entropy
 from wgrad.autograd.ops.norm import layer_norm, rms_norm, rms_norm_residual
@@ -21,6 +22,6 @@ from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
     "LoraTerm", "Tensor", "add", "attention", "bias", "cast", "checkpoint", "dropout", "embedding", "geglu", "gelu",
-    "gemm", "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "mask", "mul", "no_grad", "parameter",
-    "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "silu", "softmax", "sum", "swiglu",
+    "gemm", "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "log_odds", "mask", "mul", "no_grad",
+    "parameter", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "silu", "softmax", "sum", "swiglu",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from wgrad.autograd.selftest import (
     embedding,
     gemm,
     linear,
+    log_odds,
     lora,
     loss,
     norm,
@@ -23,7 +24,7 @@ from wgrad.autograd.selftest.case import F16, F32, Case
 
 FAMILIES = (
     gemm, linear, lora, quantize, norm, activation, rope, attention, softmax, elementwise, embedding, loss, storage,
-    optimizer, decoding,
+    optimizer, decoding, log_odds,
 )  # fmt: skip
 
 

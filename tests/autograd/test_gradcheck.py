@@ -78,7 +78,7 @@ def _products(device: Device) -> Cases:
 
 
 def _plain(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
-    ones = put(np.ones(5, dtype))
+    ones, below = put(np.ones(5, dtype)), put(np.full(X35, -0.2, dtype))
 
     def with_residual(h: Tensor, w: Tensor) -> list[Tensor]:
         y, same = F.rms_norm_residual(h, w, 1e-5)
@@ -91,6 +91,7 @@ def _plain(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
         "rms_norm_residual, only y": (lambda h, w: F.rms_norm_residual(h, w, 1e-5)[0], (X35, (5,))),
         "silu": (F.silu, (X35,)),
         "softmax": (F.softmax, ((2, 3, 5),)),
+        "log_odds": (lambda x: F.log_odds(F.add(F.scale(F.mul(x, x), -1.0), below)), (X35,)),
         "add": (F.add, (X35, X35)),
         "mul by itself": (lambda x: F.mul(x, x), (X35,)),
         "cast": (lambda x: F.cast(x, dtype), (X35,)),

@@ -80,8 +80,11 @@ def expected(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         with trainer.model.without_adapter():
             return config.beta * (values - token_log_probs(trainer, rows).sum(axis=1))
 
-    rewards, labels = rewards_of(batch), batch.labels
+    labels = batch.labels
     assert labels is not None
+    if config.objective == "orpo":
+        return odds_ratio(trainer, batch)
+    rewards = rewards_of(batch)
     if config.objective == "kto":
         assert batch.mismatched is not None
         there = labels != 0
@@ -94,6 +97,28 @@ def expected(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return losses * (labels[: config.batch_size] > 0), rewards
 
 
+def odds_ratio(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Of orpo, without the cross-entropy of the chosen texts, which `check` adds."""
+    lengths = np.maximum((batch.targets >= 0).sum(axis=1), 1)
+    mean = token_log_probs(trainer, batch).sum(axis=1) / lengths
+    log_odds = (mean - np.log1p(-np.exp(np.minimum(mean, -1e-9)))).reshape(2, -1)
+    there = np.any(batch.targets >= 0, axis=1)[: trainer.config.batch_size]
+    return trainer.config.beta * softplus(log_odds[1] - log_odds[0]) * there, trainer.config.beta * mean
+
+
+def of_chosen_texts(trainer: Trainer, batches: list[Batch]) -> float:
+    """The mean cross-entropy of all their tokens, prompts included."""
+    total, count = 0.0, 0
+    for batch in batches:
+        everything = np.full_like(batch.targets, -100)
+        for row in range(trainer.config.batch_size):
+            length = int(batch.positions[row].max()) + 1
+            everything[row, : length - 1] = batch.ids[row, 1:length]
+        found = token_log_probs(trainer, replace(batch, targets=everything))
+        total, count = total - found.sum(), count + int((everything >= 0).sum())
+    return total / count
+
+
 def trained(trainer: Trainer, stream: BatchStream, steps: int = 3) -> None:
     """So that it differs from its reference."""
     for index in range(steps):
@@ -104,6 +129,7 @@ def trained(trainer: Trainer, stream: BatchStream, steps: int = 3) -> None:
 FORMULAS: list[dict[str, Any]] = [
     {"objective": "dpo"},
     {"objective": "dpo", "label_smoothing": 0.2},
+    {"objective": "orpo"},
     {"objective": "kto", "desirable_weight": 1.5, "undesirable_weight": 0.7, "batch_size": 3},
 ]
 
@@ -126,7 +152,10 @@ def check(trainer: Trainer, batches: list[Batch], loss: float, metrics: dict[str
     wanted = [expected(trainer, batch) for batch in batches]
     losses, rewards = (np.concatenate(parts) for parts in zip(*wanted))
     labels = np.concatenate([batch.labels for batch in batches if batch.labels is not None])
-    assert loss == pytest.approx(losses.sum() / sum(batch.num_targets for batch in batches), rel=1e-4)
+    mean = losses.sum() / sum(batch.num_targets for batch in batches)
+    if trainer.config.objective == "orpo":
+        mean += of_chosen_texts(trainer, batches)
+    assert loss == pytest.approx(mean, rel=1e-4)
     chosen, rejected = rewards[labels > 0], rewards[labels < 0]
     assert metrics["rewards/chosen"] == pytest.approx(chosen.mean(), rel=1e-3, abs=1e-4)
     assert metrics["rewards/rejected"] == pytest.approx(rejected.mean(), rel=1e-3, abs=1e-4)
@@ -138,16 +167,22 @@ def check(trainer: Trainer, batches: list[Batch], loss: float, metrics: dict[str
         assert 0 < metrics["rewards/accuracies"] == pytest.approx((chosen > rejected).mean())
 
 
-def test_a_step_is_the_same_however_it_is_split_and_padded(make_checkpoint: Any, cpu: Device) -> None:
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_a_step_is_the_same_however_it_is_split_and_padded(objective: str, make_checkpoint: Any, cpu: Device) -> None:
     folder, results = make_checkpoint(), []
     for size, accumulate, length in ((8, 1, 21), (2, 4, 21), (3, 3, 21), (4, 2, 37)):
-        trainer, stream = trainer_of(folder, cpu, batch_size=size, accumulate=accumulate, seq_len=length)
+        options = {"batch_size": size, "accumulate": accumulate, "seq_len": length}
+        trainer, stream = trainer_of(folder, cpu, objective, **options)
         for _ in range(2):  # lora_A has no gradient in the first
             trainer.step(stream.get(0), 1e-2)
         history = trainer.read_history()
         results.append((history[:, 0], cpu.download(trainer.optimizer.exp_avg), trainer.metrics(history[1])))
     loss, gradient, metrics = results[0]
-    assert loss[0] == pytest.approx(np.log(2)) and loss[1] != loss[0] and np.linalg.norm(gradient) > 1e-3
+    assert (
+        (loss[0] == pytest.approx(np.log(2))) == (objective == "dpo")
+        and loss[1] != loss[0]
+        and np.linalg.norm(gradient) > 1e-3
+    )
     for other_loss, other, others in results[1:]:
         np.testing.assert_allclose(other_loss, loss, rtol=1e-5)
         assert np.linalg.norm(other - gradient) <= 1e-5 * np.linalg.norm(gradient)
@@ -194,7 +229,7 @@ def data(write_lines: Any) -> str:
     return write_lines(*({"prompt": a, "chosen": f" {b}", "rejected": f" {c}"} for a, b, c in zip(SENTENCES, *shifted)))
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 def test_a_run_resumes_to_the_same_bits(
     objective: str, make_checkpoint: Any, data: str, tmp_path: Path, capsys: Any
 ) -> None:
@@ -205,9 +240,10 @@ def test_a_run_resumes_to_the_same_bits(
     whole, again = tmp_path / "whole", tmp_path / "again"
     assert main([*command, "--out", str(whole), "--max-steps", "5"]) == 0
     said = capsys.readouterr().out
-    assert "has preference pairs" in said and "reference: the base model without an adapter" in said
-    begin = {"dpo": "0.6931 (rewards/accuracies 0.0000, ", "kto": "0.5000 ("}[objective]
-    assert f"held-out loss before: {begin}rewards/margins 0.0000)" in said
+    assert "has preference pairs" in said
+    assert ("reference: the base model without an adapter" in said) == (objective != "orpo")
+    begin = {"dpo": "0.6931 (rewards/accuracies 0.0000, rewards/margins 0.0000)", "kto": "0.5000 (rewards/margins 0.00"}
+    assert f"held-out loss before: {begin.get(objective, '')}" in said
     first = read_metrics(whole / "metrics.jsonl")
     assert all("rewards/chosen" in record and "rewards/margins" in record for record in first)
     shutil.copytree(whole, again)

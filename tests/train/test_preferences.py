@@ -95,7 +95,7 @@ def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Pat
     ("objective", "record", "words"),
     [
         ("dpo", {"text": "a"}, "needs 'chosen' and 'rejected' for --objective dpo; it has 'text'"),
-        ("dpo", {"prompt": "a", "completion": "b", "label": True}, "it has .*; a 'label' is for --objective kto"),
+        ("orpo", {"prompt": "a", "completion": "b", "label": True}, "it has .*; a 'label' is for --objective kto"),
         ("kto", {"prompt": "a", "completion": "b"}, "needs .* or 'prompt', 'completion' and 'label', for --objective"),
         ("kto", {"prompt": "a", "completion": "b", "label": 3}, "'label' must be true or false; got '3'"),
         ("dpo", PAIR | {"chosen": PAIR["rejected"]}, "'chosen' and 'rejected' are the same"),
@@ -104,7 +104,7 @@ def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Pat
         ("dpo", {"prompt": [ASK], "chosen": [YES], "rejected": "b"}, "'prompt' and 'rejected' must both be text, or"),
         ("dpo", {"chosen": [YES], "rejected": [NO]}, "begin with no message in common"),
         ("dpo", {"chosen": "a", "rejected": [NO]}, "'chosen' and 'rejected' must both be text, or both lists"),
-        ("sft", PAIR, "'chosen' and 'rejected' are a preference: give --objective dpo or kto"),
+        ("sft", PAIR, "'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto"),
         ("sft", {"prompt": "a", "completion": "b", "label": False}, "--objective sft would learn all alike: give"),
     ],
 )

@@ -1,7 +1,7 @@
 """A record of preferences -> the texts that are compared, and where the answer begins in each.
 
 The record is one of
-    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair (dpo; kto takes it for two examples)
+    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair (dpo, orpo; kto takes it for two examples)
     {"chosen": ..., "rejected": ...}                     a pair whose prompt is what both begin with
     {"prompt": ..., "completion": ..., "label": true}    an example that is desirable, or not (kto)
 and each of these is text, or all are lists of messages, with what else a template is given (`samples.py`). The answer

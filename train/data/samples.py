@@ -146,7 +146,7 @@ def _text_and_spans(value: dict[str, Any], loss_on: str, tokenizer: Tokenizer) -
         text = text_of(value["text"], "text")
         return text, [(0, len(text))], True
     if "chosen" in value and "rejected" in value:
-        raise WgradError("'chosen' and 'rejected' are a preference: give --objective dpo or kto")
+        raise WgradError("'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto")
     raise WgradError(
         "needs 'text', 'prompt' and 'completion', 'messages', 'instruction' and 'output', or "
         f"'conversations'; it has {keys_of(value)}"

@@ -44,7 +44,7 @@ SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
 A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
-SFT, DPO, KTO = OBJECTIVES = ("sft", "dpo", "kto")
+SFT, DPO, ORPO, KTO = OBJECTIVES = ("sft", "dpo", "orpo", "kto")
 
 in_files = partial(option, group="files")
 a_path = partial(in_files, path=True)
@@ -111,14 +111,14 @@ class RunOptions(Options):
 
     objective: str = of_training(
         SFT,
-        "sft learns what the data says; dpo prefers 'chosen' to 'rejected', kto goes by 'label' (dpo and kto "
+        "sft learns what the data says; dpo and orpo prefer 'chosen' to 'rejected', kto goes by 'label' (dpo and kto "
         "measure against the base model with the adapter off)",
         choices=OBJECTIVES,
         fixed=True,
     )
     beta: float = of_training(
         0.1,
-        "dpo, kto: larger stays closer to the base model",
+        "dpo, kto: larger stays closer to the base model; orpo: weight of the odds ratio (its lambda)",
         rule=ABOVE_0,
         metavar="B",
         fixed=True,
@@ -151,7 +151,7 @@ class RunOptions(Options):
     )
     batch_size: int = of_training(
         1,
-        "rows in one forward and backward; of dpo so many pairs, twice the rows",
+        "rows in one forward and backward; of dpo and orpo so many pairs, twice the rows",
         rule=A_COUNT,
         metavar="B",
         fixed=True,
@@ -306,7 +306,7 @@ class RunOptions(Options):
     @property
     def rows(self) -> int:
         """Rows of one forward and backward."""
-        return 2 * self.batch_size if self.objective == DPO else self.batch_size
+        return 2 * self.batch_size if self.objective in (DPO, ORPO) else self.batch_size
 
     @property
     def packs(self) -> bool:

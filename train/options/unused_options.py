@@ -18,6 +18,8 @@ _UNUSED = (
     ("preferring", ("loss_on",), "preferences and labels are of completions"),
     ("sft", ("beta", "label_smoothing", "desirable_weight", "undesirable_weight"), "--objective sft has none"),
     ("dpo", ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
+    ("orpo", ("label_smoothing",), "it is of --objective dpo"),
+    ("orpo", ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
     ("kto", ("label_smoothing",), "it is of --objective dpo"),
 )
 

@@ -2,7 +2,7 @@
 
 An objective's loss is the sum over the units of a micro-batch (target tokens; pairs; examples), which the trainer
 divides by those of the whole step. The reference of dpo and kto is the model with its adapter off.
-Source: DPO (arXiv 2305.18290), robust DPO (2403.00409), KTO (2402.01306); as TRL computes them
+Source: DPO (arXiv 2305.18290), robust DPO (2403.00409), ORPO (2403.07691), KTO (2402.01306); as TRL computes them
 (tests/train/test_oracle_preferences.py).
 """
 
@@ -18,15 +18,15 @@ from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.train.data.packing import IGNORE_INDEX, Batch
 from wgrad.train.model.model import Inputs, Model
-from wgrad.train.options.finetune_config import DPO, KTO, SFT, RunOptions
+from wgrad.train.options.finetune_config import DPO, KTO, ORPO, SFT, RunOptions
 from wgrad.train.run.optim import ALIGN
 
 
-def write_batch(device: Device, inputs: Inputs, batch: Batch) -> None:
+def write_batch(device: Device, inputs: Inputs, batch: Batch, targets: np.ndarray) -> None:
     """The rows of a micro-batch, to the arrays that a model reads."""
     assert inputs.targets is not None
     device.write(inputs.ids, batch.ids.reshape(-1))
-    device.write(inputs.targets, batch.targets.reshape(-1))
+    device.write(inputs.targets, targets.reshape(-1))
     device.write(inputs.positions, batch.positions.reshape(-1))
     device.write(inputs.doc_start, batch.doc_start)
 
@@ -48,6 +48,10 @@ class Objective:
 
     def begin(self, batches: Sequence[Batch]) -> None:
         """These are the micro-batches of a step, or of an evaluation."""
+
+    def targets(self, batch: Batch) -> np.ndarray:
+        """int32 [B, T]: those that the model is given."""
+        return batch.targets
 
     def write(self, batch: Batch) -> None:
         """Bring to the device what the loss of this micro-batch needs beside the model's inputs."""
@@ -186,6 +190,52 @@ class DirectPreference(Pairs):
         return F.add(F.scale(loss, (1 - smoothing) / rest), F.scale(flipped, -smoothing / rest))
 
 
+class OddsRatio(Pairs):
+    """orpo: cross-entropy of the chosen text, prompt included, and the odds ratio of mean log-probabilities."""
+
+    columns = 2
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        super().__init__(model, config)
+        shape = (self.rows, config.seq_len)
+        self._of_answer, self._of_chosen = self.device.zeros(shape), self.device.zeros(shape)  # weights of tokens
+        self._each = 0.0  # weight of a token of a chosen text
+
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """The mean over all tokens of all chosen texts, in a loss that is divided by the number of pairs."""
+        tokens = sum(int((_all_targets(b)[: self.config.batch_size] != IGNORE_INDEX).sum()) for b in batches)
+        self._each = sum(batch.num_targets for batch in batches) / max(tokens, 1)
+
+    def write(self, batch: Batch) -> None:
+        super().write(batch)
+        answers, chosen = batch.targets != IGNORE_INDEX, _all_targets(batch) != IGNORE_INDEX
+        chosen[self.config.batch_size :] = False
+        lengths = np.maximum(answers.sum(axis=1, keepdims=True), 1)
+        self.device.write(self._of_answer, (answers / lengths).astype(np.float32))
+        self.device.write(self._of_chosen, (self._each * chosen).astype(np.float32))
+
+    def targets(self, batch: Batch) -> np.ndarray:
+        """Of the chosen texts the prompt's tokens too."""
+        found = _all_targets(batch)
+        found[self.config.batch_size :] = batch.targets[self.config.batch_size :]
+        return found
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        losses = self.model.token_losses(inputs).reshape(self.rows, -1)
+        mean = F.gemm(F.mul(losses, self._of_answer), self._ones, alpha=-1.0)
+        self.device.copy(mean.data, self._column(1))
+        preferred = self._prefer(F.log_odds(mean), 1.0, self._first)
+        return F.add(F.sum(F.mul(losses, self._of_chosen)), F.scale(preferred, self.config.beta))
+
+
+def _all_targets(batch: Batch) -> np.ndarray:
+    """int32 [B, T]: the next token of each that has one in its document, whether it is to be learnt or not."""
+    found = np.full(batch.ids.shape, IGNORE_INDEX, np.int32)
+    follows = batch.positions[:, 1:] == batch.positions[:, :-1] + 1
+    found[:, :-1] = np.where(follows, batch.ids[:, 1:], IGNORE_INDEX)
+    return found
+
+
 class Kto(Preference):
     """Examples with a label, each against the mean divergence of the micro-batch: that of its mismatched rows."""
 
@@ -203,7 +253,7 @@ class Kto(Preference):
     def write(self, batch: Batch) -> None:
         super().write(batch)
         assert batch.labels is not None and batch.mismatched is not None
-        write_batch(self.device, self._mismatched, batch.mismatched)
+        write_batch(self.device, self._mismatched, batch.mismatched, batch.mismatched.targets)
         labels, config = batch.labels, self.config
         self.device.write(self._mean, np.float32(labels != 0).reshape(1, -1) / np.float32(batch.num_targets))
         weights = np.where(labels > 0, config.desirable_weight, config.undesirable_weight) * (labels != 0)
@@ -251,7 +301,7 @@ class Kto(Preference):
         }
 
 
-_OBJECTIVES = {SFT: Objective, DPO: DirectPreference, KTO: Kto}
+_OBJECTIVES = {SFT: Objective, DPO: DirectPreference, ORPO: OddsRatio, KTO: Kto}
 
 
 def make_objective(model: Model, config: RunOptions) -> Objective:

@@ -12,7 +12,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.options.finetune_config import DPO, RunOptions
+from wgrad.train.options.finetune_config import DPO, ORPO, RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import build_optimizer, build_trainable
 from wgrad.train.run.generation import generate_ids
@@ -121,7 +121,7 @@ def _run_dry(
     held, loading = dry.memory().in_use_bytes, dry.memory().peak_bytes
     dry.reset_peak()
     document = Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool), label=1)
-    example: Example = Pair(document, document) if config.objective == DPO else document
+    example: Example = Pair(document, document) if config.objective in (DPO, ORPO) else document
     (batch,) = eval_batches([example] * config.batch_size, config)
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.lr)

@@ -82,7 +82,7 @@ class Trainer:
         return self.model.adapter is not None and self.model.adapter.config.dropout > 0
 
     def _write(self, batch: Batch) -> None:
-        write_batch(self.device, self.inputs, batch)
+        write_batch(self.device, self.inputs, batch, self.objective.targets(batch))
         self.objective.write(batch)
 
     def _forward_backward(self) -> None:

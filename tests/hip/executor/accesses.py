@@ -46,6 +46,11 @@ def activation(d: Any, x: Arrays) -> None:
     d.swiglu(a, b), d.geglu_backward(a, b, c)
 
 
+def log_odds(d: Any, x: Arrays) -> None:
+    a = x(ROWS, COLUMNS)
+    d.log_odds(a), d.log_odds_backward(a, a)
+
+
 def norm(d: Any, x: Arrays) -> None:
     for op in norms.NORMS:
         a = {n: x(ROWS, COLUMNS) for n in norms.ROWS} | {n: x(COLUMNS, dtype=np.float32) for n in norms.COLUMNS}
@@ -139,7 +144,7 @@ def attention(d: Any, x: Arrays) -> None:
 
 
 FAMILIES = [elementwise, activation, norm, qk_norm, softmax, rope, reduce, embedding, cross_entropy, nf4, optimizer,
-            dropout, storage, decoding, products, skinny, attention]  # fmt: skip
+            dropout, storage, decoding, products, skinny, attention, log_odds]  # fmt: skip
 DTYPES = {"float32": np.float32, "float16": np.float16}
 
 
