@@ -1,11 +1,18 @@
 """wgrad: QLoRA fine-tuning on any GPU with WGSL compute shaders.
 
-Public names, each imported when it is first asked for (so that `wgrad --version` stays quick):
+Public names, each imported when it is first asked for (so that `import wgrad` stays quick):
 
-    Tensor, no_grad, functional     the tape and its operators             wgrad.autograd
+    finetune, FinetuneResult        a run, with the options of `wgrad finetune`            wgrad.train
+    Callback, StepReport, EvaluationReport, SaveReport
+                                    what a run tells while it goes on; the answer can end it
+    load, LoadedModel, Generated, Scores, TokenScore
+                                    a model that writes and scores texts
+    generate                        one text, with the options of `wgrad generate`
+    Tensor, no_grad, functional     the tape and its operators                             wgrad.autograd
     select_device                   a device by name, or the best there is
-    FinetuneConfig, run_finetune    what `wgrad finetune` runs             wgrad.train
-    WgradError                      every error that a caller can put right
+    WgradError, DeviceError         errors that a caller can put right; what a device refused
+
+docs/library.md shows how they are used.
 """
 
 import os as _os
@@ -17,9 +24,20 @@ if _TYPE_CHECKING:
     from wgrad.autograd.select_device import select_device as select_device
     from wgrad.autograd.tensor import Tensor as Tensor
     from wgrad.autograd.tensor import no_grad as no_grad
+    from wgrad.device.errors import DeviceError as DeviceError
     from wgrad.device.errors import WgradError as WgradError
-    from wgrad.train.options.finetune_config import FinetuneConfig as FinetuneConfig
-    from wgrad.train.run.finetune import run_finetune as run_finetune
+    from wgrad.train.library.finetune import finetune as finetune
+    from wgrad.train.library.loaded_model import Generated as Generated
+    from wgrad.train.library.loaded_model import LoadedModel as LoadedModel
+    from wgrad.train.library.loaded_model import Scores as Scores
+    from wgrad.train.library.loaded_model import TokenScore as TokenScore
+    from wgrad.train.library.loaded_model import generate as generate
+    from wgrad.train.library.loaded_model import load as load
+    from wgrad.train.library.results import FinetuneResult as FinetuneResult
+    from wgrad.train.run.callbacks import Callback as Callback
+    from wgrad.train.run.callbacks import EvaluationReport as EvaluationReport
+    from wgrad.train.run.callbacks import SaveReport as SaveReport
+    from wgrad.train.run.callbacks import StepReport as StepReport
 
 __version__ = "0.1.0"
 
@@ -30,15 +48,45 @@ if not _os.path.isdir(_os.path.join(__path__[0], "autograd")) and _os.path.isdir
     __path__.append(_root)
 
 _PUBLIC = {
-    "FinetuneConfig": "wgrad.train.options.finetune_config",
+    "Callback": "wgrad.train.run.callbacks",
+    "DeviceError": "wgrad.device.errors",
+    "EvaluationReport": "wgrad.train.run.callbacks",
+    "FinetuneResult": "wgrad.train.library.results",
+    "Generated": "wgrad.train.library.loaded_model",
+    "LoadedModel": "wgrad.train.library.loaded_model",
+    "SaveReport": "wgrad.train.run.callbacks",
+    "Scores": "wgrad.train.library.loaded_model",
+    "StepReport": "wgrad.train.run.callbacks",
     "Tensor": "wgrad.autograd.tensor",
+    "TokenScore": "wgrad.train.library.loaded_model",
     "WgradError": "wgrad.device.errors",
+    "finetune": "wgrad.train.library.finetune",
     "functional": "wgrad.autograd",
+    "generate": "wgrad.train.library.loaded_model",
+    "load": "wgrad.train.library.loaded_model",
     "no_grad": "wgrad.autograd.tensor",
-    "run_finetune": "wgrad.train.run.finetune",
     "select_device": "wgrad.autograd.select_device",
 }
-__all__ = ["FinetuneConfig", "Tensor", "WgradError", "functional", "no_grad", "run_finetune", "select_device"]
+__all__ = [
+    "Callback",
+    "DeviceError",
+    "EvaluationReport",
+    "FinetuneResult",
+    "Generated",
+    "LoadedModel",
+    "SaveReport",
+    "Scores",
+    "StepReport",
+    "Tensor",
+    "TokenScore",
+    "WgradError",
+    "finetune",
+    "functional",
+    "generate",
+    "load",
+    "no_grad",
+    "select_device",
+]
 
 
 def __getattr__(name: str) -> _Any:

@@ -247,8 +247,8 @@ def test_every_path_of_a_run_knows_the_home_folder(tmp_path: Path, monkeypatch: 
 
 
 def test_the_command_line_knows_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wgrad.train.commands.cli_options import resolve_config
     from wgrad.train.options.generate_config import GenerateConfig
+    from wgrad.train.options.resolve import resolve_config
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

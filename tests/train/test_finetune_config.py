@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-import wgrad
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import build_parser
-from wgrad.train.commands.cli_options import resolve_config
 from wgrad.train.options.finetune_config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, RunOptions, read_config_file
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import field_type, fixed_options, flag
+from wgrad.train.options.resolve import resolve_config
 
 NEEDED: dict[str, Any] = {"model": "m", "data": ("d",), "out": "o"}
 # Options that another one is given beside: what they are refused, or without effect, without.
@@ -166,7 +165,7 @@ def test_it_is_frozen() -> None:
 def test_python_needs_what_the_command_needs(name: str) -> None:
     """Without out the run would go into the working folder."""
     with pytest.raises(WgradError, match=f"--{name} is required: give it$"):
-        wgrad.FinetuneConfig(**NEEDED | {name: ""})
+        FinetuneConfig(**NEEDED | {name: ""})
     assert not getattr(RunOptions(**NEEDED | {name: ""}), name)
 
 

@@ -72,11 +72,21 @@ def until(true: Callable[[], bool]) -> None:
 def test_what_goes_together_is_one_batch_and_each_is_as_alone(waiting: Client, engine: Engine) -> None:
     def asked(found: list[Event], number: int) -> Job:
         top = 2 if number == 1 else None
-        return job(found, 3 + 5 * number, max_new_tokens=4 + number, sampling=Sampling(1.0, 0, 1.0, number), top=top)
+        return job(
+            found,
+            3 + 5 * number,
+            max_new_tokens=4 + number,
+            sampling=Sampling(temperature=1.0, top_p=1.0, seed=number),
+            top=top,
+        )
 
     together: list[list[Event]] = [[], [], []]
     other: list[Event] = []
-    run(engine, *(asked(found, n) for n, found in enumerate(together)), job(other, sampling=Sampling(0.5, 0, 1.0, 1)))
+    run(
+        engine,
+        *(asked(found, n) for n, found in enumerate(together)),
+        job(other, sampling=Sampling(temperature=0.5, top_p=1.0, seed=1)),
+    )
     assert engine.batches == 2 and text(other)
     for number, found in enumerate(together):
         alone: list[Event] = []

@@ -50,6 +50,7 @@ class Device:
         self.world = SimpleNamespace(alone=True)
         self.data_parallel, self.diloco = SimpleNamespace(news=""), None
         self.history_steps = 0
+        self.metrics = lambda row: dict[str, float]()
 
     def step(self, step: Any, lr: float) -> None:
         self.clock.now += self.host

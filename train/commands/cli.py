@@ -17,7 +17,7 @@ from typing import Any
 
 import wgrad
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.cli_options import Parser, add_options, resolve_config, resolve_options
+from wgrad.train.commands.cli_options import Parser, add_options
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.chat_config import ChatConfig
@@ -27,6 +27,7 @@ from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, Run
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
+from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure

@@ -9,18 +9,14 @@ import os
 import signal
 import socket
 import threading
-from dataclasses import replace
 from types import FrameType
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.model.model import Model
-from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
-from wgrad.train.run.generation import Decoder
 from wgrad.train.run.open_model import Opened, context_of, open_model
-from wgrad.train.run.scoring import score
-from wgrad.train.run.text_models import build_text_models
+from wgrad.train.run.text_models import build_text_models, most_work
 from wgrad.train.terminal.interrupts import Interrupted
 from wgrad.train.terminal.output import say
 
@@ -72,7 +68,11 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     if base in adapters:
         raise WgradError(f"--adapter: {base!r} is the name of the model: give another, for example {base}-mine=DIR")
     limits = Limits(positions, args.batch_size, args.max_waiting)
-    models = build_text_models(opened, {base: None, **adapters}, positions, lambda model: _most(model, limits))
+
+    def run(model: Model) -> None:
+        most_work(model, positions, limits.rows, limits.prompt_tokens)
+
+    models = build_text_models(opened, {base: None, **adapters}, positions, run)
     return Engine(models, opened.tokenizer, limits), Preparation(
         opened.tokenizer,
         list(models),
@@ -82,16 +82,6 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
         args.max_seconds,
         threading.Lock(),
     )
-
-
-def _most(model: Model, limits: Limits) -> None:
-    """What takes the most memory: a score, a prompt alone, and a batch, as long as they may be; three steps of each."""
-    score(model, [0] * limits.positions, top=1)
-    for rows in {1, limits.rows}:
-        longest = max(min(limits.positions - 3, limits.prompt_tokens // rows), 1)
-        decoder = Decoder(model, [[0] * longest] * rows, limits.positions - longest, replace(GREEDY, temperature=1.0))
-        for _, step in zip(range(3), decoder.tokens()):
-            del step
 
 
 def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:

@@ -8,7 +8,7 @@ never held as a whole, nor what the tokenizer makes of it (some 200 bytes a char
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from wgrad.train.data.documents import (
     PairDocuments,
     StreamDocuments,
 )
+from wgrad.train.data.given_records import Records, given_records
 from wgrad.train.data.mix import Mix, describe
 from wgrad.train.data.packing import Example
 from wgrad.train.data.preferences import parse_preference
@@ -78,26 +79,33 @@ class Dataset:
         return line
 
 
-def load_data(config: RunOptions, tokenizer: Tokenizer, progress: Progress | None = None) -> Dataset:
+def load_data(
+    config: RunOptions,
+    tokenizer: Tokenizer,
+    progress: Progress | None = None,
+    given: Mapping[str, Records] | None = None,
+) -> Dataset:
     """Read --data (and --eval-data), tokenise, truncate to seq_len, split. Raises WgradError naming file and line.
 
     The split takes max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
     fraction of 0 none are taken from the training data. Bad lines are skipped, counted and listed, or the first one is
     an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
-    read, and 100; never where nobody knows its size.
+    read, and 100; never where nobody knows its size. given: records, by the name that stands for
+    their file in an option.
     """
     sources = sources_of(config.data)
     if config.eval_data == STDIN in [source.path for source in sources]:
         raise WgradError("--eval-data: standard input is --data already: give a file")
     tally = _Tally()
     try:
-        parts = [_load_file(source.path, "--data", config, tokenizer, tally, progress) for source in sources]
+        given = given or {}
+        parts = [_load_file(source.path, "--data", config, tokenizer, tally, progress, given) for source in sources]
         documents = parts[0] if len(parts) == 1 else JoinedDocuments(parts)
         train: Sequence[Example]
         held_out: Sequence[Example]
         if config.eval_data:
             train = documents
-            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, tally, progress)
+            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, tally, progress, given)
         else:
             train, held_out = _split(documents, config)
     finally:
@@ -164,8 +172,11 @@ def _load_file(
     tokenizer: Tokenizer,
     tally: _Tally,
     progress: Progress | None,
+    given: Mapping[str, Records],
 ) -> Sequence[Example]:
     """path: a file, standard input, or a folder of files, all of them plain text or none."""
+    if path in given:
+        return _read_records(given_records(path, option, given[path]), config, tokenizer, tally)
     parts: list[Documents[Any]] = []
     first: DataFile | None = None
     for name in list_data(path, option):
@@ -279,6 +290,16 @@ def _parse(
     if config.objective == SFT:
         return [parse_record(record, name, line, config.loss_on, tokenizer)]
     return parse_preference(record, name, line, config.objective, tokenizer)
+
+
+def encode_record(
+    record: Mapping[str, Any], config: RunOptions, tokenizer: Tokenizer, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """ids int32 [n] and loss_mask bool [n] of a record, as a run with these options learns it. WgradError, beginning
+    with `name`: it cannot be learnt from."""
+    sample = parse_record(dict(record), name, 1, config.loss_on, tokenizer)
+    part = _tokens(sample, next(_encode([sample], tokenizer)), config.seq_len, tokenizer)
+    return part.ids, part.loss_mask
 
 
 def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:

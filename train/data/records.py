@@ -220,13 +220,14 @@ def parquet_rows(file: BinaryIO, name: str, option: str) -> Numbered:
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
-                yield number, _without_null(row)
+                yield number, without_null(row)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = one_line(str(error)) or type(error).__name__
         raise WgradError(f"{option}: {name} cannot be read as Parquet: {reason}: write it again") from error
 
 
-def _without_null(value: Any) -> Any:
+def without_null(value: Any) -> Any:
+    """A record of a table, without the nulls that fill up what it lacks."""
     if isinstance(value, dict):
-        return {key: _without_null(item) for key, item in value.items() if item is not None}
-    return [_without_null(item) for item in value] if isinstance(value, list) else value
+        return {key: without_null(item) for key, item in value.items() if item is not None}
+    return [without_null(item) for item in value] if isinstance(value, list) else value

@@ -67,14 +67,14 @@ def of_line(name: str, line: int) -> Iterator[None]:
 
 
 def parse_prompt(
-    data: bytes, name: str, line: int, chat: bool, tokenizer: Tokenizer
+    data: bytes | dict[str, Any], name: str, line: int, chat: bool, tokenizer: Tokenizer
 ) -> tuple[dict[str, Any], str, bool]:
-    """A line with "prompt" or "messages" -> its object, the text to go on from, `whole` (see Sample).
+    """A line, or its object, with "prompt" or "messages" -> that object, the text to go on from, `whole` (see Sample).
 
     chat: a prompt that is text is a user's message. BadLine; WgradError where no line with messages could be used.
     """
     with of_line(name, line):
-        value = parse_object(data)
+        value = parse_object(data) if isinstance(data, bytes) else data
         text, whole = _prompt_text(value, chat, tokenizer)
         check_text(text)
         return value, text, whole

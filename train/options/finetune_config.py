@@ -53,7 +53,7 @@ of_training = partial(option, group="training")
 of_machine = partial(option, group="machine")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(Options):
     """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
     WgradError, naming the option, where a value breaks its rule."""

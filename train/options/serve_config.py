@@ -7,30 +7,18 @@ from dataclasses import dataclass
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
-from wgrad.train.options.finetune_config import (
-    A_SIZE,
-    AUTO,
-    COMPUTE_HELP,
-    COMPUTE_TYPES,
-    DEVICE_HELP,
-    LIMIT_HELP,
-    STREAM,
-    STREAM_HELP,
-)
-from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, Options, Rule, option
+from wgrad.train.options.model_options import WithContext
+from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, Rule, option
 
 KEY_VARIABLE = "WGRAD_API_KEY"
 MOST_ROWS = 16  # of a batch: what the products of few rows are for
-DEFAULT_CONTEXT = 4096  # tokens, of models that were made for more
 
 _PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
 _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_ROWS)
-CONTEXT: Rule = ("must be at least 2", lambda v: v >= 2)
-CONTEXT_HELP = f"(default: what the model was made for, at most {DEFAULT_CONTEXT})"
 
 
 @dataclass(frozen=True)
-class ServeConfig(Options):
+class ServeConfig(WithContext):
     """What is served, to whom, and how much of it a request may have. WgradError where a value breaks its rule."""
 
     model: str = option(
@@ -61,23 +49,11 @@ class ServeConfig(Options):
         (), "further names by which clients call this machine (the Host header)", metavar="NAME", group="network"
     )
     batch_size: int = option(8, "answer at most B texts at once", rule=_ROWS, metavar="B", group="limits")
-    context: int | None = option(
-        None,
-        f"most tokens of a prompt and its answer {CONTEXT_HELP}",
-        rule=CONTEXT,
-        metavar="N",
-        group="limits",
-    )
     max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")
     max_seconds: float = option(300.0, "end an answer after S seconds", rule=ABOVE_0, metavar="S", group="limits")
     max_waiting: int = option(
         64, "refuse a request (status 429) while this many texts wait", rule=AT_LEAST_1, metavar="N", group="limits"
     )
-    device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
-    compute: str = option(AUTO, f"type of activations. {COMPUTE_HELP}", choices=COMPUTE_TYPES)
-    stream_weights: str = option("auto", STREAM_HELP, choices=STREAM)
-    memory_limit: str | None = option(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
-    quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning")
 
     @property
     def adapters(self) -> dict[str, str]:

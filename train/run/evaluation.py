@@ -15,6 +15,7 @@ from wgrad.train.data.packing import Batch, Example, eval_batches
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import TrainableModel
+from wgrad.train.run.callbacks import Callbacks, EvaluationReport
 from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.metrics import SamplesFile
 from wgrad.train.run.plan import SAMPLE_TOKENS
@@ -68,9 +69,15 @@ class Evaluation:
     """Measures the same things each time. samples: where texts are kept; None: none are made."""
 
     def __init__(
-        self, session: Session, trainer: Trainer, built: TrainableModel, samples: SamplesFile | None = None
+        self,
+        session: Session,
+        trainer: Trainer,
+        built: TrainableModel,
+        samples: SamplesFile | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.session, self.trainer, self.built, self.samples = session, trainer, built, samples
+        self.callbacks = callbacks or Callbacks()
         documents, config = session.data.held_out, session.config
         chosen = eval_subset(documents, config)
         self.batches: list[Batch] = eval_batches(chosen, trainer.config, session.tokenizer.pad_id or 0)
@@ -92,6 +99,7 @@ class Evaluation:
             shown = shown or f"perplexity {math.exp(min(loss, 700)):.2f}"
             lines.append(f"held-out loss {when}: {loss:.4f} ({shown}{self._note})")
         texts = list(self._texts(step, asked, lines, when)) if self.samples is not None else []
+        self.callbacks.evaluation(EvaluationReport(step, loss, tuple(texts), metrics))
         return Measured(loss, texts, lines, metrics)
 
     def _texts(self, step: int, asked: Callable[[], bool], lines: list[str], when: str) -> Iterator[str | None]:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import build_optimizer, wants_recompute
+from wgrad.train.run.callbacks import SaveReport
+from wgrad.train.run.caller import Caller
 from wgrad.train.run.checkpoints import Checkpoints, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.loop import Run, not_finite, what_to_try
@@ -33,47 +36,53 @@ from wgrad.train.run.scheduled import BestSteps, Scheduled
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
 from wgrad.train.run.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
-from wgrad.train.terminal.output import say
 from wgrad.train.terminal.progress import TrainingProgress
 
 
-def run_finetune(config: FinetuneConfig) -> int:
+def run_finetune(config: FinetuneConfig, caller: Caller | None = None) -> int:
     """Train as `config` says, with the other ranks if this process is one of several. -> 0. Raises WgradError or a
-    device's error, with a message for the user; Interrupted; RankFailure."""
+    device's error, with a message for the user; Interrupted; RankFailure; what a callback raises."""
+    caller = caller or Caller()
     with open_world() as world:
-        return _run(config, world)
+        if caller.callbacks and not world.alone:
+            raise WgradError(
+                f"callbacks: are for a run of one process, and this is one of {world.size} ranks: leave them out, or "
+                "start one process"
+            )
+        return _run(config, world, caller)
 
 
-def _run(config: FinetuneConfig, world: World) -> int:
+def _run(config: FinetuneConfig, world: World, caller: Caller) -> int:
     begun = time.monotonic()
+    outlets = Outlets(config.out, world, caller.silent)
     request = () if world.alone or REQUEST is None else (int(REQUEST),)
-    with Interrupts(say, request) as interrupts, world.sharing_errors(), Outlets(config.out, world) as outlets:
+    with Interrupts(outlets.say, request, not caller.silent) as interrupts, world.sharing_errors(), outlets:
         previous = world.by_first(lambda: _open(config, outlets), "the output folder")
         if previous.finished:
             if world.speaks:
                 more = (
                     "a larger --early-stop goes on" if previous.stopped else "more --max-steps or --epochs prolong it"
                 )
-                say(f"{config.out}: this run is finished: nothing to resume; {more}")
+                outlets.say(f"{config.out}: this run is finished: nothing to resume; {more}")
             return 0
         checkpoints = Checkpoints(config.out)
         state = world.by_first(checkpoints.load, "the checkpoint") if config.resume else None
         for path, reason in checkpoints.damaged.items():
             outlets.display.say(f"note: {path} is damaged ({reason}): the one before it is used")
-        session = open_session(config, world, outlets.display)
+        session = open_session(config, world, outlets.display, caller)
         session.say(config.summary())
         interrupts.answer = session.say
         if config.resume and state is None and (outlets.folder.path / CONFIG_FILE).exists():
             session.say(f"note: {config.out} has no checkpoint to resume from: the run begins anew")
         with advising(for_steps(config, wants_recompute(replace(config, **session.mode), session.model_config))):
-            _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun).run()
+            _Finetuning(session, world, outlets, checkpoints, interrupts, previous, state, begun, caller).run()
     return 0
 
 
 def _open(config: FinetuneConfig, outlets: Outlets) -> Previous:
     outlets.open()
     if outlets.folder.left_by:
-        say(f"note: {config.out} was left locked by {outlets.folder.left_by}, which is no more: taken over")
+        outlets.say(f"note: {config.out} was left locked by {outlets.folder.left_by}, which is no more: taken over")
     return previous_run(config)
 
 
@@ -89,6 +98,7 @@ class _Finetuning:
     previous: Previous
     state: TrainingState | None
     counted: float  # time.monotonic() up to which results["seconds"] goes
+    caller: Caller
 
     def run(self) -> None:
         session, stream, world = self.session, self.session.stream, self.world
@@ -118,7 +128,7 @@ class _Finetuning:
                 begun_at = None if self.state is None else done
                 samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.speaks))
                 self.outlets.records.append(samples)
-            self.evaluation = Evaluation(session, self.trainer, self.built, samples)
+            self.evaluation = Evaluation(session, self.trainer, self.built, samples, self.caller.callbacks)
             self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
             if self.state is None:
                 self.results |= self._say(self.evaluation.measure(0, "before")).results("before")
@@ -142,7 +152,8 @@ class _Finetuning:
     def _measure_result(self) -> None:
         """What the run has come to; with --keep-best that of the best step, which is then written as the result."""
         session, best, step = self.session, self.best, self.session.stream.step
-        keeps, stopped = session.config.best_kept, best.stop and step < session.stream.total_steps
+        short = step < session.stream.total_steps
+        keeps, stopped = session.config.best_kept, best.stop and short
         measured = self.evaluation.measure(step, f"at step {step}" if keeps else "after", best.losses.get(step))
         if session.config.eval_every and measured.loss is not None:
             self.metrics.write_held_out(step, measured.loss, measured.metrics)
@@ -154,6 +165,7 @@ class _Finetuning:
         self.results |= self._say(measured).results("after") | {
             "result_step": step,
             "stopped_early": session.config.early_stop if stopped else None,
+            "stopped_by_callback": short and not stopped,
         }
 
     def _write_best(self, last: int) -> int:
@@ -244,7 +256,8 @@ class _Finetuning:
                 alone = self.world.alone  # several ranks end together, at a step
                 asked = lambda: alone and interrupts.asked is not None  # noqa: E731
                 scheduled = Scheduled(self.evaluation, self.metrics, self.best, asked)
-                run = Run(self.trainer, stream, self.metrics, progress, self._save, interrupts, scheduled)
+                callbacks = self.caller.callbacks
+                run = Run(self.trainer, stream, self.metrics, progress, self._save, interrupts, scheduled, callbacks)
                 try:
                     self.world.steps_begin()
                     run.train()
@@ -261,16 +274,18 @@ class _Finetuning:
                 where = "saved" if session.config.best_kept else f"in {session.out}"
                 what = f"what was trained is {where}; --resume measures the held-out loss"
                 raise Interrupted(interrupts.asked, f"interrupted after the last step: {what}")
-        if self.best.stop and stream.step < stream.total_steps:
-            session.say(self.best.why_stopped())
+        if stream.step < stream.total_steps:
+            by_callback = f"stopped by a callback after step {stream.step}"
+            session.say(self.best.why_stopped() if self.best.stop else by_callback)
 
     def _save(self, done: int) -> None:
         if self.trainer.diloco is not None:
             self.trainer.diloco.share_moments()
         self.trainer.data_parallel.share_error()
-        self.world.by_first(lambda: self._save_here(done), "a checkpoint")
+        folder = self.world.by_first(lambda: self._save_here(done), "a checkpoint")
+        self.caller.callbacks.save(SaveReport(done, folder))
 
-    def _save_here(self, done: int) -> None:
+    def _save_here(self, done: int) -> Path:
         session = self.session
         arrays = self.optimizer.state_arrays()
         if self.trainer.diloco is not None:
@@ -288,7 +303,7 @@ class _Finetuning:
         }
         adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
         with self.interrupts.writing(), session.display.phase("saving a checkpoint"):
-            self.checkpoints.save(done, arrays, extra, adapter, self.best.kept())
+            return self.checkpoints.save(done, arrays, extra, adapter, self.best.kept())
 
     def _count_seconds(self) -> None:
         """Bring the run's time up to now: of all its parts, from the first loading on."""

@@ -16,6 +16,7 @@ from wgrad.device.errors import DeviceLost, UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.world import RanksLost
+from wgrad.train.run.callbacks import Callbacks, step_report
 from wgrad.train.run.evaluation import GivenUp
 from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.schedule import learning_rate
@@ -56,9 +57,11 @@ class Run:
         save: Callable[[int], None],
         interrupts: Interrupts,
         scheduled: Scheduled | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.trainer, self.stream, self.metrics, self.progress, self.save = trainer, stream, metrics, progress, save
         self.config, self.interrupts, self.scheduled = trainer.config, interrupts, scheduled
+        self.callbacks = callbacks or Callbacks()
         self._skips = SkippedInARow(metrics.of_steps())
         self._unsaid: list[Callable[[], None]] = []
         self._pending: list[_Pending] = []
@@ -103,7 +106,7 @@ class Run:
             first = self._requested == -math.inf
             if len(self._pending) >= self.trainer.history_steps or self._clock() - self._requested >= REPORT_SECONDS:
                 self._request()
-            self._collect(wait=first or done == total)
+            self._collect(wait=first or done == total or bool(self.callbacks))
             if self.trainer.diloco is not None and (done % together == 0 or done == total):
                 self._asked_together = self.trainer.diloco.outer_step(self.interrupts.asked)
             if done == total:
@@ -149,7 +152,7 @@ class Run:
 
     @property
     def _stopped(self) -> bool:
-        return self.scheduled is not None and self.scheduled.steps.stop
+        return self.callbacks.stop or (self.scheduled is not None and self.scheduled.steps.stop)
 
     def _asked(self) -> int | None:
         """The signal that asked this run to end; of several ranks any of them, as all know it."""
@@ -196,7 +199,9 @@ class Run:
             norm = float(row[1 + STATE_GRAD_NORM])
             record["grad_norm"] = norm if norm >= 0 else None  # -1: not finite, the step was skipped
             record |= self.trainer.metrics(row)
-            self.metrics.write(record | {"tokens": item.tokens, "tokens_per_second": float(f"{rate:.4g}")})
+            record |= {"tokens": item.tokens, "tokens_per_second": float(f"{rate:.4g}")}
+            self.metrics.write(record)
+            self.callbacks.step(step_report(record, self.stream.total_steps))
             if self._skips.add(norm < 0):
                 self._many_skipped(item.step)
         last, loss = pending[-1], float(history[-1, 0])

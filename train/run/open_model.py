@@ -16,14 +16,15 @@ from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
-from wgrad.train.options.serve_config import DEFAULT_CONTEXT, ServeConfig
+from wgrad.train.options.model_options import DEFAULT_CONTEXT, LoadOptions
+from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.memory_limit import hold_to_limit
-from wgrad.train.terminal.output import make_console, say
+from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 
-Args = TypeVar("Args", GenerateConfig, ChatConfig, ServeConfig, RunOptions)
+Args = TypeVar("Args", GenerateConfig, ChatConfig, LoadOptions, ServeConfig, RunOptions)
 
 
 @dataclass(frozen=True)
@@ -41,24 +42,26 @@ class Opened(Generic[Args]):
     display: Display
 
 
-def open_model(args: Args) -> Opened[Args]:
-    """The device and what was chosen for it are said, on stderr as all that is shown later. WgradError."""
+def open_model(args: Args, silent: bool = False) -> Opened[Args]:
+    """The device and what was chosen for it are said, on stderr as all that is shown later; where `silent`, nothing is.
+    WgradError."""
+    display = Display(make_console("stderr", silent=silent))
     device = select_device(args.device)
-    say(f"device: {device.description} ({device.reason})", "stderr")
+    display.say(f"device: {device.description} ({device.reason})")
     compute = choose_compute(args.compute, device)
     for line in compute.lines:
-        say(line, "stderr")
+        display.say(line)
     if remark := hold_to_limit(device, args.memory_limit):
-        say(f"note: {remark}", "stderr")
+        display.say(f"note: {remark}")
     args = replace(args, compute=compute.dtype, model=args.model or _base(args))
     folder = find_model(args.model)
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
     files, config, head_note = open_files(folder, config)
-    return Opened(args, device, folder, files, config, tokenizer, head_note, Display(make_console("stderr")))
+    return Opened(args, device, folder, files, config, tokenizer, head_note, display)
 
 
-def context_of(opened: Opened[ChatConfig] | Opened[ServeConfig]) -> int:
+def context_of(opened: Opened[ChatConfig] | Opened[LoadOptions] | Opened[ServeConfig]) -> int:
     """--context, or its default. WgradError: more than the model was made for."""
     most = opened.config.max_position_embeddings
     if (opened.args.context or 0) > most:
@@ -67,7 +70,7 @@ def context_of(opened: Opened[ChatConfig] | Opened[ServeConfig]) -> int:
     return opened.args.context or min(most, DEFAULT_CONTEXT)
 
 
-def _base(args: GenerateConfig | ChatConfig | ServeConfig | RunOptions) -> str:
+def _base(args: GenerateConfig | ChatConfig | LoadOptions | ServeConfig | RunOptions) -> str:
     """The model that the adapter, or the first of several, names."""
     adapter = next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
     return base_of_adapter(adapter or "")

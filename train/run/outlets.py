@@ -15,7 +15,7 @@ from wgrad.device.files import make_folder, writing
 from wgrad.train.ranks.world import Member, World
 from wgrad.train.run.metrics import RecordsFile
 from wgrad.train.run.out_folder import OutFolder
-from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
 LOGS = "ranks"
@@ -24,8 +24,8 @@ LOGS = "ranks"
 class Outlets:
     """A context manager. folder: the run's, whose lock the first rank holds from `open` on. display: for people."""
 
-    def __init__(self, out: str, world: World) -> None:
-        self.world, self.folder = world, OutFolder(out)
+    def __init__(self, out: str, world: World, silent: bool = False) -> None:
+        self.world, self.folder, self._silent = world, OutFolder(out), silent
         self.records: list[RecordsFile] = []
         self._held = ExitStack()
         self._display: Display | None = None
@@ -34,11 +34,16 @@ class Outlets:
         """Take the folder. WgradError where another run has it, or nothing can be written there."""
         self._held.enter_context(self.folder)
 
+    def say(self, text: str) -> None:
+        """Print a line for people, while nothing is shown yet."""
+        if not self._silent:
+            say(text)
+
     @property
     def display(self) -> Display:
         if self._display is None:
             # mpirun gives each rank a terminal, whatever its own output is.
-            console = make_console(terminal=None if self.world.alone else False)
+            console = make_console(terminal=None if self.world.alone else False, silent=self._silent)
             self._display = Display(console if self.world.speaks else self._log())
         return self._display
 
@@ -55,7 +60,7 @@ class Outlets:
             self.open()
             for file in self.records:
                 file.take_over()
-            self.display.console = make_console(terminal=False)
+            self.display.console = make_console(terminal=False, silent=self._silent)
         names, left = ", ".join(map(str, lost)), self.world.size
         self.display.say(f"lost {names}: going on with {left} rank{'s' * (left > 1)} from the last step that all did")
 

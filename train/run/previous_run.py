@@ -32,6 +32,7 @@ class Length(msgspec.Struct):
     max_steps: int | None
     epochs: int
     stopped_early: Annotated[int, msgspec.Meta(ge=1)] | None = None  # --early-stop, where it ended the run
+    stopped_by_callback: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def previous_run(config: FinetuneConfig) -> Previous:
             f"--resume: {out / RESULTS_FILE} has format {length.format}, and this version of wgrad reads format "
             f"{RESULTS_FORMAT}: begin anew in another --out"
         )
-    if not (_more_patient if length.stopped_early else _longer)(config, length):
+    if not (length.stopped_by_callback or (_more_patient if length.stopped_early else _longer)(config, length)):
         _refuse_ignored(config, out)
         return Previous(finished=True, stopped=bool(length.stopped_early))
     if not Checkpoints(out).steps():

@@ -24,6 +24,7 @@ from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
+from wgrad.train.run.caller import Caller
 from wgrad.train.run.compute import choose_compute, common_compute
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import ROW_STEP, Fit, settle
@@ -68,7 +69,9 @@ class Session:
         self.display.say(text)
 
 
-def open_session(config: FinetuneConfig, world: World | None = None, display: Display | None = None) -> Session:
+def open_session(
+    config: FinetuneConfig, world: World | None = None, display: Display | None = None, caller: Caller | None = None
+) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read.
 
     The session's configuration has the type of activations that was chosen where `config` leaves it to the device.
@@ -93,7 +96,7 @@ def open_session(config: FinetuneConfig, world: World | None = None, display: Di
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantised_anew(config, files, model_config)
     with display.phase("reading and tokenising", unit="%") as phase:
-        data = load_data(config, tokenizer, phase.update)
+        data = load_data(config, tokenizer, phase.update, caller.records if caller else None)
     row_tokens = row_length(config, data)
     prompts = _sample_prompts(config, data, tokenizer, model_config)
     mode, chosen = dict[str, Any](), ""

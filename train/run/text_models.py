@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,23 @@ from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.options.chat_config import ChatConfig
-from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.generate_config import GREEDY, GenerateConfig
+from wgrad.train.options.model_options import LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.run.build import build_frozen, frozen_adapter
 from wgrad.train.run.compile_ahead import compile_ahead
+from wgrad.train.run.generation import Decoder
 from wgrad.train.run.open_model import Opened
-from wgrad.train.terminal.output import say
+from wgrad.train.run.scoring import score
 
 
 def build_text_models(
-    opened: Opened[GenerateConfig] | Opened[ChatConfig] | Opened[ServeConfig],
+    opened: Opened[GenerateConfig] | Opened[ChatConfig] | Opened[LoadOptions] | Opened[ServeConfig],
     adapters: Mapping[str, str | None],
     positions: int,
     run: Callable[[Model], object],
 ) -> dict[str, Model]:
-    """Models by name on the device, their shaders compiled, with a bar for each of the two. Notes go to stderr.
-    WgradError.
+    """Models by name on the device, their shaders compiled, with a bar for each of the two. WgradError.
 
     adapters: name -> its folder, None for the base alone. run: has a model do what launches every kernel that will be
     needed, in as much memory.
@@ -53,8 +55,19 @@ def build_text_models(
         models = build(device, stream, progress=phase.update, remarks=remarks)
     notes = (adapter_note(found[0]) for found in loaded.values() if found)
     for note in filter(None, (*remarks, *notes)):
-        say(f"note: {note}", "stderr")
+        display.say(f"note: {note}")
     return models
+
+
+def most_work(model: Model, positions: int, rows: int, prompt_tokens: int) -> None:
+    """What takes the most memory of a model for texts of up to `positions` tokens, `rows` at once: a score, a prompt
+    alone, and a batch, as long as they may be (`prompt_tokens` in all); three steps of each."""
+    score(model, [0] * positions, top=1)
+    for count in {1, rows}:
+        longest = max(min(positions - 3, prompt_tokens // count), 1)
+        decoder = Decoder(model, [[0] * longest] * count, positions - longest, replace(GREEDY, temperature=1.0))
+        for _, step in zip(range(3), decoder.tokens()):
+            del step
 
 
 def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) -> Model:

@@ -39,14 +39,14 @@ class Interrupted(KeyboardInterrupt):
 
 class Interrupts:
     """A context manager around a run. answer: prints a line, from any thread, and never raises. more: signals that are
-    requests too.
+    requests too. ends_process: a second request may end the process where the main thread does not come back.
 
     asked: the signal of the first request, or None. Signals that the process was started to ignore (nohup) stay so;
     outside the main thread nothing is handled.
     """
 
-    def __init__(self, answer: Callable[[str], None], more: tuple[int, ...] = ()) -> None:
-        self.answer, self._signals = answer, (*SIGNALS, *more)
+    def __init__(self, answer: Callable[[str], None], more: tuple[int, ...] = (), ends_process: bool = True) -> None:
+        self.answer, self._signals, self._ends_process = answer, (*SIGNALS, *more), ends_process
         self.asked: int | None = None
         self._times = 0
         self._phase = AT_ONCE
@@ -106,7 +106,7 @@ class Interrupts:
 
         It writes nothing then: its handler, which raises, runs before any further line of it.
         """
-        if self._ended.wait(GRACE):
+        if not self._ends_process or self._ended.wait(GRACE):
             return
         words = threading.Thread(target=self._farewell, daemon=True)  # a pipe that nobody reads may hold it
         words.start()

@@ -150,9 +150,11 @@ def harmless(text: str) -> str:
     return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
-def make_console(name: str = "stdout", terminal: bool | None = None) -> Console:
-    """A rich console on `Output`. terminal: whether it is one, where that cannot be seen from here."""
-    return Console(file=Output(name), highlight=False, force_terminal=terminal)  # type: ignore[arg-type]
+def make_console(name: str = "stdout", terminal: bool | None = None, silent: bool = False) -> Console:
+    """A rich console on `Output`. terminal: whether it is one, where that cannot be seen from here. silent: what is
+    printed on it goes nowhere."""
+    terminal = False if silent else terminal
+    return Console(file=Output(name), highlight=False, force_terminal=terminal, quiet=silent)  # type: ignore[arg-type]
 
 
 def say(text: str, name: str = "stdout") -> None:

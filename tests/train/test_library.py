@@ -1,0 +1,248 @@
+"""`wgrad.finetune`, `load` and `generate`: the command's options and results from Python, and nothing printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wgrad
+from tests.train.conftest import SENTENCES, MakeCheckpoint
+from wgrad.train.commands.cli import main
+from wgrad.train.library.finetune import Arguments
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GenerateConfig, PromptOptions
+from wgrad.train.options.model_options import LoadOptions
+from wgrad.train.run.metrics import read_metrics
+
+RECORDS = [{"text": text} for text in SENTENCES] + [{"prompt": "still", "completion": " waters run"}] * 4
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "seq_len": 32,
+    "batch_size": 2,
+    "accumulate": 1,
+    "max_steps": 4,
+    "rank": 2,
+    "sample": False,
+    "eval_fraction": 0.25,
+}
+
+
+def adapter(out: Path) -> bytes:
+    return (out / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def model(make_checkpoint: MakeCheckpoint) -> str:
+    return str(make_checkpoint())
+
+
+def test_importing_is_light() -> None:
+    """`import wgrad` imports none of what it depends on; the functions import no driver."""
+    code = """
+import sys, wgrad
+heavy = {"numpy", "wgpu", "rich", "msgspec", "tokenizers", "jinja2", "yaml", "safetensors", "torch", "transformers"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+from wgrad import finetune, generate, load
+assert not {"wgpu", "hip", "mpi4py", "torch", "transformers", "datasets", "starlette"} & set(sys.modules)
+assert set(wgrad.__all__) <= set(dir(wgrad))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_options_are_the_commands() -> None:
+    names = lambda kind: {f.name for f in dataclasses.fields(kind)}  # noqa: E731
+    given = lambda function: set(inspect.signature(function).parameters)  # noqa: E731
+    assert given(wgrad.finetune) == names(RunOptions) | {"config", "callbacks", "progress"} == names(Arguments)
+    assert given(wgrad.generate) == names(GenerateConfig) - {"prompts", "out", "batch_size"} == names(PromptOptions)
+    assert given(wgrad.load) == names(LoadOptions) == names(GenerateConfig) & names(LoadOptions) | {"context"}
+    assert inspect.signature(wgrad.finetune).parameters["rank"].default == RunOptions().rank
+
+
+def test_records_are_learnt_as_the_command_learns_a_file(
+    model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    words = [w for k, v in OPTIONS.items() if k != "sample" for w in ("--" + k.replace("_", "-"), str(v))]
+    files = ["--model", model, "--data", str(data), "--out", str(tmp_path / "command"), "--no-sample"]
+    assert main(["finetune", *files, *words]) == 0
+    capfd.readouterr()
+    result = wgrad.finetune(model=model, data=iter(RECORDS), out=tmp_path / "library", **OPTIONS)
+    assert capfd.readouterr() == ("", "")
+    assert adapter(result.out) == adapter(tmp_path / "command")
+    told = json.loads((tmp_path / "command" / "results.json").read_text())
+    assert (result.held_out_loss_before, result.held_out_loss_after) == (
+        told["held_out_loss_before"],
+        told["held_out_loss_after"],
+    )
+    assert (result.steps, result.result_step, result.skipped_steps) == (4, 4, 0)
+    assert not result.stopped_early and not result.stopped_by_callback
+    assert [r.loss for r in result.metrics()] == [r["loss"] for r in read_metrics(tmp_path / "command/metrics.jsonl")]
+    wgrad.finetune(model=model, data=data, out=tmp_path / "shown", progress=True, **OPTIONS | {"max_steps": 1})
+    assert "training: 1 steps" in capfd.readouterr().out
+
+
+class Watching(wgrad.Callback):
+    """Keeps what it is told; ends the run after a step."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.reports: list[Any] = []
+        self.last = last
+
+    def on_step(self, report: wgrad.StepReport) -> bool | None:
+        self.reports.append(report)
+        return report.step == self.last
+
+    def on_evaluation(self, report: wgrad.EvaluationReport) -> bool | None:
+        self.reports.append(report)
+        return None
+
+    def on_save(self, report: wgrad.SaveReport) -> bool | None:
+        assert (report.folder / "adapter_config.json").exists()
+        self.reports.append(report)
+        return None
+
+
+def test_callbacks_are_told_and_end_a_run(model: str, tmp_path: Path) -> None:
+    options = OPTIONS | {"model": model, "data": RECORDS, "save_every": 1, "eval_every": 2}
+    whole = wgrad.finetune(out=tmp_path / "whole", **options)
+    watching, losses = Watching(last=3), list[float]()
+    stopped = wgrad.finetune(
+        out=tmp_path / "stopped", callbacks=[watching, lambda report: losses.append(report.loss)], **options
+    )
+    told = [(type(r).__name__.removesuffix("Report"), r.step) for r in watching.reports]
+    steps = [("Step", 1), ("Save", 1), ("Step", 2), ("Evaluation", 2), ("Save", 2), ("Step", 3), ("Save", 3)]
+    assert told == [("Evaluation", 0), *steps, ("Evaluation", 3)]
+    assert (stopped.steps, stopped.stopped_by_callback, stopped.stopped_early) == (3, True, False)
+    reports = [r for r in watching.reports if isinstance(r, wgrad.StepReport)]
+    assert losses == [r.loss for r in reports] == [r.loss for r in stopped.metrics()]
+    assert [(r.step, r.loss, r.lr) for r in reports] == [(r.step, r.loss, r.lr) for r in whole.metrics()[:3]]
+    assert {r.total_steps for r in reports} == {4} and all(r.tokens_per_second > 0 for r in reports)
+    assert watching.reports[0].loss == whole.held_out_loss_before
+    assert watching.reports[-1].loss == stopped.held_out_loss_after
+    again = wgrad.finetune(out=tmp_path / "stopped", resume=True, **options)
+    assert again.steps == 4 and not again.stopped_by_callback
+    assert adapter(again.out) == adapter(whole.out)
+
+
+def test_an_exception_of_a_callback_reaches_the_caller(model: str, tmp_path: Path) -> None:
+    def fail(report: wgrad.StepReport) -> None:
+        if report.step == 2:
+            raise LookupError("mine")
+
+    options = OPTIONS | {"model": model, "data": RECORDS, "out": tmp_path / "out", "save_every": 1}
+    with pytest.raises(LookupError, match="mine"):
+        wgrad.finetune(callbacks=[fail], **options)
+    assert wgrad.finetune(resume=True, **options).steps == 4  # the folder is free again, and step 1 was saved
+
+
+class Table:
+    """Gives rows as a data set of the package datasets does: each has every column."""
+
+    column_names = ("text", "prompt", "completion")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({name: record.get(name) for name in self.column_names} for record in RECORDS)
+
+
+def test_rows_of_a_table_have_nulls(model: str, tmp_path: Path) -> None:
+    given: tuple[Any, ...] = (RECORDS, Table())
+    losses = [
+        wgrad.finetune(model=model, data=data, out=tmp_path / str(number), **OPTIONS).held_out_loss_after
+        for number, data in enumerate(given)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.oracle
+def test_a_data_set_of_the_package_datasets(model: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list(list(Table()))
+    losses = [
+        wgrad.finetune(model=model, data=data, out=tmp_path / str(number), **OPTIONS).held_out_loss_after
+        for number, data in enumerate((RECORDS, rows, rows.to_iterable_dataset()))
+    ]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def wrong(**given: Any) -> str:
+    with pytest.raises(wgrad.WgradError) as caught:
+        wgrad.finetune(**given)
+    return str(caught.value)
+
+
+def test_mistakes_are_told_as_the_command_tells_them(model: str, tmp_path: Path) -> None:
+    rest = {"model": model, "out": tmp_path / "out", **OPTIONS}
+    assert wrong(modle=model) == "finetune: unknown argument 'modle' (did you mean model?)"
+    assert wrong(learning_rate=1) == "finetune: unknown argument 'learning_rate' (did you mean lr?)"
+    assert wrong(**rest) == "--data is required: give it, or set 'data' in a --config file"
+    assert wrong(**rest, data=RECORDS, lr=-1) == "--lr: must be above 0; got -1"
+    assert wrong(**rest, data={"text": "x"}).startswith("data: expected a path or an iterable of records, got dict")
+    assert wrong(**rest, data=[]) == "--data: <data> is empty: give a file with at least one example"
+    assert "<data>:2: expected a mapping" in wrong(**rest, data=[{"text": "a b"}, 3, 4])
+    assert "<data>:1: needs 'text', 'prompt'" in wrong(**rest, data=[{"txt": "a"}])
+    assert wrong(**rest, data=RECORDS, ranks=2).startswith("--ranks: starts the command anew")
+    assert wrong(**rest, data=RECORDS, callbacks=[3]).startswith("callbacks: must be wgrad.Callback objects")
+    assert "put it into a list" in wrong(**rest, data=RECORDS, callbacks=Watching())
+    assert "call it, to make one" in wrong(**rest, data=RECORDS, callbacks=[Watching])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained = wgrad.finetune(model=model, data=RECORDS, out=tmp_path / "out", lr=0.02, **OPTIONS)
+    command = ["--model", model, "--adapter", str(trained.out), "--device", "cpu"]
+    prompts = ["the quick", "all that glitters is"]
+    how: dict[str, Any] = {"max_new_tokens": 6, "seed": 3}
+    said = ["--prompt", prompts[0], "--max-new-tokens", "6", "--seed", "3"]
+    assert main(["generate", *command, *said]) == 0
+    text = capfd.readouterr().out
+    with wgrad.load(model, trained.out, device="cpu", context=40) as loaded:
+        one = loaded.generate(prompts[0], **how)
+        assert text == prompts[0] + one.text + "\n"
+        assert "".join(loaded.stream(prompts[0], **how)) == one.text
+        assert wgrad.generate(model=model, adapter=trained.out, device="cpu", prompt=prompts[0], **how) == one
+        assert one.finish == "length" and len(one.tokens) == 6
+        alone = [loaded.generate(p, max_new_tokens=6, seed=3 + n) for n, p in enumerate(prompts * 2)]
+        assert [a.text for a in loaded.generate_many(prompts * 2, batch_size=3, **how)] == [a.text for a in alone]
+        record = {"prompt": "still", "completion": " waters run deep"}
+        scores = loaded.score(record)
+        (tmp_path / "one.jsonl").write_text(json.dumps(record))
+        assert main(["eval", *command, "--data", str(tmp_path / "one.jsonl"), "--json"]) == 0
+        measured = json.loads(capfd.readouterr().out)
+        assert scores.loss == pytest.approx(measured["adapter"]["nats"], rel=1e-6)
+        assert scores.tokens[0].log_prob is None and not scores.tokens[0].learnt
+        assert "".join(t.text for t in scores.tokens).startswith("still waters run deep")
+        plain = loaded.score("still waters run deep")
+        assert all(t.learnt for t in plain.tokens) and plain.perplexity > 1
+        assert capfd.readouterr() == ("", "")
+        with pytest.raises(wgrad.WgradError, match="at most the 40 that the model was loaded for"):
+            loaded.generate("the", max_new_tokens=40)
+        with pytest.raises(wgrad.WgradError, match="generate: unknown argument 'temp' .did you mean temperature"):
+            loaded.generate("the", temp=1)  # type: ignore[call-arg]
+        with pytest.raises(wgrad.WgradError, match="--model: the tokenizer of .* has no chat template"):
+            loaded.generate([{"role": "user", "content": "hello"}])
+        with pytest.raises(wgrad.WgradError, match="a text must have 2 to 40 tokens"):
+            loaded.score("x " * 50)
+    with pytest.raises(wgrad.WgradError, match="closed: load it again"):
+        loaded.generate("the")
+
+
+def test_what_is_loaded_goes_again(model: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing gives the device's memory back; what little a recording used as scratch stays for the next."""
+    monkeypatch.setattr("wgrad.train.run.open_model.select_device", lambda spec: wgpu_device)
+    before = wgpu_device.memory().reserved_bytes
+    loaded = wgrad.load(model, context=32)
+    loaded.generate("the", max_new_tokens=3)
+    taken = wgpu_device.memory().in_use_bytes
+    loaded.close()
+    assert wgpu_device.memory().in_use_bytes < taken / 10
+    assert wgpu_device.memory().reserved_bytes < before + taken / 10

@@ -1,0 +1,256 @@
+"""`wgrad.load` and `wgrad.generate`: a model on a device that writes and scores texts."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.data import encode_record
+from wgrad.train.data.samples import parse_prompt
+from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.library.signature import Paths, make_options, takes, takes_beside_one
+from wgrad.train.model.model import Model
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import BatchOptions, PromptOptions, TextOptions
+from wgrad.train.options.model_options import LoadOptions, OneModel
+from wgrad.train.run.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.run.open_model import Opened, context_of, open_model
+from wgrad.train.run.scoring import score
+from wgrad.train.run.text_models import build_text_models, most_work
+
+_SEEDS = 2**32
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages | Mapping[str, Any]  # text; messages; or an object as a line of --prompts
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote. tokens: its ids; prompt_tokens: how many the prompt had. finish: "stop" where the model ended
+    the text, "length" where max_new_tokens did."""
+
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish: Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token of a text. log_prob: natural logarithm of its probability, given those before it; None of the first.
+    learnt: whether it counts, as it would in training."""
+
+    id: int
+    text: str
+    log_prob: float | None
+    learnt: bool
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How likely a model holds a text to be. The sums and means are over the tokens that count."""
+
+    tokens: tuple[TokenScore, ...]
+
+    @property
+    def counted(self) -> list[float]:
+        return [t.log_prob for t in self.tokens if t.learnt and t.log_prob is not None]
+
+    @property
+    def log_prob(self) -> float:
+        """Nats, of all tokens that count together."""
+        return math.fsum(self.counted)
+
+    @property
+    def loss(self) -> float:
+        """Mean nats a token, as training has it."""
+        return -self.log_prob / len(self.counted)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+
+class LoadedModel:
+    """A model that stays on its device until `close`, or the end of a with block; for one thread. `load` makes it."""
+
+    def __init__(self, opened: Opened[LoadOptions], model: Model, context: int) -> None:
+        self._opened, self._tokenizer = opened, opened.tokenizer
+        self._model: Model | None = model
+        self.context = context  # most tokens of a prompt and what follows it
+        self.device = opened.device.description
+
+    # ---- writing -------------------------------------------------------------------------------
+    @takes_beside_one(TextOptions)
+    def generate(self, prompt: Prompt, **given: Any) -> Generated:
+        """What follows a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, seed,
+        max_new_tokens, chat. WgradError: a prompt or an option that cannot be; UnusableResult: logits are not finite.
+        """
+        options, model = make_options(TextOptions, given, "generate"), self._open_model()
+        ids = _encode(self._tokenizer, prompt, options.chat, 1)
+        self._check_room(ids, options)
+        tokens = list(generate_ids(model, ids, options.max_new_tokens, options, self._tokenizer.stop_ids))
+        return self._generated(ids, tokens, options)
+
+    @takes_beside_one(TextOptions)
+    def stream(self, prompt: Prompt, **given: Any) -> Iterator[str]:
+        """As `generate`, the text in pieces as it is written."""
+        options, model = make_options(TextOptions, given, "stream"), self._open_model()
+        ids = _encode(self._tokenizer, prompt, options.chat, 1)
+        self._check_room(ids, options)
+        tokens = generate_ids(model, ids, options.max_new_tokens, options, self._tokenizer.stop_ids)
+        return filter(None, map(self._tokenizer.decode_stream(ids), tokens))
+
+    @takes_beside_one(BatchOptions)
+    def generate_many(self, prompts: Iterable[Prompt], **given: Any) -> list[Generated]:
+        """What follows each of many prompts, in their order, batch_size at once; the n-th is drawn with seed + n."""
+        options, model = make_options(BatchOptions, given, "generate_many"), self._open_model()
+        if isinstance(prompts, (str, Mapping)):
+            raise WgradError("generate_many: expected several prompts, got one: give a list, or use generate")
+        encoded = [
+            _encode(self._tokenizer, prompt, options.chat, number) for number, prompt in enumerate(prompts, start=1)
+        ]
+        for ids in encoded:
+            self._check_room(ids, options)
+        answers: list[Generated] = []
+        for first in range(0, len(encoded), options.batch_size):
+            group = encoded[first : first + options.batch_size]
+            sampling = replace(options, seed=(options.seed + first) % _SEEDS)
+            texts = generate_batch(model, group, options.max_new_tokens, sampling, self._tokenizer.stop_ids)
+            answers += [self._generated(ids, tokens, options) for ids, tokens in zip(group, texts, strict=True)]
+        return answers
+
+    # ---- scoring -------------------------------------------------------------------------------
+    def score(self, text: str | Mapping[str, Any]) -> Scores:
+        """The log-probabilities of a text's tokens. Of plain text all count but the first. A mapping is a record as
+        `finetune` takes them, scored as it would be learnt: {"prompt": ..., "completion": ...} counts the completion
+        (and the end of the text after it), {"messages": [...]} what the assistant says. WgradError; UnusableResult."""
+        model, tokenizer = self._open_model(), self._tokenizer
+        if isinstance(text, Mapping):
+            config = RunOptions(seq_len=self.context + 1)
+            ids, learnt = (a.tolist() for a in encode_record(text, config, tokenizer, "score"))
+        else:
+            ids = tokenizer.encode(text)
+            learnt = [True] * len(ids)
+        if not 2 <= len(ids) <= self.context:
+            raise WgradError(
+                f"score: a text must have 2 to {self.context} tokens (context); got {len(ids)}: give another, or load "
+                "with a larger context"
+            )
+        found = [None, *score(model, ids).given.of_tokens.tolist()]
+        decode = tokenizer.decode_stream(skip_special_tokens=False)
+        tokens = zip(ids, found, learnt, strict=True)
+        return Scores(tuple(TokenScore(token, decode(token), value, counts) for token, value, counts in tokens))
+
+    # ---- the end -------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Give the device's memory back. The model cannot be used any more."""
+        if self._model is not None:
+            self._model = None
+            gc.collect()  # recordings hold their arrays in circles
+            trim = getattr(self._opened.device, "trim", None)
+            if trim is not None:
+                trim()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- what they have in common --------------------------------------------------------------
+    def _open_model(self) -> Model:
+        if self._model is None:
+            raise WgradError("this model is closed: load it again")
+        return self._model
+
+    def _check_room(self, prompt: Sequence[int], options: TextOptions) -> None:
+        if len(prompt) + options.max_new_tokens > self.context:
+            raise WgradError(
+                f"--max-new-tokens: {len(prompt)} tokens of the prompt and {options.max_new_tokens} new ones must be "
+                f"at most the {self.context} that the model was loaded for (context): shorten the one or the other, or "
+                "load it with a larger context"
+            )
+
+    def _generated(self, prompt: Sequence[int], tokens: Sequence[int], options: TextOptions) -> Generated:
+        text = "".join(map(self._tokenizer.decode_stream(prompt), tokens))
+        finish: Literal["stop", "length"] = "length" if len(tokens) == options.max_new_tokens else "stop"
+        return Generated(text, tuple(tokens), len(prompt), finish)
+
+
+@dataclass(frozen=True)
+class LoadArguments(LoadOptions):
+    """As a caller may give them. It is never made: type checkers go by it."""
+
+    model: Paths = ""  # type: ignore[assignment]
+    adapter: Paths | None = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class GenerateArguments(PromptOptions):
+    """The same of `generate`."""
+
+    model: Paths = ""  # type: ignore[assignment]
+    adapter: Paths | None = None  # type: ignore[assignment]
+
+
+@takes(LoadArguments)
+def load(*names: Any, **given: Any) -> LoadedModel:
+    """Open a model, with an adapter or without: load("DIR_OR_HUB_ID", adapter="DIR"). Shaders are compiled and weights
+    read before it returns. The other options are those of `wgrad generate`: device, compute, quantize, stream_weights,
+    memory_limit; and context, the most tokens of a prompt and its answer. WgradError, DeviceError.
+    """
+    positional = [field.name for field in fields(LoadOptions) if not field.kw_only]
+    if len(names) > len(positional):
+        raise WgradError(f"load: at most {' and '.join(positional)} go without a name: name the others")
+    return _load(make_options(LoadOptions, {**dict(zip(positional, names)), **given}, "load"))
+
+
+def _load(options: LoadOptions) -> LoadedModel:
+    options.require()
+    opened = open_model(options, silent=True)
+    return _build(opened, context_of(opened))
+
+
+def _build(opened: Opened[LoadOptions], context: int) -> LoadedModel:
+    def run(model: Model) -> None:
+        most_work(model, context, 1, context)
+
+    return LoadedModel(opened, build_text_models(opened, {"": opened.args.adapter}, context, run)[""], context)
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool, number: int) -> list[int]:
+    """The ids of a prompt that is not empty. number: of the prompt, for messages. WgradError."""
+    value = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+    value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+    try:
+        _, text, whole = parse_prompt(value, "prompt", number, chat, tokenizer)
+    finally:
+        shared_process().close()
+    ids = tokenizer.encode(text, add_special_tokens=whole)
+    if not ids:
+        raise WgradError(f"prompt:{number}: has no token: give some text to go on from")
+    return ids
+
+
+@takes(GenerateArguments)
+def generate(**given: Any) -> Generated:
+    """What follows one prompt: generate(model="DIR_OR_HUB_ID", prompt="..."). The options are those of the command
+    `wgrad generate`; the model is loaded for this call alone (`load` keeps one). WgradError, DeviceError."""
+    options = make_options(PromptOptions, given, "generate")
+    options.require()
+    if not options.prompt:
+        raise WgradError("--prompt is required: give it")
+    opened = open_model(LoadOptions(**{field.name: getattr(options, field.name) for field in fields(OneModel)}), True)
+    ids = _encode(opened.tokenizer, options.prompt, options.chat, 1)
+    check_positions(ids, options.max_new_tokens, opened.config, "--max-new-tokens")
+    text = {field.name: getattr(options, field.name) for field in fields(TextOptions)}
+    with _build(opened, len(ids) + options.max_new_tokens) as loaded:
+        return loaded.generate(options.prompt, **text)

@@ -1,0 +1,70 @@
+"""The options of everything that opens a model for inference: on what device and how, and which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wgrad.device.errors import WgradError
+from wgrad.train.options.finetune_config import (
+    A_SIZE,
+    AUTO,
+    COMPUTE_HELP,
+    COMPUTE_TYPES,
+    DEVICE_HELP,
+    LIMIT_HELP,
+    STREAM,
+    STREAM_HELP,
+)
+from wgrad.train.options.options import Options, Rule, option
+
+DEFAULT_CONTEXT = 4096  # tokens, of models that were made for more
+
+_CONTEXT: Rule = ("must be at least 2", lambda v: v >= 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice(Options):
+    """Where a model is, and in what types."""
+
+    device: str = option("auto", DEVICE_HELP, metavar="DEVICE", group="machine")
+    compute: str = option(AUTO, f"type of activations. {COMPUTE_HELP}", choices=COMPUTE_TYPES, group="machine")
+    stream_weights: str = option("auto", STREAM_HELP, choices=STREAM, group="machine")
+    memory_limit: str | None = option(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE", group="machine")
+    quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning", group="machine")
+
+
+@dataclass(frozen=True)
+class OneModel(OnDevice):
+    """A model, and an adapter where there is one."""
+
+    model: str = option(
+        "",
+        "model: a folder, or a hub id such as org/name; needed unless --adapter names it",
+        metavar="DIR_OR_HUB_ID",
+        path=True,
+    )
+    adapter: str | None = option(None, "PEFT adapter to put on it", metavar="DIR", path=True)
+
+    def require(self, where: str = "") -> None:
+        super().require(where)
+        if not self.model and not self.adapter:
+            raise WgradError("--model is required: give it, or an --adapter that names it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithContext(OnDevice):
+    """Room for texts that are not known yet."""
+
+    context: int | None = option(
+        None,
+        f"most tokens of a prompt or a conversation, and the answer (default: what the model was made for, at most "
+        f"{DEFAULT_CONTEXT})",
+        rule=_CONTEXT,
+        metavar="N",
+        group="limits",
+    )
+
+
+@dataclass(frozen=True)
+class LoadOptions(WithContext, OneModel):
+    """A model that is to stay open."""

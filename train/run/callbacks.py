@@ -1,0 +1,117 @@
+"""What a run tells a Python caller while it goes on, each time in a frozen dataclass; the answer can end the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import WgradError
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """An optimiser step that the device has finished. loss: mean nats a target token; grad_norm: before clipping, None
+    where it was not finite and the step was skipped; tokens: of the step; tokens_per_second: of late; metrics: what
+    else metrics.jsonl has of it."""
+
+    step: int  # 1 for the first
+    total_steps: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+    tokens: int
+    tokens_per_second: float
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def step_report(record: Mapping[str, Any], total_steps: int) -> StepReport:
+    """Of a record of metrics.jsonl."""
+    names = {f.name for f in fields(StepReport)} & record.keys()
+    more = {name: value for name, value in record.items() if name not in names}
+    return StepReport(total_steps=total_steps, metrics=more, **{name: record[name] for name in names})
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What was measured after `step` steps, 0 before the first. loss: mean nats a token of what is held out, None where
+    nothing is; texts: what follows each prompt, None where the model has no numbers to choose it by; metrics: of
+    another objective than sft."""
+
+    step: int
+    loss: float | None
+    texts: tuple[str | None, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def perplexity(self) -> float | None:
+        return None if self.loss is None else math.exp(min(self.loss, 700.0))
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """A checkpoint that is whole. folder: where, with the adapter in PEFT's format (not with full=True)."""
+
+    step: int
+    folder: Path
+
+
+class Callback:
+    """Override what is of interest. A method that returns True ends the run after the step that it tells of (from an
+    evaluation before training: after the first), as if it were the last: the result is written and measured. An
+    exception ends it there and then, and reaches the caller; the checkpoints stay for resume=True."""
+
+    def on_step(self, report: StepReport) -> bool | None:
+        """A step is done. The run waits for the device at each step where there are callbacks."""
+
+    def on_evaluation(self, report: EvaluationReport) -> bool | None:
+        """Something was measured: before the first step, after the last, and each eval_every steps."""
+
+    def on_save(self, report: SaveReport) -> bool | None:
+        """A checkpoint was written: each save_every steps, and after the last."""
+
+
+class Callbacks:
+    """Those of a run. A function that takes a StepReport is one too. WgradError for what is neither."""
+
+    def __init__(self, given: Iterable[Callback | Callable[[StepReport], Any]] = ()) -> None:
+        if not isinstance(given, Iterable):
+            raise WgradError(f"callbacks: must be a list of callbacks; got {given!r}: put it into a list")
+        self._callbacks = [_as_callback(one) for one in given]
+        self.stop = False  # one has asked for the end
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def step(self, report: StepReport) -> None:
+        self._note([one.on_step(report) for one in self._callbacks])
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._note([one.on_evaluation(report) for one in self._callbacks])
+
+    def save(self, report: SaveReport) -> None:
+        self._note([one.on_save(report) for one in self._callbacks])
+
+    def _note(self, answers: list[bool | None]) -> None:
+        self.stop = self.stop or any(answer is True for answer in answers)
+
+
+class _StepFunction(Callback):
+    def __init__(self, function: Callable[[StepReport], Any]) -> None:
+        self._function = function
+
+    def on_step(self, report: StepReport) -> bool | None:
+        return self._function(report)
+
+
+def _as_callback(given: Any) -> Callback:
+    if isinstance(given, Callback):
+        return given
+    if callable(given) and not isinstance(given, type):
+        return _StepFunction(given)
+    raise WgradError(
+        f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {given!r}: "
+        f"{'call it, to make one' if isinstance(given, type) else 'leave it out'}"
+    )

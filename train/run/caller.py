@@ -1,0 +1,19 @@
+"""What a Python caller gives to a run beside its options; the command line gives none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wgrad.train.data.given_records import Records
+from wgrad.train.run.callbacks import Callbacks
+
+
+@dataclass(frozen=True)
+class Caller:
+    """records: in place of data files, by the name that stands for each in the options. silent: nothing is printed, and
+    no signal ends the process but by an exception."""
+
+    records: Mapping[str, Records] = field(default_factory=dict)
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    silent: bool = False
