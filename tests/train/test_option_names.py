@@ -9,10 +9,12 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
+from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.finetune_config import RunOptions, config_from_mapping
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.option_names import _ELSEWHERE, option_hint
 from wgrad.train.options.options import flag
+from wgrad.train.options.serve_config import ServeConfig
 
 FIELDS = [f.name for f in dataclasses.fields(RunOptions)]
 
@@ -79,7 +81,8 @@ def test_a_key_of_another_tool(key: str, words: str) -> None:
 
 
 def test_every_name_elsewhere_leads_to_a_value_that_is_taken() -> None:
-    here: dict[str, Any] = {f.name: f for o in (RunOptions, GenerateConfig) for f in dataclasses.fields(o)}
+    kinds = (RunOptions, GenerateConfig, ChatConfig, ServeConfig)
+    here: dict[str, Any] = {f.name: f for o in kinds for f in dataclasses.fields(o)}
     for other, told in _ELSEWHERE.items():
         field, _, value = told.partition("=")
         assert other not in FIELDS, f"{other} is an option of ours"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.datastructures import Headers
 
 from tests.train.serving import BASE, Client, serving
 from wgrad.train.commands.cli import main
@@ -16,6 +19,9 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.serve import app
+from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.guard import Guard
 
 TEXTS = ["A soft answer turneth away wrath: but grievous words stir up anger.", "Go to the ant, thou sluggard;"]
 
@@ -170,6 +176,28 @@ def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.ask("GET", "/v1/models", headers={"Host": "evil.example", **right}).status == 403
 
 
+def test_on_an_address_that_others_reach() -> None:
+    """There a page comes by a name, and never by a number."""
+    guard = Guard(nobody, "0.0.0.0", ["Box.local"], "key")
+    for host in ("192.168.0.7:8000", "[fe80::1]:8000", "127.0.0.1", "localhost", "box.LOCAL:8000", "0.0.0.0"):
+        guard.check(Headers({"host": host, "authorization": "bearer key"}))
+    for host in (
+        "evil.example",
+        "192.168.0.7.evil.example",
+        "localhost.evil.example",
+        "[::1",
+        "a b",
+        "box.local:x",
+        "",
+    ):
+        with pytest.raises(ApiError, match="^Host: must be an address of this server"):
+            guard.check(Headers({"host": host, "authorization": "bearer key"}))
+
+
+async def nobody(*args: Any) -> None:
+    raise AssertionError
+
+
 # ---- what is wrong -------------------------------------------------------------------------------
 ASK = {"model": "base_model", "prompt": "x"}
 CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
@@ -241,6 +269,18 @@ def test_wrong_paths_types_and_sizes(client: Client) -> None:
     assert client.complete("x", max_tokens=1, user="me", n=1, stop=None)["choices"]  # and it goes on
 
 
+def test_a_request_that_does_not_come(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.05)
+    connection = client.connect()
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "9")
+    connection.endheaders(b"{")
+    answer = connection.getresponse()
+    assert answer.status == 408 and "must come within 0.05 s" in json.loads(answer.read())["error"]["message"]
+    connection.close()
+
+
 # ---- the command ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -255,6 +295,7 @@ def test_wrong_paths_types_and_sizes(client: Client) -> None:
             ["--model", "m", "--api-key", "ü"],
             "--api-key: must be printable ASCII characters without spaces; got others",
         ),
+        (["--model", "m", "--max-model-len", "9"], "unknown argument --max-model-len (did you mean --context?)"),
         (["--model", "m", "--batch-size", "17"], "--batch-size: must be between 1 and 16; got 17"),
         (["--model", "m", "--adapter", "a=x", "a=y"], "--adapter: 'a' is given twice: name them apart"),
         (["--model", "m", "--adapter", "=x"], "--adapter: expected DIR or NAME=DIR, got '=x'"),
@@ -270,6 +311,14 @@ def test_wrong_options(words: list[str], message: str, capsys: Any, monkeypatch:
     assert main(["serve", *words]) == 2
     said = capsys.readouterr()
     assert message in said.err.splitlines()[-1] and said.out == ""
+
+
+def test_what_is_not_installed_is_named() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; from wgrad.train.commands.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", "--model", "m"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    message = "wgrad: error: wgrad serve: uvicorn is not installed: pip install 'wgrad[serve]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_a_port_in_use(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

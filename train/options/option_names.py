@@ -70,6 +70,9 @@ _ELSEWHERE = {
     "max_tokens": "max_new_tokens", "num_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
     "n_tokens": "max_new_tokens", "temp": "temperature", "message": "prompt", "p": "prompt", "input": "prompt",
     "text": "prompt",
+    # serve, chat
+    "max_model_len": "context", "ctx_size": "context", "n_ctx": "context",
+    "max_num_seqs": "batch_size", "parallel": "batch_size", "allowed_hosts": "allow_host", "system_prompt": "system",
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check(Headers(scope=scope))
+            self.check(Headers(scope=scope))
         except ApiError as error:
             headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
             await JSONResponse(error.body(), error.status, headers)(scope, receive, send)
@@ -52,7 +52,8 @@ class Guard:
         except Exception as error:  # a fault of ours; starlette has answered with status 500
             say(f"wgrad: internal error: {type(error).__name__}: {one_line(error)}", "stderr")
 
-    def _check(self, headers: Headers) -> None:
+    def check(self, headers: Headers) -> None:
+        """ApiError: the request is not to be answered."""
         host = headers.get("host", "")
         if not self._is_ours(_name_of(host)):
             raise ApiError(
