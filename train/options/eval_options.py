@@ -13,7 +13,7 @@ from wgrad.train.options.unused_options import unused_options
 
 # Field -> its help where it means something else here than in a run.
 EVAL_OPTIONS = {
-    "model": "model: a folder, or a hub id such as org/name; needed unless --adapter names it",
+    "model": "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
     "adapter": "PEFT adapter to measure beside the model",
     "data": "what to measure on: a file that finetune would take as its --data",
     **dict.fromkeys(("on_bad_line", "quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),

@@ -60,7 +60,7 @@ class RunOptions(Options):
 
     model: str = a_path(
         "",
-        "base model in Hugging Face layout: a folder, or a hub id such as org/name",
+        "base model in Hugging Face layout: a folder, a GGUF file, or a hub id such as org/name",
         metavar="DIR_OR_HUB_ID",
         required=True,
     )

@@ -39,7 +39,7 @@ class OneModel(OnDevice):
 
     model: str = option(
         "",
-        "model: a folder, or a hub id such as org/name; needed unless --adapter names it",
+        "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
         metavar="DIR_OR_HUB_ID",
         path=True,
     )

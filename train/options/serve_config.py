@@ -23,7 +23,7 @@ class ServeConfig(WithContext):
 
     model: str = option(
         "",
-        "model: a folder, or a hub id such as org/name; needed unless an --adapter names it",
+        "model: a folder, a GGUF file, or a hub id such as org/name; needed unless an --adapter names it",
         metavar="DIR_OR_HUB_ID",
         path=True,
     )
