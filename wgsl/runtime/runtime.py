@@ -249,7 +249,7 @@ class Runtime(PooledRuntime):
         entry: str = "main",
         work: float = 0.0,
     ) -> None:
-        """Record one dispatch of `shader`.wgsl.
+        """Record one dispatch of `shader`.wgsl, a file of this room, or of anybody's where the whole path is given.
 
         arrays: for bindings 1, 2, ... in order (None: a dummy; one that #if left out is skipped).
         params: 4-byte fields of the uniform struct at binding 0 (int -> u32 or i32, float -> f32).

@@ -1,0 +1,95 @@
+"""The programs in examples/ run, on few steps and NumPy's device, and do what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wgrad
+from tests.train.conftest import CHATML, MakeCheckpoint
+from wgrad.autograd.gradcheck import LIMIT
+from wgrad.train.commands.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICK: dict[str, Any] = {"device": "cpu", "max_steps": 2, "sample": False}
+RECORDS = [{"text": "better late than never"}, {"text": "still waters run deep"}] * 10
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_chat_data(make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_checkpoint()
+    (model / "chat_template.jinja").write_text(CHATML)
+    options = QUICK | {"max_steps": 30, "seq_len": 96, "batch_size": 4, "accumulate": 1, "lr": 0.02, "rank": 4}
+    answer = example("chat_data").main(str(model), out=str(tmp_path / "out"), **options)
+    before, after = map(float, re.findall(r"\d+\.\d+", capsys.readouterr().out)[:2])
+    assert after < before and answer
+
+
+def test_continued_pretraining(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "text.txt"
+    data.write_text("\n".join(record["text"] for record in RECORDS * 5))
+    options = QUICK | {"max_steps": 4, "seq_len": 32, "rank": 4, "eval_every": 2}
+    result = example("continued_pretraining").main(str(make_checkpoint()), str(data), str(tmp_path / "out"), **options)
+    said = capsys.readouterr().out
+    assert result.steps == 4 and "held out, after step 2: " in said and "with the adapter: perplexity" in said
+
+
+def test_preferences(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    options = QUICK | {"max_steps": 8, "lr": 0.02, "rank": 4}
+    before, after = example("preferences").main(str(make_checkpoint()), str(tmp_path / "out"), **options)
+    assert after > before + 1
+
+
+def test_gguf_to_gguf(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base is a GGUF file alone; what comes out is one again, and a model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = QUICK | {"seq_len": 32, "rank": 2, "eval_fraction": 0.1}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    first = wgrad.finetune(model=make_checkpoint(**sizes), data=RECORDS, out=tmp_path / "first", **options)
+    words = ["--out", str(tmp_path / "base"), "--format", "gguf", "--quantize", "q8_0", "--no-compare"]
+    assert main(["merge", "--adapter", str(first.out), *words, "--device", "cpu"]) == 0
+    base = tmp_path / "base" / "model.gguf"
+    adapter, merged = example("gguf_to_gguf").main(str(base), RECORDS, out=str(tmp_path / "out"), **options)
+    assert adapter.read_bytes()[:4] == merged.read_bytes()[:4] == b"GGUF"
+    with wgrad.load(merged, device="cpu", context=32) as loaded:
+        assert loaded.score("still waters run deep").loss > 0
+
+
+def test_own_operator(device: Any) -> None:
+    module = example("squared_relu")
+    assert module.gradient_error(device) < (LIMIT if device.name == "cpu" else 1e-5)
+    forward = module.compute
+    module.compute = lambda device, x, dy=None: forward(device, x, dy if dy is None else device.scale(dy, 0.99))
+    assert module.gradient_error(device) > 1e-3  # it would find a gradient that is wrong
+
+
+def test_notebook(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in order, in one namespace; the format is the one that notebooks have."""
+    notebook = json.loads((EXAMPLES / "first_finetune.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell.get("outputs") for cell in notebook["cells"]) and len({c["id"] for c in notebook["cells"]}) > 8
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    changes = {'"examples/base_model"': repr(str(make_checkpoint())), "max_steps=30": "max_steps=3"}
+    space: dict[str, Any] = {}
+    for cell in cells:
+        for old, new in changes.items():
+            cell = cell.replace(old, new)
+        exec(cell.replace("OUT,", "OUT, device='cpu', ").replace("result.out,", "result.out, device='cpu',"), space)
+    assert len(space["losses"]) == space["result"].steps == 3
+    assert "polyline" in space["Picture"]()._repr_html_() and len(space["texts"]) == 2
