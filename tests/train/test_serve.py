@@ -260,6 +260,7 @@ def test_a_wrong_request_is_one_line(client: Client, value: Any, status: int, pa
 def test_wrong_paths_types_and_sizes(client: Client) -> None:
     assert client.ask("GET", "/v1/nowhere").error["type"] == "not_found_error"
     assert (client.ask("GET", "/v1/completions").status, client.ask("DELETE", "/v1/models").status) == (405, 405)
+    assert client.ask("GET", "/v1/a%1bb").error["message"].startswith("GET '/v1/a\\x1bb': ")
     assert client.ask("OPTIONS", "/v1/completions").error["message"].startswith("OPTIONS /v1/completions: ")
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):  # all that a form of a page can send
         reply = client.post("completions", ASK, headers={"Content-Type": kind})

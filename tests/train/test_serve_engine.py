@@ -167,6 +167,11 @@ def test_as_many_wait_as_may_and_all_are_told_of_the_end() -> None:
         until(lambda: len(client.engine._line) == 3)
         refused = client.post("completions", {**ask, "stream": True})
         assert refused.status == 429 and refused.error["type"] == "rate_limit_error"
+        (gone, *others) = list(client.engine._line)
+        gone.cancelled = True  # whom nobody waits for has no place in the line
+        client.engine.submit([job([])])
+        assert client.engine._line[:2] == others and len(client.engine._line) == 3
+        gone.emit(Failed(503, "the server is ending: ask again later"))
         client.engine.close()
         first.join(60)
         assert replies[0].status == 503 and replies[0].error["message"] == "the server is ending: ask again later"

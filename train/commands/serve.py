@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from types import FrameType
 
 from wgrad.device.errors import WgradError
@@ -64,7 +65,7 @@ def guarded(engine: Engine, preparation: Preparation, config: ServeConfig) -> Gu
 def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine, Preparation]:
     """The models on the device, and what makes requests jobs for them. WgradError."""
     args, positions = opened.args, context_of(opened)
-    base = os.path.basename(os.path.abspath(args.model)) if os.path.isdir(args.model) else args.model
+    base = Path(os.path.abspath(args.model)).name.removesuffix(".gguf") if os.path.exists(args.model) else args.model
     if base in adapters:
         raise WgradError(f"--adapter: {base!r} is the name of the model: give another, for example {base}-mine=DIR")
     limits = Limits(positions, args.batch_size, args.max_waiting)

@@ -121,6 +121,10 @@ class Tokenizer:
         return self._templates.get("default", "")
 
     @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    @property
     def chat_template(self) -> ChatTemplate:
         """The compiled template. WgradError where the tokenizer has none."""
         if self._template is None:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from wgrad.train.files.input_files import one_line
 from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form
 from wgrad.train.serve.engine import Engine, Full
 from wgrad.train.serve.errors import ApiError
@@ -48,7 +49,7 @@ async def _api_error(request: Request, error: Any) -> Response:
 
 async def _http_error(request: Request, error: Any) -> Response:
     paths = "this server has /v1/models, /v1/completions and /v1/chat/completions"
-    message = f"{request.method[:20]} {request.url.path[:200]}: {error.detail}: {paths}"
+    message = f"{request.method[:20]} {one_line(request.url.path)}: {error.detail}: {paths}"
     return JSONResponse(ApiError(error.status_code, message).body(), error.status_code, error.headers)
 
 

@@ -62,6 +62,7 @@ class Engine:
                 for job in jobs:
                     job.emit(Failed(BUSY, ENDING))
                 return
+            self._line = [job for job in self._line if not job.cancelled]
             # A single request may have more prompts than may wait, where it waits alone.
             if self._line and len(self._line) + len(jobs) > self.limits.waiting:
                 raise Full

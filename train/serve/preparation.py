@@ -46,7 +46,7 @@ class Preparation:
     def chat_job(self, request: ChatRequest, emit: Emit) -> Job:
         """ApiError."""
         self._check_model(request)
-        if not self.tokenizer.template_text:
+        if not self.tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
             raise ApiError(400, message, "messages", "chat_template")
         conversation = Conversation(request.turns(), options=request.chat_template_kwargs)
