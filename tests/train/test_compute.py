@@ -13,7 +13,8 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.hip.device import HipDevice
 from wgrad.train.commands.cli import main
-from wgrad.train.options.finetune_config import RunOptions, read_config_file
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run import session
 from wgrad.train.run.build import build_optimizer
 from wgrad.train.run.compute import choose_compute

@@ -13,7 +13,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files import input_files
 from wgrad.train.files.decode import JSON_LIMIT, YAML_LIMIT, convert, decode_json, parse_json, read_json, read_yaml
 from wgrad.train.files.input_files import exists, open_input, read_input
-from wgrad.train.options.finetune_config import FinetuneConfig, read_config_file
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import FinetuneConfig
 
 
 class Inner(Struct):

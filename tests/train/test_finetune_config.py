@@ -12,7 +12,8 @@ import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import build_parser
-from wgrad.train.options.finetune_config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, RunOptions, read_config_file
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import CONFIG_FILE, PROJECTIONS, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import field_type, fixed_options, flag
 from wgrad.train.options.resolve import resolve_config
@@ -35,6 +36,8 @@ def another(field: dataclasses.Field) -> Any:
     """A value that the option takes and that is not its default: of any option, the next one too."""
     default: Any = field.default
     kind, choices = field_type(FinetuneConfig, field.name), field.metadata["choices"]
+    if field.name == "lr_sweep":
+        return 0.125, 1e-05
     if choices:
         return next(value for value in choices if value != default)
     text = "3 GiB" if field.metadata["metavar"] == "SIZE" else "yes: 3"
@@ -47,7 +50,7 @@ def words_of(name: str, value: Any) -> list[str]:
         return [flag(name) if value else "--no-" + name.replace("_", "-")]
     if name in ("data", "sample_prompt"):
         return [word for text in value for word in (flag(name), text)]
-    return [flag(name), *value] if isinstance(value, tuple) else [flag(name), str(value)]
+    return [flag(name), *map(str, value)] if isinstance(value, tuple) else [flag(name), str(value)]
 
 
 def needed(*words: str) -> FinetuneConfig:
@@ -144,6 +147,12 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"eval_every": 2, "eval_fraction": 0}, "--eval-every: nothing is held out: give --eval-data, or"),
         ({"sample_prompt": 3}, "--sample-prompt: expected a list of texts, got 3$"),
         ({"objective": "ppo"}, "--objective: must be one of sft, dpo, orpo, kto; got 'ppo'"),
+        ({"lr_sweep": "1e-4,x"}, "--lr-sweep: expected a list of numbers, got '1e-4,x': for example 1e-4,3e-4"),
+        ({"lr_sweep": [1e-4, "inf"]}, "--lr-sweep: expected a list of numbers"),
+        ({"lr_sweep": "1e-4"}, "--lr-sweep: must be two or more numbers above 0; got 0.0001"),
+        ({"lr_sweep": (1e-4, 0)}, "--lr-sweep: must be two or more numbers above 0; got 0.0001 0"),
+        ({"lr_sweep": (1e-4, 2e-4), "resume": True}, "--resume: --lr-sweep keeps nothing"),
+        ({"lr_sweep": (1e-4, 2e-4), "eval_fraction": 0}, "--lr-sweep: nothing is held out"),
         ({"objective": "dpo", "full": True}, "--objective: dpo trains an adapter, and --full all parameters"),
         ({"objective": "kto"}, "--batch-size: must be at least 2 with --objective kto, .*got 1"),
         ({"objective": "kto", "batch_size": 2, "vram": "3GiB"}, "--vram: chooses --batch-size, on which the loss of"),
@@ -258,7 +267,7 @@ def test_a_resumed_run_takes_its_options_from_the_folder(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("field", dataclasses.fields(FinetuneConfig), ids=lambda f: f.name)
 def test_what_a_checkpoint_depends_on_cannot_change(tmp_path: Path, field: dataclasses.Field) -> None:
-    if field.name in ("out", "resume"):
+    if field.name in ("out", "resume", "lr_sweep"):
         return
     begun(tmp_path, **BESIDE.get(field.name, {}))
     words = ["--out", str(tmp_path), "--resume", *words_of(field.name, another(field))]

@@ -12,7 +12,8 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.options.finetune_config import RunOptions, read_config_file
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.world import World
 from wgrad.train.run.fit import ROW_STEP, Fit, batch_sizes, modes, settle, words
 from wgrad.train.run.plan import run_dry
@@ -118,6 +119,16 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
         seen.append((number, -chosen.batch_size))
         limit = limit * 2 // 3
     assert seen == sorted(seen) and seen[0] == (0, -12) and len({number for number, _ in seen}) >= 2, seen
+
+
+def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, card: Any) -> None:
+    """However much memory there is."""
+    folder = make_checkpoint()
+    config, model = RunOptions(**ROWS, checkpointing=False, stream_weights="off"), load_model_config(folder)
+    fit = Fit(config, model, folder, card, 1, 1 << 40)
+    assert fit.plan(batch_size=64) is not None
+    card.max_buffer_bytes = 1 << 20
+    assert fit.plan(batch_size=64) is None and fit.plan(batch_size=1) is not None
 
 
 def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: Any) -> None:

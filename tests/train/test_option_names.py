@@ -10,7 +10,8 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
 from wgrad.train.options.chat_config import ChatConfig
-from wgrad.train.options.finetune_config import RunOptions, config_from_mapping
+from wgrad.train.options.config_yaml import config_from_mapping
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.option_names import _ELSEWHERE, option_hint
 from wgrad.train.options.options import flag

@@ -30,7 +30,7 @@ def test_a_value_is_a_file_or_a_file_and_its_weight(tmp_path: Path) -> None:
         Source(".", 0.25),
     ]
     assert sources_of([str(odd), "-"]) == [Source(str(odd)), Source("-")]
-    assert sources_of([f"{odd}=2"]) == [Source(str(odd), 2)]
+    assert sources_of([f"{odd}=2", "b=1"])[0] == Source(str(odd), 2)
     for plain in ("a=", "=3", "a=x", "a=-1", "a=1e3", "a=" + "9" * 12):
         assert sources_of([plain]) == [Source(plain)]
 
@@ -39,7 +39,8 @@ def test_a_value_is_a_file_or_a_file_and_its_weight(tmp_path: Path) -> None:
     ("values", "message"),
     [
         (["a=1", "b"], "--data: b has no weight, and others have: give each one"),
-        (["a=0"], "--data: a weight must be above 0; got a=0"),
+        (["a=0", "b=1"], "--data: a weight must be above 0; got a=0"),
+        (["a=2"], "--data: a=2 is the only source: its weight would be ignored"),
         (["-=1", "-=2"], "--data: standard input can be read once"),
     ],
 )
@@ -50,7 +51,7 @@ def test_what_is_no_list_of_sources(values: list[str], message: str) -> None:
 
 def test_eval_has_no_weights(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="--data: a weight has no effect here"):
-        eval_options({"model": "m", "data": ["a=2"]})
+        eval_options({"model": "m", "data": ["a=2", "b=1"]})
 
 
 # ---- an epoch ----------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ def finetune(**given: Any) -> FinetuneResult:
             "--ranks: starts the command anew under mpirun, which a function cannot: leave it out and start this "
             "script with mpirun, or use the command wgrad finetune"
         )
+    if config.lr_sweep:
+        raise WgradError("--lr-sweep: comes to no result that a function returns: use the command wgrad finetune")
     try:
         run_finetune(config, Caller(records, callbacks, silent=not progress))
     finally:

@@ -27,6 +27,8 @@ def sources_of(values: Sequence[str]) -> list[Source]:
     without = [source.path for source in sources if source.weight is None]
     if without and len(without) < len(sources):
         raise WgradError(f"--data: {without[0]} has no weight, and others have: give each one (FILE=1), or none")
+    if len(sources) == 1 and not without:
+        raise WgradError(f"--data: {values[0]} is the only source: its weight would be ignored: leave it out")
     if [source.path for source in sources].count(STDIN) > 1:
         raise WgradError("--data: standard input can be read once: give a file")
     return sources

@@ -7,18 +7,14 @@ The command line's options (`cli_options.py`), the keys of the YAML file and `OU
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
 
 import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.device.formats.nf4 import BLOCK_SIZES
-from wgrad.train.files.decode import read_yaml
-from wgrad.train.options.option_names import option_hint
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, flag, option, show
 from wgrad.train.options.unused_options import unused_options
@@ -137,6 +133,13 @@ class RunOptions(Options):
         1.0, "kto: weight of examples whose label is false", rule=NOT_NEGATIVE, metavar="W", fixed=True
     )
     lr: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
+    lr_sweep: tuple[float, ...] = of_training(
+        (),
+        "try these learning rates in short runs (--max-steps, else 50 steps) from the same start, and print a table; "
+        "nothing is kept of them but sweep.json",
+        rule=("must be two or more numbers above 0", lambda v: not v or (len(v) > 1 and min(v) > 0)),
+        metavar="LR",
+    )
     schedule: str = of_training("cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant"))
     warmup: float = of_training(
         0.03,
@@ -290,6 +293,14 @@ class RunOptions(Options):
                 raise WgradError(f"{flag(name)}: goes by the measures of --eval-every, which is 0: give --eval-every N")
         if self.eval_every and not self.eval_fraction and not self.eval_data:
             raise WgradError("--eval-every: nothing is held out: give --eval-data, or --eval-fraction above 0")
+        if self.lr_sweep and self.resume:
+            raise WgradError("--resume: --lr-sweep keeps nothing to go on from: leave one of the two out")
+        if self.lr_sweep and not self.eval_fraction and not self.eval_data:
+            raise WgradError(
+                "--lr-sweep: nothing is held out to compare by: give --eval-data, or --eval-fraction above 0"
+            )
+        if self.lr_sweep and self.sync_every > 1:
+            raise WgradError("--sync-every: --lr-sweep tries rates without it: leave one of the two out")
         if self.vram and self.memory_limit:
             raise WgradError(
                 "--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them"
@@ -344,8 +355,8 @@ class RunOptions(Options):
         values = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata["required"]}
         defaults = {f.name: f.default for f in fields(self)}
         changed = [f"{k} {show(v)}" for k, v in values.items() if v != defaults[k] and k not in unused]
-        others = f"all are in {os.path.join(self.out, CONFIG_FILE)}"
-        return f"options: {', '.join(changed) or 'the defaults'}; {others}"
+        others = "" if self.lr_sweep else f"; all are in {os.path.join(self.out, CONFIG_FILE)}"
+        return f"options: {', '.join(changed) or 'the defaults'}{others}"
 
 
 @dataclass(frozen=True)
@@ -360,35 +371,3 @@ class FinetuneConfig(RunOptions):
                 "--batch-size: must be at least 2 with --objective kto, which sets each prompt beside another one's "
                 "completion of the same batch; got 1"
             )
-
-
-def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Field names to values from a YAML mapping; `source` is named in the error for a key that is none."""
-    names = [f.name for f in fields(RunOptions)]
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name not in names:
-            hint = option_hint(str(key), names, "") or ": see wgrad finetune --help"
-            raise WgradError(f"{source}: unknown key {key!r}{hint}")
-        if name in result:
-            raise WgradError(f"{source}: {name!r} is given twice: remove one")
-        result[name] = value
-    return result
-
-
-def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Field names to values from a YAML file. Raises WgradError: not there, not YAML, not a mapping, unknown key."""
-    source = os.fspath(path)
-    values = read_yaml(path, "--config")
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise WgradError(f"--config: {source}: expected lines like 'rank: 16', got a {type(values).__name__}")
-    written = values.pop("format", CONFIG_FORMAT)
-    if written != CONFIG_FORMAT:
-        raise WgradError(
-            f"--config: {source}: format must be {CONFIG_FORMAT}; got {written!r}: it is of another version of wgrad: "
-            "write the options anew"
-        )
-    return config_from_mapping(values, f"--config: {source}")

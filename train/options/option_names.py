@@ -37,6 +37,7 @@ _ELSEWHERE = {
     "kto_rejected_weight": "undesirable_weight",
     # training
     "learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
+    "lr_find": "lr_sweep", "auto_lr_find": "lr_sweep",
     "lr_schedule": "schedule", "warmup_ratio": "warmup", "warmup_steps": "warmup", "num_warmup_steps": "warmup",
     "wd": "weight_decay", "gradient_clipping": "max_grad_norm", "clip_grad_norm": "max_grad_norm",
     "grad_clip": "max_grad_norm", "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",

@@ -112,15 +112,10 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
         given = value.replace(",", " ").split()
     try:
         result = msgspec.convert(given, hint, strict=False)
-        if isinstance(result, float) and not math.isfinite(result):
+        if not all(math.isfinite(v) for v in (result if is_tuple else [result]) if isinstance(v, float)):
             raise msgspec.ValidationError
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter: a byte that is not UTF-8, for a number
-        words = (
-            "a list of texts"
-            if is_repeated
-            else _WORDS[tuple if is_tuple else next(k for k in _WORDS if k in (hint, *typing.get_args(hint)))]
-        )
-        example = ": for example [q_proj, v_proj]" if is_tuple and not is_repeated else ""
+        words, example = _expected(hint, is_tuple, is_repeated)
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
     check = expand_path if field.metadata["path"] else check_text
     if is_tuple:
@@ -128,6 +123,18 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
     if isinstance(result, str):
         return check(result, flag(field.name))
     return result
+
+
+def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
+    """What a value must be, and an example of it."""
+    kinds = (hint, *typing.get_args(hint))
+    if is_repeated:
+        return "a list of texts", ""
+    if is_tuple:
+        if float in kinds:
+            return "a list of numbers", ": for example 1e-4,3e-4"
+        return _WORDS[tuple], ": for example [q_proj, v_proj]"
+    return _WORDS[next(kind for kind in _WORDS if kind in kinds)], ""
 
 
 def _check(field: dataclasses.Field, value: Any) -> None:
@@ -152,5 +159,5 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(value)
+        return " ".join(map(show, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

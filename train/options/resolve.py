@@ -8,13 +8,8 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import exists, expand_path
-from wgrad.train.options.finetune_config import (
-    AUTO,
-    CONFIG_FILE,
-    FinetuneConfig,
-    RunOptions,
-    read_config_file,
-)
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.options.unused_options import unused_options
 
@@ -33,8 +28,9 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     WgradError: a value that breaks its rule; with --resume, a change that the checkpoint does not allow.
     """
     given = dict(given)
-    if isinstance(given.get("target_modules"), list):  # "a,b" and "a b" and "a, b"
-        given["target_modules"] = " ".join(given["target_modules"])
+    for name in ("target_modules", "lr_sweep"):
+        if isinstance(given.get(name), list):  # "a,b" and "a b" and "a, b"
+            given[name] = " ".join(map(str, given[name]))
     path = given.pop("config", None)
     values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
     saved = _saved(values)

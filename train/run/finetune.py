@@ -34,6 +34,7 @@ from wgrad.train.run.result import save_session_adapter, say_done, write_results
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import BestSteps, Scheduled
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
+from wgrad.train.run.sweep import Sweep
 from wgrad.train.run.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
@@ -120,6 +121,9 @@ class _Finetuning:
         if self.state is not None:
             self._restore(self.state)
         self._compare_starts()
+        if config.lr_sweep:
+            Sweep(session, self.trainer, Evaluation(session, self.trainer, self.built), self.interrupts).run()
+            return
         world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
         done = stream.step
         with ExitStack() as files:

@@ -12,11 +12,12 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_files import SINGLE_FILE
-from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions, read_config_file
+from wgrad.train.options.config_yaml import read_config_file
+from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.run.checkpoints import Checkpoints
 
-RESULTS_FILE = "results.json"
+RESULTS_FILE, SWEEP_FILE = "results.json", "sweep.json"
 RESULTS_FORMAT = 1
 # Of a finished run these may differ without a word, as those of the group "machine" may, which say where and how it
 # runs: nothing runs any more.
@@ -50,6 +51,8 @@ def previous_run(config: FinetuneConfig) -> Previous:
     out = Path(config.out)
     if not config.resume:
         _refuse_old(out)
+        if config.lr_sweep and (out / SWEEP_FILE).exists():
+            raise WgradError(f"--out: {out} already holds a sweep ({SWEEP_FILE}): choose another folder")
         return Previous()
     if not (out / RESULTS_FILE).exists():
         return Previous()
