@@ -1,10 +1,12 @@
-"""Rotary position embedding, also straight into a key/value cache. Kernels: rope.hip."""
+"""Rotary position embedding, also straight into a key/value cache. Kernels: rope.hip, which turn whole heads: where a
+part of each stays as it is, that part is cut off and put back."""
 
 from __future__ import annotations
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.hip.columns import apart, together
+from wgrad.hip.decoding import kv_append
 from wgrad.hip.elements import GROUP, PER, implements, type_code, type_codes
 from wgrad.hip.runtime.runtime import Runtime
 
@@ -14,6 +16,11 @@ _MOST_ITEMS = 2**32 - GROUP
 @implements("rope")
 def rope(device: Runtime, x: Array, cos: Array, sin: Array, positions: Array, inverse: bool) -> Array:
     n, heads, width = x.shape
+    turning = 2 * cos.shape[1]
+    if turning < width:
+        part, rest = apart(device, device.view(x, (n * heads, width)), (turning, width - turning))
+        part = rope(device, device.view(part, (n, heads, turning)), cos, sin, positions, inverse)
+        return device.view(together(device, [device.view(part, (n * heads, turning)), rest]), x.shape)
     y, items = device.empty(x.shape, x.dtype), _items("rope: x", x)
     arguments = [x, cos, sin, positions, y, n * heads, heads, width // 2, int(inverse), type_codes(x, y)]
     device.launch("rope", "rope", arguments, device.groups(items, GROUP), work=2 * x.nbytes)
@@ -53,6 +60,11 @@ def rope_append(
 ) -> None:
     n, groups, width = k.shape
     batch, length = keys.shape[:2]
+    if 2 * cos.shape[1] < width:
+        new = (batch, n // batch, groups, width)
+        kv_append(device, keys, device.view(rope(device, k, cos, sin, positions, False), new), cache_len)
+        kv_append(device, values, device.view(v, new), cache_len)
+        return
     numbers = [n * groups, groups, width // 2, n // batch, length, type_code(k.dtype)]
     arguments = [k, v, cos, sin, positions, cache_len, keys, values, *numbers]
     grid = (device.groups(_items("rope_append: k", k), GROUP)[0], 2, 1)

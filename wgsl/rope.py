@@ -14,14 +14,14 @@ from wgrad.wgsl.runtime.runtime import Runtime
 def rope(device: Runtime, x: Array, cos: Array, sin: Array, positions: Array, inverse: bool) -> Array:
     _, heads, width = x.shape
     y = device.empty(x.shape, x.dtype)
-    vec = vector_width(width // 2)
+    vec = vector_width(width // 2, cos.shape[1])
     # Heads that an invocation takes: as many as divide the heads, so that no lane is idle.
     per = next((n for n in (4, 3, 2) if heads % n == 0), min(heads, 4))
     constants: dict[str, Constant] = {"HEADS": per, "INVERSE": inverse, **element_types(vec, X_T=x)}
     half, blocks = width // 2 // vec, -(-heads // per)
     for first, tokens, (part, out) in row_parts(device, [x, y]):
         items = tokens * blocks * half
-        params = [items, heads, blocks, half, first]
+        params = [items, heads, blocks, half, first, cos.shape[1] // vec]
         groups = device.groups(items, GROUP)
         device.launch("rope", [part, cos, sin, positions, out], params, groups, constants, work=2.0 * part.nbytes)
     return y
@@ -53,13 +53,14 @@ def _split_or_join(
 ) -> None:
     _, heads, width = apart[0].shape
     kv_heads = apart[1].shape[1]
-    vec = vector_width(width // 2)
+    columns = tables[0].shape[1]
+    vec = vector_width(width // 2, columns)
     constants: dict[str, Constant] = {"JOIN": join, **element_types(vec, X_T=qkv)}
     half = width // 2 // vec
     for first, tokens, (whole, *parts) in row_parts(device, [qkv, *apart]):
         items = tokens * (heads + 2 * kv_heads) * half
         groups, work = device.groups(items, GROUP), 2.0 * whole.nbytes
-        params = [items, heads, kv_heads, half, first]
+        params = [items, heads, kv_heads, half, first, columns // vec]
         device.launch("rope_split", [whole, *tables, *parts], params, groups, constants, work=work)
 
 
@@ -77,9 +78,9 @@ def rope_append(
 ) -> None:
     n, groups, width = k.shape
     batch, length = keys.shape[:2]
-    vec = vector_width(width // 2)
+    vec = vector_width(width // 2, cos.shape[1])
     half = width // 2 // vec
     items = n * groups * half
     arrays = [k, v, cos, sin, positions, cache_len, keys, values]
-    params, constants = [items, groups, half, n // batch, length], element_types(vec, X_T=k)
+    params, constants = [items, groups, half, n // batch, length, cos.shape[1] // vec], element_types(vec, X_T=k)
     device.launch("rope_append", arrays, params, device.groups(2 * items, GROUP), constants, work=4.0 * k.nbytes)

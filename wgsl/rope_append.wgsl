@@ -1,14 +1,13 @@
-// Rotary embedding of new keys, and the append of them and of the new values to their caches. With n = b tokens + t,
-// j < D / 2, c = cos[positions[n], j], s = sin[positions[n], j] and at = cache_len + t,
-//   keys[b, at, g, j] = k[n, g, j] c - k[n, g, j + D/2] s;
-//   keys[b, at, g, j + D/2] = k[n, g, j + D/2] c + k[n, g, j] s;   values[b, at, g] = v[n, g].
-//   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 divides by 4;
-//   cos, sin [P, D/2] f32 (C_T); positions [B T], cache_len [1] i32. `half` counts elements of X_T.
+// Rotary embedding of new keys, as rope.wgsl has it, and the append of them and of the new values to their caches. With
+// n = b tokens + t and at = cache_len + t,
+//   keys[b, at, g] = rope(k)[n, g];   values[b, at, g] = v[n, g].
+//   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4;
+//   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) count elements of X_T.
 // What would lie past the cache's end is left out. Eight storage buffers: as many as WebGPU grants every shader.
 // Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k
 // each, the others two elements of v.
 // Source: Su et al., RoFormer (2021), in the half-split order of GPT-NeoX and Hugging Face.
-struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32 }
+struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32, turning: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read> k: array<X_T>;
 @group(0) @binding(2) var<storage, read> v: array<X_T>;
@@ -29,18 +28,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let token = row / p.groups;
   let key = u32(cache_len[0]) + token % p.tokens;
   if (key >= p.keys) { return; }
-  let src = row * 2u * p.half + j;
-  let dst = ((token / p.tokens * p.keys + key) * p.groups + row % p.groups) * 2u * p.half + j;
+#include "rope_pair.wgsl"
+  let src = row * 2u * p.half + left;
+  let dst = ((token / p.tokens * p.keys + key) * p.groups + row % p.groups) * 2u * p.half + left;
   if (at < p.items) {
-    let entry = u32(positions[token]) * p.half + j;
-    let c = cosine[entry];
-    let s = sine[entry];
+    let entry = u32(positions[token]) * p.turning + column;
+    let c = select(C_T(1.0), cosine[entry], turns);
+    let s = select(C_T(0.0), sine[entry], turns);
     let a = C_T(k[src]);
-    let b = C_T(k[src + p.half]);
+    let b = C_T(k[src + gap]);
     keys[dst] = X_T(a * c - b * s);
-    keys[dst + p.half] = X_T(b * c + a * s);
+    keys[dst + gap] = X_T(b * c + a * s);
   } else {
     values[dst] = v[src];
-    values[dst + p.half] = v[src + p.half];
+    values[dst + gap] = v[src + gap];
   }
 }

@@ -1,9 +1,10 @@
 // Queries, keys and values of a token side by side, from the one product that makes them, into arrays of their own: q and k
 // rotated as rope.wgsl does, v as it is. JOIN, the backward: their gradients back side by side, those of q and k rotated back.
-//   qkv [N, H + 2 G, D], q [N, H, D], k, v [N, G, D] X_T: f32 or f16, or vec4 of them where D / 2 divides by 4;
-//   cos, sin [P, D/2] f32 (C_T); positions [N] i32. `half` counts elements of X_T; `first` is the first token of the window.
+//   qkv [N, H + 2 G, D], q [N, H, D], k, v [N, G, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4;
+//   cos, sin [P, J] f32 (C_T); positions [N] i32. `half` (of D) and `turning` (J) count elements of X_T; `first` is the first token
+//   of the window.
 // Dispatch: ceil(N * (H + 2 G) * half / 256) workgroups (folded), a pair an invocation.
-struct Params { items: u32, heads: u32, kv_heads: u32, half: u32, first: u32 }
+struct Params { items: u32, heads: u32, kv_heads: u32, half: u32, first: u32, turning: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(2) var<storage, read> cosine: array<C_T>;
 @group(0) @binding(3) var<storage, read> sine: array<C_T>;
@@ -29,24 +30,25 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   let count = p.heads + 2u * p.kv_heads;
   let token = row / count;
   let head = row % count;
-  let entry = u32(positions[p.first + token]) * p.half + j;
-  let together = row * 2u * p.half + j;
-  let c = cosine[entry];
-  let s = sine[entry];
+#include "rope_pair.wgsl"
+  let entry = u32(positions[p.first + token]) * p.turning + column;
+  let together = row * 2u * p.half + left;
+  let c = select(C_T(1.0), cosine[entry], turns);
+  let s = select(C_T(0.0), sine[entry], turns);
   if (head < p.heads) {
-    let apart = (token * p.heads + head) * 2u * p.half + j;
+    let apart = (token * p.heads + head) * 2u * p.half + left;
 #include "rope_split_pair.wgsl" x=q
   } else if (head < p.heads + p.kv_heads) {
-    let apart = (token * p.kv_heads + head - p.heads) * 2u * p.half + j;
+    let apart = (token * p.kv_heads + head - p.heads) * 2u * p.half + left;
 #include "rope_split_pair.wgsl" x=k
   } else {
-    let apart = (token * p.kv_heads + head - p.heads - p.kv_heads) * 2u * p.half + j;
+    let apart = (token * p.kv_heads + head - p.heads - p.kv_heads) * 2u * p.half + left;
 #if JOIN
     qkv[together] = v[apart];
-    qkv[together + p.half] = v[apart + p.half];
+    qkv[together + gap] = v[apart + gap];
 #else
     v[apart] = qkv[together];
-    v[apart + p.half] = qkv[together + p.half];
+    v[apart + gap] = qkv[together + gap];
 #endif
   }
 }

@@ -1,4 +1,5 @@
-"""Rotary position embedding, half-split: element i pairs with i + D/2. Source: Su et al., RoFormer (2021)."""
+"""Rotary position embedding, half-split: with tables of J columns, J <= D/2, element i < J of a head pairs with i + J,
+and those from 2 J on stay as they are (partial rotary embedding). Source: Su et al., RoFormer (2021)."""
 
 from __future__ import annotations
 
@@ -21,14 +22,18 @@ def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> 
     args.rule(
         width % 2 == 0, f"{name} must have an even head width D (halves are rotated against each other), got {width}"
     )
-    args.array("cos", cos, f"P {width // 2}", "f32", "a rotary table has D / 2 columns")
-    args.array("sin", sin, f"P {width // 2}", "f32", "cos and sin are tables of one shape")
+    args.array("cos", cos, "P J", "f32").array("sin", sin, "P J", "f32", "cos and sin are tables of one shape")
+    columns = args.size["J"]
+    args.rule(
+        0 < columns <= width // 2,
+        f"cos must have at most D / 2 = {width // 2} columns, one for each pair that turns, got {columns}",
+    )
     args.array("positions", positions, "N", "i32")
 
 
 @differentiable
 def rope(ctx: Context, x: Tensor, cos: Array, sin: Array, positions: Array) -> Tensor:
-    """x [N, H, D], cos and sin float32 [P, D/2], positions int32 [N]; half-split."""
+    """x [N, H, D], cos and sin float32 [P, J], J <= D/2, positions int32 [N]; half-split."""
     ctx.save(cos, sin, positions)
     return ctx.device.rope(x, cos, sin, positions)
 
@@ -40,22 +45,22 @@ def _(ctx: Context, dy: Array) -> Any:
 
 @rope.operator
 def _(args: Args, x: Array, cos: Array, sin: Array, positions: Array, *, inverse: bool = False) -> None:
-    """x [N, H, D]; cos, sin float32 [P, D/2] (scaling and its factor are in the table); positions int32 [N].
-    Half-split: element i pairs with i + D/2. `inverse` rotates back: that is the backward."""
+    """x [N, H, D]; cos, sin float32 [P, J] (scaling and its factor are in the table), J <= D/2; positions int32 [N].
+    Half-split: element i < J pairs with i + J. `inverse` rotates back: that is the backward."""
     args.array("x", x, "N H D", "float", "flatten batch and time into N")
     _tables(args, "x", cos, sin, positions)
 
 
 @rope.reference
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, inverse: bool = False) -> np.ndarray:
-    """x [N, H, D], cos and sin [P, D/2], positions [N] -> [N, H, D] in x's dtype (the oracle's where one is wider)."""
+    """x [N, H, D], cos and sin [P, J], positions [N] -> [N, H, D] in x's dtype (the oracle's where one is wider)."""
     compute = compute_dtype(x, cos, sin)
-    half = x.shape[-1] // 2
+    half = cos.shape[1]
     c, s = up(cos, compute)[positions][:, None, :], up(sin, compute)[positions][:, None, :]
     if inverse:
         s = -s
-    first, second = up(x[..., :half], compute), up(x[..., half:], compute)
-    return finish(np.concatenate([first * c - second * s, second * c + first * s], axis=-1), x.dtype, compute)
+    first, second, rest = (up(part, compute) for part in np.split(x, (half, 2 * half), axis=-1))
+    return finish(np.concatenate([first * c - second * s, second * c + first * s, rest], axis=-1), x.dtype, compute)
 
 
 @differentiable

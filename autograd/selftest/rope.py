@@ -12,10 +12,17 @@ from wgrad.device.contract import Device
 
 def cases(t: np.dtype) -> list[Case]:
     found = []
-    for n, h, d in ((37, 3, 64), (41, 2, 40), (5, 4, 128), (1, 1, 6)):
+    for n, h, d, columns in (
+        (37, 3, 64, 32),
+        (41, 2, 40, 20),
+        (5, 4, 128, 64),
+        (1, 1, 6, 3),
+        (13, 3, 64, 24),
+        (7, 2, 22, 7),
+    ):
 
-        def build(rng: np.random.Generator, n: int = n, h: int = h, d: int = d) -> Inputs:
-            angle = np.outer(np.arange(53), 10000.0 ** (-np.arange(d // 2) / (d // 2)))
+        def build(rng: np.random.Generator, n: int = n, h: int = h, d: int = d, columns: int = columns) -> Inputs:
+            angle = np.outer(np.arange(53), 10000.0 ** (-np.arange(columns) / columns))
             positions = rng.integers(0, 53, n).astype(np.int32)
             cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
             return {"x": normal(rng, (n, h, d), t), "cos": cos, "sin": sin, "positions": positions}
@@ -26,11 +33,15 @@ def cases(t: np.dtype) -> list[Case]:
                 return {"y": device.rope(x["x"], x["cos"], x["sin"], x["positions"], inverse=inverse)}
 
             shape, direction = f"{n}x{h}x{d}", "backward" if inverse else "forward"
-            name = f"rope/{direction}/{shape}/{dtype_name(t)}"
+            partial = f" of which {2 * columns} turn" if 2 * columns < d else ""
+            name = f"rope/{direction}/{shape}{partial}/{dtype_name(t)}"
             found.append(Case(name, "rope", direction, dtype_name(t), shape, build, call))
     for n, h, g, d in ((37, 3, 1, 64), (21, 4, 2, 40), (1, 2, 2, 6)):
         found += _split(n, h, g, d, t)
+    found += _split(11, 3, 2, 20, t, columns=6)
     return found + [
+        _rope_append("partial", (2, 3, 3, 32), t, keys=17, cache_len=8, columns=12),
+        _rope_append("partial decode", (3, 1, 2, 22), t, keys=17, cache_len=8, columns=7),
         _rope_append("prefill", (2, 5, 3, 10), t, keys=37, cache_len=29),
         _rope_append("full", (3, 7, 2, 64), t, keys=11, cache_len=4),
         _rope_append("decode", (1, 1, 2, 128), t, keys=53, cache_len=41),
@@ -38,13 +49,13 @@ def cases(t: np.dtype) -> list[Case]:
     ]
 
 
-def _split(n: int, h: int, g: int, d: int, t: Any) -> list[Case]:
+def _split(n: int, h: int, g: int, d: int, t: Any, columns: int = 0) -> list[Case]:
     """Queries, keys and values side by side, and their gradients."""
 
     def build(rng: np.random.Generator) -> Inputs:
         inputs: Inputs = {"qkv": normal(rng, (n, (h + 2 * g) * d), t), "dq": normal(rng, (n, h, d), t)}
         inputs |= {name: normal(rng, (n, g, d), t) for name in ("dk", "dv")}
-        inputs |= {name: normal(rng, (61, d // 2)) for name in ("cos", "sin")}
+        inputs |= {name: normal(rng, (61, columns or d // 2)) for name in ("cos", "sin")}
         return {**inputs, "positions": rng.integers(0, 61, n).astype(np.int32)}
 
     def forward(device: Device, x: Inputs) -> Outputs:
@@ -55,16 +66,19 @@ def _split(n: int, h: int, g: int, d: int, t: Any) -> list[Case]:
         tables = (x["cos"], x["sin"], x["positions"])
         return {"dqkv": device.rope_split_backward(x["dq"], x["dk"], x["dv"], *tables)}
 
-    return forward_and_backward("rope_split", f"{n}x{h}+{g}x{d}", dtype_name(t), build, forward, backward)
+    shape = f"{n}x{h}+{g}x{d}" + (f" of which {2 * columns} turn" if columns else "")
+    return forward_and_backward("rope_split", shape, dtype_name(t), build, forward, backward)
 
 
-def _rope_append(variant: str, new: tuple[int, int, int, int], t: Any, *, keys: int, cache_len: int) -> Case:
-    """new: B, T, G, D; `keys` is S."""
+def _rope_append(
+    variant: str, new: tuple[int, int, int, int], t: Any, *, keys: int, cache_len: int, columns: int = 0
+) -> Case:
+    """new: B, T, G, D; `keys` is S; columns: of the tables (0: D/2)."""
     b, length, g, d = new
 
     def build(rng: np.random.Generator) -> Inputs:
         inputs: Inputs = {name: normal(rng, (b * length, g, d), t) for name in ("k", "v")}
-        inputs |= {name: normal(rng, (61, d // 2)) for name in ("cos", "sin")}
+        inputs |= {name: normal(rng, (61, columns or d // 2)) for name in ("cos", "sin")}
         inputs["positions"] = rng.integers(0, 61, b * length).astype(np.int32)
         inputs |= {name: normal(rng, (b, keys, g, d), t) for name in ("keys", "values")}
         return {**inputs, "cache_len": np.array([cache_len], np.int32)}

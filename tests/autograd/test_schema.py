@@ -179,7 +179,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "rope odd": (lambda: F.rope(t(3, 2, 5), f32(9, 2), f32(9, 2), i32(3)), r"rope: x must have an even head width D"),
     "rope table": (
         lambda: F.rope(t(3, 2, 6), f32(9, 6), f32(9, 6), i32(3)),
-        r"rope: cos must be \[P, 3\], got shape \[9, 6\]; a rotary table has D / 2 columns",
+        r"rope: cos must have at most D / 2 = 3 columns, one for each pair that turns, got 6",
     ),
     "rope positions": (
         lambda: F.rope(t(3, 2, 6), f32(9, 3), f32(9, 3), i32(4)),
@@ -252,7 +252,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: append(k=f32(6, 2, 5), v=f32(6, 2, 5)),
         r"rope_append: k must have an even head width D .*, got 5",
     ),
-    "rope_append table": (lambda: append(sin=f32(9, 6)), r"rope_append: sin must be \[P, 3\].*, got shape \[9, 6\]"),
+    "rope_append table": (
+        lambda: append(sin=f32(9, 6)),
+        r"rope_append: sin must be \[P, J\] with J = 3.*, got shape \[9, 6\]",
+    ),
     "rope_append values": (
         lambda: append(values=f32(2, 5, 2, 6)),
         r"rope_append: values must be \[B, S, G, D\] with S = 4 from keys, got shape \[2, 5, 2, 6\]",

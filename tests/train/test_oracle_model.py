@@ -100,6 +100,12 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_scaling": LONGROPE,
         "original_max_position_embeddings": 16,
     },
+    "phi3_partial": {
+        "architecture": "Phi3ForCausalLM",
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.5, 2.0, 3.0]},
+        "original_max_position_embeddings": 16,
+    },
     "phi3_shortrope": {
         "architecture": "Phi3ForCausalLM",
         "rope_scaling": {**LONGROPE, "rope_type": "su", "original_max_position_embeddings": 128},

@@ -62,9 +62,11 @@ class QuantizationFile(Struct):
 
 
 class ConfigFile(Struct, kw_only=True):
-    """What every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta."""
+    """What every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta.
+    partial_rotary: whether only a part of each head may be rotated."""
 
     default_theta: ClassVar[float] = 10_000.0
+    partial_rotary: ClassVar[bool] = False
     vocab_size: Vocabulary = 32_000
     hidden_size: Width = 4096
     intermediate_size: Width = 11_008

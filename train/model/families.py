@@ -172,6 +172,7 @@ class Olmo3File(TwoRopesFile, kw_only=True):
 
 
 class Phi3File(ConfigFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
     vocab_size: Vocabulary = 32_064
     hidden_size: Width = 3072
     intermediate_size: Width = 8192
@@ -274,7 +275,7 @@ def _olmo2(keys: Olmo2File | Olmo3File) -> dict[str, Any]:
 
 
 def _phi3(keys: Phi3File) -> dict[str, Any]:
-    """Phi-3 (arXiv 2404.14219) and the Phi-4 of 14B."""
+    """Phi-3 (arXiv 2404.14219) and Phi-4 (arXiv 2412.08905, 2503.01743)."""
     return {"fused": True, "windows": sliding(keys, [True] * keys.num_hidden_layers)}
 
 

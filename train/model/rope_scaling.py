@@ -23,7 +23,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Scaling of the rotary embedding. Fields that a type does not use keep their defaults.
+    """Scaling of the rotary embedding. Fields that a type does not use keep their defaults. head_dim: how many numbers
+    of a head are rotated.
 
     dynamic and longrope depend on the longest sequence: beyond original_max_position_embeddings they differ.
     """
@@ -65,8 +66,7 @@ def parse_rope(given: RopeFile, file: ConfigFile, theta: float, head_dim: int, w
     if kind not in ROPE_TYPES:
         raise WgradError(f"{where}: rope_type {show(kind)} is not supported: {', '.join(ROPE_TYPES)} are")
     partial = given.partial_rotary_factor or file.partial_rotary_factor or 1.0
-    if partial != 1.0:
-        raise WgradError(f"{where}: partial_rotary_factor {partial} is not supported: only 1.0 is")
+    head_dim = _rotated(head_dim, partial, file, where)
     config: dict[str, Any] = {
         "head_dim": head_dim,
         "theta": theta,
@@ -95,6 +95,19 @@ def parse_rope(given: RopeFile, file: ConfigFile, theta: float, head_dim: int, w
         config |= {k: _factors(given, k, head_dim, where) for k in ("short_factor", "long_factor")}
         config["attention_factor"] = _longrope_factor(given, config["factor"], original)
     return RopeConfig(**config)
+
+
+def _rotated(head_dim: int, partial: float, file: ConfigFile, where: str) -> int:
+    """How many numbers of a head are rotated."""
+    if partial != 1.0 and not file.partial_rotary:
+        raise WgradError(f"{where}: partial_rotary_factor {partial} is not supported: only 1.0 is")
+    rotated = int(head_dim * partial)
+    if rotated % 2 or not 2 <= rotated <= head_dim:
+        raise WgradError(
+            f"{where}: partial_rotary_factor must leave an even number of a head's {head_dim} numbers to be rotated, 2 "
+            f"at least; got {partial}: {FETCH}"
+        )
+    return rotated
 
 
 def _needed(given: RopeFile, key: str, kind: str, where: str) -> float:
