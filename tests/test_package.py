@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -26,23 +27,75 @@ SHIPPED = {".py", ".wgsl", ".mjs", ".html", ".hip", ".hpp", ".xz", ".json"}  # t
 MOST_INSTALLED_BYTES = 120e6
 
 
+# Programs on the public names, and what is wrong with each further line.
+RIGHT = """
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import wgrad
+from wgrad import FinetuneResult, Generated, Scores, Tensor, finetune, functional, generate, load
+
+
+def twice(x: Tensor) -> Tensor:
+    return functional.scale(x, 2.0)
+
+
+def records() -> Iterator[dict[str, Any]]:
+    yield {"text": "a"}
+
+
+class Watch(wgrad.Callback):
+    def on_step(self, report: wgrad.StepReport) -> bool:
+        return report.loss < 1 and report.step > 3
+
+
+def train(out: Path) -> FinetuneResult:
+    return finetune(model="m", data=records(), out=out, lr=1e-4, rank=8, callbacks=[Watch(), lambda report: None])
+
+
+def use(result: FinetuneResult) -> tuple[Generated, list[Generated], Scores, float]:
+    with load("m", adapter=result.out, device="cpu", context=64) as model:
+        one = model.generate([{"role": "user", "content": "hello"}], temperature=0, max_new_tokens=3)
+        scores = model.score({"prompt": "a", "completion": "b"})
+        return one, model.generate_many(["a", "b"], batch_size=2, seed=1), scores, scores.loss
+"""
+WRONG = {
+    "\ntwice(3)\n": 'incompatible type "int"; expected "Tensor"',
+    'finetune(model="m", data="d", out="o", rank="8")\n': 'Argument "rank" to "finetune" has incompatible type "str"',
+    'finetune(modle="m")\n': 'Unexpected keyword argument "modle"',
+    "finetune(data=3)\n": 'Argument "data" to "finetune" has incompatible type "int"',
+    'load("m", contex=3)\n': 'Unexpected keyword argument "contex"',
+    'load("m").generate("a", temprature=0)\n': 'Unexpected keyword argument "temprature"',
+    'load("m").generate("a").txt\n': '"Generated" has no attribute "txt"',
+    "generate(prompt=3)\n": 'Argument "prompt" to "generate" has incompatible type "int"',
+}
+
+
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Without what would lead Python or mypy back to the tree."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MYPY"))}
     return subprocess.run([str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-def build_wheel(folder: Path, links: bool) -> Path:
-    """A wheel from a copy of the tree (a build leaves files behind)."""
+def copy_tree(folder: Path, links: bool) -> Path:
+    """What a build is made from, without the times and the modes that the files happen to have."""
     tree = folder / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*ROOMS, "src"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree)
     if not links:
         for room in ROOMS:
             (tree / "src" / "wgrad" / room).unlink()
+        for path in tree.rglob("*.py"):
+            os.utime(path, (10**9, 10**9))
+            path.chmod(0o600)
+    return tree
+
+
+def build_wheel(folder: Path, tree: Path) -> Path:
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
     built = run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, tree, cwd=folder)
     assert built.returncode == 0, built.stderr
@@ -52,7 +105,8 @@ def build_wheel(folder: Path, links: bool) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"), links=True)
+    folder = tmp_path_factory.mktemp("wheel")
+    return build_wheel(folder, copy_tree(folder, links=True))
 
 
 @pytest.fixture(scope="session")
@@ -97,8 +151,9 @@ def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:
 
 def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
-    (licence,) = [n for n in archive.namelist() if n.endswith("/LICENSE")]
-    assert "Apache License" in archive.read(licence).decode()
+    for file, words in (("LICENSE", "Apache License"), ("NOTICE", "bitsandbytes")):
+        (name,) = [n for n in archive.namelist() if n.endswith(f"/{file}")]
+        assert words in archive.read(name).decode()
     (about,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
     needs = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", archive.read(about).decode(), re.MULTILINE)
     at_run_time = {name.lower().replace("_", "-") for name, rest in needs if "extra ==" not in rest}
@@ -107,13 +162,23 @@ def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:
     assert at_run_time == wanted
 
 
-def test_without_links_the_wheel_is_the_same(wheel: Path, tmp_path: Path) -> None:
-    other = build_wheel(tmp_path, links=False)
-    contents = [
-        {n: archive.read(n) for n in archive.namelist() if "dist-info" not in n}
-        for archive in (zipfile.ZipFile(wheel), zipfile.ZipFile(other))
-    ]
-    assert contents[0] == contents[1]
+def test_builds_are_the_same_to_the_byte(wheel: Path, tmp_path: Path) -> None:
+    """From other times, modes and umask, without links, and from an sdist, which is the same again too."""
+    made = []
+    code = "import sys; sys.path.insert(0, 'src'); import reproducible_build as b; b.build_sdist(sys.argv[1])"
+    for number, links in enumerate((True, False)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        built = run(sys.executable, "-c", code, folder, cwd=copy_tree(folder, links))
+        assert built.returncode == 0, built.stderr
+        made += folder.glob("*.tar.gz")
+    assert made[0].read_bytes() == made[1].read_bytes()
+    with tarfile.open(made[0]) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+        archive.extractall(tmp_path, filter="data")
+    assert {"NOTICE", "LICENSE", "CHANGELOG.md", "src/reproducible_build.py"} <= set(names)
+    again = build_wheel(tmp_path, tmp_path / made[0].name.removesuffix(".tar.gz"))
+    assert again.read_bytes() == wheel.read_bytes()
 
 
 def test_version_is_said_once() -> None:
@@ -161,17 +226,24 @@ print(home)
 
 
 def test_a_user_of_the_wheel_gets_types(installed: Path, tmp_path: Path) -> None:
-    """mypy reads py.typed and the rooms: right code passes, and a wrong argument is found."""
-    right = (
-        "from wgrad import Tensor, functional\n\ndef twice(x: Tensor) -> Tensor:\n    return functional.scale(x, 2.0)\n"
+    """mypy reads py.typed and the rooms: right code passes, and each wrong line is found, in what it is wrong."""
+    (tmp_path / "right.py").write_text(RIGHT)
+    (tmp_path / "wrong.py").write_text(RIGHT + "".join(WRONG))
+    options = (
+        "--python-executable",
+        installed,
+        "--cache-dir",
+        tmp_path / "cache",
+        "--strict",
+        "--follow-imports",
+        "silent",
     )
-    wrong = right + "\ntwice(3)\n"
-    for name, text, status in (("right.py", right, 0), ("wrong.py", wrong, 1)):
-        (tmp_path / name).write_text(text)
-        options = ("--python-executable", installed, "--cache-dir", tmp_path / "cache", "--follow-imports", "silent")
-        checked = run(sys.executable, "-m", "mypy", *options, name, cwd=tmp_path)
-        assert checked.returncode == status, checked.stdout + checked.stderr
-    assert 'incompatible type "int"; expected "Tensor"' in checked.stdout
+    checked = run(sys.executable, "-m", "mypy", *options, "right.py", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    checked = run(sys.executable, "-m", "mypy", *options, "wrong.py", cwd=tmp_path)
+    found = [line for line in checked.stdout.splitlines() if ": error: " in line]
+    for (line, words), told in zip(WRONG.items(), found, strict=True):
+        assert words in told, (line, told)
 
 
 def test_installed_size() -> None:

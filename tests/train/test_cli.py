@@ -246,7 +246,7 @@ def test_what_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     hub = pytest.importorskip("huggingface_hub")
     seen = {}
 
-    def download(hub_id: str, **patterns: list[str]) -> str:
+    def download(hub_id: str, local_files_only: bool = False, **patterns: list[str]) -> str:
         seen.update(patterns)
         return str(tmp_path)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from wgrad.device.errors import WgradError
@@ -18,7 +20,8 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 def resolve_model(spec: str, option: str = "--model", weights: bool = True) -> Path:
     """-> a local folder for `DIR_OR_HUB_ID`. `option` is named in errors. weights False: only config.json is fetched.
 
-    Raises WgradError where it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
+    What the hub's cache holds whole is taken from there, and the hub is not asked for anything newer. Raises WgradError
+    where it is neither a folder nor 'org/name', or the hub cannot be reached or refuses.
     """
     path = Path(expand_path(spec, option))
     if exists(path, option):
@@ -39,8 +42,13 @@ def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
             f"{option}: no such folder: {hub_id}; to fetch it from the Hugging Face hub: pip install huggingface_hub"
         ) from error
     name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
+    patterns = {"allow_patterns": wanted, "ignore_patterns": _UNWANTED}
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_UNWANTED))
+        with suppress(errors.LocalEntryNotFoundError):
+            cached = Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, **patterns))
+            if _is_whole(cached, wanted):  # nobody is asked
+                return cached
+        return Path(huggingface_hub.snapshot_download(hub_id, **patterns))
     except errors.GatedRepoError as error:
         raise WgradError(
             f"{name} its owner asks you to accept a licence first: do so on huggingface.co/{hub_id}, then "
@@ -58,3 +66,18 @@ def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
         raise WgradError(
             f"{name} fetching failed ({reason}): check the network and the room in {cache}, or give a local folder"
         ) from error
+
+
+def _is_whole(folder: Path, wanted: list[str]) -> bool:
+    """Whether nothing of a model is missing: another tool, or a fetch that was cut short, may have left a part."""
+    if not (folder / "config.json").exists() or wanted == ["config.json"]:
+        return (folder / "config.json").exists()
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        return False
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        return all((folder / name).exists() for name in set(index["weight_map"].values()))
+    except FileNotFoundError:
+        return (folder / "model.safetensors").exists()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
