@@ -164,7 +164,7 @@ def test_carries_its_licence_and_needs_no_torch(wheel: Path) -> None:
 
 def test_builds_are_the_same_to_the_byte(wheel: Path, tmp_path: Path) -> None:
     """From other times, modes and umask, without links, and from an sdist, which is the same again too."""
-    made = []
+    made = list[Path]()
     code = "import sys; sys.path.insert(0, 'src'); import reproducible_build as b; b.build_sdist(sys.argv[1])"
     for number, links in enumerate((True, False)):
         folder = tmp_path / str(number)
