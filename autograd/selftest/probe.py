@@ -43,6 +43,7 @@ CASES = (
     "grad_norm/finite/1003",
     "linear_cross_entropy/bfloat16 weight/70x1003x64/float16*bfloat16",
     "linear_cross_entropy/bfloat16 weight/70x1003x64/float32*bfloat16",
+    "log_odds/7x123/float32",
     "nf4_quantize/double block 64/35x67/float32",
     "rms_norm/plain/5x64/float32>float32",
     "rms_norm/plain/3x1003/float32>float32",
@@ -60,6 +61,8 @@ CASES = (
     "advance/2",
     "silu/7x123/float16",
     "softcap/7x123/float16",
+    "softmax/41x7/float32",
+    "softmax_backward/41x7/float32",
     "storage/view and copy/float16",
 )
 FORMAT = 1  # of the file that keeps a verdict

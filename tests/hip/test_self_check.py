@@ -30,6 +30,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"checkpointing": True},
     {"seq_len": 1200, "batch_size": 1},
 ]
+OBJECTIVES: list[dict[str, Any]] = [{"objective": name} for name in ("dpo", "orpo", "kto")]  # of one model
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,8 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
     found: set[tuple[str, str]] = set()
     for model in models:
         for compute in COMPUTES:
-            for more in OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]:
+            several = OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]
+            for more in [*several, *(OBJECTIVES if model.name == "0" else [])]:
                 options = {"rank": 3, "seq_len": 40, "batch_size": 2, "accumulate": 2, "compute": compute, **more}
                 plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
                 assert plan is not None

@@ -18,7 +18,7 @@ from tests.train.test_data_parallel import ThreadWorld, parameters, together
 from tests.train.test_loop import trainer_for
 from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import no_grad
+from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair, eval_batches
@@ -127,7 +127,6 @@ def trained(trainer: Trainer, stream: BatchStream, steps: int = 3) -> None:
 
 
 FORMULAS: list[dict[str, Any]] = [
-    {"objective": "dpo"},
     {"objective": "dpo", "label_smoothing": 0.2},
     {"objective": "orpo"},
     {"objective": "kto", "desirable_weight": 1.5, "undesirable_weight": 0.7, "batch_size": 3},
@@ -165,6 +164,22 @@ def check(trainer: Trainer, batches: list[Batch], loss: float, metrics: dict[str
         assert metrics["kl"] >= 0
     else:
         assert 0 < metrics["rewards/accuracies"] == pytest.approx((chosen > rejected).mean())
+
+
+def test_odds_of_likely_answers(make_checkpoint: Any, cpu: Device) -> None:
+    """Where log-odds are far from log-probabilities, as they are not with a model that knows nothing."""
+    trainer, stream = trainer_of(make_checkpoint(), cpu, "orpo")
+    (batch, *_) = stream.get(0).batches
+    trainer.objective.begin([batch])
+    trainer._write(batch)
+    losses = np.random.default_rng(1).uniform(0.05, 0.6, batch.targets.shape).astype(np.float32)
+    trainer.model.token_losses = lambda inputs: Tensor(cpu.upload(losses.reshape(-1)), cpu)  # type: ignore[method-assign]
+    answers = batch.targets >= 0
+    p = np.exp(-np.sum(losses * answers, axis=1, dtype=np.float64) / answers.sum(axis=1)).reshape(2, -1)
+    ratio = p[0] / (1 - p[0]) * (1 - p[1]) / p[1]
+    texts = (batch.positions[:2, 1:] > 0) * losses[:2, :-1]
+    wanted = 2 * texts.sum() / np.count_nonzero(texts) + BETA * np.log1p(1 / ratio).sum()
+    assert trainer.objective.loss(trainer.inputs).numpy()[0] == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
@@ -229,7 +244,7 @@ def data(write_lines: Any) -> str:
     return write_lines(*({"prompt": a, "chosen": f" {b}", "rejected": f" {c}"} for a, b, c in zip(SENTENCES, *shifted)))
 
 
-@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_a_run_resumes_to_the_same_bits(
     objective: str, make_checkpoint: Any, data: str, tmp_path: Path, capsys: Any
 ) -> None:
@@ -240,10 +255,9 @@ def test_a_run_resumes_to_the_same_bits(
     whole, again = tmp_path / "whole", tmp_path / "again"
     assert main([*command, "--out", str(whole), "--max-steps", "5"]) == 0
     said = capsys.readouterr().out
-    assert "has preference pairs" in said
-    assert ("reference: the base model without an adapter" in said) == (objective != "orpo")
-    begin = {"dpo": "0.6931 (rewards/accuracies 0.0000, rewards/margins 0.0000)", "kto": "0.5000 (rewards/margins 0.00"}
-    assert f"held-out loss before: {begin.get(objective, '')}" in said
+    assert "has preference pairs" in said and "reference: the base model without an adapter" in said
+    begin = {"dpo": "0.6931 (rewards/accuracies 0.0000, ", "kto": "0.5000 ("}[objective]
+    assert f"held-out loss before: {begin}rewards/margins 0.0000)" in said
     first = read_metrics(whole / "metrics.jsonl")
     assert all("rewards/chosen" in record and "rewards/margins" in record for record in first)
     shutil.copytree(whole, again)

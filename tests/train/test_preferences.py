@@ -145,6 +145,9 @@ def test_rows_of_a_batch() -> None:
     batches = eval_batches([document(5, 1), document(3, -1), document(4, -1)], config)
     assert [b.labels.tolist() for b in batches if b.labels is not None] == [[1, -1], [-1, 0]]
     assert [b.num_targets for b in batches] == [2, 1]
+    other, alone = (b.mismatched for b in batches)
+    assert other is not None and other.ids[:, :5].tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]]
+    assert alone is not None and alone.ids.tolist() == batches[1].ids.tolist()
 
 
 def test_another_label_is_other_data() -> None:

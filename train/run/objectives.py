@@ -215,10 +215,8 @@ class OddsRatio(Pairs):
         self.device.write(self._of_chosen, (self._each * chosen).astype(np.float32))
 
     def targets(self, batch: Batch) -> np.ndarray:
-        """Of the chosen texts the prompt's tokens too."""
-        found = _all_targets(batch)
-        found[self.config.batch_size :] = batch.targets[self.config.batch_size :]
-        return found
+        """The prompts' tokens too: `_of_answer` and `_of_chosen` say what counts."""
+        return _all_targets(batch)
 
     def loss(self, inputs: Inputs) -> Tensor:
         losses = self.model.token_losses(inputs).reshape(self.rows, -1)
