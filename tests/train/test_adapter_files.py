@@ -188,6 +188,10 @@ def test_the_command_line_names_projections_or_all_of_them() -> None:
     fused = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     assert lora_config(RunOptions(), phi3).target_modules == fused
     assert lora_config(RunOptions(target_modules=("o_proj",)), phi3).target_modules == ("o_proj",)
+    ranked = lora_config(RunOptions(target_modules=("v_proj=4", "k_proj", "layers.1.self_attn.v_proj=7")), llama)
+    assert ranked.target_modules == ("v_proj", "k_proj", "layers.1.self_attn.v_proj")
+    paths = {layer: f"model.layers.{layer}.self_attn." for layer in (0, 1)}
+    assert [ranked.rank_of(paths[layer] + part) for part in ("v_proj", "k_proj") for layer in (0, 1)] == [4, 7, 16, 16]
 
 
 HOSTILE: dict[str, list[Any]] = {

@@ -100,6 +100,10 @@ def endless_rank(model: Path, data: Path) -> list[str]:
     return ["--rank", str(2**63 - 1), "--target-modules", "q_proj"]
 
 
+def endless_rank_of_one(model: Path, data: Path) -> list[str]:
+    return ["--target-modules", "q_proj=999999999", "k_proj"]
+
+
 def rank_that_is_no_text(model: Path, data: Path) -> list[str]:
     return ["--rank", "\udcff"]
 
@@ -138,6 +142,7 @@ CASES: dict[Case, str] = {
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
     huge_rank: r"--rank: must be at most 88, the longest side of the projections that it adapts; got 100000: a larger",
     endless_rank: r"--rank: must be at most 48,",
+    endless_rank_of_one: r"--target-modules: a rank must be at most 48,",
     rank_that_is_no_text: r"--rank: expected a whole number",
     model_beyond_its_files: r"embed_tokens.weight in .* has shape \[300, 48\]: config.json asks for \[300, 4194304\]",
     pointers_of_git_lfs: r"model-00001-of-00002.safetensors is a pointer of Git LFS.*: run 'git lfs pull' in ",

@@ -7,6 +7,7 @@ The command line's options (`cli_options.py`), the keys of the YAML file and `OU
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -33,7 +34,10 @@ STREAM_HELP = (
     "recomputes layers, as with --checkpointing); auto: where they do not fit otherwise"
 )
 LIMIT_HELP = "take no more memory of the device than this: 3GiB, 800MiB"
-NOT_EMPTY = ("must name at least one module", lambda v: len(v) > 0)
+MODULES = (
+    "must name at least one module, each as NAME or NAME=RANK, a rank from 1 on",
+    lambda v: len(v) > 0 and all(re.fullmatch(r"all-linear|(?!all-linear=)[^=]+(=0*[1-9]\d{0,8})?", n) for n in v),
+)
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
@@ -92,7 +96,10 @@ class RunOptions(Options):
     alpha: float = of_adapter(32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
     dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
     target_modules: tuple[str, ...] = of_adapter(
-        PROJECTIONS, "projections that get an adapter", rule=NOT_EMPTY, metavar="NAME"
+        PROJECTIONS,
+        "projections that get an adapter, each with a rank of its own where that is given",
+        rule=MODULES,
+        metavar="NAME[=R]",
     )
     rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
     full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole model")

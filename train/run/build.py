@@ -170,10 +170,15 @@ def build_optimizer(config: RunOptions, parameters: FlatParameters) -> AdamW:
 
 def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     """The adapter that the options ask for; by default of every projection, as this model has them."""
-    targets: tuple[str, ...] | str = ALL_LINEAR if config.target_modules == (ALL_LINEAR,) else config.target_modules
-    if targets == PROJECTIONS:
+    named = [name.partition("=") for name in config.target_modules]
+    # The first of PEFT's patterns that fits counts: a longer name says more than its ending.
+    ranks = {name: int(rank) for name, _, rank in sorted(named, key=lambda n: -len(n[0])) if rank}
+    targets: tuple[str, ...] | str = tuple(dict.fromkeys(name for name, _, _ in named))
+    if targets == (ALL_LINEAR,):
+        targets = ALL_LINEAR
+    elif targets == PROJECTIONS:
         targets = tuple(path.rpartition(".")[2] for path in projection_shapes(model))
-    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets)
+    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks)
 
 
 def _start_values(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
@@ -182,11 +187,14 @@ def _start_values(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, d
     if not config.adapter:
         lora = lora_config(config, model)
         shapes = lora_shapes(lora, modules)
-        widest = max(side for module in modules if f"{module}.lora_A" in shapes for side in modules[module])
-        if config.rank > widest:  # and its matrices may fit into no memory
+        adapted = [module for module in modules if f"{module}.lora_A" in shapes]
+        widest = max(side for module in adapted for side in modules[module])
+        rank = max(lora.rank_of(module) for module in adapted)
+        if rank > widest:  # and its matrices may fit into no memory
+            option = "--rank:" if rank == config.rank else "--target-modules: a rank"
             raise WgradError(
-                f"--rank: must be at most {widest}, the longest side of the projections that it adapts; got "
-                f"{config.rank}: a larger one can do no more"
+                f"{option} must be at most {widest}, the longest side of the projections that it adapts; got "
+                f"{rank}: a larger one can do no more"
             )
         return lora, init_lora(shapes, config.seed)
     lora, values = load_adapter(config.adapter, modules)
