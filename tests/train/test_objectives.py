@@ -16,6 +16,7 @@ import pytest
 from tests.train.conftest import SENTENCES
 from tests.train.test_data_parallel import ThreadWorld, parameters, together
 from tests.train.test_loop import trainer_for
+from wgrad.autograd.bind import bind
 from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad
@@ -23,8 +24,12 @@ from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair, eval_batches
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.plan import plan_run
 from wgrad.train.run.trainer import Trainer
+from wgrad.wgsl.device import WgpuDevice
 
 BETA = 0.3
 
@@ -273,3 +278,31 @@ def test_a_run_resumes_to_the_same_bits(
     assert results[0]["held_out_rewards/margins_after"] == results[1]["held_out_rewards/margins_after"] != 0
     assert main([*command, "--out", str(again), "--max-steps", "6", "--resume", "--beta", "0.2"]) == 2
     assert "--beta: the run in" in capsys.readouterr().err
+
+
+def test_weights_and_checkpoints_in_main_memory_change_no_bit(make_checkpoint: Any, wgpu_device: Device) -> None:
+    """Of kto, which has the most forwards in one recording; and the plan says what all of it takes."""
+    folder, found = make_checkpoint(), []
+    options: dict[str, Any] = {
+        "objective": "kto",
+        "seq_len": 40,
+        "batch_size": 3,
+        "accumulate": 2,
+        "checkpointing": True,
+    }
+    options |= {"sample": False, "log_every": 8, "rank": 3}
+    moved = {"stream_weights": "on", "offload_checkpoints": True}
+    for more in ({"stream_weights": "off"}, moved):
+        device: Any = bind(WgpuDevice)()
+        device.shared_memory = False  # as a card with memory of its own
+        config = RunOptions(**options, **more)
+        plan = plan_run(config, load_model_config(folder), folder, device, 3)
+        kept = device.memory().in_use_bytes
+        device.reset_peak()
+        trainer, stream = trainer_of(folder, device, **options, **more)
+        trained(trainer, stream, 4)
+        batches = eval_batches(examples("kto", 5), trainer.config)
+        found.append((trainer.measure(batches), parameters(trainer)))
+        assert plan is not None and plan.peak_bytes == pytest.approx(device.memory().peak_bytes - kept, rel=0.05)
+    assert found[0][0] == found[1][0]
+    np.testing.assert_array_equal(found[0][1], found[1][1])
