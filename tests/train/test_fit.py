@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.model_config import load_model_config
@@ -146,6 +147,9 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
     settled, mode, said = settle(config, fit, Three(), pinned=False)
     assert (settled.batch_size, settled.accumulate, mode["checkpointing"]) == (2, 6, False)
     assert said.endswith("--batch-size 2 --accumulate 6 --no-checkpointing; a step is 12 rows, as asked")
+    numpy = Fit(config, fit.model_config, folder, ReferenceDevice(), 1, 1 << 30)
+    settled, mode, said = settle(config, numpy, Three(), pinned=False)
+    assert settled.batch_size == 2 and not mode and said.endswith("--accumulate 6; a step is 12 rows, as asked")
     assert settle(config, fit, World(), pinned=False)[0].batch_size == 12
     assert settle(config, fit, World(), pinned=True)[0] == config
 

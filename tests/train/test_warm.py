@@ -22,16 +22,16 @@ SMALL = ["--seq-len", "64", "--batch-size", "2"]
 def few(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The first three variants only, to be quick; the plans that were made."""
     plans: list[Any] = []
-    whole = warm.plan_run
+    whole = warm.plan_as_run
 
-    def plan_run(*args: Any) -> Any:
+    def plan_as_run(*args: Any) -> Any:
         plan = whole(*args)
         assert plan is not None and len(plan.dry.variants) > 20
         plan.dry.variants = dict.fromkeys(list(plan.dry.variants)[:3])
         plans.append(plan)
         return plan
 
-    monkeypatch.setattr(warm, "plan_run", plan_run)
+    monkeypatch.setattr(warm, "plan_as_run", plan_as_run)
     return plans
 
 

@@ -14,8 +14,8 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import wants_recompute
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.find_model import find_model
-from wgrad.train.run.fit import MOST_ROWS, Fit, batch_sizes, limit_of, line, modes, words
-from wgrad.train.run.plan import PROMPT_TOKENS, Plan, plan_run
+from wgrad.train.run.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
+from wgrad.train.run.plan import PROMPT_TOKENS, Plan
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display, size
 
@@ -39,16 +39,12 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     folder = find_model(config.model)
     _, model_config, _ = open_files(folder, load_model_config(folder))
     limit = limit_of(config, device)
-    fit = Fit(config, model_config, folder, device, PROMPT_TOKENS, limit or 0)
     with display.phase("planning", unit="") as phase:
-        if config.vram:
-            plan: Plan | None = fit.choose(batch_sizes(config))
-        else:
-            plan = plan_run(config, model_config, folder, device, PROMPT_TOKENS)
+        plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         assert plan is not None
         found = {"device": device.description, **described(plan, model_config), "limit_bytes": limit, "fits": []}
         if limit:
-            fit = replace(fit, config=plan.config)
+            fit = Fit(plan.config, model_config, folder, device, PROMPT_TOKENS, limit)
             for number, mode in enumerate(modes(config, device)):
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}

@@ -13,8 +13,9 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.find_model import find_model
+from wgrad.train.run.fit import plan_as_run
 from wgrad.train.run.memory_limit import hold_to_limit
-from wgrad.train.run.plan import PROMPT_TOKENS, plan_run
+from wgrad.train.run.plan import PROMPT_TOKENS
 from wgrad.train.terminal.progress import Display, duration, size
 
 
@@ -38,7 +39,7 @@ def run_warm(config: RunOptions) -> int:
     folders = device.kernel_caches()
     before, begun = _contents(folders), time.monotonic()
     with display.phase("compiling", unit="shaders") as phase:
-        plan = plan_run(config, model_config, folder, device, PROMPT_TOKENS)
+        plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         count = device.prepare(plan.dry, phase.update) if plan is not None else 0
     if not count:
         display.say("nothing to do: this device has nothing to compile")

@@ -15,7 +15,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.ranks.world import World
 from wgrad.train.run.memory_limit import beyond_limit, limit_bytes
-from wgrad.train.run.plan import Plan, run_dry
+from wgrad.train.run.plan import Plan, plan_run, run_dry
 from wgrad.train.terminal.progress import size
 
 ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
@@ -149,10 +149,20 @@ def settle(config: Config, fit: Fit, world: World, *, pinned: bool) -> tuple[Con
     of_ranks = world.exchange(chosen.batch_size if chosen is not None else None, "what fits")
     batch = min((n for n in of_ranks if n is not None), default=config.batch_size)
     settled = replace(config, batch_size=batch, accumulate=config.batch_size * config.accumulate // batch)
-    if chosen is None:
-        return settled, {}, ""
+    if chosen is None:  # NumPy, where other ranks may have a limit
+        return settled, {}, line(settled, {}, fit.limit) if batch != config.batch_size else ""
     mode = {name: getattr(chosen, name) for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
     return settled, mode, line(settled, mode, fit.limit)
+
+
+def plan_as_run(
+    config: RunOptions, model_config: ModelConfig, folder: str | os.PathLike[str], device: Device, prompt_tokens: int
+) -> Plan | None:
+    """`plan_run` of what `wgrad finetune` with these options would do: with --vram what that chooses."""
+    limit = limit_bytes(config.vram)
+    if limit is None or device.dry_run() is None:
+        return plan_run(config, model_config, folder, device, prompt_tokens)
+    return Fit(config, model_config, folder, device, prompt_tokens, limit).choose(batch_sizes(config))
 
 
 def line(config: RunOptions, mode: Mode, limit: int) -> str:
@@ -160,7 +170,8 @@ def line(config: RunOptions, mode: Mode, limit: int) -> str:
     batch = f"{flag('batch_size')} {config.batch_size} {flag('accumulate')} {config.accumulate}"
     rows = config.batch_size * config.accumulate
     what = f"{'pair' if config.rows > config.batch_size else 'row'}{'s' * (rows > 1)}"
-    return f"chosen for --vram ({size(limit)}): {batch} {words(mode)}; a step is {rows} {what}, as asked"
+    how = f" {words(mode)}" if mode else ""
+    return f"chosen for --vram ({size(limit)}): {batch}{how}; a step is {rows} {what}, as asked"
 
 
 def limit_of(config: RunOptions, device: Device) -> int | None:
