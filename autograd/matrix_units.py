@@ -67,21 +67,31 @@ def status() -> Status:
 
 def idle(device: Any) -> str:
     """Of a device whose card lists matrix units and runs without them: why, and what to do. Else empty."""
+    return _why_idle(device)[0]
+
+
+def left_idle(device: Any) -> str:
+    """The same, where nobody wants it so and something can be done."""
+    why, can_change = _why_idle(device)
+    return why if can_change else ""
+
+
+def _why_idle(device: Any) -> tuple[str, bool]:
     features = device.facts.get("features", ())
     if device.name != "wgpu" or device.matrix_units or not device.float16:
-        return ""
+        return "", False
     units = _units()
     if units.FEATURE not in features:
-        return ""
+        return "", False
     if os.environ.get(units.SWITCH) == "off":
-        return f"{_IDLE} by {units.SWITCH}=off"
+        return f"{_IDLE} by {units.SWITCH}=off", False
     passed, reason = units.verdict(units.identity(device.facts["name"], device.facts["driver"])) or (None, "")
     if passed is False:
-        return f"{_IDLE}, because their check failed: {reason}; wgrad matrix-units enable checks again"
+        return f"{_IDLE}, because their check failed: {reason}; wgrad matrix-units enable checks again", True
     library = units.installed()
     if library is None or units.known(library) is None:
-        return f"{_IDLE}: wgpu's library refuses them, and wgrad matrix-units status says why they stay off"
-    return f"{_IDLE}: wgrad matrix-units enable makes {_GAIN}"
+        return f"{_IDLE}: wgpu's library refuses them, and wgrad matrix-units status says why they stay off", False
+    return f"{_IDLE}: wgrad matrix-units enable makes {_GAIN}", True
 
 
 def write_copy() -> str:

@@ -63,11 +63,13 @@ def test_idle_matrix_units_are_told_with_the_reason(monkeypatch: pytest.MonkeyPa
         assert choose_compute(asked, card(in_use=True)).lines == choose_compute(asked, card(listed=False)).lines == []
     units.keep_verdict(units.identity("a card", "driver 1"), False, "attention is wrong")
     assert "because their check failed: attention is wrong; " in matrix_units.idle(card())
+    assert matrix_units.left_idle(card()) == matrix_units.idle(card())
     monkeypatch.setattr(units, "known", lambda path: None)
     units.keep_verdict(units.identity("a card", "driver 1"), True, "")
-    assert "wgpu's library refuses them" in matrix_units.idle(card())
+    assert "wgpu's library refuses them" in matrix_units.idle(card()) and not matrix_units.left_idle(card())
     monkeypatch.setenv(units.SWITCH, "off")
     assert matrix_units.idle(card()) == f"the card's matrix units are idle by {units.SWITCH}=off"
+    assert not matrix_units.left_idle(card())
 
 
 def test_float16_scales_the_loss_also_where_auto_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""The command `wgrad`: finetune, plan, warm, generate, chat, eval, serve, export, merge, data, devices, selftest,
-bench, matrix-units, cache.
+"""The command `wgrad`: finetune, plan, warm, generate, chat, eval, serve, export, merge, data, devices, doctor,
+selftest, bench, matrix-units, cache.
 
-Exit status: 0 done; 1 a selftest failed, an operator became slower (bench --compare), or what a run came to is of no
-use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number of the signal that
-ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
+Exit status: 0 done; 1 a selftest failed, doctor found something, an operator became slower (bench --compare), or what a
+run came to is of no use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number
+of the signal that ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
@@ -156,6 +156,12 @@ def _devices(args: argparse.Namespace) -> int:
     return print_devices()
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    from wgrad.train.commands.doctor import print_doctor
+
+    return print_doctor()
+
+
 def _selftest(args: argparse.Namespace) -> int:
     if args.page is not None:
         for name in ("report", "json"):
@@ -234,6 +240,7 @@ def build_parser() -> Parser:
     data.add_argument("--examples", default="3", metavar="N", help="how many are shown (default: 3)")
     _add_config(data)
     add("devices", _devices, "list what this machine can compute on, and which of it is used")
+    add("doctor", _doctor, "say what keeps this machine from computing on its graphics card, and what to do")
     selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")

@@ -1,0 +1,192 @@
+"""What keeps a machine from computing on its graphics card, and what to do: `wgrad doctor`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from wgrad.autograd.machine import LOADER, Machine
+
+OLDEST_MESA = (22, 3)  # the oldest that was tried
+# By what a distribution calls itself: how its packages are installed, and their names.
+_INSTALL = {
+    "debian": "apt-get install",
+    "ubuntu": "apt-get install",
+    "fedora": "dnf install",
+    "rhel": "dnf install",
+    "suse": "zypper install",
+    "arch": "pacman -S",
+    "alpine": "apk add",
+}
+_LOADER_PACKAGE = {
+    "fedora": "vulkan-loader",
+    "rhel": "vulkan-loader",
+    "arch": "vulkan-icd-loader",
+    "alpine": "vulkan-loader",
+}
+_MESA_PACKAGE = {"arch": "vulkan-radeon vulkan-intel", "alpine": "mesa-vulkan-ati mesa-vulkan-intel"}
+_NVIDIA = (
+    "install NVIDIA's driver with its Vulkan part (Ubuntu: ubuntu-drivers install; others: the package nvidia-driver)"
+)
+
+
+def findings(machine: Machine) -> list[str]:
+    """A line each, which ends in what to do; none where all is well."""
+    found = list(_library(machine))
+    if machine.system == "Linux":
+        if not machine.cards and not found:
+            found += _container(machine) or _loader(machine) or _registered(machine) or _vendors(machine)
+        found += _permissions(machine)
+    if not found and not machine.cards:
+        found += _no_card(machine)
+    found += [*_age(machine), *_float16(machine), *_hip(machine)]
+    return [*found, machine.idle_units] if machine.idle_units else found
+
+
+def _install(machine: Machine, packages: dict[str, str], usual: str) -> str:
+    known = next((name for name in _INSTALL if name in machine.distribution.split()), "")
+    if not known:
+        return f"install {usual}"
+    return f"{_INSTALL[known]} {packages.get(known, usual)}"
+
+
+def _container(machine: Machine) -> list[str]:
+    """Of a container that was started without the card: nothing else can be told from inside."""
+    if not machine.in_container:
+        return []
+    vendors = machine.pci_vendors()
+    if machine.nodes("nvidia[0-9]*"):
+        given = machine.environment.get("NVIDIA_DRIVER_CAPABILITIES", "")
+        if given and not {"all", "graphics"} & set(given.split(",")):
+            return [
+                f"NVIDIA_DRIVER_CAPABILITIES is {given}, so this container has CUDA and no Vulkan: start it with -e "
+                "NVIDIA_DRIVER_CAPABILITIES=all"
+            ]
+        return []
+    if machine.nodes("dri/renderD*", "kfd", "dxg"):
+        return []
+    nvidia = "--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"
+    others = "--device /dev/dri (and --device /dev/kfd for HIP)"
+    if "NVIDIA" in vendors:
+        how = nvidia
+    elif vendors:
+        how = others
+    else:
+        how = f"{nvidia} for NVIDIA, {others} for AMD and Intel"
+    there = f"the machine has one of {' and '.join(vendors)}" if vendors else "if the machine has one"
+    return [f"this is a container without a graphics card: {there}: start the container with {how}"]
+
+
+def _loader(machine: Machine) -> list[str]:
+    if machine.loads(LOADER):
+        return []
+    how = _install(machine, _LOADER_PACKAGE, "libvulkan1")
+    return [f"there is no Vulkan loader ({LOADER}), through which every card is reached: {how}"]
+
+
+def _registered(machine: Machine) -> list[str]:
+    """Files that register drivers and lead nowhere."""
+    variable, named = machine.named_drivers()
+    found = [
+        f"{variable} names {path}, which is not there, and hides all other drivers: unset {variable}"
+        for path in named
+        if not (machine.root / path.lstrip("/")).exists()
+    ]
+    for driver in machine.vulkan_drivers():
+        name = "/" + driver.file.relative_to(machine.root).as_posix()
+        if not driver.library:
+            found.append(f"{name} names no library of a Vulkan driver: install the driver again, or delete the file")
+        elif not driver.opens:
+            found.append(
+                f"{name} names {driver.library}, which is not there or cannot be loaded: install the driver again, or "
+                "delete the file"
+            )
+    return found
+
+
+def _vendors(machine: Machine) -> list[str]:
+    """Cards that are in the machine and that no driver gives."""
+    drivers = machine.vulkan_drivers()
+    module, libraries = machine.nvidia_versions()
+    found = []
+    for vendor in machine.pci_vendors():
+        registered = [driver for driver in drivers if driver.vendor == vendor]
+        if vendor == "NVIDIA" and module and libraries and module not in libraries:
+            found.append(
+                f"NVIDIA's kernel module is {module} and its libraries are {', '.join(libraries)}, as after an update: "
+                "restart the machine"
+            )
+        elif not registered:
+            how = _NVIDIA if vendor == "NVIDIA" else _install(machine, _MESA_PACKAGE, "mesa-vulkan-drivers")
+            found.append(f"there is a card of {vendor} and no Vulkan driver for it: {how}")
+        elif not _refused(machine):
+            found.append(
+                f"there is a card of {vendor} and a Vulkan driver, which gives no adapter: it is too old for the card "
+                "or for wgpu, or half updated: update it and restart (vulkaninfo --summary tells more)"
+            )
+    return found
+
+
+def _refused(machine: Machine) -> list[str]:
+    """Device nodes that this user may not open."""
+    return [str(path) for path in machine.nodes("dri/renderD*", "kfd") if not machine.permitted(path)]
+
+
+def _permissions(machine: Machine) -> Iterator[str]:
+    refused = ["/" + path.removeprefix(str(machine.root)).lstrip("/") for path in _refused(machine)]
+    if refused:
+        how = (
+            "start the container with --group-add and the number of the group that the files have (ls -ln)"
+            if machine.in_container
+            else "sudo usermod -aG render,video $USER, then log in again"
+        )
+        yield f"you may not open {' and '.join(refused)}: {how}"
+
+
+def _library(machine: Machine) -> Iterator[str]:
+    for device in machine.devices:
+        if device["spec"] == "wgpu" and not device.get("usable", True):
+            yield f"wgpu does not work: {str(device['reason']).removeprefix('not usable: ')}"
+
+
+def _no_card(machine: Machine) -> Iterator[str]:
+    if machine.adapters:
+        software = machine.adapters[0]["name"]
+        yield (
+            f"only a software driver was found ({software}), which computes on the processor: if there is a graphics "
+            "card, install its driver; in a virtual machine, pass the card through to it"
+        )
+    elif machine.system == "Linux":
+        how = _install(machine, {}, "mesa-vulkan-drivers")
+        yield f"no graphics card was found, and no software driver: {how}, for a driver that computes on the processor"
+    else:
+        yield "wgpu finds no adapter: install the graphics card's driver from its maker"
+
+
+def _age(machine: Machine) -> Iterator[str]:
+    for adapter in machine.cards:
+        version = re.search(r"Mesa (\d+)\.(\d+)", str(adapter.get("driver", "")))
+        if version and (int(version[1]), int(version[2])) < OLDEST_MESA:
+            oldest = ".".join(map(str, OLDEST_MESA))
+            yield f"{adapter['name']} has {version[0]}, older than any that was tried ({oldest}): update Mesa"
+
+
+def _float16(machine: Machine) -> Iterator[str]:
+    for adapter in machine.cards:
+        if "shader-f16" not in adapter.get("features", ()):
+            yield (
+                f"{adapter['name']} has no shader-f16 with {adapter.get('driver') or 'its driver'}, so that runs are "
+                "in float32: a newer driver may have it, if the card can"
+            )
+
+
+def _hip(machine: Machine) -> Iterator[str]:
+    """/dev/kfd is there where AMD's kernel driver has found a card that computes."""
+    if not machine.nodes("kfd") or _refused(machine):
+        return
+    if not machine.imports("hip") and not machine.imports("rocm"):
+        yield "there is an AMD card, and hip-python is not installed, so that HIP is not used: pip install 'wgrad[hip]'"
+        return
+    for device in machine.devices:
+        if device["spec"] == "hip" and not device.get("usable", True):
+            yield f"HIP does not work: {str(device['reason']).removeprefix('not usable: ')}"
