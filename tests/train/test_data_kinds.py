@@ -259,7 +259,7 @@ def test_other_forms_that_are_wrong(tokenizer: Tokenizer, write_lines, record: d
 # ---- size ----------------------------------------------------------------------------------------
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process took at most is counted in other units there")
 @pytest.mark.parametrize("kind", ["array", "one element", "csv", "parquet"])
-def test_memory_is_bounded_by_four_times_the_file(make_tokenizer, tmp_path: Path, kind: str) -> None:
+def test_memory_is_bounded_by_four_times_the_file_or_ten_mebibytes(make_tokenizer, tmp_path: Path, kind: str) -> None:
     words = "A wise man will hear, and will increase learning; "
     paths = []
     # The first warms what stays the same; of Parquet a page of 1 MiB, and one of distinct values, are part of that.
@@ -275,4 +275,4 @@ def test_memory_is_bounded_by_four_times_the_file(make_tokenizer, tmp_path: Path
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert run.returncode == 0, run.stderr
     before, after, tokens = json.loads(run.stdout)
-    assert tokens > 0 and after - before <= 4 * paths[1].stat().st_size
+    assert tokens > 0 and after - before <= max(4 * paths[1].stat().st_size, 10 << 20)

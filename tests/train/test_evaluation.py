@@ -82,7 +82,8 @@ def test_the_cap_is_said_and_before_and_after_are_the_same_part(
 ) -> None:
     model = make_checkpoint()
     assert finetune(tmp_path / "some", model, text_data, "--eval-tokens", 60, "--lr", 1e-30) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out loss")]
+    said = ("held-out loss before", "held-out loss after")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(said)]
     assert len(lines) == 2 and all("of 16 held-out examples: --eval-tokens 60)" in line for line in lines)
     results = json.loads((tmp_path / "some" / "results.json").read_text())
     assert results["held_out_loss_before"] == pytest.approx(results["held_out_loss_after"], rel=1e-6)
