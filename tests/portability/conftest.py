@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pytest
 
+from tests.portability.browser import Browser, find_chromium
 from wgrad.autograd.selftest.bundle import Bundle, make_bundle
 from wgrad.autograd.selftest.cases import cases
 from wgrad.train.commands.bundle_cases import training_cases
@@ -31,3 +32,13 @@ def give_up() -> GiveUp:
 def bundle() -> Bundle:
     """Every variant of the self-test, of a training step and of decoding, each in one case at least."""
     return make_bundle([*cases(), *training_cases()], smallest=True)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory, give_up: GiveUp) -> Iterator[Browser]:
+    chromium = find_chromium()
+    if chromium is None:
+        give_up("chromium is not installed")
+    found = Browser(chromium, tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()

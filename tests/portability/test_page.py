@@ -5,109 +5,39 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 import re
-import shutil
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.portability.browser import Browser
 from wgrad.autograd.selftest.bundle import Bundle
 from wgrad.train.commands.cli import main
 from wgrad.train.commands.selftest_page import make_page, page_bundle
 
 ONLY = "softmax"  # small shaders: SwiftShader is slow to compile the others
-FLAGS = (
-    "--headless", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic",
-    "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--remote-debugging-pipe", "--window-size=1100,900",
-)  # fmt: skip
 SECONDS = 120
 
 
-class Browser:
-    """Chromium, by its DevTools protocol over a pipe: JSON, each message ended by a zero byte."""
-
-    def __init__(self, chromium: str, profile: Path) -> None:
-        self._in, ours = os.pipe()
-        theirs, self._out = os.pipe()
-
-        def place() -> None:  # the protocol's descriptors in the child: 3 to read from, 4 to write to
-            read, write = os.dup(theirs), os.dup(ours)
-            os.dup2(read, 3)
-            os.dup2(write, 4)
-
-        command = [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self._process = subprocess.Popen(
-            command, preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        os.close(theirs)
-        os.close(ours)
-        self._number, self._rest, self._session = 0, b"", ""
-        targets = self.ask("Target.getTargets")["targetInfos"]
-        page = next(t["targetId"] for t in targets if t["type"] == "page")
-        self._session = self.ask("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
-
-    def ask(self, method: str, **parameters: Any) -> Any:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            while b"\0" not in self._rest:
-                part = os.read(self._in, 1 << 16)
-                assert part, "Chromium has ended"
-                self._rest += part
-            line, _, self._rest = self._rest.partition(b"\0")
-            answer = json.loads(line)
-            if answer.get("id") == self._number:
-                assert "error" not in answer, answer
-                return answer["result"]
-
-    def evaluate(self, expression: str) -> Any:
-        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
-
-    def run(self, page: Path) -> dict[str, Any]:
-        """Open the page and wait for its end -> the report; `summary` is what it says on top."""
-        self.ask("Page.navigate", url=page.as_uri())
-        for _ in range(10 * SECONDS):
-            summary = self.evaluate("document.getElementById('summary')?.className && document.title")
-            if summary:
-                report = self.evaluate("document.getElementById('report').value")
-                return {**(json.loads(report) if report else {}), "summary": summary}
-            time.sleep(0.1)
-        raise AssertionError(f"the page did not end: {self.evaluate('document.title')}")
-
-    def screenshot(self, file: Path) -> None:
-        file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> Iterator[Browser]:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        give_up("chromium is not installed")
-    found = Browser(str(chromium), tmp_path_factory.mktemp("chromium"))
-    yield found
-    found.close()
+def run(browser: Browser, page: Path) -> dict[str, Any]:
+    """Open the page and wait for its end -> the report; `summary` is what it says on top."""
+    browser.ask("Page.navigate", url=page.as_uri())
+    for _ in range(10 * SECONDS):
+        summary = browser.evaluate("document.getElementById('summary')?.className && document.title")
+        if summary:
+            report = browser.evaluate("document.getElementById('report').value")
+            return {**(json.loads(report) if report else {}), "summary": summary}
+        time.sleep(0.1)
+    raise AssertionError(f"the page did not end: {browser.evaluate('document.title')}")
 
 
 def test_the_page_runs_and_passes(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     assert main(["selftest", "--page", str(page), "--only", ONLY]) == 0
     assert re.search(r"page\.html: \d+ cases with \d+ shader variants, [\d.]+ MB", capsys.readouterr().out)
-    report = browser.run(page)
+    report = run(browser, page)
     rows = browser.evaluate("[...document.querySelectorAll('#rows tr')].map(r => r.innerText)")
     total = len(report["results"])
     assert total == len(rows) == len(page_bundle(ONLY).document["cases"])
@@ -137,7 +67,7 @@ def test_a_wrong_kernel_and_one_that_does_not_compile_are_told(browser: Browser,
     ):
         page = tmp_path / "broken.html"
         page.write_text(make_page(_broken(bundle, old, new)))
-        report = browser.run(page)
+        report = run(browser, page)
         assert report["failed"] > 0 and "FAILED" in report["summary"]
         text = browser.evaluate("document.getElementById('rows').innerText")
         assert "FAILED" in text and word in text

@@ -98,7 +98,8 @@ def checkpoints(out: Path) -> set[str]:
 
 
 def everything(out: Path) -> tuple[Any, ...]:
-    records = [{k: v for k, v in r.items() if k != "tokens_per_second"} for r in read_metrics(out / "metrics.jsonl")]
+    of_machine = ("tokens_per_second", "memory_bytes")
+    records = [{k: v for k, v in r.items() if k not in of_machine} for r in read_metrics(out / "metrics.jsonl")]
     samples = (out / "samples.jsonl").read_text()
     return results(out), records, samples, (out / WEIGHTS_FILE).read_bytes(), checkpoints(out)
 

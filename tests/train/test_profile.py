@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.run.finetune import _start_profile
-from wgrad.train.run.result import say_done
+from wgrad.train.run.result import say_done, write_profile
 
 
 class Timed:
@@ -44,6 +45,15 @@ def test_the_table_is_the_last_line_where_it_was_asked_for(profile: bool) -> Non
     say_done(run, {"seconds": 1.0}, 0, None)
     assert run.device.timed == profile and said[0].startswith("done in")
     assert said[1:] == (["the table"] if profile else [])
+
+
+@pytest.mark.parametrize("profile", [True, False])
+def test_the_table_is_a_file_too(profile: bool, tmp_path: Path) -> None:
+    run, _ = session(Timed(), profile)
+    run.out = tmp_path
+    _start_profile(run)
+    write_profile(run)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == ({"profile.txt": "the table\n"} if profile else {})
 
 
 def test_a_device_without_kernels_says_so() -> None:

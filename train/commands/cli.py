@@ -1,4 +1,4 @@
-"""The command `wgrad`: finetune, plan, warm, generate, chat, eval, serve, export, merge, data, devices, doctor,
+"""The command `wgrad`: finetune, watch, plan, warm, generate, chat, eval, serve, export, merge, data, devices, doctor,
 selftest, bench, matrix-units, cache.
 
 Exit status: 0 done; 1 a selftest failed, doctor found something, an operator became slower (bench --compare), or what a
@@ -29,6 +29,7 @@ from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.options.option_text import read_stdin
 from wgrad.train.options.resolve import resolve_config, resolve_options
 from wgrad.train.options.serve_config import ServeConfig
+from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.run.memory_advice import advising
@@ -98,6 +99,15 @@ def _serve(args: argparse.Namespace) -> int:
 
     with advising("use a smaller --batch-size or --context, or a smaller model"):
         return run_serve(config)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    given = _given(args)
+    folders = given.pop("folder")
+    config = WatchConfig(**given)
+    from wgrad.train.commands.watch import run_watch
+
+    return run_watch(config, folders)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -211,6 +221,10 @@ def build_parser() -> Parser:
 
     finetune = add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
     _add_config(finetune)
+    watch = add("watch", _watch, "show runs in a browser of this machine while they go on: curves, samples, results")
+    watch.epilog = "The page is at the address that is printed; Ctrl-C ends it. Nothing in the folders is changed."
+    watch.add_argument("folder", nargs="+", metavar="RUN", help="the --out of a run, also one that has yet to begin")
+    add_options(watch, WatchConfig)
     plan = add(
         "plan", _plan, "say what memory a run takes, and what fits; with the options of finetune that it will have"
     )

@@ -26,6 +26,7 @@ Rule = tuple[str, Callable[[Any], bool]]
 AT_LEAST_1: Rule = ("must be at least 1", lambda v: v >= 1)
 ABOVE_0: Rule = ("must be above 0", lambda v: v > 0)
 NOT_NEGATIVE: Rule = ("must not be negative", lambda v: v >= 0)
+PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
 SEED: Rule = ("must be between 0 and 4294967295", lambda v: 0 <= v < 2**32)
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list of names"}

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.model_options import WithContext
-from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, Rule, option
+from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
 KEY_VARIABLE = "WGRAD_API_KEY"
 MOST_ROWS = 16  # of a batch: what the products of few rows are for
 
-_PORT: Rule = ("must be between 0 and 65535", lambda v: 0 <= v <= 65535)
 _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_ROWS)
 
 
@@ -38,7 +37,7 @@ class ServeConfig(WithContext):
         metavar="ADDRESS",
         group="network",
     )
-    port: int = option(8000, "0: any that is free", rule=_PORT, metavar="N", group="network")
+    port: int = option(8000, "0: any that is free", rule=PORT, metavar="N", group="network")
     api_key: str | None = option(
         None,
         f"refuse requests without this key. Better in the environment, {KEY_VARIABLE}: other users see command lines",

@@ -194,12 +194,13 @@ class Run:
 
     def _write(self, pending: list[_Pending], history: np.ndarray) -> None:
         rate = self.throughput.tokens_per_second
+        memory = {} if self.progress.memory is None else {"memory_bytes": self.progress.memory()}
         for item, row in zip(pending, history):
             record: dict[str, Any] = {"step": item.step, "loss": float(row[0]), "lr": item.lr}
             norm = float(row[1 + STATE_GRAD_NORM])
             record["grad_norm"] = norm if norm >= 0 else None  # -1: not finite, the step was skipped
             record |= self.trainer.metrics(row)
-            record |= {"tokens": item.tokens, "tokens_per_second": float(f"{rate:.4g}")}
+            record |= {"tokens": item.tokens, "tokens_per_second": float(f"{rate:.4g}"), **memory}
             self.metrics.write(record)
             self.callbacks.step(step_report(record, self.stream.total_steps))
             if self._skips.add(norm < 0):

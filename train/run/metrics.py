@@ -117,8 +117,9 @@ class RecordsFile:
 class MetricsFile(RecordsFile):
     """OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
 
-    A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second, and the objective's
-    metrics (rewards/margins, ...); one of a measure step, held_out_loss, and those as held_out_rewards/margins, ...
+    A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second, memory_bytes
+    (reserved on the device), and the objective's metrics (rewards/margins, ...); one of a measure step, held_out_loss,
+    and those as held_out_rewards/margins, ...
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:

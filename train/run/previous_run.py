@@ -19,6 +19,7 @@ from wgrad.train.run.checkpoints import Checkpoints
 
 RESULTS_FILE, SWEEP_FILE = "results.json", "sweep.json"
 RESULTS_FORMAT = 1
+PROFILE_FILE = "profile.txt"  # beside it, of --profile
 # Of a finished run these may differ without a word, as those of the group "machine" may, which say where and how it
 # runs: nothing runs any more.
 _NO_PART_OF_THE_RESULT = ("resume", "out", "max_steps", "epochs")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wgrad.device.files import write_json
+from wgrad.device.files import write_json, write_text
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.save_model import save_full
 from wgrad.train.run.build import TrainableModel
 from wgrad.train.run.loss_curve import LOSS_CURVE_FILE, save_loss_curve
 from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.plan import Plan
-from wgrad.train.run.previous_run import RESULTS_FILE, RESULTS_FORMAT
+from wgrad.train.run.previous_run import PROFILE_FILE, RESULTS_FILE, RESULTS_FORMAT
 from wgrad.train.run.session import Session
 from wgrad.train.terminal.progress import duration, size
 
@@ -33,16 +33,23 @@ def save_session_adapter(session: Session, built: TrainableModel, folder: Path) 
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:
-    """Write loss.svg and results.json. results.json comes last: a folder that has it is complete."""
+    """Write loss.svg, the profile, and results.json. That comes last: a folder that has it is complete."""
     config, stream = session.config, session.stream
     points = {0: results.get("held_out_loss_before"), **metrics.held_out()}
     points.setdefault(results["result_step"], results.get("held_out_loss_after"))
     curve = [(step, loss) for step, loss in sorted(points.items()) if loss is not None]
     title = f"{Path(config.model).name} on {', '.join(Path(path).name for path in config.data)}"
     save_loss_curve(session.out / LOSS_CURVE_FILE, metrics.of_steps(), curve, title)
+    write_profile(session)
     length = {"steps": stream.step, "max_steps": config.max_steps, "epochs": config.epochs}
     measured = {"skipped_steps": skipped, "peak_bytes": session.device.memory().peak_bytes}
     write_json(session.out / RESULTS_FILE, {"format": RESULTS_FORMAT, **results, **length, **measured})
+
+
+def write_profile(session: Session) -> None:
+    """The table of kernels, where they were timed: of the steps since the run was last started."""
+    if table := session.device.profile_table():
+        write_text(session.out / PROFILE_FILE, table + "\n")
 
 
 def say_done(session: Session, results: dict[str, Any], skipped: int, plan: Plan | None) -> None:

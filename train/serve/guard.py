@@ -1,15 +1,9 @@
-"""Who may ask: every request passes here before anything of it is looked at.
-
-A server on localhost is reached by every page that the user's browser shows. A page of another site sends its own
-Origin, or says in Sec-Fetch-Site that it is of another; one whose name was made to lead here (DNS rebinding) sends that
-name as Host. All three are refused, and there are no CORS headers, so that no page could read an answer.
-"""
+"""Who may ask: every request passes here before anything of it is looked at. What a header may say: sites.py."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
@@ -17,18 +11,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wgrad.train.serve.errors import ApiError
+from wgrad.train.serve.sites import is_loopback, refusal
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
-
-_HOST = re.compile(r"(?:\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[\w.-]+))(?::\d+)?", re.ASCII)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone. host: an address, or a name."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 class Guard:
@@ -54,18 +39,12 @@ class Guard:
 
     def check(self, headers: Headers) -> None:
         """ApiError: the request is not to be answered."""
-        host = headers.get("host", "")
-        if not self._is_ours(_name_of(host)):
-            raise ApiError(
-                403,
-                f"Host: must be an address of this server; got {host[:100]!r}: name it with --allow-host",
-                code="host",
-            )
-        for origin in headers.getlist("origin"):
-            if _site(origin) != host.lower():
-                raise ApiError(403, "Origin: pages of other sites may not ask this server", code="origin")
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise ApiError(403, "Sec-Fetch-Site: pages of other sites may not ask this server", code="origin")
+        site = headers.get("sec-fetch-site", "none")
+        header, wrong = refusal(headers.get("host", ""), headers.getlist("origin"), site, self._is_ours)
+        if header == "Host":
+            raise ApiError(403, f"Host: {wrong}: name it with --allow-host", code="host")
+        if header:
+            raise ApiError(403, f"{header}: {wrong}", code="origin")
         if self._key is not None:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode("latin-1", "replace"), self._key.encode())
@@ -84,15 +63,3 @@ class Guard:
             return True
         except ValueError:
             return name == "localhost"
-
-
-def _name_of(host: str) -> str:
-    """The name in a Host header, without its port; "" where it is none."""
-    found = _HOST.fullmatch(host)
-    return (found["address"] or found["name"]).lower() if found else ""
-
-
-def _site(origin: str) -> str:
-    """HOST or HOST:PORT of an Origin header, as a Host header has it; "" of any that is no page's of the web."""
-    scheme, _, host = origin.partition("://")
-    return host.lower() if scheme in ("http", "https") else ""

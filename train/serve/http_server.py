@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from wgrad.device.errors import WgradError
-from wgrad.train.serve.guard import is_loopback
+from wgrad.train.serve.sites import is_loopback
 
 _CONNECTIONS = 1000  # at once; more are answered with status 503
 _END_SECONDS = 5  # for answers that are on their way when the server ends

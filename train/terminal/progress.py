@@ -251,7 +251,7 @@ class TrainingProgress:
         memory: Callable[[], int] | None = None,
     ) -> None:
         self.display = Display(console) if display is None else display
-        self.total_steps, self.steps_done, self._memory = total_steps, steps_done, memory
+        self.total_steps, self.steps_done, self.memory = total_steps, steps_done, memory
         self._phase = _Training(self.display, total_steps, steps_done, log_every)
         self._shown = self.display.show(self._phase)
 
@@ -266,7 +266,7 @@ class TrainingProgress:
             "lr": f"lr {lr:.2e}",
             "rate": f"{rate} tok/s",
             "left": f"left {duration(left)}",
-            **({"memory": size(self._memory())} if self._memory is not None else {}),
+            **({"memory": size(self.memory())} if self.memory is not None else {}),
         }
         self._phase.update(steps_done)
 

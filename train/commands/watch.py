@@ -1,0 +1,32 @@
+"""`wgrad watch`: a page with the curves of runs, while they go on or afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.watch_config import WatchConfig
+from wgrad.train.run.watched import WatchedRun
+from wgrad.train.serve.watch_server import Watch, WatchServer
+
+MOST_RUNS = 32
+_PAGE = Path(__file__).with_name("watch_page.html")
+
+
+def open_watch(folders: Sequence[str]) -> Watch:
+    """What the page shows. WgradError: a file, or too many."""
+    folders = list(dict.fromkeys(expand_path(folder, "RUN") for folder in folders))
+    if len(folders) > MOST_RUNS:
+        raise WgradError(f"RUN: a page shows at most {MOST_RUNS} runs; got {len(folders)}: leave some out")
+    return Watch(_PAGE.read_text(encoding="utf-8"), [WatchedRun(folder) for folder in folders])
+
+
+def run_watch(config: WatchConfig, folders: Sequence[str]) -> int:
+    """Until a signal. Nothing is written but the page's address, to stdout. WgradError."""
+    with WatchServer(config.port, open_watch(folders)) as server:
+        count = len(server.watch.runs)
+        print(f"watching {count} run{'s' * (count != 1)} at {server.address} (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
+    return 0
