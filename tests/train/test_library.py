@@ -8,7 +8,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig, PromptOptions
 from wgrad.train.options.model_options import LoadOptions
 from wgrad.train.run.metrics import read_metrics
+from wgrad.train.terminal.interrupts import Interrupts
 
 RECORDS = [{"text": text} for text in SENTENCES] + [{"prompt": "still", "completion": " waters run"}] * 4
 OPTIONS: dict[str, Any] = {
@@ -114,6 +117,7 @@ class Watching(wgrad.Callback):
 
 def test_callbacks_are_told_and_end_a_run(model: str, tmp_path: Path) -> None:
     options = OPTIONS | {"model": model, "data": RECORDS, "save_every": 1, "eval_every": 2}
+    options |= {"max_steps": None, "epochs": 2}
     whole = wgrad.finetune(out=tmp_path / "whole", **options)
     watching, losses = Watching(last=3), list[float]()
     stopped = wgrad.finetune(
@@ -126,11 +130,11 @@ def test_callbacks_are_told_and_end_a_run(model: str, tmp_path: Path) -> None:
     reports = [r for r in watching.reports if isinstance(r, wgrad.StepReport)]
     assert losses == [r.loss for r in reports] == [r.loss for r in stopped.metrics()]
     assert [(r.step, r.loss, r.lr) for r in reports] == [(r.step, r.loss, r.lr) for r in whole.metrics()[:3]]
-    assert {r.total_steps for r in reports} == {4} and all(r.tokens_per_second > 0 for r in reports)
+    assert {r.total_steps for r in reports} == {whole.steps} != {3} and all(r.tokens_per_second > 0 for r in reports)
     assert watching.reports[0].loss == whole.held_out_loss_before
     assert watching.reports[-1].loss == stopped.held_out_loss_after
     again = wgrad.finetune(out=tmp_path / "stopped", resume=True, **options)
-    assert again.steps == 4 and not again.stopped_by_callback
+    assert again.steps == whole.steps and not again.stopped_by_callback
     assert adapter(again.out) == adapter(whole.out)
 
 
@@ -246,3 +250,21 @@ def test_what_is_loaded_goes_again(model: str, wgpu_device: Any, monkeypatch: py
     loaded.close()
     assert wgpu_device.memory().in_use_bytes < taken / 10
     assert wgpu_device.memory().reserved_bytes < before + taken / 10
+
+
+def test_a_second_request_ends_no_process_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends itself where its main thread does not come back; a notebook's process is another's."""
+    ended = list[int]()
+    monkeypatch.setattr("wgrad.train.terminal.interrupts.GRACE", 0.0)
+    monkeypatch.setattr("wgrad.train.terminal.interrupts.os._exit", ended.append)
+    for ends_process in (False, True):
+        Interrupts(lambda text: None, ends_process=ends_process)._end_late(2)
+    assert ended == [130]
+
+
+def test_ranks_take_no_callbacks(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of several processes would have to agree on what each of them answers."""
+    world = nullcontext(SimpleNamespace(alone=False, size=2))
+    monkeypatch.setattr("wgrad.train.run.finetune.open_world", lambda: world)
+    options = OPTIONS | {"model": model, "data": RECORDS, "out": tmp_path / "out"}
+    assert "this is one of 2 ranks: leave them out" in wrong(**options, callbacks=[Watching()])
