@@ -219,6 +219,7 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
         assert [a.text for a in loaded.generate_many(prompts * 2, batch_size=3, **how)] == [a.text for a in alone]
         record = {"prompt": "still", "completion": " waters run deep"}
         scores = loaded.score(record)
+        assert capfd.readouterr() == ("", "")
         (tmp_path / "one.jsonl").write_text(json.dumps(record))
         assert main(["eval", *command, "--data", str(tmp_path / "one.jsonl"), "--json"]) == 0
         measured = json.loads(capfd.readouterr().out)
@@ -227,7 +228,6 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
         assert "".join(t.text for t in scores.tokens).startswith("still waters run deep")
         plain = loaded.score("still waters run deep")
         assert all(t.learnt for t in plain.tokens) and plain.perplexity > 1
-        assert capfd.readouterr() == ("", "")
         with pytest.raises(wgrad.WgradError, match="at most the 40 that the model was loaded for"):
             loaded.generate("the", max_new_tokens=40)
         with pytest.raises(wgrad.WgradError, match="generate: unknown argument 'temp' .did you mean temperature"):
