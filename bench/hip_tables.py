@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from pages import Row, table
@@ -23,6 +24,8 @@ PEER: Row = {
     "lds": 65536,
     "busy": {"300": 0.759, "600": 0.622, "1200": 0.417},
 }
+PEER_TFLOPS = 605  # that its authors measured on an MI300X: 131,072 tokens, 16 heads, no mask
+PEAK_TFLOPS = 1307.4  # of an MI300X in 16 bits (AMD, CDNA3 white paper)
 COMPARED = "attention_forward_bf16_rtne_128"  # the same mode, width and mask
 
 
@@ -52,6 +55,7 @@ def attention_busy(rows: list[Row]) -> list[str]:
     head = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
     lines += ["**Attention forward, gfx942: % of time that the matrix unit is busy at 300 / 600 / 1,200 clocks**", ""]
     lines += [*table(head, cells), ""]
+    lines += in_tflops(forward)
     own: dict[str, float] = next((r["busy"] for r in forward if r["kernel"] == COMPARED), {})
     lost = [f"{int(key):,} clocks" for key in LATENCIES if key in own and own[key] < PEER["busy"][key]]
     lines += [f"It loses to the peer at {', '.join(lost)}.", ""] if lost else []
@@ -64,6 +68,38 @@ def attention_busy(rows: list[Row]) -> list[str]:
         columns = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
         lines += ["**Attention backward, gfx942: the same**", "", *table(columns, cells), ""]
     return lines
+
+
+def in_tflops(forward: list[Row]) -> list[str]:
+    """The model's shares on an MI300X, and those as much lower as the peer's measured speed is than its own share. The
+    peer has no figure with L1 counted."""
+    cells = []
+    for r in [*forward, PEER]:
+        plain = f"{PEAK_TFLOPS * r['busy']['600']:,.0f}"
+        l1 = f"{PEAK_TFLOPS * r['busy_l1']['600']:,.0f}" if "busy_l1" in r else "–"
+        scaled = sorted(PEER_TFLOPS * r["busy"][key] / PEER["busy"][key] for key in ("300", "600"))
+        calibrated = f"{scaled[0]:,.0f} to {scaled[1]:,.0f}" if r is not PEER else f"{PEER_TFLOPS} (measured)"
+        cells.append([r["kernel"] if r is PEER else f"`{r['kernel']}`", plain, l1, calibrated])
+    title = "The same in TFLOP/s of an MI300X, no mask: the model at 600 clocks, and calibrated by the published kernel"
+    head = ("kernel", "model", "model with L1", "calibrated (latency of 300 to 600 clocks)")
+    return [f"**{title}**", "", *table(head, cells), ""]
+
+
+def filled(rows: list[Row]) -> list[str]:
+    """How the orders of a forward's work-groups fill a card, and what its dies read."""
+    if not rows:
+        return []
+    names = list(rows[0]["busy"])
+    cells = [
+        [r["shape"].replace("x", " × "), f"{r['work_groups']:,}", percent(r["busy"], tuple(names))]
+        + [" / ".join(f"{r['read'][name]:.1f}" for name in names)]
+        for r in rows
+    ]
+    which = " / ".join(names)
+    title = f"Causal attention forward, 304 compute units on 8 dies, by the order of its work-groups: {which}"
+    head = ("B × T × H × G × D", "work-groups", "% of the compute units' time", "times that K and V are read into L2")
+    note = "`placed` is what the kernels do: long blocks first, heads that share K and V on one die."
+    return [f"**{title}**", "", *table(head, cells), "", note, ""]
 
 
 def registers(rows: list[Row], title: str) -> list[str]:
@@ -88,15 +124,20 @@ def families(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
+def least(shares: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Of each number of waves that all have."""
+    found = list(shares)
+    return {n: min(s[n] for s in found) for n in WAVES if all(n in s for s in found)}
+
+
 def products(rows: list[Row]) -> list[str]:
     """The 16-bit products: large and small tiles, and those of pieces; then the float32 ones of RDNA."""
     wide, narrow = [], []
     for (arch, name), of in sorted(families(rows).items(), key=lambda item: ARCHITECTURES.index(item[0][0])):
         if all("busy_600" in r for r in of) and (name.endswith(("_big", "_small")) or "_split_" in name):
-            fit = [n for n in WAVES if all(n in r["busy_600"] for r in of)]
-            lowest = {n: min(r["busy_600"][n] for r in of) for n in fit}
+            lowest, with_l1 = (least(r.get(key, {}) for r in of) for key in ("busy_600", "busy_600_l1"))
             size = f"{max(r['vgpr'] for r in of)}, {amount(max(r['lds'] for r in of))}"
-            wide.append([arch, f"`{name}`", size, percent(lowest, WAVES)])
+            wide.append([arch, f"`{name}`", size, percent(lowest, WAVES), percent(with_l1, WAVES)])
         elif arch.startswith("gfx1") and re.match("gemm_(f32|mix|nf4_f32|nf4_nested_f32)_", name):
             paired = min(r["dual_issued"] for r in of)
             narrow.append([arch, f"`{name}`", str(max(r["vgpr"] for r in of)), f"{100 * paired:.1f} %"])
@@ -104,8 +145,8 @@ def products(rows: list[Row]) -> list[str]:
     if wide:
         title = "16-bit products: % of time that the matrix unit is busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
         title += " (–: do not fit)"
-        head = ("architecture", "kernels", "VGPR, LDS", "least of its layouts")
-        lines += [f"**{title}**", "", *table(head, wide), ""]
+        columns = ("architecture", "kernels", "VGPR, LDS", "least of its layouts", "with L1's bandwidth counted")
+        lines += [f"**{title}**", "", *table(columns, wide), ""]
     if narrow:
         head = ("architecture", "kernels", "VGPR", "least of its layouts")
         lines += ["**float32 products of RDNA: multiply-adds of the inner loop that are dual-issued**", ""]
@@ -148,6 +189,7 @@ def render_hip(folder: Path) -> str:
         f" scratch memory: {', '.join(spilling) or 'none'}.",
         "",
         *attention_busy([r for r in attention if r["arch"] == "gfx942"]),
+        *filled(read(folder, "hip_grid")),
         *products(gemm),
         *executed(operators, gemm, attention),
         *registers(attention, "Attention"),

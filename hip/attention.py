@@ -9,7 +9,9 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array
 from wgrad.hip.attention_backward import KINDS, served
 from wgrad.hip.attention_plain import plain_attention
+from wgrad.hip.attention_widths import kernel_width, narrowed, widened
 from wgrad.hip.elements import implements
+from wgrad.hip.runtime.architectures import dies
 from wgrad.hip.runtime.runtime import Runtime
 
 ROUNDINGS = ("rtne", "rtna", "rtz")
@@ -52,12 +54,29 @@ def attention(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array]:
-    """float16 and bfloat16 with heads of 64 or 128 elements on the matrix units; the rest (float32, other widths,
+    """float16 and bfloat16 with heads of 33 to 128 elements on the matrix units; the rest (float32, other widths,
     unaligned arrays, a scale that is not positive, a soft-cap, one query and few keys) by the plain kernels."""
     # Two tiles beyond the last key are addressed too, and not read.
     rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
     if softcap or scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
         return plain_attention(device, q, k, v, doc_start, cache_len, scale, window, softcap)
+    width = q.shape[3]
+    q, k, v = (widened(device, x, kernel_width(width)) for x in (q, k, v))
+    o, lse = _on_matrix_units(device, q, k, v, doc_start, cache_len, scale, window)
+    return narrowed(device, o, width), lse
+
+
+def _on_matrix_units(
+    device: AttentionRounding,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    cache_len: Array,
+    scale: float,
+    window: int,
+) -> tuple[Array, Array]:
+    """Of heads that the kernels have a width for."""
     batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     kind = KINDS[q.dtype.name]
@@ -69,11 +88,11 @@ def attention(
     parts, part_lse = o, lse
     if splits > 1:
         parts, part_lse = device.empty((splits, *q.shape)), device.empty((splits, *lse.shape))
-    numbers = [batch, queries, keys, heads, kv_heads, splits, window, float(scale)]
+    numbers = [batch, queries, keys, heads, kv_heads, splits, dies(device), window, float(scale)]
     device.launch(
         "attention_forward", f"attention_forward_{mode}_{width}",
         [q, k, v, doc_start, cache_len, parts, part_lse, *numbers],
-        (splits * blocks, heads, batch), threads=threads,
+        (heads * batch, splits * blocks, 1), threads=threads,
         work=2.0 * q.size * keys,  # a causal half of 2 products' 2 FLOP
     )  # fmt: skip
     if splits > 1:

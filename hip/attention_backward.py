@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from wgrad.device.memory import Array
 from wgrad.hip.attention_plain import plain_attention_backward
+from wgrad.hip.attention_widths import kernel_width, narrowed, widened
 from wgrad.hip.elements import implements
+from wgrad.hip.runtime.architectures import dies
 from wgrad.hip.runtime.runtime import Long, Runtime
 
-WIDTHS = (64, 128)
 KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _GROUP = 256  # work-items of attention_backward_rows.hip
 _LARGEST = 1 << 32  # bytes of a batch element that a kernel's 32-bit offsets reach
@@ -27,11 +28,30 @@ def attention_backward(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array, Array]:
-    """float16 and bfloat16 with heads of 64 or 128 elements on the matrix units; what they do not serve (float32, other
+    """float16 and bfloat16 with heads of 33 to 128 elements on the matrix units; what they do not serve (float32, other
     widths, a soft-cap, arrays that are not aligned to 16 bytes) by the plain kernels."""
     # A tile beyond the end is addressed too: one work-group's rows more.
     if softcap or not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
         return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window, softcap)
+    width = q.shape[3]
+    do, q, k, v, o = (widened(device, x, kernel_width(width)) for x in (do, q, k, v, o))
+    dq, dk, dv = _on_matrix_units(device, do, q, k, v, o, lse, doc_start, scale, window)
+    return narrowed(device, dq, width), narrowed(device, dk, width), narrowed(device, dv, width)
+
+
+def _on_matrix_units(
+    device: Runtime,
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    doc_start: Array,
+    scale: float,
+    window: int,
+) -> tuple[Array, Array, Array]:
+    """Of heads that the kernels have a width for."""
     batch, length, heads, width = q.shape
     kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
     columns, threads = (256, 512) if device.wave == 64 else (64, 128)  # attention_gradient.hpp
@@ -47,8 +67,8 @@ def attention_backward(
     numbers, tail = [length, heads, kv_heads], [window, float(scale)]
     blocks, work = -(-length // columns), 3.0 * q.size * length  # a causal half of 2 products' 2 FLOP, three times
     device.launch(
-        "attention_backward_dq", f"attention_backward_dq_{kind}_{width}", [*inputs, dq, *numbers, *tail],
-        (heads, batch, blocks), threads=threads, work=work,
+        "attention_backward_dq", f"attention_backward_dq_{kind}_{width}", [*inputs, dq, *numbers, dies(device), *tail],
+        (heads * batch, blocks, 1), threads=threads, work=work,
     )  # fmt: skip
     splits = _splits(device, blocks * batch * kv_heads, heads // kv_heads)
     parts = [device.empty((splits, *k.shape)) for _ in range(2)] if splits > 1 else [dk, dv]
@@ -85,12 +105,15 @@ def _splits(device: Runtime, groups: int, per: int) -> int:
 
 
 def served(arrays: tuple[Array, ...], rows: int) -> bool:
-    """Can the matrix kernels take these? Of one 16-bit dtype and a width of WIDTHS, aligned to 16 bytes, not empty.
+    """Can the matrix kernels take these? Of one 16-bit dtype and a width that they serve, not empty; aligned to 16
+    bytes but where heads are widened, which are copies.
 
     rows: of D elements that a kernel addresses in a batch element, those beyond the end too.
     """
     first = arrays[0]
     alike = all(a.dtype == first.dtype for a in arrays) and first.dtype.name in KINDS
-    if not alike or first.shape[3] not in WIDTHS or not all(a.size for a in arrays):
+    width = kernel_width(first.shape[3])
+    if not alike or not width or not all(a.size for a in arrays):
         return False
-    return rows * first.shape[3] * 2 < _LARGEST and all(a.address % 16 == 0 for a in arrays)
+    copied = width != first.shape[3]
+    return rows * width * 2 < _LARGEST and (copied or all(a.address % 16 == 0 for a in arrays))

@@ -6,20 +6,21 @@
 // do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T];
 // doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
-// Launch: (H, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline and float16's range are in attention_gradient.hpp.
+// Launch: (H B, ceil(T / COLUMNS)) groups of THREADS, placed by attention_order.hpp; `dies` of the card take them in
+// turn. The pipeline and float16's range are in attention_gradient.hpp.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes it deterministic.
 #include "attention_gradient.hpp"
+#include "attention_order.hpp"
 
 namespace attention {
 
 template <class T, int D>
 GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const void* v, const float* lse,
                         const float* delta, const float* grad_lengths, const float* v_lengths, const int* doc_start,
-                        void* dq, const Sizes& p, float scale, u32x4* lds) {
+                        void* dq, const Sizes& p, int dies, float scale, u32x4* lds) {
   using F = Gradient<T, D, false>;
-  const int head = gpu::block_x(), batch = gpu::block_y(), kv_head = head / (p.heads / p.kv_heads);
-  // The longest come first, so that the card does not end on them.
-  const int column0 = (int(gpu::grid_z()) - 1 - int(gpu::block_z())) * COLUMNS;
+  const Place at = place(p.heads, 1, dies);
+  const int head = at.head, batch = at.batch, column0 = at.block * COLUMNS, kv_head = head / (p.heads / p.kv_heads);
   const Sight<false> sight{Mask{doc_start + (long)batch * p.length, p.length, p.length, 0, p.window}};
   const int wave0 = column0 + WAVE_COLUMNS * int(gpu::wave());
   const Span all(sight, column0, COLUMNS), mine(sight, wave0, WAVE_COLUMNS);
@@ -70,11 +71,11 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   extern "C" GPU_KERNEL(attention::THREADS) GPU_WAVES_PER_SIMD(2) void attention_backward_dq_##suffix##_##D(              \
       const void* grad, const void* q, const void* k, const void* v, const float* lse, const float* delta,             \
       const float* grad_lengths, const float* v_lengths, const int* doc_start, void* dq, int length, int heads,           \
-      int kv_heads, int window, float scale) {                                                                         \
+      int kv_heads, int dies, int window, float scale) {                                                               \
     using F = attention::Gradient<attention::T, D, false>;                                                             \
     GPU_SHARED(gpu::u32x4, lds, F::SLOTS);                                                                             \
     attention::backward_dq<attention::T, D>(grad, q, k, v, lse, delta, grad_lengths, v_lengths, doc_start, dq,            \
-                                            {length, heads, kv_heads, window}, scale, lds);                            \
+                                            {length, heads, kv_heads, window}, dies, scale, lds);                      \
   }
 BACKWARD_DQ(f16, F16, 64)
 BACKWARD_DQ(f16, F16, 128)

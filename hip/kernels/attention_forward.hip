@@ -4,7 +4,8 @@
 //     o[t] = sum_j exp(s[t, j] - lse[t]) v[j],       lse[t] = log sum_j exp(s[t, j])
 //
 // q, o: [B, T, H, D]; k, v: [B, S, G, D], float16 or bfloat16, D 64 or 128; doc_start int32 [B, T]; cache_len int32 [1];
-// lse float32 [B, H, T]. The mask is in attention_mask.hpp. Launch: (splits ceil(T / QUERIES), H, B) groups of THREADS.
+// lse float32 [B, H, T]. The mask is in attention_mask.hpp. Launch: (H B, splits ceil(T / QUERIES)) groups of THREADS,
+// placed by attention_order.hpp; `dies` of the card take them in turn.
 // With splits > 1 each takes a share of the keys and writes float32 o [splits, B, T, H, D] and lse [splits, B, H, T]
 // for attention_combine.
 //
@@ -27,6 +28,7 @@
 // Sources: Dao, FlashAttention-2 (arXiv:2307.08691); Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
+#include "attention_order.hpp"
 
 namespace attention {
 
@@ -55,7 +57,7 @@ struct Problem {
   const int *doc_start, *cache_len;
   void* o;
   float* lse;
-  int batch, queries, keys, heads, kv_heads, splits, window;
+  int batch, queries, keys, heads, kv_heads, splits, dies, window;
   float scale;
 };
 
@@ -77,12 +79,12 @@ struct Forward {
   float top[TILES];       // the maximum in use less Range::START, as a power of two
   gpu::f32x2 sum[TILES];  // of even and of odd elements
 
-  GPU_FN void start(const Problem& p, const Mask& mask, int query0, int head) {
+  GPU_FN void start(const Problem& p, const Mask& mask, int query0, const Place& at) {
     const u32 stride = u32(p.heads) * D * 2;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int query = mask.clamp(query0 + 16 * n + column());
-      const char* mine = (const char*)p.q + ((long)gpu::block_z() * p.queries + query) * stride + head * D * 2;
+      const char* mine = (const char*)p.q + ((long)at.batch * p.queries + query) * stride + at.head * D * 2;
 #pragma unroll
       for (int d = 0; d < DEPTHS; d++) q[n][d] = chunk(d, [&](int c) { return gpu::load16(mine + 16 * c); });
       top[n] = HIDDEN, sum[n] = gpu::f32x2(0.f);
@@ -245,7 +247,7 @@ struct Forward {
     }
   }
 
-  GPU_FN void finish(const Problem& p, int query0, int head, int split) {
+  GPU_FN void finish(const Problem& p, int query0, const Place& at) {
     using Out = Pairs<T>;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -253,10 +255,10 @@ struct Forward {
       const float total = column_sum(sum[n][0] + sum[n][1]);
       const float inverse = total > 0.f ? 1.f / total : 0.f;  // 0: no key in this split
       if (query >= p.queries) continue;
-      const long place = ((long)gpu::block_z() * p.queries + query) * p.heads + head;
-      const long part = (long)split * p.batch * p.queries * p.heads;
+      const long place = ((long)at.batch * p.queries + query) * p.heads + at.head;
+      const long part = (long)at.split * p.batch * p.queries * p.heads;
       if (group() == 0)
-        p.lse[part + ((long)gpu::block_z() * p.heads + head) * p.queries + query] =
+        p.lse[part + ((long)at.batch * p.heads + at.head) * p.queries + query] =
             total > 0.f ? top[n] * LN2 + gpu::log(total) : HIDDEN;
 #pragma unroll
       for (int part_d = 0; part_d < V::PARTS; part_d++)
@@ -276,24 +278,22 @@ struct Forward {
 template <class T, int D>
 GPU_FN void forward(const Problem& p, u32x4* lds) {
   using F = Forward<T, D>;
-  const int head = gpu::block_y(), batch = gpu::block_z(), split = gpu::block_x() % p.splits;
-  // The longest rows come first, so that the card does not end on them.
-  const int blocks = (p.queries + QUERIES - 1) / QUERIES, block = blocks - 1 - int(gpu::block_x()) / p.splits;
-  const Mask mask{p.doc_start + (long)batch * p.queries, p.queries, p.keys, *p.cache_len, p.window};
-  const int wave = gpu::wave(), query0 = block * QUERIES + wave * WAVE_QUERIES;
-  const Seen all(mask, block * QUERIES, QUERIES), mine(mask, query0, WAVE_QUERIES);
+  const Place at = place(p.heads, p.splits, p.dies);
+  const Mask mask{p.doc_start + (long)at.batch * p.queries, p.queries, p.keys, *p.cache_len, p.window};
+  const int wave = gpu::wave(), query0 = at.block * QUERIES + wave * WAVE_QUERIES;
+  const Seen all(mask, at.block * QUERIES, QUERIES), mine(mask, query0, WAVE_QUERIES);
   const int tiles = (all.end + KEYS - 1) / KEYS - all.begin / KEYS, share = (tiles + p.splits - 1) / p.splits;
-  const int tile0 = all.begin / KEYS + split * share;
+  const int tile0 = all.begin / KEYS + at.split * share;
   const int begin = tile0 * KEYS, end = gpu::min(begin + share * KEYS, all.end);
 
   const u32 stride = u32(p.kv_heads) * D * 2;
-  const long slice = (long)batch * p.keys * stride + head / (p.heads / p.kv_heads) * D * 2;
+  const long slice = (long)at.batch * p.keys * stride + at.head / (p.heads / p.kv_heads) * D * 2;
   const Rows k_rows((const char*)p.k + slice, u32(all.end - 1) * stride + D * 2);
   const Rows v_rows((const char*)p.v + slice, u32(all.end - 1) * stride + D * 2);
   const bool late = wave >= WAVES / 2;
 
   F f;
-  f.start(p, mask, query0, head);
+  f.start(p, mask, query0, at);
   f.k.load(k_rows, begin, stride);
   f.k.store(lds);
   gpu::lds_barrier();
@@ -306,7 +306,7 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
     f.template step<1>(walk);
   }
   if (!late) gpu::lds_barrier();
-  f.finish(p, query0, head, split);
+  f.finish(p, query0, at);
 }
 
 }  // namespace attention
@@ -314,10 +314,10 @@ GPU_FN void forward(const Problem& p, u32x4* lds) {
 #define FORWARD(name, T, D)                                                                                            \
   extern "C" GPU_KERNEL(attention::THREADS) GPU_WAVES_PER_SIMD(2) void name(                                              \
       const void* q, const void* k, const void* v, const int* doc_start, const int* cache_len, void* o, float* lse,         \
-      int batch, int queries, int keys, int heads, int kv_heads, int splits, int window, float scale) {                \
+      int batch, int queries, int keys, int heads, int kv_heads, int splits, int dies, int window, float scale) {      \
     GPU_SHARED(gpu::u32x4, lds, (2 * attention::KEYS * (D) / 8));                                                      \
     const attention::Problem p{q,     k,       v,    doc_start, cache_len,  o,      lse,    batch,                          \
-                               queries, keys, heads, kv_heads, splits, window, scale};                                 \
+                               queries, keys, heads, kv_heads, splits, dies, window, scale};                           \
     attention::forward<attention::T, D>(p, lds);                                                                       \
   }
 #define FORWARD_WIDTHS(suffix, T)                 \

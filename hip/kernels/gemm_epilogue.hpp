@@ -155,10 +155,10 @@ GPU_FN void epilogue(const Epilogue& e, typename U::Acc (&acc)[TM][TN], float* s
   if (e.rank > 0) add_low_rank<U, TM, TN>(e, acc, m0, n0, lane);
 #pragma unroll
   for (int i = 0; i < TM; ++i) {
-    gpu::barrier();
+    gpu::local_barrier();
 #pragma unroll
     for (int j = 0; j < TN; ++j) put_piece<U>(stage, acc[i][j], j, lane);
-    gpu::barrier();
+    gpu::local_barrier();
 #pragma unroll 1
     for (int group = lane; group < 16 * WAVE_N / 4; group += GPU_WAVE) {
       const int row = group / (WAVE_N / 4), four = group % (WAVE_N / 4);

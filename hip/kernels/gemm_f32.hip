@@ -133,7 +133,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
     a.store(lds, begin, thread);
     b.store(lds + BUFFER / 2, begin, thread);
   }
-  gpu::barrier();
+  gpu::local_barrier();
   int now = 0;
 #pragma unroll 1
   for (int k0 = begin; k0 < end; k0 += DEPTH_F32) {
@@ -146,7 +146,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
     now = BUFFER - now;
     a.store(lds + now, next, thread);
     b.store(lds + now + BUFFER / 2, next, thread);
-    gpu::barrier();
+    gpu::local_barrier();
   }
   core.finish_all(e, lds, wave, m0, n0, (long)z * e.m * e.n);
 }

@@ -113,7 +113,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
 #pragma unroll
     for (int i = 0; i < STORES; ++i) store(i, 0, begin);
   }
-  gpu::barrier();
+  gpu::local_barrier();
   int now = 0;
 #pragma unroll 1
   for (int k0 = begin; k0 < end; k0 += DEPTH) {
@@ -132,7 +132,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
         if (i * LAST / STORES == stage - FIRST) store(i, other, next);
     });
     now = other;
-    gpu::barrier();
+    gpu::local_barrier();
   }
   epilogue<U, P::TM, P::TN>(e, p.acc, (float*)lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane,
                                            (long)z * e.m * e.n);

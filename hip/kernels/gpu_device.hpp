@@ -76,7 +76,14 @@ GPU_FN void barrier() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-// Orders LDS only: loads from global memory that are under way stay so.
+// barrier() for what lies in LDS alone. On RDNA barrier() also waits for stores to global memory and drops all that the
+// compute unit's cache holds: the waves of a work-group may run on two of them.
+GPU_FN void local_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+// The same, and the compiler moves no access to memory across it. Loads that are under way stay so.
 GPU_FN void lds_barrier() {
 #if defined(__GFX12__)
   asm volatile("s_wait_dscnt 0x0\n\ts_barrier_signal -1\n\ts_barrier_wait -1" ::: "memory");

@@ -118,6 +118,7 @@ GPU_FN unsigned grid_z() { return gpu_host_machine->grid[2]; }
 GPU_FN void barrier() { gpu_host_machine->barrier(); }
 GPU_FN unsigned low_halves(unsigned a, unsigned b) { return (a & 0xffffu) | b << 16; }
 GPU_FN unsigned high_halves(unsigned a, unsigned b) { return a >> 16 | (b & 0xffff0000u); }
+GPU_FN void local_barrier() { gpu_host_machine->barrier(); }
 GPU_FN void lds_barrier() { gpu_host_machine->barrier(); }
 GPU_FN void sched_fence() {}
 template <class T>

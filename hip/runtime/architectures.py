@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from wgrad.device.errors import DeviceError
 
@@ -16,7 +17,15 @@ _MACHINE = {
     0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x55: "gfx1152",
 }  # fmt: skip
 _EM_AMDGPU = 224
+_UNITS_OF_A_DIE = {"gfx942": 38}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6
 _SUPPORTED = re.compile(r"gfx(90a|942|950|1[12][0-9a-f]{2})")
+
+
+class Card(Protocol):
+    """What a device says of its card."""
+
+    architecture: str
+    compute_units: int
 
 
 def check_supported(architecture: str, card: str) -> None:
@@ -30,6 +39,11 @@ def check_supported(architecture: str, card: str) -> None:
             f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: the HIP kernels need"
             " gfx90a, gfx942, gfx950, gfx11 or gfx12; --device wgpu runs on other cards"
         )
+
+
+def dies(card: Card) -> int:
+    """How many dies take the work-groups of a launch in turn. Source: AMD, CDNA3 white paper."""
+    return max(1, card.compute_units // _UNITS_OF_A_DIE.get(card.architecture, card.compute_units))
 
 
 def check_image(image: bytes, where: str, architecture: str, card: str) -> None:

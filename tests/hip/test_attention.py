@@ -112,7 +112,18 @@ def test_an_unknown_rounding_is_refused(hip_device: Any) -> None:
         hip_device.attention_rounding = "up"
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 5, 2, 1, 40), (1, 5, 5, 2, 1, 256)])
+@pytest.mark.parametrize("width, kernels", [(33, 64), (40, 64), (80, 128), (96, 128), (112, 128), (127, 128)])
+def test_widths_between_are_widened(hip_device: Any, launched: list[tuple[str, str]], width: int, kernels: int) -> None:
+    check(hip_device, case((1, 37, 70, 3, 1, width), "float16", window=31))
+    names = [name for _, name in launched]
+    assert [n for n in names if "forward" in n] == [f"attention_forward_f16_{kernels}"]
+    assert names.count("copy_columns") == 4  # q, k, v, o
+    launched.clear()
+    check(hip_device, case((2, 1, 40, 2, 2, width), "bfloat16"))  # few keys, one query: as they are
+    assert [source for source, _ in launched] == ["attention_plain"]
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 5, 2, 1, 32), (1, 5, 5, 2, 1, 136), (1, 5, 5, 2, 1, 256)])
 def test_other_widths_go_to_the_plain_kernels(hip_device: Any, launched: list[tuple[str, str]], shape: Shape) -> None:
     check(hip_device, case(shape, "float16", packed=False))
     assert [source for source, _ in launched] == ["attention_plain"]

@@ -105,12 +105,20 @@ def test_splits_over_heads_and_runs_twice_alike(
 
 
 def test_only_what_the_kernels_serve_goes_to_them(hip_device: Any, launched: list[tuple[str, str]]) -> None:
-    check(hip_device, case((1, 5, 2, 1, 40), "float16"))
+    check(hip_device, case((1, 5, 2, 1, 32), "float16"))
     assert {source for source, _ in launched} == {"attention_plain"}
     launched.clear()
     check(hip_device, case((1, 5, 2, 1, 64), "float16"))
     seen = {source for source, _ in launched}
     assert "attention_backward_dq" in seen and "attention_plain" not in seen
+
+
+@pytest.mark.parametrize("width, dtype", [(40, "float16"), (80, "bfloat16"), (96, "float16"), (112, "bfloat16")])
+def test_widths_between_are_widened(hip_device: Any, launched: list[tuple[str, str]], width: int, dtype: str) -> None:
+    check(hip_device, case((1, 41, 2, 1, width), dtype))
+    names = [name for _, name in launched]
+    assert any("_dq_" in name for name in names) and "attention_plain_dq" not in names
+    assert names.count("copy_columns") == 5 + 3  # do, q, k, v, o; dq, dk, dv
 
 
 def test_table_keeps_its_bars() -> None:

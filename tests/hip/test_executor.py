@@ -195,6 +195,21 @@ def test_waits_count_what_is_outstanding() -> None:
     assert busy(1, *(t.format(1) for t in one)) > 1.5 * busy(1, *(t.format(0) for t in one))
 
 
+@pytest.mark.parametrize(
+    "arch, lanes, text, l1, slots",
+    [
+        ("gfx942", 64, "global_load_dwordx4 v[0:3], v4, s[0:1]", False, 4),  # of its SIMD's way to L1
+        ("gfx942", 64, "global_load_dwordx4 v[0:3], v4, s[0:1]", True, 16),  # 1,024 bytes, 4 SIMDs, 64 a clock
+        ("gfx1100", 32, "global_load_b128 v[0:3], v4, s[0:1]", True, 16),  # 512 bytes, 2 SIMDs
+        ("gfx942", 64, "ds_read_b128 v[0:3], v4", False, 8),  # 128 a clock
+        ("gfx942", 64, "ds_read_b128 v[0:3], v4", True, 8),
+    ],
+)
+def test_simds_share_lds_and_l1(arch: str, lanes: int, text: str, l1: bool, slots: int) -> None:
+    short, long = (simulate(arch, lanes, [[text] * count], 600, l1=l1)[0] for count in (200, 600))
+    assert long - short == 400 * slots
+
+
 def test_a_barrier_waits_for_every_wave() -> None:
     slow = ["v_exp_f32 v1, v1"] * 50
     together, _ = simulate("gfx942", 64, [[*slow, "s_barrier", "s_endpgm"], ["s_barrier", *slow, "s_endpgm"]], 600)

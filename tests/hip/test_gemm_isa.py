@@ -54,6 +54,13 @@ def test_matrix_unit_is_busy_with_nf4() -> None:
         assert min(only(rows, name)["busy_600"]["2"] for name in names) >= 0.6
 
 
+def test_no_loop_of_rdna_invalidates_a_cache() -> None:
+    """Tiles go through LDS alone: a barrier for that keeps what the cache holds."""
+    sources = "gemm", "gemm_f32", "linear"
+    with held("hip_isa", lambda r: r["arch"].startswith("gfx1") and r["source"] in sources) as rows:
+        assert [(r["arch"], r["kernel"]) for r in rows if r["invalidations"]] == []
+
+
 def test_loads_are_128_bits_wide() -> None:
     with held("hip_isa") as rows:
         for r in rows:

@@ -208,7 +208,10 @@ static bool is_set(const char* variable, const char* value) {
   return text && !strcmp(text, value);
 }
 bool reversed() { return is_set("WGRAD_EMULATED_ORDER", "rev"); }
-bool last_only() { return is_set("WGRAD_EMULATED_GROUPS", "last"); }
+long only_group() {
+  const char* text = getenv("WGRAD_EMULATED_GROUPS");
+  return !text ? ALL_GROUPS : is_set("WGRAD_EMULATED_GROUPS", "last") ? -1 : atol(text);
+}
 
 bool in_lds(const void* address) {
   for (Local& local : locals)
@@ -258,8 +261,11 @@ std::string run(const Launch& launch, bool* illegal) {
   std::string found = guarded(
       [&] {
         unsigned long all = (unsigned long)launch.grid[0] * launch.grid[1] * launch.grid[2];
-        for (unsigned long i = launch.last_only ? all - 1 : 0; i < all; i++) {
-          unsigned long at = launch.reversed && !launch.last_only ? all - 1 - i : i;
+        const bool one = launch.only != ALL_GROUPS;
+        const unsigned long chosen = launch.only < 0 ? all + launch.only : launch.only;
+        if (one && chosen >= all) return;
+        for (unsigned long i = one ? chosen : 0; i < (one ? chosen + 1 : all); i++) {
+          unsigned long at = launch.reversed && !one ? all - 1 - i : i;
           machine.block[0] = unsigned(at % launch.grid[0]);
           machine.block[1] = unsigned(at / launch.grid[0] % launch.grid[1]);
           machine.block[2] = unsigned(at / launch.grid[0] / launch.grid[1]);

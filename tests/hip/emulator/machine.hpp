@@ -43,12 +43,13 @@ struct Launch {
   unsigned grid[3];
   const Arch* arch;
   bool reversed;   // which order
-  bool last_only;  // of the work-groups, only the last runs: for arrays of billions of elements
+  long only;  // number of the one work-group that runs, from the end where it is negative; ALL_GROUPS
   std::string arguments;
 };
-// What $WGRAD_EMULATED_ORDER ("rev") and $WGRAD_EMULATED_GROUPS ("last") ask for now.
+constexpr long ALL_GROUPS = 1L << 62;
+// What $WGRAD_EMULATED_ORDER ("rev") and $WGRAD_EMULATED_GROUPS ("last", or the number of one) ask for now.
 bool reversed();
-bool last_only();
+long only_group();
 // Calls `work`. Empty, or which wrong address it used.
 std::string guarded(const std::function<void()>& work, bool* illegal);
 // Runs all work-groups. Empty, or what went wrong and where; `illegal` says that it was a wrong address.

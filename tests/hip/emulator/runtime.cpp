@@ -226,7 +226,7 @@ API int hipModuleLaunchKernel(Function* function, unsigned gx, unsigned gy, unsi
                               unsigned bz, unsigned lds, Stream* stream, void** params, void** extra) {
   if (lost()) return lost();
   if (!gx || !gy || !gz || bx != function->kernel->threads || by != 1 || bz != 1 || lds) return INVALID_VALUE;
-  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(), reversed(), last_only(), {}};
+  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(), reversed(), only_group(), {}};
   if (extra || !pack(function->kernel, params, &launch.arguments)) return INVALID_VALUE;
   if (int error = submit(stream, [launch] { execute(launch); })) return error;
   return blocking() && !stream->capturing ? finish(stream) : SUCCESS;

@@ -5,6 +5,7 @@
     python -m tests.hip.executor tables --source rope --arch gfx942 --table hip_executed
     python -m tests.hip.executor tables --all        every row: about an hour
     python -m tests.hip.executor report gemm --arch gfx942 --kernel nt_big
+    python -m tests.hip.executor grid                how work-groups of attention fill a card, by their order (a model)
 
 After a change to a kernel: `make objects`, then `make hip-tables`, and commit both. It needs clang-19, lld-19, llvm-19
 and tinygrad (tinygrad_emulator.py says which commit and how to get it).
@@ -37,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("source", help="name of hip/kernels/<source>.hip")
     report.add_argument("--arch", choices=SHIPPED, default="gfx942")
     report.add_argument("--kernel", default="", help="part of a kernel's name")
+    order = commands.add_parser("grid", help="model how work-groups of a causal attention fill a card")
+    order.add_argument("--write", action="store_true", help="also write bench/results/hip_grid.jsonl")
     return made
 
 
@@ -64,10 +67,21 @@ def report(options: argparse.Namespace) -> None:
             print(*lines(code, kernel), sep="\n")
 
 
+def grid(options: argparse.Namespace) -> None:
+    from tests.hip.executor.grid import rows, write
+
+    for row in rows():
+        print(f"{row['shape']}, {row['work_groups']:,} work-groups")
+        for order, busy in row["busy"].items():
+            print(f"  {order}: {busy:.1%} of the card busy, K and V read {row['read'][order]:.1f} times")
+    if options.write:
+        write()
+
+
 def main() -> int:
     options = parser().parse_args()
     try:
-        (tables if options.command == "tables" else report)(options)
+        {"tables": tables, "report": report, "grid": grid}[options.command](options)
     except (ExecutorError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

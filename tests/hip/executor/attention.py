@@ -3,7 +3,8 @@
 Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On
 gfx942 a model has two waves that share a SIMD, by what they executed: the share of time that the matrix unit is busy
 at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length 1,024) and of
-its inner loop (`busy_loop`). A model, not a card.
+its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`). A model, not a
+card.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.hip.executor import attention_forward
-from tests.hip.executor.attention_forward import LATENCIES, kind_of
+from tests.hip.executor.attention_forward import DIES, L1_LATENCY, LATENCIES, kind_of
 from tests.hip.executor.call import Call, Out, call
 from tests.hip.executor.device import shipped
 from tests.hip.executor.isa import hot_loop, instructions, registers, widths
@@ -82,7 +83,12 @@ def _launch(
     numbers = [np.int32(n) for n in (t, h, g)]
     tail = [np.int32(window), np.float32(d**-0.5)]
     if "_dq_" in kernel.name:
-        return (h, b, blocks), threads, [*inputs, Out((b, t, h, d), dtype), *numbers, *tail], ("dq",)
+        return (
+            (h * b, blocks, 1),
+            threads,
+            [*inputs, Out((b, t, h, d), dtype), *numbers, np.int32(DIES), *tail],
+            ("dq",),
+        )
     out = Out((b, t, g, d), dtype) if splits == 1 else Out((splits, b, t, g, d), np.float32)
     arguments = [*inputs, out, out, *numbers, np.int32(splits), *tail]
     return (g * splits, b, blocks), threads, arguments, ("dk", "dv")
@@ -130,8 +136,10 @@ def busy(kernel: Kernel, length: int = 1024) -> dict[str, dict[int, float]]:
     loop = [sum(_tiles(w)[middle - 4 : middle + 4], []) for w in waves]
     result: dict[str, dict[int, float]] = {}
     for key, programs in (("busy", waves), ("busy_loop", loop)):
-        runs = {n: simulate(kernel.code.architecture, kernel.lanes, programs, n) for n in LATENCIES}
-        result[key] = {n: round(matrix / slots, 4) for n, (slots, matrix) in runs.items()}
+        for suffix, latencies in (("", LATENCIES), ("_l1", (L1_LATENCY,))):
+            architecture, l1 = kernel.code.architecture, bool(suffix)
+            runs = {n: simulate(architecture, kernel.lanes, programs, n, l1=l1) for n in latencies}
+            result[key + suffix] = {n: round(matrix / slots, 4) for n, (slots, matrix) in runs.items()}
     return result
 
 

@@ -14,6 +14,8 @@ from tests.hip.executor.waves import Grid, Order, trace
 
 Arrays = dict[str, Any]
 LATENCIES = (300, 600, 1200)  # clocks
+L1_LATENCY = 600  # at which L1 is counted
+DIES = 3  # that the kernels are told of: work-groups divide by few numbers
 _LENGTHS = (2304, 4608)  # of keys, in the model: divisible by a work-group's 384 queries
 
 
@@ -51,9 +53,9 @@ def _launch(kernel: Kernel, x: Arrays, window: int = 0, splits: int = 1) -> tupl
     parts = (splits,) if splits > 1 else ()
     dtype = np.float32 if splits > 1 else x["q"].dtype
     out = [Out((*parts, b, t, h, d), dtype), Out((*parts, b, h, t), np.float32)]
-    numbers = [np.int32(n) for n in (b, t, s, h, g, splits, window)]
+    numbers = [np.int32(n) for n in (b, t, s, h, g, splits, DIES, window)]
     arguments = [*(x[n] for n in ("q", "k", "v", "doc_start", "cache_len")), *out, *numbers, np.float32(d**-0.5)]
-    return (splits * -(-t // queries), h, b), threads, arguments
+    return (h * b, splits * -(-t // queries), 1), threads, arguments
 
 
 def kind_of(kernel: Kernel) -> tuple[str, int]:
@@ -91,17 +93,20 @@ def _traced(kernel: Kernel, keys: int, causal: bool) -> list[list[str]]:
 
 def busy(kernel: Kernel) -> dict[str, dict[int, float]]:
     """Share of time that the matrix unit is busy, by memory latency: of a whole run over the longer of _LENGTHS, and of
-    what that has more than one over the shorter (`_loop`: no start and end); without a mask and causal."""
+    what that has more than one over the shorter (`_loop`: no start and end); without a mask and causal; at L1_LATENCY
+    with L1's bandwidth counted too (`_l1`)."""
     result: dict[str, dict[int, float]] = {}
     for key, causal in (("busy", False), ("busy_causal", True)):
-        runs = []
-        for keys in _LENGTHS:
-            programs = _traced(kernel, keys, causal)
-            runs.append([simulate(kernel.code.architecture, kernel.lanes, programs, n) for n in LATENCIES])
-        result[key] = {n: round(m / slots, 4) for n, (slots, m) in zip(LATENCIES, runs[1])}
-        result[f"{key}_loop"] = {
-            n: round((m - m0) / (slots - slots0), 4) for n, (slots0, m0), (slots, m) in zip(LATENCIES, *runs)
-        }
+        traced = [_traced(kernel, keys, causal) for keys in _LENGTHS]
+        for suffix, latencies in (("", LATENCIES), ("_l1", (L1_LATENCY,))):
+            runs = [
+                [simulate(kernel.code.architecture, kernel.lanes, p, n, l1=bool(suffix)) for n in latencies]
+                for p in traced
+            ]
+            result[key + suffix] = {n: round(m / slots, 4) for n, (slots, m) in zip(latencies, runs[1])}
+            result[f"{key}_loop{suffix}"] = {
+                n: round((m - m0) / (slots - slots0), 4) for n, (slots0, m0), (slots, m) in zip(latencies, *runs)
+            }
     return result
 
 

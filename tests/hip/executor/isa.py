@@ -94,6 +94,12 @@ def hot_loop(found: Sequence[Instruction]) -> list[Instruction]:
     return list(found[best.first : best.last + 1]) if best else []
 
 
+def invalidations(found: Sequence[Instruction]) -> int:
+    """How many instructions of loops drop what a compute unit's cache holds."""
+    inside = {n for loop in loops(found) for n in range(loop.first, loop.last + 1)}
+    return sum(re.match(r"(buffer_(gl[01]_)?|global_)inv", found[n].name) is not None for n in inside)
+
+
 def registers(code: CodeObject, kernel: str) -> dict[str, int]:
     """VGPRs with AGPRs, spilled registers, scratch bytes of a lane, LDS bytes of a work-group."""
     about: dict[str, Any] = code.kernels[kernel]

@@ -1,8 +1,9 @@
 """hip_isa: the compiled products, executed at sizes that divide nothing, waves forward and reversed, and counted.
 
-A row has registers, spills, widths of the hot loop's accesses, the share of time that the matrix unit is busy at 600
-clocks of memory latency by waves a SIMD, as many as fit (schedule.py), and for the float32 kernels of RDNA the share of
-multiply-adds that the compiler pairs. A model, not a card.
+A row has registers, spills, how many instructions of loops invalidate a cache, widths of the hot loop's accesses, the
+share of time that the matrix unit is busy at 600 clocks of memory latency by waves a SIMD, as many as fit, without and
+with L1's bandwidth counted (schedule.py), and for the float32 kernels of RDNA the share of multiply-adds that the
+compiler pairs. A model, not a card.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from tests.hip.executor.call import call
 from tests.hip.executor.code_object import CodeObject
 from tests.hip.executor.device import shipped
-from tests.hip.executor.isa import hot_loop, instructions, is_matrix, loops, registers, widths
+from tests.hip.executor.isa import hot_loop, instructions, invalidations, is_matrix, loops, registers, widths
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.numbers import encode
 from tests.hip.executor.occupancy import waves_that_fit
@@ -118,12 +119,12 @@ def dual_issued(code: CodeObject, name: str) -> float | None:
     return round(best["v_dual_fmac"] / best.total(), 3) if best.total() else None
 
 
-def busy(architecture: str, lanes: int, loop: list[str], most: int) -> dict[int, float]:
+def busy(architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool = False) -> dict[int, float]:
     """Share of time that the matrix unit is busy in a loop, by waves a SIMD, of which `most` fit; without its start."""
     shares = {}
     for waves in (n for n in (1, 2, 4) if n <= most):
-        start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY)
-        whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY)
+        start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY, l1=l1)
+        whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY, l1=l1)
         shares[waves] = round((whole[1] - start[1]) / (whole[0] - start[0]), 4)
     return shares
 
@@ -132,14 +133,16 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
     """A row for each kernel of a code object."""
     code, found = shipped(made.source, made.architecture), []
     for name in kernels:
-        row: Row = {"kernel": name, **registers(code, name)}
-        loop = hot_loop(instructions(code, name))
+        listing = instructions(code, name)
+        row: Row = {"kernel": name, **registers(code, name), "invalidations": invalidations(listing)}
+        loop = hot_loop(listing)
         if loop:
             texts = [i.text for i in loop]
             row |= {"loop_instructions": len(loop), "matrix": sum(map(is_matrix, texts)), "widths": widths(loop)}
             group = code.kernels[name][".max_flat_workgroup_size"] // code.lanes(name)
             most = waves_that_fit(made.architecture, row["vgpr"], row["lds"], group)
             row["busy_600"] = busy(made.architecture, code.lanes(name), texts, most)
+            row["busy_600_l1"] = busy(made.architecture, code.lanes(name), texts, most, l1=True)
         elif not name.endswith("reduce"):
             row["dual_issued"] = dual_issued(code, name)
         if made.architecture in EXECUTED and not name.endswith("reduce"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.hip.executor.code_object import CodeObject
-from tests.hip.executor.isa import hot_loop, instructions, is_matrix, registers, widths
+from tests.hip.executor.isa import hot_loop, instructions, invalidations, is_matrix, registers, widths
 from tests.hip.executor.occupancy import waves_that_fit
 from tests.hip.executor.products import busy
 
@@ -21,7 +21,7 @@ def lines(code: CodeObject, kernel: str) -> list[str]:
     made = [
         f"{kernel} ({code.architecture}): {size['vgpr']} VGPRs ({waves} waves a SIMD), {size['spills']} spilled,"
         f" {size['scratch']} bytes of scratch, {size['lds']:,} of LDS, {len(found):,} instructions",
-        f"  accesses: {_counts(widths(found))}",
+        f"  accesses: {_counts(widths(found))}; cache invalidations in loops: {invalidations(found)}",
     ]
     if loop := hot_loop(found):
         matrix = sum(is_matrix(i.text) for i in loop)

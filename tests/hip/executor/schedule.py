@@ -2,8 +2,9 @@
 
 Waves issue in order, each at most one instruction a slot and each unit at most one; a result is there after its
 latency; waits count outstanding accesses. A slot is 4 clocks on CDNA and 1 on RDNA, where a matrix instruction blocks
-the vector unit. Not modelled: bank conflicts, cache misses, other SIMDs but for their share of the LDS.
-Rates of the matrix units: AMD, CDNA2, CDNA3 and RDNA3 white papers (FLOP a clock and compute unit).
+the vector unit. The LDS, and where asked for L1, are shared by SIMDs that are taken to do the same at the same time.
+Not modelled: bank conflicts, cache misses. Rates of matrix units and caches: AMD, CDNA2, CDNA3 and RDNA3 white papers
+(FLOP and bytes a clock and compute unit).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass, field
 from tests.hip.executor.isa import is_matrix, is_pair, width
 
 LDS_LATENCY, SCALAR_LATENCY = 100, 200  # clocks
-_LDS_BYTES = 128  # a clock and compute unit
+_LDS_BYTES, _L1_BYTES = 128, 64  # a clock and compute unit
 _RATES = {"gfx90a": {"f16": 1024, "bf16": 1024, "f32": 256}, "gfx942": {"f16": 2048, "bf16": 2048, "f32": 256}}
 _WMMA_CLOCKS = 32
-_QUEUED_LDS = 32  # slots of work that may wait in front of the LDS
+_QUEUED = 32  # slots of work that may wait in front of the LDS, or of L1
 _REGISTERS = re.compile(r"\b([vsa])\[(\d+):(\d+)\]|\b([vsa])(\d+)\b|\b(vcc|exec|scc|m0)\w*")
 _NO_RESULT = re.compile(
     r"(global|buffer|flat|scratch)_store|ds_(write|store)|buffer_(wb|inv|gl)|s_(cmp|c?branch|waitcnt|barrier)"
@@ -30,13 +31,14 @@ Register = tuple[str, int]
 
 @dataclass
 class Step:
-    """How an instruction goes through a SIMD; times in slots. queue: vmcnt or lgkmcnt, which it counts in."""
+    """How an instruction goes through a SIMD; times in slots. shared: in its unit, which other SIMDs use too; queue:
+    vmcnt or lgkmcnt, which it counts in."""
 
     unit: str = "salu"
     cost: int = 1
     latency: float = 1
     matrix: int = 0
-    lds: float = 0.0
+    shared: float = 0.0
     queue: str = ""
     waits: dict[str, int] | None = None
     barrier: bool = False
@@ -78,10 +80,10 @@ def _operands(step: Step, text: str) -> None:
         step.results = [("vcc", 0)]
 
 
-def step(text: str, architecture: str, lanes: int, memory_latency: int) -> Step:
-    """An instruction's way. memory_latency: clocks."""
+def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool = False) -> Step:
+    """An instruction's way. memory_latency: clocks; l1: counted?"""
     cdna = architecture.startswith("gfx9")
-    clocks = 4 if cdna else 1  # of a slot
+    clocks, simds = (4, 4) if cdna else (1, 2)  # of a slot; that share an LDS and an L1
     name = text.split()[0]
     made = Step(latency=1 if cdna else 2)
     _operands(made, text)
@@ -103,10 +105,11 @@ def step(text: str, architecture: str, lanes: int, memory_latency: int) -> Step:
     elif name.startswith("ds_"):
         made.unit, made.queue, made.latency = "lds", "lgkmcnt", LDS_LATENCY // clocks
         moved = lanes * width(name) // 8 * (2 if is_pair(name) else 1)
-        made.lds = moved / _LDS_BYTES * (4 if cdna else 2) / clocks  # SIMDs of a compute unit share it
+        made.shared = moved / _LDS_BYTES * simds / clocks
     elif name.startswith(("global_", "buffer_", "flat_", "scratch_")):
         made.unit, made.queue, made.latency = "vmem", "vmcnt", memory_latency // clocks
         made.cost = max(1, width(name) // 32)
+        made.shared = lanes * width(name) // 8 / _L1_BYTES * simds / clocks if l1 else 0.0
     elif name.startswith("s_load"):
         made.queue, made.latency = "lgkmcnt", SCALAR_LATENCY // clocks
     elif name.startswith(("s_nop", "s_delay", "s_clause", "s_setprio", "s_sleep")):
@@ -143,7 +146,7 @@ class Simd:
     def __init__(self, architecture: str) -> None:
         self.cdna = architecture.startswith("gfx9")
         self.free: dict[str, float] = defaultdict(float)
-        self.lds_free = 0.0
+        self.shared_free = {"lds": 0.0, "vmem": 0.0}
         self.busy = 0  # slots of the matrix unit
 
     def earliest(self, wave: _Wave, s: Step) -> float:
@@ -152,15 +155,15 @@ class Simd:
         at = max((self.free[s.unit], *registers))
         if not self.cdna and s.unit in ("valu", "matrix"):
             at = max(at, self.free["matrix" if s.unit == "valu" else "valu"])
-        return max(at, self.lds_free - _QUEUED_LDS) if s.lds else at
+        return max(at, self.shared_free[s.unit] - _QUEUED) if s.shared else at
 
     def issue(self, wave: _Wave, s: Step, now: int) -> None:
         self.free[s.unit] = now + s.cost
         self.busy += s.matrix
         done = now + s.latency
-        if s.lds:
-            self.lds_free = max(self.lds_free, now) + s.lds
-            done = max(done, self.lds_free + s.latency)
+        if s.shared:
+            self.shared_free[s.unit] = max(self.shared_free[s.unit], now) + s.shared
+            done = max(done, self.shared_free[s.unit] + s.latency)
         if s.queue:
             wave.queues[s.queue].append(done)
         else:
@@ -191,12 +194,15 @@ class Simd:
         return None
 
 
-def simulate(architecture: str, lanes: int, programs: Sequence[Sequence[str]], memory_latency: int) -> tuple[int, int]:
-    """Runs waves on one SIMD. programs: texts of the instructions that each wave executes; memory_latency: clocks.
+def simulate(
+    architecture: str, lanes: int, programs: Sequence[Sequence[str]], memory_latency: int, *, l1: bool = False
+) -> tuple[int, int]:
+    """Runs waves on one SIMD. programs: texts of the instructions that each wave executes; memory_latency: clocks; l1:
+    is its bandwidth counted?
 
     Returns (slots, slots in which the matrix unit was busy).
     """
-    steps = {t: step(t, architecture, lanes, memory_latency) for program in programs for t in program}
+    steps = {t: step(t, architecture, lanes, memory_latency, l1) for program in programs for t in program}
     waves = [_Wave([steps[t] for t in program]) for program in programs]
     simd, now = Simd(architecture), 0
     while live := [w for w in waves if not w.ended]:
