@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from wgrad.train.commands.cli import main
+from wgrad.train.run.evaluation import Evaluation
 
 RESULT = ("adapter_model.safetensors", "adapter_config.json", "loss.svg")
 
@@ -103,12 +104,14 @@ def test_no_output_at_all(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_result_is_there_before_the_last_evaluation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends the process in the last evaluation or sample: the adapter and the last checkpoint are written."""
 
-    def fail(evaluation: Any, when: str) -> Any:
+    measure = Evaluation.measure
+
+    def fail(evaluation: Evaluation, step: int, when: str, *more: Any) -> Any:
         if when == "after":
             raise RuntimeError("the machine falls down the stairs")
-        return {}
+        return measure(evaluation, step, when, *more)
 
-    monkeypatch.setattr("wgrad.train.run.evaluation.Evaluation.measure", fail)
+    monkeypatch.setattr(Evaluation, "measure", fail)
     with pytest.raises(RuntimeError):
         main(options_for(tiny, tiny / "out"))
     monkeypatch.undo()
