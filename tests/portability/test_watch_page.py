@@ -25,6 +25,8 @@ def append(out: Path, begin: int, *steps: int) -> None:
     with MetricsFile(out, begin) as metrics:
         for step in steps:
             metrics.write({"step": step, "loss": 8.0 / step, "lr": 0.5, "rewards/<b>margins": 0.1 * step})
+            if step == 4:
+                metrics.write_held_out(4, 1.5, {})
 
 
 @pytest.fixture
@@ -76,8 +78,11 @@ def test_curves_grow_and_texts_are_never_markup(page: Browser, out: Path, tmp_pa
 
     append(out, 4, 5)  # written anew up to step 4
     wait(page, POINTS, 4)
+    measured = "document.querySelectorAll('figure[data-key=held_out_loss] circle').length"
+    assert page.evaluate(measured) == 1
     append(out, 1, 2)  # resumed from step 1
     wait(page, POINTS, 2)
+    assert page.evaluate(measured) == 0
     (tmp_path / "later").mkdir()
     append(tmp_path / "later", 0, 1)
     wait(page, "document.querySelectorAll('figure[data-key=loss] circle.c1').length", 1)

@@ -250,10 +250,12 @@ def test_metrics_have_every_step_also_between_reports(make_checkpoint: Any, cpu:
     trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=8, log_every=3, save_every=0)
     stream = BatchStream(documents(), config)
     with MetricsFile(tmp_path) as metrics:
-        Run(trainer, stream, metrics, TrainingProgress(8), lambda done: None, Interrupts(print)).train()
+        progress = TrainingProgress(8, memory=lambda: 4096)
+        Run(trainer, stream, metrics, progress, lambda done: None, Interrupts(print)).train()
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(1, 9))
-    assert all(set(r) == {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second"} for r in records)
+    keys = {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "memory_bytes"}
+    assert all(set(r) == keys and r["memory_bytes"] == 4096 for r in records)
     assert [r["tokens"] for r in records] == [stream.get(i).num_tokens for i in range(8)]
     assert all(r["loss"] > 0 and r["grad_norm"] > 0 for r in records)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.train.commands.cli import main
 from wgrad.train.run.finetune import _start_profile
-from wgrad.train.run.result import say_done, write_profile
+from wgrad.train.run.result import say_done
 
 
 class Timed:
@@ -47,13 +48,18 @@ def test_the_table_is_the_last_line_where_it_was_asked_for(profile: bool) -> Non
     assert said[1:] == (["the table"] if profile else [])
 
 
-@pytest.mark.parametrize("profile", [True, False])
-def test_the_table_is_a_file_too(profile: bool, tmp_path: Path) -> None:
-    run, _ = session(Timed(), profile)
-    run.out = tmp_path
-    _start_profile(run)
-    write_profile(run)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == ({"profile.txt": "the table\n"} if profile else {})
+def test_the_table_is_a_file_too(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written before results.json, which says that all is there."""
+    make_checkpoint()
+    for name in ("timed", "untimed"):
+        monkeypatch.setattr(ReferenceDevice, "profile_table", lambda self, text=name: "table" * (text == "timed"))
+        options = f"--model {tmp_path / 'model'} --data {text_data} --out {tmp_path / name} --max-steps 1 --seq-len 24"
+        assert main(["finetune", "--device", "cpu", "--no-sample", *options.split()]) == 0
+    timed = tmp_path / "timed" / "profile.txt"
+    assert timed.read_text() == "table\n" and not (tmp_path / "untimed" / "profile.txt").exists()
+    assert timed.stat().st_mtime_ns <= (timed.parent / "results.json").stat().st_mtime_ns
 
 
 def test_a_device_without_kernels_says_so() -> None:

@@ -232,6 +232,16 @@ def test_a_file_that_is_cut_back_or_overwritten_in_place(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_another_file_that_ends_alike_is_another(folder: Path) -> None:
+    tail = Tail(folder / "samples.jsonl", as_sample)
+    for generation in (1, 2):
+        sample = {"step": generation, "prompt": "a", "text": "b" * 1000}
+        (folder / "other").write_text(json.dumps(sample) + "\n")
+        (folder / "other").replace(folder / "samples.jsonl")
+        tail.read()
+        assert tail.records == [sample] and tail.generation == generation
+
+
 RUBBISH = [
     b"\xff\xfe\n", b"null\n", b"[1]\n", b"[" * 9999 + b"\n", b'{"loss": 1}\n', b'{"step": true}\n', b'{"step": -1}\n',
     b'{"step": 1e3}\n', b'{"step": ' + b"9" * 5000 + b"}\n", b"{\n", b"\0" * 90 + b"\n",

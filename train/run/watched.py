@@ -88,7 +88,7 @@ class Tail:
             with open_input(self.path, _RUN) as file, reading(self.path, _RUN):
                 found = os.fstat(file.fileno())
                 file.seek(max(0, self._offset - len(self._last)))
-                same = file.read(len(self._last)) == self._last and found.st_size >= self._offset
+                same = file.read(len(self._last)) == self._last  # not where the file is shorter now
                 if (found.st_dev, found.st_ino) != self._identity or not same:
                     self.generation += 1
                     self._begin_anew()
