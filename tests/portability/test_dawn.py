@@ -171,7 +171,7 @@ MUTANTS = {
     "a mask off by one": ("softmax", r"< p\.columns", "< p.columns - 1u", "softmax/41x7/float32"),
     "a barrier gone": ("norm_rms", r"workgroupBarrier\(\);", "", "rms_norm/plain/7x123/float32>float32"),
     "a window off by one": ("attention_decode", r"p\.window", "(p.window + 1u)", "attention/decode window"),
-    "a wrong term": ("rope", r"\* c - b", "* c + b", "rope/forward/37x3x64/float32"),
+    "a wrong term": ("rope", r"\* c - b", "* c + b", "rope/forward/13x3x64 of which 48 turn/float32"),
 }
 FLOAT16_MUTANTS = {
     "a mask off by one": ("attention_decode", r"p\.window", "(p.window + 1u)", "attention/decode window"),
