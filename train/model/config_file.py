@@ -85,13 +85,11 @@ class ConfigFile(Struct, kw_only=True):
     original_max_position_embeddings: Positions | None = None
     quantization_config: QuantizationFile | None = None
 
-
-class TwoRopesFile(ConfigFile, kw_only=True):
-    """Of a family whose sliding layers have rotary embeddings of their own. default_local_theta: where the file names
-    none for them."""
-
-    default_local_theta: ClassVar[float] = 10_000.0
-    rope_local_base_freq: Theta | None = None
+    @property
+    def local_theta(self) -> float | None:
+        """Of a family whose sliding layers have rotary embeddings of their own: their theta, where `rope_parameters`
+        names none."""
+        return None
 
 
 def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None:

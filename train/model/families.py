@@ -18,7 +18,7 @@ from wgrad.train.model.config_file import (
     Epsilon,
     Factor,
     Positions,
-    TwoRopesFile,
+    Theta,
     Vocabulary,
     Width,
     check_causal,
@@ -92,8 +92,9 @@ class SmolLM3File(ConfigFile, kw_only=True):
         check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
 
 
-class Gemma2File(ConfigFile, kw_only=True):
-    vocab_size: Vocabulary = 256_000
+class GemmaFile(ConfigFile, kw_only=True):
+    """What Gemma 2 and 3 have alike."""
+
     hidden_size: Width = 2304
     intermediate_size: Width = 9216
     num_hidden_layers: Count = 26
@@ -102,38 +103,10 @@ class Gemma2File(ConfigFile, kw_only=True):
     head_dim: Width = 256
     hidden_act: Any = None  # not read: the next one is
     hidden_activation: str = "gelu_pytorch_tanh"
-    max_position_embeddings: Positions = 8192
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     query_pre_attn_scalar: Factor = 256
     sliding_window: Positions | None = 4096
-    layer_types: list[str] | None = None
-    attn_logit_softcapping: Factor | None = 50.0
-    final_logit_softcapping: Factor | None = 30.0
-    use_bidirectional_attention: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
-        check_causal(self.use_bidirectional_attention)
-
-
-class Gemma3File(TwoRopesFile, kw_only=True):
-    default_theta: ClassVar[float] = 1_000_000.0
-    vocab_size: Vocabulary = 262_208
-    hidden_size: Width = 2304
-    intermediate_size: Width = 9216
-    num_hidden_layers: Count = 26
-    num_attention_heads: Count = 8
-    num_key_value_heads: Count = 4
-    head_dim: Width = 256
-    hidden_act: Any = None  # not read: the next one is
-    hidden_activation: str = "gelu_pytorch_tanh"
-    max_position_embeddings: Positions = 131_072
-    tie_word_embeddings: bool = True
-    attention_bias: bool = False
-    query_pre_attn_scalar: Factor = 256
-    sliding_window: Positions | None = 4096
-    sliding_window_pattern: Count = 6
     layer_types: list[str] | None = None
     final_logit_softcapping: Factor | None = None
     use_bidirectional_attention: bool | None = None
@@ -141,6 +114,25 @@ class Gemma3File(TwoRopesFile, kw_only=True):
     def __post_init__(self) -> None:
         check_layers("layer_types", self.layer_types, self.num_hidden_layers)
         check_causal(self.use_bidirectional_attention)
+
+
+class Gemma2File(GemmaFile, kw_only=True):
+    vocab_size: Vocabulary = 256_000
+    max_position_embeddings: Positions = 8192
+    attn_logit_softcapping: Factor | None = 50.0
+    final_logit_softcapping: Factor | None = 30.0
+
+
+class Gemma3File(GemmaFile, kw_only=True):
+    default_theta: ClassVar[float] = 1_000_000.0
+    vocab_size: Vocabulary = 262_208
+    max_position_embeddings: Positions = 131_072
+    sliding_window_pattern: Count = 6
+    rope_local_base_freq: Theta | None = None
+
+    @property
+    def local_theta(self) -> float:
+        return self.rope_local_base_freq or 10_000.0
 
 
 class GraniteFile(ConfigFile, kw_only=True):
@@ -158,17 +150,17 @@ class Olmo2File(ConfigFile, kw_only=True):
     attention_bias: bool = False
 
 
-class Olmo3File(TwoRopesFile, kw_only=True):
+class Olmo3File(Olmo2File, kw_only=True):
     default_theta: ClassVar[float] = 500_000.0
-    default_local_theta: ClassVar[float] = 500_000.0
-    vocab_size: Vocabulary = 50_304
-    rms_norm_eps: Epsilon = 1e-5
-    attention_bias: bool = False
     sliding_window: Positions | None = 4096
     layer_types: list[str] | None = None
 
     def __post_init__(self) -> None:
         check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+    @property
+    def local_theta(self) -> float:
+        return 500_000.0
 
 
 class Phi3File(ConfigFile, kw_only=True):
@@ -225,7 +217,7 @@ def _one_full_of(keys: Any, pattern: int) -> tuple[int, ...]:
     return sliding(keys, (kind == "sliding_attention" for kind in listed))
 
 
-def _gemma(keys: Gemma2File | Gemma3File, pattern: int) -> dict[str, Any]:
+def _gemma(keys: GemmaFile, pattern: int) -> dict[str, Any]:
     """What Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786) share."""
     return {
         **_biases(keys),
@@ -261,7 +253,7 @@ def _granite(keys: GraniteFile) -> dict[str, Any]:
     }
 
 
-def _olmo2(keys: Olmo2File | Olmo3File) -> dict[str, Any]:
+def _olmo2(keys: Olmo2File) -> dict[str, Any]:
     """OLMo 2 (arXiv 2501.00656): norms of the outputs of attention and MLP, none before them."""
     return {
         **_biases(keys),

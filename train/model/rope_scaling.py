@@ -16,7 +16,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, show
-from wgrad.train.model.config_file import ConfigFile, RopeFile, TwoRopesFile
+from wgrad.train.model.config_file import ConfigFile, RopeFile
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -50,12 +50,12 @@ def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig
     given = file.rope_parameters or RopeFile()
     full = file.rope_scaling or given.full_attention or given
     theta = full.rope_theta or file.rope_theta or file.default_theta
-    if not isinstance(file, TwoRopesFile):
+    if file.local_theta is None:
         if given.full_attention or given.sliding_attention:
             raise WgradError(f"{where}: rope_parameters of this architecture must be the same for all layers: {FETCH}")
         return parse_rope(full, file, theta, head_dim, where), None
     sliding = given.sliding_attention or RopeFile()
-    local = sliding.rope_theta or file.rope_local_base_freq or file.default_local_theta
+    local = sliding.rope_theta or file.local_theta
     return parse_rope(full, file, theta, head_dim, where), parse_rope(sliding, file, local, head_dim, where)
 
 
