@@ -11,7 +11,7 @@ from wgrad.train.run.optim import ALIGN, START_LOSS_SCALE, AdamW, FlatParameters
 
 SPECS = [
     ParameterSpec("norm", (13,), decay=False),
-    ParameterSpec("a", (5, 7)),
+    ParameterSpec("a", (5, 7), rate=4.0),
     ParameterSpec("bias", (3,), decay=False),
     ParameterSpec("b", (9, 11)),
 ]
@@ -37,8 +37,8 @@ def test_decayed_parameters_come_first_and_views_are_aligned(device: Device) -> 
     assert parameters.size == 5 * ALIGN
     assert parameters.count == sum(v.size for v in values.values())
     flat = device.download(parameters.data)
-    np.testing.assert_array_equal(flat[:35], values["a"].ravel())
-    np.testing.assert_array_equal(flat[ALIGN : ALIGN + 99], values["b"].ravel())
+    np.testing.assert_array_equal(flat[:99], values["b"].ravel())  # of two rates the lower first
+    np.testing.assert_array_equal(flat[2 * ALIGN : 2 * ALIGN + 35], values["a"].ravel())
     np.testing.assert_array_equal(flat[3 * ALIGN : 3 * ALIGN + 13], values["norm"])
     for name, value in values.items():
         np.testing.assert_array_equal(parameters.get(name), value)
@@ -48,6 +48,7 @@ def textbook(
     values: dict[str, np.ndarray], grads: list[dict[str, np.ndarray]], lr: float, decay: float, clip: float, dtype: type
 ) -> tuple[dict[str, np.ndarray], float]:
     """Decoupled AdamW with global-norm clipping, in `dtype`."""
+    rates = {s.name: s.rate for s in SPECS}
     p: dict[str, np.ndarray] = {n: v.astype(dtype) for n, v in values.items()}
     m, v = ({n: np.zeros_like(x) for n, x in p.items()} for _ in range(2))
     norm = 0.0
@@ -59,9 +60,9 @@ def textbook(
             m[n] = dtype(0.9) * m[n] + dtype(0.1) * g
             v[n] = dtype(0.999) * v[n] + dtype(0.001) * g * g
             if n in ("a", "b"):
-                p[n] = p[n] * dtype(1 - lr * decay)
+                p[n] = p[n] * dtype(1 - rates[n] * lr * decay)
             update = m[n] / dtype(1 - 0.9**t) / (np.sqrt(v[n] / dtype(1 - 0.999**t)) + dtype(1e-8))
-            p[n] = p[n] - dtype(lr) * update
+            p[n] = p[n] - dtype(rates[n] * lr) * update
     return p, norm
 
 

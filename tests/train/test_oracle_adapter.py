@@ -24,7 +24,7 @@ from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import load_frozen
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import build_frozen, build_optimizer, build_trainable
+from wgrad.train.run.build import TrainableModel, build_frozen, build_optimizer, build_trainable
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.trainer import Trainer
 
@@ -277,18 +277,24 @@ def thirty_steps(
     base = their_base(values) if values else dequantized_base(folder, dict(built.model.weights), device)
     theirs = peft.PeftModel.from_pretrained(base, out, is_trainable=True)
     trained = [p for p in theirs.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=0.0)
+    return side_by_side(config, built, theirs, torch.optim.AdamW(trained, lr=config.lr, weight_decay=0.0))
 
+
+def side_by_side(
+    config: RunOptions, built: TrainableModel, theirs: Any, optimizer: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of both in STEPS steps on the same data. optimizer: theirs; a group's "rate" is its learning rate, in
+    that of the step."""
     ours = Trainer(built.model, build_optimizer(config, built.parameters), config)
-    scale = float(device.download(ours.optimizer.loss_scale)[0])
+    scale = float(built.model.device.download(ours.optimizer.loss_scale)[0])
     generator = np.random.default_rng(7)
     texts = generator.integers(0, 300, (8, TOKENS)).astype(np.int32)  # few, so that there is something to learn
     losses, found = [], []
     for index in range(STEPS):
         step = make_step(index, texts, generator, ACCUMULATE)
         lr = learning_rate(config, index, STEPS)
-        with torch.autocast("cpu", dtype=torch.float16, enabled=compute == "float16"):
-            losses.append(their_step(theirs, optimizer, trained, step, lr, scale))
+        with torch.autocast("cpu", dtype=torch.float16, enabled=config.compute == "float16"):
+            losses.append(their_step(theirs, optimizer, step, lr, scale))
         ours.step(step, lr)
         found.append(ours.read_history()[0, 0])
     return np.array(found), np.array(losses)
@@ -343,7 +349,8 @@ def make_step(index: int, texts: np.ndarray, generator: np.random.Generator, acc
     return Step(index, 0, batches)
 
 
-def their_step(model: Any, optimizer: Any, trained: list[Any], step: Step, lr: float, scale: float = 1.0) -> float:
+def their_step(model: Any, optimizer: Any, step: Step, lr: float, scale: float = 1.0) -> float:
+    trained = [p for p in model.parameters() if p.requires_grad]
     optimizer.zero_grad()
     total = 0.0
     for batch in step.batches:
@@ -356,6 +363,6 @@ def their_step(model: Any, optimizer: Any, trained: list[Any], step: Step, lr: f
         parameter.grad /= scale
     torch.nn.utils.clip_grad_norm_(trained, 0.5)
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("rate", 1)
     optimizer.step()
     return total

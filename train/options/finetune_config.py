@@ -140,6 +140,13 @@ class RunOptions(Options):
         1.0, "kto: weight of examples whose label is false", rule=NOT_NEGATIVE, metavar="W", fixed=True
     )
     lr: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
+    lora_plus: float = of_training(
+        1.0,
+        "LoRA+: the learning rate of every lora_B is RATIO times that of lora_A, which is --lr (PEFT: "
+        "loraplus_lr_ratio)",
+        rule=ABOVE_0,
+        metavar="RATIO",
+    )
     lr_sweep: tuple[float, ...] = of_training(
         (),
         "try these learning rates in short runs (--max-steps, else 50 steps) from the same start, and print a table; "

@@ -36,6 +36,7 @@ _ELSEWHERE = {
     "kto_undesirable_weight": "undesirable_weight", "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
     # training
+    "loraplus_lr_ratio": "lora_plus", "loraplus": "lora_plus",
     "learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
     "lr_find": "lr_sweep", "auto_lr_find": "lr_sweep",
     "lr_schedule": "schedule", "warmup_ratio": "warmup", "warmup_steps": "warmup", "num_warmup_steps": "warmup",

@@ -9,6 +9,7 @@ from typing import Any
 _UNUSED = (
     ("adapter", ("rank", "alpha", "target_modules", "rslora"), "--adapter brings its own"),
     ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
+    ("full", ("lora_plus",), "--full trains all parameters, not an adapter"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
     ("full", ("stream_weights",), "--full has no frozen weights"),

@@ -121,7 +121,7 @@ def build_trainable(
         contents=contents,
     )
     with advising(for_parameters(config)):
-        parameters = lora_parameters(values, device)
+        parameters = lora_parameters(values, device, config.lora_plus)
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count)
@@ -149,9 +149,11 @@ def load_base(
     return load_frozen(folder, model_config, device, stacked=stacked, **options)
 
 
-def lora_parameters(values: Mapping[str, np.ndarray], device: Device) -> FlatParameters:
-    """An adapter's matrices (`init_lora`) as parameters, those of a stack side by side."""
-    specs = [ParameterSpec(name, value.shape) for name, value in values.items()]
+def lora_parameters(values: Mapping[str, np.ndarray], device: Device, rate_of_b: float = 1.0) -> FlatParameters:
+    """An adapter's matrices (`init_lora`) as parameters, those of a stack side by side. rate_of_b: of every B, in the
+    learning rate (LoRA+, arXiv 2402.12354)."""
+    rates = {name: rate_of_b if name.endswith(".lora_B") else 1.0 for name in values}
+    specs = [ParameterSpec(name, value.shape, rate=rates[name]) for name, value in values.items()]
     parameters = FlatParameters(specs, device, adapter_groups(values) if device.stacks_weights else ())
     for name, value in values.items():
         parameters.set(name, value)

@@ -8,8 +8,9 @@ Sources: AdamW (arXiv 1711.05101); dynamic loss scaling (arXiv 1710.03740).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -33,11 +34,21 @@ FLAT_STATE = ("parameters", "exp_avg", "exp_avg_sq")  # of the optimiser's state
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """decay: weight decay applies (matrices; not norms and biases)."""
+    """decay: weight decay applies (matrices; not norms and biases). rate: its learning rate, in that of the step."""
 
     name: str
     shape: tuple[int, ...]
     decay: bool = True
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Elements begin ... end of the flat buffers, whose learning rate is `rate` times that of the step."""
+
+    begin: int
+    end: int
+    rate: float
 
 
 def _offsets(specs: Sequence[ParameterSpec]) -> tuple[dict[str, int], int]:
@@ -49,12 +60,19 @@ def _offsets(specs: Sequence[ParameterSpec]) -> tuple[dict[str, int], int]:
     return offsets, at
 
 
+def _segments(placed: Iterable[ParameterSpec], offsets: dict[str, int], size: int) -> list[Segment]:
+    begun = [(offsets[first.name], rate) for rate, (first, *_) in groupby(placed, key=lambda s: s.rate)] or [(0, 1.0)]
+    ends = [begin for begin, _ in begun[1:]] + [size]
+    return [Segment(begin, end, rate) for (begin, rate), end in zip(begun, ends)]
+
+
 class FlatParameters:
     """Trainable tensors as views into one float32 buffer, decayed ones first, and their gradients likewise.
 
-    groups: names of matrices to lie side by side, so that one Tensor can hold their rows (`joined`, by their names);
-    what a checkpoint holds is in the order without them.
-    Attributes: data, grad (float32 [size]), tensors (name -> Tensor, in the order of `specs`), decay_elements.
+    groups: names of matrices to lie side by side, so that one Tensor can hold their rows (`joined`, by their names).
+    What a checkpoint holds is in the order without groups and rates.
+    Attributes: data, grad (float32 [size]), tensors (name -> Tensor, in the order of `specs`), decay_elements,
+    segments (of one rate each, all of the buffer).
     """
 
     def __init__(self, specs: Sequence[ParameterSpec], device: Device, groups: Sequence[Sequence[str]] = ()) -> None:
@@ -64,13 +82,14 @@ class FlatParameters:
         together = {name: group for group in groups for name in group}
         by_name = {s.name: s for s in specs}
         placed: dict[str, ParameterSpec] = {}
-        for spec in ordered:
+        for spec in sorted(ordered, key=lambda s: (not s.decay, s.rate)):
             for name in together.get(spec.name, [spec.name]):
                 placed[name] = by_name[name]
         self._offsets, end = _offsets(list(placed.values()))
         offsets = self._offsets
         self.size = max(end, ALIGN)
         self.decay_elements = min((offsets[s.name] for s in specs if not s.decay), default=self.size)
+        self.segments = _segments(placed.values(), offsets, self.size)
         self.data = device.zeros((self.size,))
         self.grad = device.zeros((self.size,))
         self.tensors: dict[str, Tensor] = {}
@@ -119,7 +138,8 @@ class FlatParameters:
 class AdamW:
     """Decoupled weight decay, global-norm clipping, dynamic loss scale (float16). State lives on the device.
 
-    loss_scale float32 [1]: the seed gradient must contain it. state float32 [8], hyper float32 [4]: see device.py.
+    loss_scale float32 [1]: the seed gradient must contain it. state float32 [8], and for each rate of the parameters
+    a hyper float32 [4]: see autograd/ops/optimizer.py.
     """
 
     def __init__(
@@ -140,34 +160,34 @@ class AdamW:
         self._hyper_host[HYPER_GROWTH_INTERVAL] = GROWTH_INTERVAL if scale_loss else 0
         device = self.device
         self.exp_avg, self.exp_avg_sq = device.zeros((parameters.size,)), device.zeros((parameters.size,))
-        self.hyper = device.upload(self._hyper_host)
+        self.hyper = {s.rate: device.upload(self._hyper_host) for s in parameters.segments}
         self.state = device.zeros((STATE_SIZE,))
         self.loss_scale = device.upload(np.array([START_LOSS_SCALE if scale_loss else 1.0], np.float32))
 
     def set_lr(self, lr: float) -> None:
         """Write the step's learning rate to the device (before `step`, outside a capture)."""
-        with np.errstate(over="ignore"):  # beyond float32 it is infinite, and what comes of it is no result
-            self._hyper_host[HYPER_LR] = lr
-        self.device.write(self.hyper, self._hyper_host)
+        for rate, hyper in self.hyper.items():
+            with np.errstate(over="ignore"):  # beyond float32 it is infinite, and what comes of it is no result
+                self._hyper_host[HYPER_LR] = lr * rate
+            self.device.write(hyper, self._hyper_host)
 
     def step(self) -> None:
         """Update the parameters from the gradients and set those to zero. Only device work: can be captured."""
         p, device, (beta1, beta2) = self.parameters, self.device, self.betas
         norm = device.grad_norm(p.grad)
-        device.clip(norm, self.hyper, self.state, self.loss_scale, beta1=beta1, beta2=beta2)
-        device.adamw(
-            p.data,
-            p.grad,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self.hyper,
-            self.state,
-            beta1=beta1,
-            beta2=beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            decay_elements=p.decay_elements,
-        )
+        device.clip(norm, next(iter(self.hyper.values())), self.state, self.loss_scale, beta1=beta1, beta2=beta2)
+        for segment in p.segments:
+            begin, size = segment.begin, segment.end - segment.begin
+            device.adamw(
+                *(device.view(array, (size,), begin) for array in (p.data, p.grad, self.exp_avg, self.exp_avg_sq)),
+                self.hyper[segment.rate],
+                self.state,
+                beta1=beta1,
+                beta2=beta2,
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                decay_elements=min(max(p.decay_elements - begin, 0), size),
+            )
         device.fill(p.grad, 0.0)
 
     def applied(self) -> int:
