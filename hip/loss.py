@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import implements
-from wgrad.hip.elementwise import sum_all
+from wgrad.hip.elementwise import sum_all, sum_rows
 from wgrad.hip.gemm import Epilogue, dense_product
 from wgrad.hip.runtime.runtime import Runtime
 
@@ -19,27 +19,32 @@ def linear_cross_entropy(
     x: Array,
     weight: Array,
     targets: Array,
+    bias: Array | None,
     need_dx: bool,
     need_dweight: bool,
+    need_dbias: bool,
     softcap: float,
     per_target: bool,
-) -> tuple[Array, Array | None, Array | None]:
+) -> tuple[Array, Array | None, Array | None, Array | None]:
     (n, c), v = x.shape, weight.shape[0]
     losses = device.empty((n,))
     dx = device.empty((n, c)) if need_dx else None
     dweight = device.empty((v, c)) if need_dweight else None
+    dbias = device.empty((v,)) if need_dbias else None
     rows = min(n, max(128, CHUNK_BYTES // (4 * v) // 128 * 128))
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
     for first in range(0, n, rows):
         count = min(rows, n - first)
         part, logits = device.view(x, (count, c), first * c), device.view(memory, (count, v))
-        dense_product(device, part, weight, logits, None, Epilogue(), trans_b=True)
-        arguments = [logits, targets, losses, v, first, int(need_dx or need_dweight), float(softcap)]
+        dense_product(device, part, weight, logits, None, Epilogue(bias=bias), trans_b=True)
+        arguments = [logits, targets, losses, v, first, int(need_dx or need_dweight or need_dbias), float(softcap)]
         device.launch("softmax", "cross_entropy", arguments, (count, 1, 1), work=3 * logits.nbytes)
         if dx is not None:
             dense_product(device, logits, weight, device.view(dx, (count, c), first * c), None, Epilogue())
         if dweight is not None:
             epilogue = Epilogue(accumulate=first > 0)
             dense_product(device, logits, part, dweight, None, epilogue, trans_a=True)
-    return losses if per_target else sum_all(device, losses), dx, dweight
+        if dbias is not None:
+            sum_rows(device, logits, dbias, first > 0)
+    return losses if per_target else sum_all(device, losses), dx, dweight, dbias

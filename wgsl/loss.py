@@ -9,6 +9,7 @@ import numpy as np
 from wgrad.device.memory import Array
 from wgrad.wgsl.gemm import matmul, product
 from wgrad.wgsl.operators import implements
+from wgrad.wgsl.reduce import sum_rows
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
@@ -24,37 +25,42 @@ def linear_cross_entropy(
     x: Array,
     weight: Array,
     targets: Array,
+    bias: Array | None,
     need_dx: bool,
     need_dweight: bool,
+    need_dbias: bool,
     softcap: float,
     per_target: bool,
-) -> tuple[Array, Array | None, Array | None]:
+) -> tuple[Array, Array | None, Array | None, Array | None]:
     (n, c), v = x.shape, weight.shape[0]
     losses = device.empty((n,))
     dx = device.empty((n, c)) if need_dx else None
     dweight = device.empty((v, c)) if need_dweight else None
+    dbias = device.empty((v,)) if need_dbias else None
     rows = min(CHUNK_BYTES, device.max_binding_bytes) // (4 * v) // 128 * 128
     rows = min(n, max(128, rows))  # a multiple of 128 rows starts where a binding may start, in f16 too
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
-    grad = need_dx or need_dweight
-    # What matrix units multiply. The vector of loss_cross_entropy.wgsl is of 4.
-    half = grad and device.matrix_units and x.dtype == np.float16 and v % 8 == 0 and c % 8 == 0
+    grad = need_dx or need_dweight or need_dbias
+    # What matrix units multiply; a bias's gradient is added up as it is. The vector of loss_cross_entropy.wgsl is of 4.
+    half = grad and not need_dbias and device.matrix_units and x.dtype == np.float16 and v % 8 == 0 and c % 8 == 0
     grads = device.empty((rows, v), np.float16) if half else memory
     alpha = 1 / _HALF_SCALE if half else 1.0
     for first in range(0, n, rows):
         count = min(rows, n - first)
         part = device.view(x, (count, c), first * c)
         logits = device.view(memory, (count, v))
-        matmul(device, part, weight, logits, trans_b=True)
+        matmul(device, part, weight, logits, trans_b=True, bias=bias)
         dlogits = device.view(grads, (count, v))
         _loss_and_gradient(device, logits, dlogits, targets, losses, first, grad, float(softcap))
         if dx is not None:
             _times_weight(device, dlogits, weight, device.view(dx, (count, c), first * c), alpha)
         if dweight is not None:
             _add_to_dweight(device, dlogits, part, dweight, alpha, accumulate=first > 0)
+        if dbias is not None:
+            sum_rows(device, dlogits, dbias, first > 0)
     if per_target:
-        return losses, dx, dweight
+        return losses, dx, dweight, dbias
     loss = device.empty((1,))
     device.launch(
         "loss_cross_entropy",
@@ -64,7 +70,7 @@ def linear_cross_entropy(
         {"L_T": "f32", "WIDTH": 1, "GRAD": False, "HALF": False, "SOFTCAP": 0.0},
         entry="total",
     )
-    return loss, dx, dweight
+    return loss, dx, dweight, dbias
 
 
 def _loss_and_gradient(

@@ -26,31 +26,41 @@ WEIGHED_ROWS = 4096
 
 @differentiable
 def linear_cross_entropy(
-    ctx: Context, x: Tensor, weight: Weight, targets: Array, *, softcap: float = 0.0, per_target: bool = False
+    ctx: Context,
+    x: Tensor,
+    weight: Weight,
+    targets: Array,
+    *,
+    bias: Weight | None = None,
+    softcap: float = 0.0,
+    per_target: bool = False,
 ) -> Tensor:
-    """x [N, C], weight [V, C], targets int32 [N] (-100 ignored) -> loss float32 [1], summed over the targets; or with
-    per_target float32 [N], 0 where there is none (then the weight has no gradient).
+    """x [N, C], weight [V, C], targets int32 [N] (-100 ignored), bias float32 [V] of the logits -> loss float32 [1],
+    summed over the targets; or with per_target float32 [N], 0 where there is none (then weight and bias have no
+    gradient).
 
     The gradients come out of the forward (logits stand there a chunk at a time); the backward multiplies them by its
     seed, in float32, before x's dtype is restored: a loss scale must act before the rounding to float16.
     """
-    need_dx, need_dweight, *_ = ctx.needs_grad
-    options = {"need_dx": need_dx, "need_dweight": need_dweight, "softcap": softcap, "per_target": per_target}
-    loss, dx, dweight = ctx.device.linear_cross_entropy(x, weight, targets, **options)
-    ctx.save(dx, dweight)
+    need_dx, need_dweight, _, need_dbias, *_ = ctx.needs_grad
+    options: dict[str, Any] = {"need_dx": need_dx, "need_dweight": need_dweight, "need_dbias": need_dbias}
+    options |= {"bias": bias, "softcap": softcap, "per_target": per_target}
+    loss, dx, dweight, dbias = ctx.device.linear_cross_entropy(x, weight, targets, **options)
+    ctx.save(dx, dweight, dbias)
     ctx.dtype, ctx.per_target = x.dtype, per_target
     return loss
 
 
 @linear_cross_entropy.backward
 def _(ctx: Context, dloss: Array) -> Any:
-    dx, dweight = ctx.saved
+    dx, dweight, dbias = ctx.saved
     if ctx.per_target:
-        return None if dx is None else _weigh_rows(ctx, dx, dloss), None
+        return None if dx is None else _weigh_rows(ctx, dx, dloss), None, None, None
     if dx is not None:
         dx = ctx.device.scale_by(dx, dloss)
         dx = dx if dx.dtype == ctx.dtype else ctx.device.cast(dx, ctx.dtype)
-    return dx, None if dweight is None else ctx.device.scale_by(dweight, dloss)
+    dweight, dbias = (None if grad is None else ctx.device.scale_by(grad, dloss) for grad in (dweight, dbias))
+    return dx, dweight, None, dbias
 
 
 def _weigh_rows(ctx: Context, dx: Array, dloss: Array) -> Array:
@@ -75,25 +85,31 @@ def _(
     weight: Array,
     targets: Array,
     *,
+    bias: Array | None = None,
     need_dx: bool = True,
     need_dweight: bool = False,
+    need_dbias: bool = False,
     softcap: float = 0.0,
     per_target: bool = False,
 ) -> None:
-    """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored ->
-    loss float32 [1] (sum over targets of -log softmax(x weight^T); with per_target float32 [N], its terms, 0 for an
-    ignored one), dx [N, C] float32, dweight [V, C] float32 (None where not needed): of the sum in either case. With
-    softcap > 0 the logits are softcap * tanh(x weight^T / softcap). They stand in memory only a chunk of tokens (and of
-    vocabulary) at a time. Where x is of 16 bits a device may round the gradients of the logits to its dtype, scaled as
-    it likes, before they are multiplied."""
+    """x [N, C], weight [V, C] (float32, float16, bfloat16), targets int32 [N], -100 ignored, bias [V] float32 or None
+    -> loss float32 [1] (sum over targets of -log softmax(x weight^T + bias); with per_target float32 [N], its terms, 0
+    for an ignored one), dx [N, C] float32, dweight [V, C] float32, dbias [V] float32 (None where not needed): of the
+    sum in either case. With softcap > 0 the logits are softcap * tanh((x weight^T + bias) / softcap). They stand in
+    memory only a chunk of tokens (and of vocabulary) at a time. Where x is of 16 bits a device may round the gradients
+    of the logits to its dtype, scaled as it likes, before they are multiplied."""
     args.array("x", x, "N C", "float", "flatten batch and time into N")
     args.array("weight", weight, "V C", "weight", "the output layer is [vocab, hidden]")
     args.array("targets", targets, "N", "i32", "one target for each row of x, -100 to ignore it")
     check_softcap(args, "softcap", softcap)
-    args.rule(
-        not (per_target and need_dweight),
-        "per_target has no gradient of the weight: leave one of the two out, or detach the weight",
-    )
+    if bias is not None:
+        args.array("bias", bias, "V", "f32")
+    args.rule(bias is not None or not need_dbias, "need_dbias asks for the gradient of a bias: give the bias")
+    for name, needed in (("weight", need_dweight), ("bias", need_dbias)):
+        args.rule(
+            not (per_target and needed),
+            f"per_target has no gradient of the {name}: leave one of the two out, or detach the {name}",
+        )
 
 
 @linear_cross_entropy.reference
@@ -101,21 +117,26 @@ def _(
     x: np.ndarray,
     weight: np.ndarray,
     targets: np.ndarray,
+    bias: np.ndarray | None,
     need_dx: bool,
     need_dweight: bool,
+    need_dbias: bool,
     softcap: float,
     per_target: bool,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    compute = compute_dtype(x, weight)
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    compute = compute_dtype(x, weight, bias)
     wide, table = up(x, compute), up(weight, compute)
     dx = np.zeros(x.shape, compute) if need_dx else None
     dweight = np.zeros(weight.shape, compute) if need_dweight else None
+    dbias = np.zeros(weight.shape[0], compute) if need_dbias else None
     loss = np.zeros(targets.size if per_target else 1, np.float64)
     counted = np.flatnonzero(targets != IGNORE_INDEX)
     step = max(1, LOGIT_ELEMENTS // table.shape[0])
     for start in range(0, counted.size, step):
         rows = counted[start : start + step]
         logits = wide[rows] @ table.T
+        if bias is not None:
+            logits += up(bias, compute)
         if softcap:
             logits = capped(logits, softcap)
         slope = softcap_slope(logits, softcap) if softcap else None
@@ -138,7 +159,9 @@ def _(
             dx[rows] = p @ table
         if dweight is not None:
             dweight += p.T @ wide[rows]
-    return loss.astype(compute), dx, dweight
+        if dbias is not None:
+            dbias += p.sum(axis=0)
+    return loss.astype(compute), dx, dweight, dbias
 
 
 def _rounded(dlogits: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -149,10 +149,11 @@ def test_attention_on_a_cache_equals_the_whole() -> None:
 def test_linear_cross_entropy() -> None:
     targets = np.array([0, -100, 30, 7, 7, -100, 2], np.int32)
 
-    def theirs(x: Any, w: Any) -> Any:
-        return nn.cross_entropy(x @ w.T, torch.tensor(targets).long(), ignore_index=-100, reduction="sum")
+    def theirs(x: Any, w: Any, b: Any = 0.0) -> Any:
+        return nn.cross_entropy(x @ w.T + b, torch.tensor(targets).long(), ignore_index=-100, reduction="sum")
 
     compare(lambda x, w: F.linear_cross_entropy(x, w, targets), theirs, (7, 13), (31, 13))
+    compare(lambda x, w, b: F.linear_cross_entropy(x, w, targets, bias=b), theirs, (7, 13), (31, 13), (31,))
 
 
 def test_adamw_and_clipping() -> None:

@@ -122,6 +122,10 @@ def _with_indices(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
             lambda x, w: F.linear_cross_entropy(x, w, targets, softcap=1.7),
             (X45, (7, 5)),
         ),
+        "linear_cross_entropy bias": (
+            lambda x, w, b: F.linear_cross_entropy(x, w, targets, bias=b),
+            (X45, (7, 5), (7,)),
+        ),
         "linear_cross_entropy per target": (
             lambda x: F.linear_cross_entropy(x, table, targets, per_target=True),
             (X45,),

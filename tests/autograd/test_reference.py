@@ -82,9 +82,10 @@ def test_loss_in_chunks_of_one_token(
 ) -> None:
     x, w = rng.standard_normal((9, 5)), rng.standard_normal((11, 5))
     targets = np.array([0, 10, -100, 3, 3, -100, 7, 1, 2], np.int32)
-    whole = cpu.linear_cross_entropy(x, w, targets, need_dweight=True)
+    options = {"bias": rng.standard_normal(11), "need_dweight": True, "need_dbias": True}
+    whole = cpu.linear_cross_entropy(x, w, targets, **options)
     monkeypatch.setattr(loss, "LOGIT_ELEMENTS", 1)
-    for one, other in zip(whole, cpu.linear_cross_entropy(x, w, targets, need_dweight=True)):
+    for one, other in zip(whole, cpu.linear_cross_entropy(x, w, targets, **options)):
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 

@@ -122,3 +122,9 @@ def test_losses_of_a_chunk_of_rows(hip_device: Any) -> None:
     d.launch("softmax", "cross_entropy", [d.upload(x), d.upload(targets), losses, 3, 3, 0, 0.0], (2, 1, 1))
     wanted = np.log(np.exp(x).sum(1)) - x[[0, 1], targets[3:]]
     np.testing.assert_allclose(d.download(losses), [0, 0, 0, *wanted], rtol=1e-5)
+
+
+def test_losses_in_chunks_of_rows(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wgrad.hip.loss.CHUNK_BYTES", 0)  # 128 rows
+    case = next(c for c in CASES if c.name == "linear_cross_entropy/bias/133x123x41/float32")
+    assert check_case(case, hip_device).ok

@@ -50,7 +50,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     }
-    if kind in ("smollm3", "phi3", "olmo2", "olmo3"):  # transformers' defaults lie outside this vocabulary
+    if kind in ("smollm3", "phi", "phi3", "olmo2", "olmo3"):  # transformers' defaults lie outside this vocabulary
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind == "mistral":
         config["sliding_window"] = None

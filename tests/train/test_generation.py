@@ -16,7 +16,6 @@ from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.weights import FINAL_NORM
 from wgrad.train.options.generate_config import GREEDY, Sampling
 from wgrad.train.run.build import build_frozen
 from wgrad.train.run.generation import generate_batch, generate_ids
@@ -142,7 +141,7 @@ def scale_last_norm(folder: Path, factor: float) -> None:
     """Finite weights, and activations that are not."""
     path = folder / "model.safetensors"
     arrays = {name: entry.array() for name, entry in read_entries(path, "--model").items()}
-    arrays[FINAL_NORM] = arrays[FINAL_NORM] * np.float32(factor)
+    arrays["model.norm.weight"] = arrays["model.norm.weight"] * np.float32(factor)
     write_safetensors(path, from_arrays(arrays))
 
 
@@ -167,7 +166,7 @@ def test_logits_that_turn_infinite_on_the_way(
     """Found at the token itself: the host is one behind where it reads every token."""
     monkeypatch.setattr("wgrad.train.run.generation.READ_SECONDS", 0.0)
     model, seen = model_for(make_checkpoint(), device), 0
-    norm = model.weights[FINAL_NORM]
+    norm = model.weights["model.norm.weight"]
     with np.errstate(all="ignore"), pytest.raises(UnusableResult, match="within the first 7 tokens"):
         for _ in generate_ids(model, PROMPT, 40, GREEDY):
             seen += 1

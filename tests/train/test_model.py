@@ -22,7 +22,7 @@ from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles, load_frozen
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.weights import HEAD_BIAS, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import activation_bytes, count_parameters, wants_recompute
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
@@ -50,7 +50,7 @@ def exact_logits(folder: Path, ids: np.ndarray) -> np.ndarray:
     weights = {s.name: device.upload(files.read(s).astype(np.float64)) for s in weight_specs(config)}
     model = Model(config, weights, device, positions=64, dtype=np.float64)
     hidden = model.hidden(inputs_for(device, ids)).data
-    logits = np.asarray(hidden, np.float64) @ np.asarray(model.head, np.float64).T
+    logits = np.asarray(hidden, np.float64) @ np.asarray(model.head, np.float64).T + weights.get(HEAD_BIAS, 0.0)
     cap = config.logit_softcap
     return np.tanh(logits / cap) * cap if cap else logits
 

@@ -87,9 +87,9 @@ def test_peft_loads_our_adapter(
         r=5,
         alpha=12.0,
         rslora=rslora,
-        target_modules=(query, "o_proj", "mlp.down_proj"),
+        target_modules=(query, config.o_proj.partition(".")[2], config.down_proj),
         rank_pattern={f"layers.1.self_attn.{query}": 3},
-        alpha_pattern={"down_proj": 20.0},
+        alpha_pattern={config.down_proj.partition(".")[2]: 20.0},
     )
     save_adapter(tmp_path / "adapter", lora, random_adapter(lora, linear_modules(config)), str(folder))
     ids = random_ids()

@@ -66,12 +66,14 @@ def their_model(folder: Path, dtype: Any = torch.float32) -> Any:
 
 # ---- config.json -------------------------------------------------------------------------------
 KEYS = {
-    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 6, "num_attention_heads": 32,
+    "vocab_size": 300, "hidden_size": 128, "intermediate_size": 88, "num_hidden_layers": 6, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 12, "hidden_act": "silu", "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5, "rope_theta": 12345.0, "rope_scaling": None, "tie_word_embeddings": False,
-    "attention_bias": True, "mlp_bias": True, "use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2,
-    "layer_types": None, "no_rope_layers": None, "no_rope_layer_interval": 3,
+    "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-4, "rope_theta": 12345.0, "rope_scaling": None,
+    "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "use_sliding_window": True,
+    "sliding_window": 17, "max_window_layers": 2, "layer_types": None, "no_rope_layers": None,
+    "no_rope_layer_interval": 3,
 }  # fmt: skip
+LAYER_NORM = ("phi",)
 
 
 def base_config(architecture: str) -> dict[str, Any]:
@@ -93,10 +95,12 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
     rope = theirs.rope_parameters
     full, local = (rope[kind] if kind in rope else rope for kind in ("full_attention", "sliding_attention"))
+    rotated = int(head_dim * full.get("partial_rotary_factor", 1.0))
     inverse = [
-        (1.0 / given["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32).tolist()
+        (1.0 / given["rope_theta"] ** (np.arange(0, rotated, 2) / rotated)).astype(np.float32).tolist()
         for given in (full, local)
     ]
+    kind = raw["model_type"]
     return {
         "vocab_size": theirs.vocab_size,
         "hidden_size": theirs.hidden_size,
@@ -105,13 +109,13 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": theirs.num_key_value_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": theirs.rms_norm_eps,
+        "rms_norm_eps": theirs.layer_norm_eps if kind in LAYER_NORM else theirs.rms_norm_eps,
         "max_position_embeddings": theirs.max_position_embeddings,
         "tie_word_embeddings": theirs.tie_word_embeddings,
         "windows": tuple(windows),
         "use_rope": tuple(bool(r) for r in getattr(theirs, "no_rope_layers", None) or [1] * layers),
-        "o_bias": raw["model_type"] not in ("mistral", "qwen2", "phi3") and theirs.attention_bias,
-        "mlp_bias": raw["model_type"] in ("llama", "smollm3", "granite") and theirs.mlp_bias,
+        "o_bias": kind == "phi" or (kind not in ("mistral", "qwen2", "phi3") and theirs.attention_bias),
+        "mlp_bias": kind == "phi" or (kind in ("llama", "smollm3", "granite") and theirs.mlp_bias),
         "inverse": inverse,
     }
 

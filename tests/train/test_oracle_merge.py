@@ -31,7 +31,9 @@ peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad
 pytestmark = pytest.mark.oracle
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|qkv_proj|gate_up_proj|down_proj)")
+LORA = LoraConfig(
+    r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|qkv_proj|gate_up_proj|down_proj|fc1|dense)"
+)
 
 
 @pytest.fixture

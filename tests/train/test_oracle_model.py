@@ -94,6 +94,8 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
         "rope_scaling": YARN,
     },
+    "phi": {"architecture": "PhiForCausalLM", "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+    "phi_tied": {"architecture": "PhiForCausalLM", "partial_rotary_factor": 0.9, "tie_word_embeddings": True},
     "phi3": {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
     "phi3_longrope": {
         "architecture": "Phi3ForCausalLM",
@@ -244,6 +246,20 @@ def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, devic
         model.loss(make_inputs(device, ids, targets)).backward()
         grads.append(device.download(parameters.grad))
     np.testing.assert_array_equal(grads[0], grads[1])
+
+
+def test_a_parallel_block_in_chunks_of_its_rows(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MLP's chunks norm their rows themselves."""
+    folder, device = make_checkpoint("PhiForCausalLM"), ReferenceDevice()
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 16)
+    grads = []
+    for chunks in (False, True):
+        model, parameters = full_model(folder, device)
+        model.recompute = chunks
+        model.loss(make_inputs(device, *batch(300))).backward()
+        grads.append(device.download(parameters.grad))
+    assert 0 < distance(grads[1], grads[0]) < 1e-5
 
 
 def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: Device) -> None:

@@ -23,7 +23,7 @@ def test_the_bits_are_those_of_the_loss(rng: np.random.Generator, cpu: Any) -> N
     x, weight = rng.standard_normal((9, 24), np.float32) * 3, rng.standard_normal((301, 24), np.float32)
     targets = rng.integers(0, 301, 9).astype(np.int32)
     found = log_probs(x @ weight.T, targets.tolist(), 4)
-    loss, _, _ = cpu.linear_cross_entropy(x, weight, targets, need_dx=False)
+    loss, *_ = cpu.linear_cross_entropy(x, weight, targets, need_dx=False)
     assert np.float32(-np.sum(found.of_tokens, dtype=np.float64)) == loss[0]
     wide = x.astype(np.float64) @ weight.T.astype(np.float64)
     exact = wide - np.log(np.exp(wide - wide.max(1, keepdims=True)).sum(1, keepdims=True)) - wide.max(1, keepdims=True)

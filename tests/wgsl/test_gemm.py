@@ -164,6 +164,9 @@ def test_choice_of_tile(m: int, n: int, k: int) -> None:
     assert software_tile(m, n).threads <= 256
 
 
+NEEDS: dict[str, Any] = {"need_dweight": True, "need_dbias": True}
+
+
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device: Any) -> None:
@@ -175,13 +178,14 @@ def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device:
     w = rng.standard_normal((577, 33)).astype(dtype)
     targets = rng.integers(0, 577, 13).astype(np.int32)
     targets[4] = -100
+    bias = rng.standard_normal(577).astype(np.float32)
     cpu = ReferenceDevice()
     wide = x.astype(np.float64), w.astype(np.float64)
-    exact = [np.asarray(t) for t in cpu.linear_cross_entropy(*wide, targets, need_dweight=True)]
-    plain = cpu.linear_cross_entropy(x, w.astype(np.float32), targets, need_dweight=True)
+    exact = [np.asarray(t) for t in cpu.linear_cross_entropy(*wide, targets, bias=bias.astype(np.float64), **NEEDS)]
+    plain = cpu.linear_cross_entropy(x, w.astype(np.float32), targets, bias=bias, **NEEDS)
     arrays = narrow.upload(x), narrow.upload(w), narrow.upload(targets)
     assert arrays[1].nbytes > narrow.max_binding_bytes
-    got = narrow.linear_cross_entropy(*arrays, need_dweight=True)
+    got = narrow.linear_cross_entropy(*arrays, bias=narrow.upload(bias), **NEEDS)
     for value, true, near in zip(got, exact, plain):
         limit = 3 * np.abs(np.asarray(near) - true).max() + 8 * EPS * np.abs(true).max()
         assert np.abs(_host(narrow, value) - true).max() <= limit
@@ -197,12 +201,13 @@ def test_cross_entropy_in_chunks_of_tokens(tiled: Any, monkeypatch: pytest.Monke
     x, w = rng.standard_normal((300, 20)).astype(np.float32), rng.standard_normal((999, 20)).astype(np.float32)
     targets = rng.integers(0, 999, 300).astype(np.int32)
     arrays = tiled.upload(x), tiled.upload(w), tiled.upload(targets)
-    whole = [_host(tiled, t) for t in tiled.linear_cross_entropy(*arrays, need_dweight=True)]
+    options = {"bias": tiled.upload(rng.standard_normal(999).astype(np.float32)), **NEEDS}
+    whole = [_host(tiled, t) for t in tiled.linear_cross_entropy(*arrays, **options)]
     monkeypatch.setattr(loss, "CHUNK_BYTES", 128 * 999 * 4)
     tiled.synchronize()
     tiled.reset_peak()
     before = tiled.memory().in_use_bytes
-    chunked = tiled.linear_cross_entropy(*arrays, need_dweight=True)
+    chunked = tiled.linear_cross_entropy(*arrays, **options)
     gradients = (x.nbytes + w.nbytes) * 1.125
     assert tiled.memory().peak_bytes - before < 300 * 999 * 4 + gradients
     for a, b in zip(whole, (_host(tiled, t) for t in chunked)):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from wgrad.train.model.config_file import (
+    AtLeast0,
     ConfigFile,
     Count,
     Epsilon,
@@ -179,6 +180,23 @@ class Phi3File(ConfigFile, kw_only=True):
                 rope.rope_type = "longrope"
 
 
+class PhiFile(ConfigFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 51_200
+    hidden_size: Width = 2048
+    intermediate_size: Width = 8192
+    num_hidden_layers: Count = 24
+    hidden_act: str = "gelu_new"
+    rms_norm_eps: Any = None  # not read: the next one is
+    layer_norm_eps: Epsilon = 1e-5
+    partial_rotary_factor: AtLeast0 | None = 0.5
+    qk_layernorm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.qk_layernorm:
+            raise ValueError("qk_layernorm must be false: LayerNorm of heads is not built here; got true")
+
+
 # ---- variants --------------------------------------------------------------------------------------
 def _biases(keys: Any) -> dict[str, Any]:
     return {"qkv_bias": keys.attention_bias, "o_bias": keys.attention_bias}
@@ -271,6 +289,28 @@ def _phi3(keys: Phi3File) -> dict[str, Any]:
     return {"fused": True, "windows": sliding(keys, [True] * keys.num_hidden_layers)}
 
 
+def _layer_norm(keys: Any) -> dict[str, Any]:
+    return {"layer_norm": True, "rms_norm_eps": keys.layer_norm_eps}
+
+
+def _phi(keys: PhiFile) -> dict[str, Any]:
+    """Phi-1, 1.5 (arXiv 2309.05463) and 2. Its own dropout (resid_pdrop) is left out: an adapter has one."""
+    return {
+        **_layer_norm(keys),
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "head_bias": True,
+        "parallel": True,
+        "gated": False,
+        "mlp_norm": "input_layernorm",
+        "final_norm": "model.final_layernorm",
+        "o_proj": "self_attn.dense",
+        "up_proj": "mlp.fc1",
+        "down_proj": "mlp.fc2",
+    }
+
+
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", LlamaFile, lambda keys: {**_biases(keys), "mlp_bias": keys.mlp_bias}, "llama"),
@@ -289,5 +329,6 @@ FAMILIES = {
     "GraniteForCausalLM": Family("granite", GraniteFile, _granite, "granite"),
     "Olmo2ForCausalLM": Family("olmo2", Olmo2File, _olmo2, "olmo2"),
     "Olmo3ForCausalLM": Family("olmo3", Olmo3File, lambda keys: {**_olmo2(keys), "windows": _one_full_of(keys, 4)}, ""),
+    "PhiForCausalLM": Family("phi", PhiFile, _phi, ""),
     "Phi3ForCausalLM": Family("phi3", Phi3File, _phi3, ""),
 }

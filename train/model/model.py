@@ -24,17 +24,18 @@ from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.train.model.lora import Adapter
+from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.model.streamed_weights import StreamedWeights
-from wgrad.train.model.weights import EMBEDDING, FINAL_NORM, HEAD
+from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS
 
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
 # as many rows at a time. By shapes alone: where weights lie, and how much memory there is, changes no bit.
 MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 192 << 20, 4096
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
+_PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu}
 
 
 @dataclass
@@ -131,7 +132,7 @@ class Model:
     def variants(self) -> set[str]:
         """The kinds of its projections: those of formats, and types of numbers."""
         weights = self.weights if self._streamed is None else self._streamed.projections
-        found = (w for name, w in weights.items() if name.endswith("_proj.weight"))
+        found = (weights[f"{module}.weight"] for module in linear_modules(self.config))
         return {w.variant if isinstance(w, FrozenWeight) else np.dtype(w.dtype).name for w in found}
 
     # ---- whole passes ------------------------------------------------------------------------
@@ -151,18 +152,21 @@ class Model:
                 h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h, parking=parking)
             else:
                 h = self._layer(index, h, inputs, cache)
-        h = F.rms_norm(h, self.weights[FINAL_NORM], self.config.rms_norm_eps, dtype=self.dtype)
+        h = self._normed(self.config.final_norm, h, self.dtype)
         return h if self.config.logit_scale == 1 else F.scale(h, self.config.logit_scale)
 
     def loss(self, inputs: Inputs) -> Tensor:
         """float32 [1]: the sum over targets of the cross-entropy in nats."""
-        cap = self.config.logit_softcap
-        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, softcap=cap)
+        return self._cross_entropy(inputs)
 
     def token_losses(self, inputs: Inputs) -> Tensor:
         """float32 [N]: the cross-entropy of each target in nats, 0 where there is none. The head has no gradient."""
-        cap = self.config.logit_softcap
-        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, softcap=cap, per_target=True)
+        return self._cross_entropy(inputs, per_target=True)
+
+    def _cross_entropy(self, inputs: Inputs, per_target: bool = False) -> Tensor:
+        options: dict[str, Any] = {"softcap": self.config.logit_softcap, "per_target": per_target}
+        bias = self.weights.get(HEAD_BIAS)
+        return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, bias=bias, **options)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -176,7 +180,8 @@ class Model:
     def logits(self, hidden: Array) -> Array:
         """[M, C] -> float32 [M, V]. Without gradient."""
         with no_grad():
-            logits = F.gemm(Tensor(hidden, self.device), self.head, trans_b=True, dtype=np.float32).data
+            bias = self.weights.get(HEAD_BIAS)
+            logits = F.linear(Tensor(hidden, self.device), self.head, bias=bias, dtype=np.float32).data
         cap = self.config.logit_softcap
         return self.device.softcap(logits, cap) if cap else logits
 
@@ -186,32 +191,58 @@ class Model:
             self._streamed.enter(index)
         c, prefix = self.config, f"model.layers.{index}."
         y, h = self._norm(prefix, c.attention_norm, h)
-        y = self._attention(index, y, inputs, cache)
-        h = self._to_stream(prefix, "self_attn.o_proj", c.attention_out_norm, y, h, inputs)
+        attended = self._attention(index, y, inputs, cache)
+        if c.parallel:
+            h = self._mlp_half(prefix, h, inputs, cache, y)
+            return self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs)
+        h = self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs)
+        return self._mlp_half(prefix, h, inputs, cache)
+
+    def _mlp_half(
+        self, prefix: str, h: Tensor, inputs: Inputs, cache: KVCache | None, y: Tensor | None = None
+    ) -> Tensor:
+        """`_mlp`; of a long row that is recomputed, in chunks."""
+        c = self.config
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
         if self.recompute and cache is None and inputs.seed is None:
             most = MLP_CHUNK_BYTES // (6 * c.intermediate_size * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
                 return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, even_rows(h.shape[0], most))
-        return self._mlp(prefix, h, inputs)
+        return self._mlp(prefix, h, inputs, y)
 
-    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs) -> Tensor:
-        """The second half of a layer, norm and residual included: of each row by itself."""
+    def _mlp(self, prefix: str, h: Tensor, inputs: Inputs, y: Tensor | None = None) -> Tensor:
+        """A layer's MLP, norm and residual included: of each row by itself. y: the norm of h, where it is there."""
         c = self.config
-        y, h = self._norm(prefix, c.mlp_norm, h)
+        if y is None:
+            y, h = self._norm(prefix, c.mlp_norm, h)
+        return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, self._activated(prefix, y, inputs), h, inputs)
+
+    def _activated(self, prefix: str, y: Tensor, inputs: Inputs) -> Tensor:
+        """What the MLP's last projection takes."""
+        c = self.config
+        if not c.gated:
+            return _PLAIN[c.hidden_act](self._linear(prefix + c.up_proj, y, inputs))
         gate, up = self._stacked(prefix + GATE_UP, y, inputs), None
         if gate is None:
             gate = self._linear(f"{prefix}mlp.gate_proj", y, inputs)
-            up = self._linear(f"{prefix}mlp.up_proj", y, inputs)
-        return self._to_stream(prefix, "mlp.down_proj", c.mlp_out_norm, _GATED[c.hidden_act](gate, up), h, inputs)
+            up = self._linear(prefix + c.up_proj, y, inputs)
+        return _GATED[c.hidden_act](gate, up)
 
     def _norm(self, prefix: str, norm: str, h: Tensor) -> tuple[Tensor, Tensor]:
         """-> the norm of the residual stream, or the stream itself where the family has none here, and the stream to go
         on with."""
         if not norm:
             return F.cast(h, self.dtype) if self.dtype != h.dtype else h, h
+        if self.config.layer_norm:
+            return self._normed(prefix + norm, h, self.dtype), h
         weight = self.weights[f"{prefix}{norm}.weight"]
         return F.rms_norm_residual(h, weight, self.config.rms_norm_eps, dtype=self.dtype)
+
+    def _normed(self, module: str, x: Tensor, dtype: Any) -> Tensor:
+        weight, eps = self.weights[f"{module}.weight"], self.config.rms_norm_eps
+        if self.config.layer_norm:
+            return F.layer_norm(x, weight, self.weights[f"{module}.bias"], eps, dtype=dtype)
+        return F.rms_norm(x, weight, eps, dtype=dtype)
 
     def _to_stream(self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs) -> Tensor:
         """The residual stream h plus a projection of x, which is normed or scaled first where the family does that."""
@@ -219,7 +250,7 @@ class Model:
             return self._linear(prefix + module, x, inputs, residual=h)
         y = self._linear(prefix + module, x, inputs)
         if norm:
-            y = F.rms_norm(y, self.weights[f"{prefix}{norm}.weight"], self.config.rms_norm_eps, dtype=np.float32)
+            y = self._normed(prefix + norm, y, np.float32)
         if self.config.residual_scale != 1:
             y = F.scale(y, self.config.residual_scale)
         return F.add(h, y)

@@ -32,6 +32,10 @@ class ModelConfig:
     (0: head_dim ** -0.5). A soft-cap c makes x into c tanh(x / c), 0 leaves it. qk_norm_whole: q and k are normed over
     all their heads at once. residual_scale: of what is added to the residual stream. fused: q, k and v are one
     projection, gate and up another. local_rope: of layers with a window, where they rotate by their own.
+
+    layer_norm: norms, but those of heads, are LayerNorm, with biases; rms_norm_eps is theirs. parallel: attention and
+    MLP of a layer read the same norm, and both are added to the stream. gated: the MLP multiplies up by what the
+    activation makes of gate; else it is the activation of up. o_proj, up_proj, down_proj: their paths within a layer.
     """
 
     architecture: str
@@ -69,6 +73,14 @@ class ModelConfig:
     qk_norm_whole: bool = field(default=False, repr=False)
     fused: bool = field(default=False, repr=False)
     local_rope: RopeConfig | None = field(default=None, repr=False)
+    layer_norm: bool = field(default=False, repr=False)
+    parallel: bool = field(default=False, repr=False)
+    gated: bool = field(default=True, repr=False)
+    head_bias: bool = field(default=False, repr=False)
+    final_norm: str = field(default="model.norm", repr=False)
+    o_proj: str = field(default="self_attn.o_proj", repr=False)
+    up_proj: str = field(default="mlp.up_proj", repr=False)
+    down_proj: str = field(default="mlp.down_proj", repr=False)
 
     @property
     def q_size(self) -> int:
@@ -114,7 +126,8 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
     head_dim = file.head_dim or hidden // heads
     kv_heads = file.num_key_value_heads or heads
     _check_heads(heads, kv_heads, head_dim, where)
-    variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers, "hidden_act": file.hidden_act}
+    variant: dict[str, Any] = {"windows": (0,) * layers, "use_rope": (True,) * layers}
+    variant |= {"hidden_act": file.hidden_act, "rms_norm_eps": file.rms_norm_eps}
     variant |= family.variant(file)
     variant["hidden_act"] = _activation(variant["hidden_act"], where)
     rope, variant["local_rope"] = parse_ropes(file, head_dim, where)
@@ -127,7 +140,6 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=file.rms_norm_eps,
         max_position_embeddings=file.max_position_embeddings,
         tie_word_embeddings=file.tie_word_embeddings,
         rope=rope,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wgrad.train.model.model_config import ModelConfig
 
-EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "self_attn.q_proj": (config.q_size, hidden),
         "self_attn.k_proj": (config.kv_size, hidden),
         "self_attn.v_proj": (config.kv_size, hidden),
-        "self_attn.o_proj": (hidden, config.q_size),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
+        config.o_proj: (hidden, config.q_size),
+        **({"mlp.gate_proj": (ffn, hidden)} if config.gated else {}),
+        config.up_proj: (ffn, hidden),
+        config.down_proj: (hidden, ffn),
     }
 
 
@@ -47,25 +47,31 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     specs = [WeightSpec(EMBEDDING, (config.vocab_size, config.hidden_size), "embedding")]
     for layer in range(config.num_hidden_layers):
         specs.extend(_layer_specs(config, f"model.layers.{layer}."))
-    specs.append(_norm(config, FINAL_NORM, config.hidden_size))
+    specs.extend(_norm(config, config.final_norm))
     if not config.tie_word_embeddings:
         specs.append(WeightSpec(HEAD, (config.vocab_size, config.hidden_size), "head"))
+    if config.head_bias:
+        specs.append(WeightSpec(HEAD_BIAS, (config.vocab_size,), "bias"))
     return specs
 
 
-def _norm(config: ModelConfig, name: str, width: int) -> WeightSpec:
-    return WeightSpec(name, (width,), "norm", config.norm_offset)
+def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
+    """Of the residual stream."""
+    yield WeightSpec(f"{module}.weight", (config.hidden_size,), "norm", config.norm_offset)
+    if config.layer_norm:
+        yield WeightSpec(f"{module}.bias", (config.hidden_size,), "bias")
 
 
 def _layer_specs(config: ModelConfig, prefix: str) -> Iterator[WeightSpec]:
-    biased = {"q_proj": config.qkv_bias, "k_proj": config.qkv_bias, "v_proj": config.qkv_bias, "o_proj": config.o_bias}
-    for norm in (config.attention_norm, config.attention_out_norm, config.mlp_norm, config.mlp_out_norm):
-        if norm:
-            yield _norm(config, f"{prefix}{norm}.weight", config.hidden_size)
+    biased = {f"self_attn.{part}_proj": config.qkv_bias for part in "qkv"} | {config.o_proj: config.o_bias}
+    norms = [config.attention_norm, config.attention_out_norm, config.mlp_norm, config.mlp_out_norm]
+    for norm in dict.fromkeys(filter(None, norms)):  # once, where attention and MLP read the same
+        yield from _norm(config, prefix + norm)
     if config.qk_norm:
         for norm, width in (("self_attn.q_norm", config.q_size), ("self_attn.k_norm", config.kv_size)):
-            yield _norm(config, f"{prefix}{norm}.weight", width if config.qk_norm_whole else config.head_dim)
+            size = width if config.qk_norm_whole else config.head_dim
+            yield WeightSpec(f"{prefix}{norm}.weight", (size,), "norm", config.norm_offset)
     for module, shape in projection_shapes(config).items():
         yield WeightSpec(f"{prefix}{module}.weight", shape, "projection")
-        if biased.get(module.rpartition(".")[2], config.mlp_bias):
+        if biased.get(module, config.mlp_bias):
             yield WeightSpec(f"{prefix}{module}.bias", shape[:1], "bias")

@@ -47,7 +47,7 @@ def count_parameters(config: ModelConfig) -> int:
 def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
     """Rough bytes that one forward keeps for its backward without recomputing."""
     products = 2 * config.hidden_size + 2 * (config.q_size + config.kv_size) + config.q_size
-    products += 3 * config.intermediate_size
+    products += (3 if config.gated else 2) * config.intermediate_size
     return config.num_hidden_layers * tokens * (products * itemsize + 2 * config.hidden_size * 4)
 
 
