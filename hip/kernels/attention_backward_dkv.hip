@@ -15,10 +15,13 @@
 
 namespace attention {
 
-// n: ds goes into products times 2^n, in float16's range by the longest do, v and the largest delta that meet in this
-// block.
+// Powers of two by which float16's ds, do and v go into products, by the longest do, v and the largest delta that meet
+// in this block.
+struct Shifts {
+  int ds, grad, v;
+};
 template <class F>
-GPU_FN int choose_shift(const typename F::Source& from, const float* grad_lengths, const float* v_lengths,
+GPU_FN Shifts choose_shifts(const typename F::Source& from, const float* grad_lengths, const float* v_lengths,
                         const Span& all, int column0, int head, int last_head, float* memory) {
   float longest = 0.f, largest = 0.f, longest_v = 0.f;
   for (int h = head; h <= last_head; h++)
@@ -32,7 +35,8 @@ GPU_FN int choose_shift(const typename F::Source& from, const float* grad_length
   largest = gpu::block_max<THREADS>(largest, memory);
   longest_v = gpu::block_max<THREADS>(longest_v, memory);
   gpu::barrier();
-  return shift_for(uniform(longest * longest_v + largest));
+  return {shift_for(uniform(longest * longest_v + largest)), F::LIFTS ? lift_for(uniform(longest)) : 0,
+          F::LIFTS ? lift_for(uniform(longest_v)) : 0};
 }
 
 template <class T, int D>
@@ -60,18 +64,26 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
     const int key = sight.mask.clamp(wave0 + 16 * n + column());
     f.first[n] = sight.begin(key), f.count[n] = sight.end(key) - f.first[n];
   }
-  int shift = 0;
+  Shifts shifts{0, 0, 0};
   if (F::NARROW)
-    shift = choose_shift<F>(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length, all,
-                            column0, head, last_head, (float*)lds);
-  f.factor = power_of_two(shift - P_SHIFT);
+    shifts = choose_shifts<F>(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length,
+                              all, column0, head, last_head, (float*)lds);
+  f.factor = power_of_two(shifts.ds - P_SHIFT - shifts.grad - shifts.v);
+  f.lift_y2 = halves_of_two(shifts.grad), f.lift_delta = power_of_two(shifts.grad + shifts.v);
   f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
   f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - Held<D>::SLOTS);
+  if (F::LIFTS) {
+    u32 lift_x2[TILES];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) lift_x2[n] = halves_of_two(shifts.v);
+    f.x2.lift(lift_x2);
+  }
   f.start(column0);
   f.run(from, all, mine, head, last_head);
   float of_k[TILES], of_v[TILES];
 #pragma unroll
-  for (int n = 0; n < TILES; n++) of_k[n] = power_of_two(-shift), of_v[n] = power_of_two(F::NARROW ? -P_SHIFT : 0);
+  for (int n = 0; n < TILES; n++)
+    of_k[n] = power_of_two(-shifts.ds), of_v[n] = power_of_two(F::NARROW ? -P_SHIFT - shifts.grad : 0);
 #pragma unroll
   for (int n = 0; n < TILES; n++)
 #pragma unroll

@@ -30,12 +30,15 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   F f;
   f.lds = lds, f.scale = uniform(scale * LOG2E);
   float longest = 0.f, back[TILES];
+  u32 lift_x2[TILES];
   if (F::NARROW) {
     const float* lengths = v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length;
     for (int i = all.begin + int(gpu::thread()); i < all.end; i += THREADS) longest = gpu::max(longest, lengths[i]);
     longest = gpu::block_max<THREADS>(longest, (float*)lds);
     gpu::barrier();
   }
+  const int lift_v = F::LIFTS ? lift_for(uniform(longest)) : 0;
+  f.lift_y2 = halves_of_two(lift_v);
 #pragma unroll
   for (int n = 0; n < TILES; n++) {
     const int query = sight.mask.clamp(wave0 + 16 * n + column());
@@ -45,11 +48,14 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
     back[n] = scale;
     if (F::NARROW) {
       const int shift = shift_for(grad_lengths[row] * longest + gpu::abs(f.delta[n]));
-      f.lse[n] -= float(shift), back[n] = power_of_two(-shift);
+      const int lift = F::LIFTS ? lift_for(grad_lengths[row]) : 0;
+      lift_x2[n] = halves_of_two(lift), f.delta[n] *= power_of_two(lift + lift_v);
+      f.lse[n] -= float(shift - lift - lift_v), back[n] = power_of_two(-shift);
     }
   }
   f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
   f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::SLOTS - Held<D>::SLOTS);
+  if (F::LIFTS) f.x2.lift(lift_x2);
   f.start(column0);
   const u32 bytes = u32(p.length) * kv_stride;
   const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes},

@@ -37,19 +37,17 @@ constexpr int WAVES = 8, KEYS = 64, STEP = 32;  // KEYS: of a tile of K; STEP: t
 constexpr int THREADS = WAVES * GPU_WAVE, PARTS_K = STEP / 16;
 constexpr int WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES;
 // Where the maximum stands when it is raised, and how far a score may come before it is raised again, as powers of two
-// of the probability. The matrix unit of gfx90a takes float16 subnormals for 0: it would lose what is below 2^-14 of the
-// maximum, while the sum keeps its share. So all of it moves up by 2^13; of what is lost, below 2^-27, float16 itself
-// keeps nothing.
+// of the probability. Where float16 subnormals are flushed, the product would lose what is below 2^-14 of the maximum,
+// while the sum keeps its share. So all of it moves up by 2^13; of what is lost, below 2^-27, float16 itself keeps
+// nothing.
 template <class T>
 struct Range {
   static constexpr float START = 0.f, END = 8.f;
 };
-#if defined(__gfx90a__) || (defined(GPU_HOST) && GPU_HOST == 910)
 template <>
 struct Range<F16> {
-  static constexpr float START = 13.f, END = 15.f;
+  static constexpr float START = FLUSHES_HALVES ? 13.f : 0.f, END = FLUSHES_HALVES ? 15.f : 8.f;
 };
-#endif
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 struct Problem {

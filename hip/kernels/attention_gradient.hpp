@@ -15,11 +15,12 @@
 // The columns that see a walked row are a range, and so are the rows that a column sees: `doc_start` rises. So both
 // kernels mask alike: column c sees the rows [first, first + count).
 //
-// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled, and the matrix unit of
-// gfx90a takes float16 subnormals for 0. p is at most 1 and goes into products times 2^15. |g - delta| <= |do| |v| +
-// |delta| bounds ds: a power of two takes the bound to between 2^14 and 2^15, one for each query for dq, one for each
-// work-group's keys for dk. Both leave with the result, exactly. The softmax's scale is applied to float32 results
-// only. bfloat16 has float32's range and needs none of this.
+// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled. p is at most 1 and goes
+// into products times 2^15. |g - delta| <= |do| |v| + |delta| bounds ds: a power of two takes the bound to between 2^14
+// and 2^15, one for each query for dq, one for each work-group's keys for dk. Both leave with the result, exactly. The
+// softmax's scale is applied to float32 results only. Where the matrix unit takes float16 subnormals for 0, do and v go
+// into products lifted by up to 2^10, which makes normal numbers of all of them, as far as the longest row allows (the
+// scales above stay what they are). bfloat16 has float32's range and needs none of this.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 #pragma once
 #include "attention_operands.hpp"
@@ -49,6 +50,12 @@ GPU_FN int shift_for(float bound) {
   const int n = 14 + 127 - int(gpu::float_to_bits(bound) >> 23 & 255);
   return n < -100 ? -100 : n > 100 ? 100 : n;
 }
+// The power of two, 0 to 10, by which rows of at most this length are lifted; and as two halves of float16.
+GPU_FN int lift_for(float length) {
+  const int n = shift_for(length);
+  return n < 0 ? 0 : n > 10 ? 10 : n;
+}
+GPU_FN u32 halves_of_two(int n) { return u32(n + 15) * 0x04000400u; }
 
 struct Sizes {
   int length, heads, kv_heads, window;
@@ -107,7 +114,7 @@ struct Walk {
 template <class T, int D, bool KEYS>
 struct Gradient {
   static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, STEPS_Y = ROWS / 16, DEPTHS = D / DEPTH, PIECES = D / 16;
-  static constexpr bool NARROW = Narrow<T>::YES;
+  static constexpr bool NARROW = Narrow<T>::YES, LIFTS = NARROW && FLUSHES_HALVES;
   using Y = Tile<ROWS, D, THREADS>;
   using V = TransposedTile<D>;
   // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
@@ -123,6 +130,8 @@ struct Gradient {
   int first[TILES], count[TILES];  // rows that a column sees
   float lse[TILES], delta[TILES];  // dq: of the columns
   float factor;                    // dk, dv of float16: of ds
+  u32 lift_y2;                     // where LIFTS: two float16 powers of two
+  float lift_delta;                // dk, dv where LIFTS: the power of two that g has too much
   float scale;                     // of the scores, times log2 e
   int wave, wave_column;  // the wave's first column
 
@@ -161,6 +170,7 @@ struct Gradient {
   }
   GPU_FN void put1(int buffer) { y1.store(lds + buffer * BUFFER); }
   GPU_FN void put2(const Source& from, const Walk& w) {
+    if (LIFTS) y2.lift(lift_y2);
     y2.store(lds + w.now * BUFFER + Y::SLOTS);
     if (KEYS && wave == 0) {
       const u32 row = fresh_lane() % ROWS, in_tile = row % 16;
@@ -168,7 +178,7 @@ struct Gradient {
       const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
       const bool there = w.row + int(row) < from.length;
       stats(w.now)[place] = there ? (NARROW ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
-      stats(w.now)[place + ROWS] = there ? row_delta : 0.f;
+      stats(w.now)[place + ROWS] = there ? (LIFTS ? row_delta * lift_delta : row_delta) : 0.f;
     }
   }
   // Stats of the rows that a lane has of a result.

@@ -50,6 +50,13 @@ GPU_FN int inner(int r) { return 2 * (r % 8) + r / 8; }
 #endif
 constexpr int ELEMENTS = 256 / GPU_WAVE;  // of D in a lane
 
+// gfx90a's matrix unit takes float16 subnormals, below 2^-14, for 0.
+#if defined(__gfx90a__) || (defined(GPU_HOST) && GPU_HOST == 910)
+constexpr bool FLUSHES_HALVES = true;
+#else
+constexpr bool FLUSHES_HALVES = false;
+#endif
+
 // ---- element types: how two float32 become 32 bits of operand -------------------------------------------------------
 #if defined(GPU_HOST)
 GPU_FN float exp2_fast(float x) { return gpu::exp2(x); }

@@ -19,9 +19,22 @@ constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = W
 // 0-3 of row r with chunks 4-7 of row r + 4. Both meet all banks once. swizzle(a ^ b) = swizzle(a) ^ swizzle(b).
 GPU_FN u32 swizzle(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8; }
 
+// Float16 pairs times a power of two, which both halves of `lift` hold.
+template <class Words>
+GPU_FN Words lifted(Words x, u32 lift) {
+#pragma unroll
+  for (u32 i = 0; i < sizeof(Words) / 4; i++)
+    x[i] = __builtin_bit_cast(u32, __builtin_bit_cast(gpu::f16x2, u32(x[i])) * __builtin_bit_cast(gpu::f16x2, lift));
+  return x;
+}
+
 template <int ROWS, int D, int THREADS>
 struct Tile : Staged<ROWS, D, THREADS> {
   using Base = Staged<ROWS, D, THREADS>;
+  GPU_FN void lift(u32 by) {
+#pragma unroll
+    for (int i = 0; i < Base::LOADS; i++) this->at[i] = lifted(this->at[i], by);
+  }
   GPU_FN void store(u32x4* lds) const {
     const u32 thread = optimization_barrier(gpu::thread());
 #pragma unroll
@@ -96,6 +109,14 @@ struct Held {
       for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
     }
   }
+  GPU_FN void lift(const u32 (&by)[TILES]) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int s = 0; s < DEPTHS; s++)
+#pragma unroll
+        for (int part = 0; part < STEPS; part++) at[n][s].at[part] = lifted(at[n][s].at[part], by[n]);
+  }
   GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
 #else
   using Owned = Tile<COLUMNS, D, THREADS>;
@@ -107,6 +128,7 @@ struct Held {
     tile.store(lds + slot);
     at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);
   }
+  GPU_FN void lift(const u32 (&)[TILES]) {}  // CDNA's alone
   GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {
     return read_along(lds, along + (at + u32(n) * (32 * D)), step);
   }
