@@ -281,18 +281,18 @@ def thirty_steps(
 
 
 def side_by_side(
-    config: RunOptions, built: TrainableModel, theirs: Any, optimizer: Any
+    config: RunOptions, built: TrainableModel, theirs: Any, optimizer: Any, steps: int = STEPS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of both in STEPS steps on the same data. optimizer: theirs; a group's "rate" is its learning rate, in
-    that of the step."""
+    """The losses of both in so many steps on the same data. optimizer: theirs; a group's "rate" is its learning rate,
+    in that of the step."""
     ours = Trainer(built.model, build_optimizer(config, built.parameters), config)
     scale = float(built.model.device.download(ours.optimizer.loss_scale)[0])
     generator = np.random.default_rng(7)
     texts = generator.integers(0, 300, (8, TOKENS)).astype(np.int32)  # few, so that there is something to learn
     losses, found = [], []
-    for index in range(STEPS):
+    for index in range(steps):
         step = make_step(index, texts, generator, ACCUMULATE)
-        lr = learning_rate(config, index, STEPS)
+        lr = learning_rate(config, index, steps)
         with torch.autocast("cpu", dtype=torch.float16, enabled=config.compute == "float16"):
             losses.append(their_step(theirs, optimizer, step, lr, scale))
         ours.step(step, lr)

@@ -167,6 +167,24 @@ def test_each_checkpoint_and_quantisation_has_a_file_and_it_is_said(make_checkpo
     assert len(cached_files()) == 5
 
 
+def test_what_an_adapters_start_leaves_is_of_its_run_alone(make_checkpoint: Any, card: Any) -> None:
+    """Not read from the base model's file, and not written to one."""
+    folder, name = make_checkpoint(**SHAPE), "model.layers.0.self_attn.o_proj.weight"
+    plain, _ = load(folder, card)
+    off, on = (
+        build_trainable(
+            options(init="pissa", stream_weights=how), load_model_config(folder), folder, card, positions=64
+        )
+        for how in ("off", "on")
+    )
+    weights = on.model.weights
+    assert isinstance(weights, StreamedWeights) and len(cached_files()) == 1
+    weights.enter(0)
+    np.testing.assert_array_equal(*(card.download(card.dequantize(w[name])) for w in (weights, off.model.weights)))
+    np.testing.assert_array_equal(*(card.download(built.parameters.data) for built in (on, off)))
+    assert any((a != b).any() for a, b in zip(layers_of(weights, card), plain))
+
+
 @pytest.mark.parametrize("damage", ["a bit", "cut off", "a header", "another layer"])
 def test_a_damaged_file_is_named_and_made_again(make_checkpoint: Any, card: Any, damage: str) -> None:
     folder = make_checkpoint(**SHAPE)

@@ -23,6 +23,7 @@ from wgrad.device.files import make_folder, remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Loader, ModelFiles, Progress, place
+from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_biases
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
 from wgrad.train.model.weights import weight_specs
@@ -49,13 +50,15 @@ def load_streamed(
     progress: Progress | None = None,
     contents: bool = True,
     remarks: list[str] | None = None,
+    start: PissaStart | None = None,
 ) -> StreamedWeights:
     """`load_frozen`'s weights in main memory. remarks: gets what is worth a word. Raises WgradError."""
-    loader = Loader(folder, config, quantize, double_quant, block_size)
+    loader = Loader(folder, config, quantize, double_quant, block_size, start)
     shapes = loader.all(device.dry_run(), contents=False)
     layers = [HostLayer.like(weights, device) for weights in _by_layer(config, shapes)]
     remarks = [] if remarks is None else remarks
-    path = _path(loader.files, double_quant, block_size, device) if loader.quantize else None
+    kept = loader.quantize and start is None  # what a start leaves is of one run alone
+    path = _path(loader.files, double_quant, block_size, device) if kept else None
     known = contents and path is not None and _read(path, layers, device, remarks)
     resident, tables = _others(loader, device, contents)
     if contents and not known:

@@ -28,6 +28,7 @@ from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_if_last
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
@@ -220,15 +221,20 @@ def place(
     device: Device,
     contents: bool = True,
     empty: Callable[..., Array] | None = None,
+    start: PissaStart | None = None,
 ) -> Array:
     """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
-    float32 on a device without it (bfloat16 works on all). empty: makes the array, where not the device's own."""
+    float32 on a device without it (bfloat16 works on all). empty: makes the array, where not the device's own.
+    start: takes its part of a projection out of it."""
     dtype = files.dtype(spec)
     if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
         dtype = np.dtype(np.float32)
     if not contents:
         return (empty or device.empty)(spec.shape, dtype)
-    value = np.ascontiguousarray(_value(files, spec), dtype)
+    value = _value(files, spec)
+    if start is not None and spec.kind == "projection":
+        value = start.residual(spec.name.removesuffix(".weight"), value)
+    value = np.ascontiguousarray(value, dtype)
     if empty is None:
         return device.upload(value)
     array = empty(spec.shape, dtype)
@@ -238,7 +244,8 @@ def place(
 
 class Loader:
     """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
-    the files' dtype. Raises WgradError; ValueError where `config` ties a head that the files do not (`use_own_head`).
+    the files' dtype. start: what is loaded is the rest that such an adapter leaves. Raises WgradError; ValueError where
+    `config` ties a head that the files do not (`use_own_head`).
     """
 
     def __init__(
@@ -248,8 +255,9 @@ class Loader:
         quantize: bool = True,
         double_quant: bool = True,
         block_size: int = 64,
+        start: PissaStart | None = None,
     ) -> None:
-        self.files = _open(folder, config)
+        self.files, self.start = _open(folder, config), start
         self.specs = weight_specs(config)
         self.quantize = quantize and not self.files.stay_as_they_are(self.specs)
         self._double_quant, self._block_size = double_quant, block_size
@@ -259,7 +267,7 @@ class Loader:
         hardly a thing is read."""
         if spec.kind == "projection" and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
-        full = place(self.files, spec, device, contents)
+        full = place(self.files, spec, device, contents, start=self.start)
         if spec.kind == "projection" and self.quantize:
             return device.quantize(full, self._block_size, double=self._double_quant)
         return full
@@ -289,9 +297,10 @@ def load_frozen(
     stacked: bool = False,
     progress: Progress | None = None,
     contents: bool = True,
+    start: PissaStart | None = None,
 ) -> dict[str, Any]:
     """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen, on the device: see `Loader`."""
-    return Loader(folder, config, quantize, double_quant, block_size).all(device, progress, contents, stacked)
+    return Loader(folder, config, quantize, double_quant, block_size, start).all(device, progress, contents, stacked)
 
 
 def read_restored(

@@ -16,8 +16,10 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.device.formats.nf4 import BLOCK_SIZES
+from wgrad.train.options.choices import DPO, KTO, LORA, OBJECTIVES, ORPO, SFT, STARTS
+from wgrad.train.options.contradictions import refuse_contradictions
 from wgrad.train.options.option_text import parse_size
-from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, flag, option, show
+from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 from wgrad.train.options.unused_options import unused_options
 
 CONFIG_FILE = "config.yaml"
@@ -44,7 +46,6 @@ SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
 A_SIZE = ("must be a size, as 3GiB or 800MiB", lambda v: parse_size(v) is not None)
 A_NUMBER = (f"must be between 0 and {MOST:,}", lambda v: 0 <= v <= MOST)
 A_COUNT = (f"must be between 1 and {MOST:,}", lambda v: 1 <= v <= MOST)
-SFT, DPO, ORPO, KTO = OBJECTIVES = ("sft", "dpo", "orpo", "kto")
 
 in_files = partial(option, group="files")
 a_path = partial(in_files, path=True)
@@ -102,6 +103,13 @@ class RunOptions(Options):
         metavar="NAME[=R]",
     )
     rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
+    init: str = of_adapter(
+        LORA,
+        "how an adapter starts: lora with no effect; pissa as the largest singular values of each weight, over what "
+        "they leave of it, found exactly or (niter: faster) in 4 or 16 random rounds; it is saved as its change to the "
+        "base model, plain LoRA of twice the rank",
+        choices=STARTS,
+    )
     full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole model")
     quantize: bool = of_adapter(
         True,
@@ -292,41 +300,7 @@ class RunOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.full and self.adapter:
-            raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
-        if self.sample_prompt and not self.sample:
-            raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
-        if self.offload_checkpoints and self.checkpointing is False:
-            raise WgradError(
-                "--offload-checkpoints: --no-checkpointing leaves it nothing to park: give only one of them"
-            )
-        if self.stream_weights == "on" and self.checkpointing is False:
-            raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
-        for name in ("early_stop", "keep_best"):
-            if getattr(self, name) and not self.eval_every:
-                raise WgradError(f"{flag(name)}: goes by the measures of --eval-every, which is 0: give --eval-every N")
-        if self.eval_every and not self.eval_fraction and not self.eval_data:
-            raise WgradError("--eval-every: nothing is held out: give --eval-data, or --eval-fraction above 0")
-        if self.lr_sweep and self.resume:
-            raise WgradError("--resume: --lr-sweep keeps nothing to go on from: leave one of the two out")
-        if self.lr_sweep and not self.eval_fraction and not self.eval_data:
-            raise WgradError(
-                "--lr-sweep: nothing is held out to compare by: give --eval-data, or --eval-fraction above 0"
-            )
-        if self.lr_sweep and self.sync_every > 1:
-            raise WgradError("--sync-every: --lr-sweep tries rates without it: leave one of the two out")
-        if self.vram and self.memory_limit:
-            raise WgradError(
-                "--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them"
-            )
-        if self.full and self.dropout:
-            raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {self.dropout:g}")
-        if self.full and self.objective != SFT:
-            raise WgradError(
-                f"--objective: {self.objective} trains an adapter, and --full all parameters: give only one of the two"
-            )
-        if self.objective == KTO and self.vram:
-            raise WgradError("--vram: chooses --batch-size, on which the loss of --objective kto hangs: leave it out")
+        refuse_contradictions(self)
 
     @property
     def rows(self) -> int:

@@ -19,9 +19,10 @@ from wgrad.train.model.lora import ALL_LINEAR, Adapter, LoraConfig, init_lora, l
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
+from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import projection_shapes, weight_specs
-from wgrad.train.options.finetune_config import AUTO, PROJECTIONS, RunOptions
+from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, RunOptions
 from wgrad.train.run.compute import compute_type
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
@@ -37,6 +38,13 @@ class TrainableModel:
     parameters: FlatParameters
     lora: LoraConfig | None
     total: int  # parameters of the whole model, adapters included
+    start: PissaStart | None = None  # what the adapter began as, where the frozen weights are the rest
+
+    def adapter(self) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+        """The adapter as it is now, for the base model as its files have it: as of `load_adapter`."""
+        assert self.lora is not None
+        arrays = {name: self.parameters.get(name) for name in self.parameters.tensors}
+        return (self.lora, arrays) if self.start is None else self.start.as_lora(arrays)
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -106,7 +114,7 @@ def build_trainable(
         load_trainable(folder, model_config, arrays, device, progress, contents)
         return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
-        lora, values = _start_values(config, model_config)
+        lora, values, start = _start(config, model_config)
     weights = load_base(
         folder,
         model_config,
@@ -119,12 +127,13 @@ def build_trainable(
         stacked=device.stacks_weights,
         progress=progress,
         contents=contents,
+        start=start,
     )
     with advising(for_parameters(config)):
-        parameters = lora_parameters(values, device, config.lora_plus)
+        parameters = lora_parameters(start.values if start else values, device, config.lora_plus)
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
     model = Model(model_config, weights, device, adapter=adapter, **options)
-    return TrainableModel(model, parameters, lora, base + parameters.count)
+    return TrainableModel(model, parameters, lora, base + parameters.count, start)
 
 
 def streams(choice: str, device: Device) -> bool:
@@ -183,24 +192,39 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
     return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks)
 
 
-def _start_values(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """--adapter's matrices (dropout is still --dropout), or new ones from the seed."""
+def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
+    """--adapter's matrices (dropout is still --dropout), or new ones from the seed; of --init pissa what finds them."""
     modules = linear_modules(model)
-    if not config.adapter:
-        lora = lora_config(config, model)
-        shapes = lora_shapes(lora, modules)
-        adapted = [module for module in modules if f"{module}.lora_A" in shapes]
-        widest = max(side for module in adapted for side in modules[module])
-        rank = max(lora.rank_of(module) for module in adapted)
+    if config.adapter and config.init == LORA:
+        lora, values = load_adapter(config.adapter, modules)
+        return replace(lora, dropout=config.dropout), values, None
+    lora = lora_config(config, model)
+    shapes = lora_shapes(lora, modules)
+    _check_ranks(config, lora, {module: modules[module] for module in modules if f"{module}.lora_A" in shapes})
+    if config.init == LORA:
+        return lora, init_lora(shapes, config.seed), None
+    # With such a start an adapter is the one of the checkpoint that the run goes on from.
+    known = start_within(load_adapter(config.adapter, modules)[1]) if config.adapter else None
+    start = PissaStart(lora, shapes, config.init, config.seed, known)
+    return lora, start.values, start
+
+
+def _check_ranks(config: RunOptions, lora: LoraConfig, adapted: Mapping[str, tuple[int, int]]) -> None:
+    """WgradError for a rank that can do no more than a lower one, or for which --init has too few singular values."""
+    widest = max(side for shape in adapted.values() for side in shape)
+    for module, shape in adapted.items():
+        rank = lora.rank_of(module)
+        option = "--rank:" if rank == config.rank else "--target-modules: a rank"
         if rank > widest:  # and its matrices may fit into no memory
-            option = "--rank:" if rank == config.rank else "--target-modules: a rank"
             raise WgradError(
-                f"{option} must be at most {widest}, the longest side of the projections that it adapts; got "
-                f"{rank}: a larger one can do no more"
+                f"{option} must be at most {widest}, the longest side of the projections that it adapts; got {rank}: "
+                "a larger one can do no more"
             )
-        return lora, init_lora(shapes, config.seed)
-    lora, values = load_adapter(config.adapter, modules)
-    return LoraConfig(**{**vars(lora), "dropout": config.dropout}), values
+        if rank > min(shape) and config.init != LORA:
+            raise WgradError(
+                f"{option} must be at most {min(shape)}, the singular values of {module}, with --init {config.init}; "
+                f"got {rank}: give it a lower one, or use --init lora"
+            )
 
 
 def frozen_adapter(lora: LoraConfig, values: Mapping[str, np.ndarray], device: Device) -> Adapter:

@@ -13,7 +13,7 @@ import numpy as np
 
 import wgrad
 from wgrad.device.errors import UnusableResult, WgradError
-from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import CONFIG_FILE, LORA, FinetuneConfig, RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.ranks.alike import check_alike, table
 from wgrad.train.ranks.deal import even_shares
@@ -107,7 +107,9 @@ class _Finetuning:
         self._compare_ranks()
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         begun = session.config
-        adapter = str(self.state.path) if self.state is not None and begun.adapter else begun.adapter
+        # And of --init, what the adapter began as.
+        held = self.state is not None and (begun.adapter or begun.init != LORA)
+        adapter = str(self.state.path) if self.state is not None and held else begun.adapter
         config = replace(begun, adapter=adapter, seq_len=session.row_tokens, **session.mode)
         plan = prepare_session(session, config)
         if plan is not None:

@@ -27,9 +27,7 @@ def write_trained(session: Session, built: TrainableModel) -> None:
 
 def save_session_adapter(session: Session, built: TrainableModel, folder: Path) -> None:
     """The adapter as it is now, in PEFT's format."""
-    assert built.lora is not None
-    arrays = {name: built.parameters.get(name) for name in built.parameters.tensors}
-    save_adapter(folder, built.lora, arrays, session.config.model)
+    save_adapter(folder, *built.adapter(), session.config.model)
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:

@@ -141,13 +141,17 @@ def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
 
 
 def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
-    """WgradError for options of a quantisation that has been done: they would be ignored."""
+    """WgradError for options of a quantisation that has been done: they would be ignored, or cannot be followed."""
     default = RunOptions()
-    for name in ("double_quant", "block_size"):
-        if getattr(config, name) == getattr(default, name) or config.full:
-            continue
-        if any(files.is_frozen(spec) for spec in weight_specs(model_config)):
-            raise WgradError(f"{flag(name)}: would be ignored: {files.folder} is quantised already: leave it out")
+    changed = [n for n in ("double_quant", "block_size", "init") if getattr(config, n) != getattr(default, n)]
+    if config.full or not changed or not any(files.is_frozen(spec) for spec in weight_specs(model_config)):
+        return
+    if changed[0] != "init":
+        raise WgradError(f"{flag(changed[0])}: would be ignored: {files.folder} is quantised already: leave it out")
+    raise WgradError(
+        f"--init: {config.init} takes its part out of weights in full precision, and {files.folder} is quantised: name "
+        "the base model in full precision with --model, or use --init lora"
+    )
 
 
 def _sample_prompts(

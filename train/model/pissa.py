@@ -1,0 +1,104 @@
+"""PiSSA: adapters that begin as the largest singular values of their weights, over what these leave of them.
+
+What is trained on is W - s B0 A0, quantised as W would be. An adapter for W itself is the change, s (B A - B0 A0):
+plain LoRA of twice the rank, whose second half is the start.
+Source: PiSSA (arXiv 2404.02948); names, and the way to plain LoRA, are PEFT's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from wgrad.device.errors import WgradError
+from wgrad.train.model.lora import LoraConfig
+
+PISSA = "pissa"
+MORE = 8  # columns beside the rank that the randomised decomposition carries on
+
+Arrays = dict[str, np.ndarray]
+
+
+class PissaStart:
+    """The start of an adapter with these shapes (`lora.lora_shapes`), found weight by weight as they are read.
+
+    kind: "pissa" decomposes exactly, "pissa_niter_N" by N rounds of a randomised iteration (arXiv 0909.4061). known:
+    the start of a run that goes on, so that it stays to the bit.
+    Attributes: lora; values: `<module>.lora_A` and `.lora_B`, float32, zeros where the weight has not been read.
+    """
+
+    def __init__(
+        self,
+        lora: LoraConfig,
+        shapes: Mapping[str, tuple[int, int]],
+        kind: str,
+        seed: int,
+        known: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.lora, self._known = lora, known
+        self._rounds = int(kind.rpartition("_")[2]) if kind != PISSA else None
+        self._seeds = {name: (2, number) for number, name in enumerate(shapes)}
+        self._seed = seed
+        self.values: Arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+    def residual(self, module: str, weight: np.ndarray) -> np.ndarray:
+        """weight [out, in] -> what is frozen instead of it, in its dtype. WgradError: no decomposition was found."""
+        a_name, b_name = f"{module}.lora_A", f"{module}.lora_B"
+        if a_name not in self.values:
+            return weight
+        wide, scaling = weight.astype(np.float32), self.lora.scaling_of(module)
+        if self._known is not None:
+            a, b = self._known[a_name], self._known[b_name]
+        else:
+            try:
+                u, s, vt = self._decompose(wide, self.values[a_name].shape[0], a_name)
+            except np.linalg.LinAlgError as error:
+                raise WgradError(f"--init: {module} has no singular values ({error}): use --init lora") from error
+            root = np.sqrt(s / np.float32(scaling))
+            a, b = root[:, None] * vt, u * root
+        self.values[a_name], self.values[b_name] = np.ascontiguousarray(a), np.ascontiguousarray(b)
+        return (wide - np.float32(scaling) * (b @ a)).astype(weight.dtype)
+
+    def _decompose(self, weight: np.ndarray, rank: int, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """-> the largest singular values and their vectors: [out, rank], [rank], [rank, in]."""
+        if self._rounds is None:
+            u, s, vt = np.linalg.svd(weight, full_matrices=False)
+        else:
+            width = min(rank + MORE, *weight.shape)
+            seeds = np.random.SeedSequence(self._seed, spawn_key=self._seeds[name])
+            start = np.random.Generator(np.random.PCG64(seeds)).standard_normal((weight.shape[1], width), np.float32)
+            q = np.linalg.qr(weight @ start)[0]
+            for _ in range(self._rounds):
+                q = np.linalg.qr(weight @ np.linalg.qr(weight.T @ q)[0])[0]
+            u, s, vt = np.linalg.svd(q.T @ weight, full_matrices=False)
+            u = q @ u
+        return u[:, :rank], s[:rank], vt[:rank]
+
+    def as_lora(self, arrays: Mapping[str, np.ndarray]) -> tuple[LoraConfig, Arrays]:
+        """What training made of the start, as plain LoRA for the weights as they were, of twice the rank."""
+        scale = math.sqrt(2) if self.lora.rslora else 2
+        lora = replace(
+            self.lora,
+            r=2 * self.lora.r,
+            alpha=scale * self.lora.alpha,
+            rank_pattern={pattern: 2 * rank for pattern, rank in self.lora.rank_pattern.items()},
+            alpha_pattern={pattern: scale * alpha for pattern, alpha in self.lora.alpha_pattern.items()},
+        )
+        joined = {}
+        for name, value in arrays.items():
+            is_a = name.endswith(".lora_A")
+            start = self.values[name]
+            joined[name] = np.concatenate([value, start if is_a else -start], axis=0 if is_a else 1)
+        return lora, joined
+
+
+def start_within(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The start that the adapter of a checkpoint holds: of what `PissaStart.as_lora` gives, the second half."""
+    found = {}
+    for name, value in arrays.items():
+        half = value.shape[0 if name.endswith(".lora_A") else 1] // 2
+        found[name] = value[half:].copy() if name.endswith(".lora_A") else -value[:, half:]
+    return found

@@ -1,0 +1,4 @@
+"""Values of options that say more than a number: what a run learns by, and how an adapter starts."""
+
+SFT, DPO, ORPO, KTO = OBJECTIVES = ("sft", "dpo", "orpo", "kto")
+LORA, *_ = STARTS = ("lora", "pissa", "pissa_niter_4", "pissa_niter_16")

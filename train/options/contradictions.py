@@ -1,0 +1,59 @@
+"""Options of a run that cannot be given together, each with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.options.choices import DPO, KTO, LORA, SFT
+from wgrad.train.options.options import flag
+
+
+def refuse_contradictions(c: Any) -> None:
+    """WgradError, naming the option that is to go, where others rule it out. c: of RunOptions, which needs this."""
+    _of_what_is_trained(c)
+    _of_measures(c)
+    _of_the_machine(c)
+
+
+def _of_what_is_trained(c: Any) -> None:
+    if c.full and c.adapter:
+        raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
+    if c.full and c.dropout:
+        raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {c.dropout:g}")
+    if c.full and c.objective != SFT:
+        raise WgradError(
+            f"--objective: {c.objective} trains an adapter, and --full all parameters: give only one of the two"
+        )
+    if c.init != LORA and c.objective in (DPO, KTO):
+        raise WgradError(
+            f"--init: {c.init} leaves no base model for --objective {c.objective} to measure against: use "
+            "--init lora, or --objective orpo"
+        )
+
+
+def _of_measures(c: Any) -> None:
+    for name in ("early_stop", "keep_best"):
+        if getattr(c, name) and not c.eval_every:
+            raise WgradError(f"{flag(name)}: goes by the measures of --eval-every, which is 0: give --eval-every N")
+    if c.eval_every and not c.eval_fraction and not c.eval_data:
+        raise WgradError("--eval-every: nothing is held out: give --eval-data, or --eval-fraction above 0")
+    if c.lr_sweep and c.resume:
+        raise WgradError("--resume: --lr-sweep keeps nothing to go on from: leave one of the two out")
+    if c.lr_sweep and not c.eval_fraction and not c.eval_data:
+        raise WgradError("--lr-sweep: nothing is held out to compare by: give --eval-data, or --eval-fraction above 0")
+    if c.lr_sweep and c.sync_every > 1:
+        raise WgradError("--sync-every: --lr-sweep tries rates without it: leave one of the two out")
+
+
+def _of_the_machine(c: Any) -> None:
+    if c.sample_prompt and not c.sample:
+        raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
+    if c.offload_checkpoints and c.checkpointing is False:
+        raise WgradError("--offload-checkpoints: --no-checkpointing leaves it nothing to park: give only one of them")
+    if c.stream_weights == "on" and c.checkpointing is False:
+        raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
+    if c.vram and c.memory_limit:
+        raise WgradError("--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them")
+    if c.objective == KTO and c.vram:
+        raise WgradError("--vram: chooses --batch-size, on which the loss of --objective kto hangs: leave it out")
