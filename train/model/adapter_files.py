@@ -19,6 +19,7 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.safetensors_files import read_entries, save_arrays
 from wgrad.train.model.lora import LoraConfig, check_all_patterns, match_targets
+from wgrad.train.model.multimodal import IN_PEFT, name_in_peft
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -50,10 +51,19 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 def save_adapter(
-    folder: str | os.PathLike[str], lora: LoraConfig, arrays: Mapping[str, np.ndarray], base_model: str
+    folder: str | os.PathLike[str],
+    lora: LoraConfig,
+    arrays: Mapping[str, np.ndarray],
+    base_model: str,
+    multimodal: bool = False,
 ) -> None:
-    """Write an adapter that PEFT loads. arrays: `<module>.lora_A`, `<module>.lora_B` -> float32. WgradError."""
+    """Write an adapter that PEFT loads. arrays: `<module>.lora_A`, `<module>.lora_B` -> float32. multimodal: that PEFT
+    loads onto the whole model, of which these modules are the text part's. WgradError."""
     target = make_folder(folder)
+    if multimodal:  # each module by its whole name: those of the images' part may end alike
+        modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
+        lora = lora.renamed({module: name_in_peft(module) for module in modules})
+        arrays = {name_in_peft(name): array for name, array in arrays.items()}
     tensors = {f"{_PREFIX}{name}.weight": np.ascontiguousarray(a, np.float32) for name, a in sorted(arrays.items())}
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     config = {
@@ -94,7 +104,8 @@ def _number(value: float) -> float:
 def load_adapter(
     folder: str | os.PathLike[str], modules: Mapping[str, tuple[int, int]]
 ) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them.
+    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them; also
+    one of the text part of a multimodal model.
 
     -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order. WgradError: not there, not
     LoRA, a variant that is not supported, a matrix that is missing, of another shape, not finite, or belongs to no
@@ -102,21 +113,24 @@ def load_adapter(
     """
     folder = Path(folder)
     lora = _load_config(folder)
-    check_all_patterns(lora, list(modules), f"--adapter: {folder / CONFIG_FILE}")
     path = folder / WEIGHTS_FILE
     if not exists(path, "--adapter"):
         if exists(folder / "adapter_model.bin", "--adapter"):
             raise WgradError(f"--adapter: {folder} has only adapter_model.bin: save it as safetensors with PEFT")
         raise WgradError(f"--adapter: {path} is missing: {FETCH}")
     entries = dict(read_entries(path, "--adapter"))
+    multimodal = any(name.startswith(_PREFIX + IN_PEFT) for name in entries)
+    names = {name_in_peft(module) if multimodal else module: module for module in modules}
+    check_all_patterns(lora, list(names), f"--adapter: {folder / CONFIG_FILE}")
     if any("lora_magnitude_vector" in name for name in entries):
         raise WgradError(f"--adapter: {path} is a DoRA adapter: only plain LoRA can be read: train it without")
     arrays = {}
-    for module in match_targets(lora.target_modules, list(modules), "--adapter"):
+    adapted = match_targets(lora.target_modules, list(names), "--adapter")
+    for theirs, module in ((name, names[name]) for name in adapted):
         out, width = modules[module]
-        r = lora.rank_of(module)
+        r = lora.rank_of(theirs)
         for side, shape in (("lora_A", (r, width)), ("lora_B", (out, r))):
-            entry = entries.pop(f"{_PREFIX}{module}.{side}.weight", None)
+            entry = entries.pop(f"{_PREFIX}{theirs}.{side}.weight", None)
             if entry is None:
                 raise WgradError(
                     f"--adapter: {path} lacks {module}.{side}, which {CONFIG_FILE} asks for: fetch it again"
@@ -134,7 +148,7 @@ def load_adapter(
         raise WgradError(
             f"--adapter: {path} adapts {name}, which is no projection of this model's layers: only those can be adapted"
         )
-    return lora, arrays
+    return lora.renamed({name: names[name] for name in adapted}) if multimodal else lora, arrays
 
 
 def base_of_adapter(folder: str | os.PathLike[str]) -> str:

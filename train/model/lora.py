@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,9 +37,23 @@ class LoraConfig:
     def rank_of(self, module: str) -> int:
         return int(_by_pattern(self.rank_pattern, module, self.r))
 
+    def alpha_of(self, module: str) -> float:
+        return float(_by_pattern(self.alpha_pattern, module, self.alpha))
+
+    def renamed(self, names: Mapping[str, str]) -> LoraConfig:
+        """The same adapter of modules by other names (theirs -> the new ones), each of which it names on its own."""
+        ranks = {new: self.rank_of(module) for module, new in names.items()}
+        alphas = {new: self.alpha_of(module) for module, new in names.items()}
+        return replace(
+            self,
+            target_modules=tuple(names.values()),
+            rank_pattern={name: r for name, r in ranks.items() if r != self.r},
+            alpha_pattern={name: alpha for name, alpha in alphas.items() if alpha != self.alpha},
+        )
+
     def scaling_of(self, module: str) -> float:
         """alpha / r, or alpha / sqrt(r) with rsLoRA, with the module's own alpha and r."""
-        alpha, r = float(_by_pattern(self.alpha_pattern, module, self.alpha)), self.rank_of(module)
+        alpha, r = self.alpha_of(module), self.rank_of(module)
         return alpha / math.sqrt(r) if self.rslora else alpha / r
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.model.config_file import NameFile, QuantizationFile
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.multimodal import TEXT_PARTS, text_config
 from wgrad.train.model.rope_scaling import RopeConfig, parse_ropes
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -36,6 +37,7 @@ class ModelConfig:
     layer_norm: norms, but those of heads, are LayerNorm, with biases; rms_norm_eps is theirs. parallel: attention and
     MLP of a layer read the same norm, and both are added to the stream. gated: the MLP multiplies up by what the
     activation makes of gate; else it is the activation of up. o_proj, up_proj, down_proj: their paths within a layer.
+    text_of: the multimodal architecture of which this is the text part ("": none).
     """
 
     architecture: str
@@ -81,6 +83,7 @@ class ModelConfig:
     o_proj: str = field(default="self_attn.o_proj", repr=False)
     up_proj: str = field(default="mlp.up_proj", repr=False)
     down_proj: str = field(default="mlp.down_proj", repr=False)
+    text_of: str = field(default="", repr=False)
 
     @property
     def q_size(self) -> int:
@@ -120,6 +123,9 @@ def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
 def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """Mapping of config.json -> ModelConfig; `where` opens each error."""
     name = _architecture(convert(raw, NameFile, where), where)
+    if name in TEXT_PARTS:
+        text = parse_model_config(text_config(raw, name, where), f"{where}: text_config")
+        return replace(text, text_of=name)
     family = FAMILIES[name]
     file = convert(raw, family.keys, where)
     hidden, heads, layers = file.hidden_size, file.num_attention_heads, file.num_hidden_layers
@@ -151,11 +157,12 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
 def _architecture(file: NameFile, where: str) -> str:
     names = file.architectures or []
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    by_type |= {model_type: name for name, (model_type, _) in TEXT_PARTS.items()}
     for name in names or [by_type.get(file.model_type or "", "")]:
-        if name in FAMILIES:
+        if name in by_type.values():
             return name
     found = one_line(", ".join(names) or f"model_type {file.model_type!r}")
-    raise WgradError(f"{where}: architecture {found} is not supported: use a model of {', '.join(FAMILIES)}")
+    raise WgradError(f"{where}: architecture {found} is not supported: use a model of {', '.join(by_type.values())}")
 
 
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:

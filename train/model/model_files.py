@@ -28,6 +28,7 @@ from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.multimodal import text_name
 from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_if_last
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
@@ -35,6 +36,12 @@ from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetensors", ".gguf"
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
+
+
+def dtype_of(entry: TensorEntry) -> np.dtype:
+    """Of a tensor of FLOATS."""
+    return _DTYPES[entry.dtype]
+
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
 
@@ -46,7 +53,8 @@ class _Index(Struct):
 
 
 class ModelFiles:
-    """The tensors of a model's folder, in one file or in shards. Opening reads only the headers.
+    """The tensors of a model's folder, in one file or in shards, those of a multimodal model's text part by the names
+    that it has alone. Opening reads only the headers.
 
     Raises WgradError, naming the file: none there, a shard missing, one cut off or damaged, one outside the folder.
     """
@@ -55,7 +63,8 @@ class ModelFiles:
         self.folder = Path(folder)
         self.entries: dict[str, TensorEntry] = {}
         for file in self._files():
-            self.entries |= (read_gguf_entries if file.suffix == GGUF else read_entries)(file, "--model")
+            found = (read_gguf_entries if file.suffix == GGUF else read_entries)(file, "--model")
+            self.entries |= {text_name(name): entry for name, entry in found.items()}
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX_FILE
@@ -114,6 +123,17 @@ class ModelFiles:
         """Whether the files hold this tensor in a format of few bits, which stays as it is."""
         return is_nf4(self.entries, spec.name) or is_frozen_gguf(self.entries.get(spec.name))
 
+    def beside_text(self) -> list[TensorEntry]:
+        """What a multimodal model has beside its text part. WgradError: nothing, or tensors of few bits."""
+        own = {name: entry for name, entry in self.entries.items() if not isinstance(entry, GgufEntry)}
+        found = [entry for name, entry in own.items() if entry.name == name and not name.startswith("lm_head.")]
+        if not found or any(entry.dtype not in FLOATS for entry in found):
+            what = "only the text part of a multimodal model" if not found else f"{one_line(found[0].name)} in few bits"
+            raise WgradError(
+                f"--model: {self.folder} has {what}: use --format gguf, or name the whole model in 16 bits with --model"
+            )
+        return found
+
     def stay_as_they_are(self, specs: Iterable[WeightSpec]) -> bool:
         """Whether no projection is to be quantised: of weights that are already, what is in float is to stay so
         (bitsandbytes' llm_int8_skip_modules); a GGUF file is what its maker chose, in float too."""
@@ -136,7 +156,7 @@ class ModelFiles:
 
     def dtype(self, spec: WeightSpec) -> np.dtype:
         """The file's dtype of a tensor. WgradError as in `read`."""
-        return _DTYPES[self._float_entry(spec).dtype]
+        return dtype_of(self._float_entry(spec))
 
     def _float_entry(self, spec: WeightSpec) -> TensorEntry:
         entry = self.entry(spec.name)

@@ -14,7 +14,7 @@ from wgrad.device.files import write_bytes, write_json
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_files import Progress
+from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 # What a model needs beside its weights, copied as it is.
@@ -25,6 +25,8 @@ _COPIED = (
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -51,10 +53,13 @@ def save_model(
     value: Callable[[WeightSpec], np.ndarray],
     progress: Progress | None = None,
 ) -> None:
-    """As `save_full`, of weights in `dtype`, each of which `value` gives when its turn comes, as files hold it."""
+    """As `save_full`, of weights in `dtype`, each of which `value` gives when its turn comes, as files hold it. What a
+    multimodal model has beside its text part is copied."""
     out = Path(out)
-    save_description(out, base, config, dtype)
     specs = weight_specs(config)
+    files = ModelFiles(base) if config.text_of else None
+    beside = files.beside_text() if files else []
+    save_description(out, base, config, dtype)
 
     def source(done: int, spec: WeightSpec) -> TensorSource:
         def fetch() -> np.ndarray:
@@ -62,9 +67,12 @@ def save_model(
                 progress(done, len(specs))
             return value(spec)
 
-        return TensorSource(spec.name, dtype, spec.shape, fetch)
+        name = files.entries[spec.name].name if files and spec.name in files.entries else spec.name
+        return TensorSource(name, dtype, spec.shape, fetch)
 
-    write_safetensors(out / "model.safetensors", [source(done, spec) for done, spec in enumerate(specs)])
+    sources = [source(done, spec) for done, spec in enumerate(specs)]
+    sources += [TensorSource(entry.name, dtype_of(entry), entry.shape, entry.array) for entry in beside]
+    write_safetensors(out / "model.safetensors", sources)
 
 
 def save_description(

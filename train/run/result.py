@@ -27,7 +27,8 @@ def write_trained(session: Session, built: TrainableModel) -> None:
 
 def save_session_adapter(session: Session, built: TrainableModel, folder: Path) -> None:
     """The adapter as it is now, in PEFT's format."""
-    save_adapter(folder, *built.adapter(), session.config.model)
+    multimodal = bool(built.model.config.text_of)
+    save_adapter(folder, *built.adapter(), session.config.model, multimodal)
 
 
 def write_results(session: Session, metrics: MetricsFile, results: dict[str, Any], skipped: int) -> None:

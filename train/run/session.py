@@ -213,6 +213,8 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
         )
     for remark in remarks:
         session.say(f"note: {remark}")
+    if whole := session.model_config.text_of:
+        session.say(f"note: of {whole} only the text part is read and trained: the part for images stays as it is")
     if note := adapter_note(built.lora):
         session.say(f"note: {note}")
     trained = built.parameters.count

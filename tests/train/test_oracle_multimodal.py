@@ -1,0 +1,138 @@
+"""The text part of a multimodal model: read from files of either version, its adapters PEFT's on the whole model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train.conftest import random_weights, tiny_config, write_checkpoint
+from tests.train.test_oracle_adapter import distance, our_logits, random_ids, their_base, their_logits
+from wgrad.autograd.reference import ReferenceDevice
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model.adapter_files import load_adapter
+from wgrad.train.model.lora import linear_modules
+from wgrad.train.model.model_config import load_model_config, parse_model_config
+from wgrad.train.run.build import build_frozen
+
+torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
+transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
+peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
+
+pytestmark = pytest.mark.oracle
+
+WHOLE = "Gemma3ForConditionalGeneration"
+VISION: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
+IMAGES = ("model.vision_tower.", "model.multi_modal_projector.")
+PREFIXES = {4: "language_model.model.", 5: "model.language_model."}  # of files, by the version that wrote them
+
+
+def write_multimodal(folder: Path, version: int = 4) -> Path:
+    ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    text = tiny_config("Gemma3ForCausalLM", sliding_window=7, query_pre_attn_scalar=24, **ids)
+    text |= {"num_hidden_layers": 3, "sliding_window_pattern": 3, "tie_word_embeddings": True}
+    raw: dict[str, Any] = {"architectures": [WHOLE], "model_type": "gemma3", "mm_tokens_per_image": 4}
+    raw |= {"text_config": {**text, "model_type": "gemma3_text", "architectures": None}, "vision_config": VISION}
+    raw |= {"image_token_index": 299, "boi_token_index": 298, "eoi_token_index": 297}
+    whole = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config.from_dict(raw)).state_dict()
+    weights = {PREFIXES[version] + n.removeprefix("model."): a for n, a in random_weights(text).items()}
+    for name, value in whole.items():
+        if name.startswith(IMAGES):
+            weights[name.removeprefix("model.") if version == 4 else name] = value.numpy()
+    return write_checkpoint(folder, raw, weights)
+
+
+def logits(folder: Path, adapter: Path | None = None) -> np.ndarray:
+    config, name = load_model_config(folder), str(adapter) if adapter else None
+    model = build_frozen(config, folder, ReferenceDevice(), positions=64, adapter=name, quantize=False)
+    return our_logits(model, random_ids())
+
+
+def near(ours: np.ndarray, theirs: Any) -> None:
+    plain = their_logits(theirs, random_ids())
+    true = their_logits(theirs.double(), random_ids())
+    assert distance(ours, true) <= 2 * distance(plain, true)
+
+
+@pytest.mark.parametrize("version", PREFIXES)
+def test_logits(version: int, tmp_path: Path) -> None:
+    folder = write_multimodal(tmp_path / "model", version)
+    config = load_model_config(folder)
+    assert (config.architecture, config.text_of, config.windows) == ("Gemma3ForCausalLM", WHOLE, (7, 7, 0))
+    theirs = their_base(folder)
+    assert type(theirs).__name__ == WHOLE
+    near(logits(folder), theirs)
+
+
+def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: Any) -> None:
+    folder, out = write_multimodal(tmp_path / "model"), tmp_path / "out"
+    words = f"--model {folder} --data {text_data} --out {out} --device cpu --seq-len 24 --max-steps 3 --lr 0.05"
+    assert main(["finetune", *words.split(), "--target-modules", "q_proj=2", "v_proj", "down_proj"]) == 0
+    assert f"note: of {WHOLE} only the text part is read and trained" in capsys.readouterr().out
+    theirs = peft.PeftModel.from_pretrained(their_base(folder), out)
+    adapted = {name for name, _ in theirs.named_parameters() if "lora_" in name}
+    assert adapted and not any("vision" in name for name in adapted)
+    written = read_entries(out / "adapter_model.safetensors", "")
+    assert {name.replace(".default", "") for name in adapted} == set(written)
+    base = logits(folder)
+    assert distance(logits(folder, out), base) > 0.01
+    near(logits(folder, out), theirs)
+
+    merged = tmp_path / "merged"
+    assert main(f"merge --adapter {out} --out {merged} --device cpu --onto original --no-compare".split()) == 0
+    before, after = (read_entries(path / "model.safetensors", "") for path in (folder, merged))
+    assert list(sorted(before)) == list(sorted(after))
+    changed = {n for n in before if not np.array_equal(before[n].array(), after[n].array())}
+    parts = {name.split(".")[-2] for name in changed}
+    assert parts == {"q_proj", "v_proj", "down_proj"} and all(name.startswith(PREFIXES[4]) for name in changed)
+    kept = peft.PeftModel.from_pretrained(their_base(folder), out).merge_and_unload()
+    ours = their_base(merged)
+    assert type(ours).__name__ == WHOLE
+    assert distance(their_logits(ours, random_ids()), their_logits(kept, random_ids())) < 1e-6
+    assert main(f"export --adapter {out} --gguf-lora {tmp_path}/a.gguf".split()) == 0
+
+
+def test_an_adapter_that_peft_made(tmp_path: Path) -> None:
+    folder = write_multimodal(tmp_path / "model", 5)
+    torch.manual_seed(0)
+    layers = r"model\.language_model\.layers\.\d+\.(self_attn\.(k|o)_proj|mlp\.up_proj)"
+    patterns = {"rank_pattern": {"model.language_model.layers.1.self_attn.k_proj": 3}, "alpha_pattern": {"up_proj": 7}}
+    for name, targets in (("text", layers), ("both", ["q_proj"])):
+        settings = peft.LoraConfig(r=4, lora_alpha=9, target_modules=targets, **patterns)
+        theirs = peft.get_peft_model(their_base(folder), settings)
+        for parameter_name, parameter in theirs.named_parameters():
+            if "lora_" in parameter_name:
+                torch.nn.init.normal_(parameter, std=0.2)
+        theirs.save_pretrained(tmp_path / name)
+        if name == "text":
+            assert distance(logits(folder, tmp_path / name), logits(folder)) > 0.1
+            near(logits(folder, tmp_path / name), theirs)
+    with pytest.raises(WgradError, match=r"adapts model.vision_tower.* which is no projection of this model's layers"):
+        load_adapter(tmp_path / "both", linear_modules(load_model_config(folder)))
+
+
+def test_what_has_no_part_for_images_is_not_merged(tmp_path: Path, capsys: Any) -> None:
+    folder, out = write_multimodal(tmp_path / "model"), tmp_path / "out"
+    text = {n: e.array() for n, e in read_entries(folder / "model.safetensors", "").items() if "language" in n}
+    write_checkpoint(folder, json.loads((folder / "config.json").read_text()), text)
+    theirs = peft.get_peft_model(their_base(folder), peft.LoraConfig(r=2, target_modules=r"model\.language.*\.q_proj"))
+    theirs.save_pretrained(tmp_path / "adapter")
+    assert main(f"merge --adapter {tmp_path}/adapter --model {folder} --out {out} --device cpu".split()) == 2
+    assert "has only the text part of a multimodal model: use --format gguf, or name" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["Gemma3nForConditionalGeneration", "Llama4ForConditionalGeneration"])
+def test_others_are_refused(name: str) -> None:
+    with pytest.raises(WgradError, match=rf"architecture {name} is not supported: use a model of .*{WHOLE}"):
+        parse_model_config({"architectures": [name], "text_config": {}})
+    with pytest.raises(WgradError, match=r"^config.json: text_config must be"):
+        parse_model_config({"architectures": [WHOLE], "text_config": 3})
+    with pytest.raises(WgradError, match=r"^config.json: text_config: hidden_size must be"):
+        parse_model_config({"architectures": [WHOLE], "text_config": {"hidden_size": 0}})

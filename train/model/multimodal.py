@@ -1,0 +1,48 @@
+"""Multimodal models, of which the text part is read: where their files have it, and what PEFT calls its modules.
+
+Source: transformers, Gemma3ForConditionalGeneration and its key mapping of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from wgrad.train.files.decode import convert
+
+# Architecture and its model type -> that of the text part.
+TEXT_PARTS = {"Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM")}
+# What stands before the names of the text part: in files (transformers writes the first two), and in PEFT's adapters.
+_IN_FILES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+IN_PEFT = "model.language_model."
+
+
+class _File(Struct):
+    text_config: dict[str, Any]
+
+
+def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
+    """config.json of the text part of a model of TEXT_PARTS, as if it were a model of its own. WgradError."""
+    inner = convert(raw, _File, where).text_config
+    outer = {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
+    kept = {key: value for key, value in inner.items() if key != "tie_word_embeddings"}  # the outer one is what counts
+    return kept | outer | {"architectures": [TEXT_PARTS[architecture][1]]}
+
+
+def text_name(name: str) -> str:
+    """A tensor's name in a file as the text part alone has it; others stay as they are."""
+    for prefix, own in _IN_FILES.items():
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
+
+
+def name_in_peft(module: str) -> str:
+    """What PEFT calls a module of the text part in the whole model."""
+    return IN_PEFT + module.removeprefix("model.")
