@@ -21,7 +21,7 @@ from wgrad.train.commands.cli_options import Parser, add_options
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.chat_config import ChatConfig
-from wgrad.train.options.eval_options import EVAL_OPTIONS, eval_options
+from wgrad.train.options.eval_options import CHOICES_HELP, EVAL_OPTIONS, eval_options
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
@@ -76,10 +76,15 @@ def _generate(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     given = _given(args)
     as_json = given.pop("json")
-    config = eval_options(given)
-    from wgrad.train.commands.evaluate import run_eval
-
+    choices = given.pop("choices", "")
+    config = eval_options(given, choices)
     with advising("use a smaller --batch-size or --seq-len, or a smaller model"):
+        if choices:
+            from wgrad.train.commands.evaluate_choices import run_choices
+
+            return run_choices(config, expand_path(choices, "--choices"), as_json)
+        from wgrad.train.commands.evaluate import run_eval
+
         return run_eval(config, as_json)
 
 
@@ -234,8 +239,11 @@ def build_parser() -> Parser:
     _add_config(warm)
     generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
     add_options(generate, GenerateConfig)
-    evaluate = add("eval", _eval, "measure loss and perplexity on a file, of a model and with an adapter beside it")
+    evaluate = add(
+        "eval", _eval, "measure perplexity or multiple choice on a file, of a model and with an adapter beside it"
+    )
     add_options(evaluate, RunOptions, EVAL_OPTIONS)
+    evaluate.add_argument("--choices", metavar="FILE", default=argparse.SUPPRESS, help=CHOICES_HELP)
     evaluate.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     chat = add("chat", _chat, "talk with a model in the terminal, with an adapter if you have one, or with both")
     chat.epilog = "Ctrl-C stops an answer; /clear begins anew; the end of input (Ctrl-D) is the end."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,30 +54,19 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     }
     print(json.dumps(result) if as_json else _table(result))
     if not all(map(math.isfinite, losses.values())):
-        raise UnusableResult(
-            "the loss is not finite: the weights are damaged, or --compute is too narrow: try --compute float32"
-        )
+        raise not_finite("loss")
     return 0
 
 
 def _measure(opened: Opened[RunOptions], batches: Sequence[Batch]) -> dict[str, float]:
     """Mean nats a token, of "base" and, where there is one, of "adapter"."""
-    config, device, display = opened.args, opened.device, opened.display
+    config, display = opened.args, opened.display
 
-    def build(device: Device, stream: str, **options: Any) -> tuple[TrainableModel, Trainer]:
-        settled = replace(config, stream_weights=stream)
-        built = build_trainable(settled, opened.config, opened.folder, device, positions=config.seq_len, **options)
-        return built, Trainer(built.model, build_optimizer(settled, built.parameters), settled)
+    def trainer_of(built: TrainableModel) -> Trainer:
+        return Trainer(built.model, build_optimizer(config, built.parameters), config)
 
-    def run(dry: Device, stream: str) -> None:
-        build(dry, stream, contents=False)[1].evaluate(batches[:1])
-
-    stream = compile_ahead(device, config.stream_weights, config.memory_limit, run, display)
-    remarks = list[str]()
-    with display.phase(f"loading {'and quantising ' if config.quantize else ''}weights", unit="tensors") as phase:
-        built, trainer = build(device, stream, progress=phase.update, remarks=remarks)
-    for note in filter(None, (*remarks, adapter_note(built.lora))):
-        say(f"note: {note}", "stderr")
+    built = build_measured(opened, lambda built: trainer_of(built).evaluate(batches[:1]))
+    trainer = trainer_of(built)
 
     def loss(name: str) -> float:
         with display.phase(f"loss of the {name}", len(batches), "batches") as phase:
@@ -88,6 +77,34 @@ def _measure(opened: Opened[RunOptions], batches: Sequence[Batch]) -> dict[str, 
         if name.endswith(".lora_B"):
             built.parameters.set(name, np.zeros(tensor.shape, np.float32))
     return {"base": loss("base"), **losses}
+
+
+def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], object]) -> TrainableModel:
+    """The model as a run would have it, its shaders compiled. run: has a model do what launches every kernel that will
+    be needed. WgradError."""
+    config, device, display = opened.args, opened.device, opened.display
+
+    def build(device: Device, stream: str, **options: Any) -> TrainableModel:
+        settled = replace(config, stream_weights=stream)
+        return build_trainable(settled, opened.config, opened.folder, device, positions=config.seq_len, **options)
+
+    def run_dry(dry: Device, stream: str) -> None:
+        run(build(dry, stream, contents=False))
+
+    stream = compile_ahead(device, config.stream_weights, config.memory_limit, run_dry, display)
+    remarks = list[str]()
+    with display.phase(f"loading {'and quantising ' if config.quantize else ''}weights", unit="tensors") as phase:
+        built = build(device, stream, progress=phase.update, remarks=remarks)
+    for note in filter(None, (*remarks, adapter_note(built.lora))):
+        say(f"note: {note}", "stderr")
+    return built
+
+
+def not_finite(what: str) -> UnusableResult:
+    """The error of a measure that is no number."""
+    return UnusableResult(
+        f"the {what} is not finite: the weights are damaged, or --compute is too narrow: try --compute float32"
+    )
 
 
 def _entry(loss: float) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""The options of `wgrad eval`: those of a run that decide what its held-out loss is."""
+"""The options of `wgrad eval`: those of a run that decide what its held-out loss is, and --choices."""
 
 from __future__ import annotations
 
@@ -24,13 +24,24 @@ EVAL_OPTIONS = {
 }
 
 
-def eval_options(given: Mapping[str, Any]) -> RunOptions:
-    """The options of the command line as those of a run that holds out nothing of --data. WgradError."""
+CHOICES_HELP = (
+    "instead of --data: multiple choice, JSON lines with 'question', 'choices' and 'answer' (a number from 0, or the "
+    "text of a choice)"
+)
+_OF_DATA = ("data", "on_bad_line", "loss_on", "eval_tokens", "seed")  # which --choices leaves without effect
+
+
+def eval_options(given: Mapping[str, Any], choices: str = "") -> RunOptions:
+    """The options of the command line as those of a run that holds out nothing of --data. choices: the file of
+    --choices. WgradError."""
     config = RunOptions(**{"eval_tokens": 0, **given, "eval_fraction": 0.0, "sample": False})
     if not config.model and not config.adapter:
         raise WgradError("--model is required: give it, or an --adapter that names it")
-    if not config.data:
-        raise WgradError("--data is required: give it")
+    if not config.data and not choices:
+        raise WgradError("--data is required: give it, or --choices FILE")
+    for name in _OF_DATA if choices else ():
+        if name in given:
+            raise WgradError(f"{flag(name)}: would be ignored: --choices scores every question as it is: leave it out")
     if any(source.weight is not None for source in sources_of(config.data)):
         raise WgradError("--data: a weight has no effect here, where each example is measured once: leave it out")
     for name, reason in unused_options(config.to_dict()).items():

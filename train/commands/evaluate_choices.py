@@ -1,0 +1,82 @@
+"""`wgrad eval --choices`: how often a model, and beside it its adapter, holds the right choice to be the likeliest.
+
+Log-likelihoods, acc and acc_norm are lm-eval's (tests/train/test_eval_choices.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from wgrad.train.commands.evaluate import build_measured, not_finite
+from wgrad.train.data.choices import Choice, Question, read_questions
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.run.choice_scores import accuracy, choice_batches, log_likelihoods
+from wgrad.train.run.fit import ROW_STEP
+from wgrad.train.run.open_model import Opened, open_model
+from wgrad.train.run.session import refuse_quantised_anew
+from wgrad.train.terminal.output import say
+
+
+def run_choices(config: RunOptions, path: str, as_json: bool) -> int:
+    """The table, or one JSON object, on stdout; all else on stderr. -> exit status.
+
+    WgradError. UnusableResult, before any table: a log-likelihood is not finite.
+    """
+    opened = open_model(config)
+    config, display = opened.args, opened.display
+    refuse_quantised_anew(config, opened.files, opened.config)
+    with display.phase("reading and tokenising", unit="%") as phase:
+        questions, notes = read_questions(path, opened.tokenizer, config.seq_len, phase.update)
+    for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *notes):
+        say(note, "stderr")
+    choices = [choice for question in questions for choice in question.choices]
+    truncated = sum(len(choice.ids) > config.seq_len + 1 for choice in choices)
+    config = replace(config, seq_len=_row_length(choices, config))
+    scores = _measure(replace(opened, args=config), questions)
+    if not all(math.isfinite(value) for values in scores.values() for value in values.values()):
+        raise not_finite("likelihood of a choice")
+    result = {"choices": path, "questions": len(questions), "truncated": truncated}
+    result |= {name: asdict(accuracy(questions, values)) for name, values in scores.items()}
+    print(json.dumps(result) if as_json else _table(result))
+    return 0
+
+
+def _row_length(choices: Sequence[Choice], config: RunOptions) -> int:
+    """--seq-len, or fewer where a row that long is never filled."""
+    lengths = [min(len(choice.ids) - 1, config.seq_len) for choice in choices]
+    longest = sum(lengths) if config.packs else max(lengths)
+    return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
+
+
+def _measure(opened: Opened[RunOptions], questions: Sequence[Question]) -> dict[str, dict[Choice, float]]:
+    """Log-likelihoods of all choices, by "base" and, where there is one, "adapter"."""
+    config = opened.args
+    batches = choice_batches(questions, config, opened.tokenizer.pad_id or 0)
+    model = build_measured(opened, lambda built: log_likelihoods(built.model, batches[:1])).model
+
+    def scores(name: str) -> dict[Choice, float]:
+        with opened.display.phase(f"choices by the {name}", len(batches), "batches") as phase:
+            return log_likelihoods(model, batches, phase.update)
+
+    adapted = {"adapter": scores("adapter")} if config.adapter else {}
+    with model.without_adapter():
+        return {"base": scores("base"), **adapted}
+
+
+def _table(result: dict[str, Any]) -> str:
+    cut = f", {result['truncated']} choices cut to --seq-len" if result["truncated"] else ""
+    lines = [f"{result['choices']}: {result['questions']} questions{cut}; +- is the standard error"]
+    lines.append(f"{'':8} {'acc':>17} {'acc_norm':>17}")
+    for name in ("base", "adapter"):
+        if entry := result.get(name):
+            shown = (_shown(entry[metric], entry[f"{metric}_stderr"]) for metric in ("acc", "acc_norm"))
+            lines.append(f"{name:8} " + " ".join(f"{text:>17}" for text in shown))
+    return "\n".join(lines)
+
+
+def _shown(value: float, error: float | None) -> str:
+    return f"{value:.4f}" if error is None else f"{value:.4f} +- {error:.4f}"
