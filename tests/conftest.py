@@ -21,6 +21,9 @@ from wgrad.device.errors import DeviceError, DeviceUnavailable
 from wgrad.wgsl import gemm
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
+# Most of what a test of a shader takes on a software driver is its compilation: there LLVM's optimisation is left out.
+# Mesa's cache on disk keeps apart what is made so.
+os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 
 # What --fast leaves out whole: oracles, other compilers, instructions counted one by one, whole runs, killed or on full
@@ -125,11 +128,16 @@ def cpu() -> ReferenceDevice:
 
 @pytest.fixture(autouse=True)
 def _quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products on a software driver have 8 x 8 results an invocation: the same shader as with 16 x 16, the same bits,
-    and a quarter of the machine code, whose making is most of what a test of a product takes where no shader is cached.
-    Processes of their own keep 16 x 16, and so does a test in tests/wgsl/test_gemm.py."""
+    """Products on a software driver have 4 x 4 results an invocation: the same shader as with 16 x 16, the same bits,
+    and a sixteenth of the machine code, whose making is most of what a test of a product takes where no shader is
+    cached. Processes of their own keep 16 x 16, and so does a test in tests/wgsl/test_gemm.py."""
     tile = gemm.software_tile
-    monkeypatch.setattr(gemm, "software_tile", lambda m, n: replace(tile(m, n), tm4=2, tn4=2))
+
+    def small(m: int, n: int) -> gemm.Tile:
+        large = tile(m, n)
+        return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
+
+    monkeypatch.setattr(gemm, "software_tile", small)
 
 
 @pytest.fixture
