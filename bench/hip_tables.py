@@ -173,7 +173,7 @@ def executed(operators: list[Row], gemm: list[Row], attention: list[Row]) -> lis
         cells[-1] += [f"{sum('error' in r for r in of)} of {len(of)}, {worst_error(of)}" for of in (dense, flash)]
     title = "Executed instruction by instruction, at sizes that divide nothing, waves forward and reversed"
     head = ("architecture", "operators: kernels, worst error in limits, by order", "products: kernels, worst error")
-    note = "An error is relative to the largest result. The executor has no matrix instructions of gfx1201."
+    note = "An error is relative to the largest result."
     lines = [f"**{title}**", "", *table((*head, "attention: kernels, worst error"), cells), ""]
     return [*lines, note, ""]
 

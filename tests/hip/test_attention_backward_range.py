@@ -54,8 +54,10 @@ def check(device: Any, x: dict[str, np.ndarray], scale: float, powers: tuple[int
     found = device.attention_backward(*(arrays[n] for n in NAMES), scale=scale)
     wanted, plain = (gradients(stored, scale, powers, kind) for kind in (np.float64, np.float16))
     for (name, exact), array in zip(wanted.items(), found):
-        error = np.abs(device.download(array).astype(np.float64)[0, :, 0] - exact).max()
-        assert error <= 2 * np.abs(plain[name] - exact).max() + 2.0**-25, name
+        errors = np.abs(device.download(array).astype(np.float64)[0, :, 0] - exact)
+        allowed = np.abs(plain[name] - exact)
+        for first in (0, 1) if name == "dv" else (0,):  # without the first key too, which may outshine the others
+            assert errors[first:].max() <= 2 * allowed[first:].max() + 2.0**-25, name
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -12,10 +12,11 @@ from tests.hip.executor.code_object import ExecutorError
 from tests.hip.executor.device import ExecutedDevice, shipped
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.operators import all_cases, execute
-from tests.hip.executor.table import EXECUTED, held
+from tests.hip.executor.table import held
 from tests.hip.executor.tinygrad_emulator import missing
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import DeviceError
+from wgrad.hip.runtime.architectures import SHIPPED
 from wgrad.hip.runtime.runtime import Long
 
 # One of each family, each with a size that divides nothing.
@@ -43,13 +44,13 @@ def test_the_order_of_waves_changes_nothing() -> None:
         assert [(r["arch"], r["kernel"]) for r in rows if r["orders"] != ["fwd", "rev"] or not r["same_bits"]] == []
 
 
-@pytest.fixture(scope="module", params=EXECUTED)
+@pytest.fixture(scope="module", params=SHIPPED)
 def device(request: pytest.FixtureRequest) -> Any:
     return ExecutedDevice(request.param)
 
 
 @needs_executor
-@pytest.mark.parametrize("architecture", EXECUTED)
+@pytest.mark.parametrize("architecture", SHIPPED)
 def test_a_kernel_against_numpy(architecture: str) -> None:
     """The whole way: code object, arguments, waves, instructions, results. rows divide into no whole waves."""
     rng = np.random.default_rng(1)

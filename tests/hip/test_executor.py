@@ -14,6 +14,7 @@ from tests.hip.executor.code_object import CodeObject, ExecutorError, Instructio
 from tests.hip.executor.instructions import dpp_lanes, override
 from tests.hip.executor.isa import access, branch_target, hot_loop, widths
 from tests.hip.executor.memory import Guarded
+from tests.hip.executor.numbers import encode
 from tests.hip.executor.occupancy import waves_by_registers, waves_that_fit
 from tests.hip.executor.schedule import simulate
 from wgrad.device.errors import DeviceError
@@ -81,6 +82,25 @@ def test_wmma_wants_both_halves_and_all_lanes() -> None:
     assert "lanes 16-31" in machine.ERRORS[wave.execute(text, *words(32, 8, 16, 64), "gfx1100")]
     wave.scalars[machine.EXEC] = 0xFFFF
     assert "switched off" in machine.ERRORS[wave.execute(text, *words(32, 8, 16, 64), "gfx1100")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_wmma_of_rdna4_is_a_product(kind: str) -> None:
+    """Lane l holds eight elements along k, from 8 (l / 16) on, of row l % 16, and results of rows 8 (l / 16) + r."""
+    rng, wave = np.random.default_rng(0), Wave(32)
+    a, b = (encode(rng.standard_normal((16, 16)), kind) for _ in range(2))
+    c = rng.standard_normal((2, 8, 16)).astype(np.float32)  # [l / 16, r, l % 16]
+    for at, (stored, _) in ((8, a), (16, b)):
+        packed = stored.view(np.uint16).reshape(16, 2, 4, 2).view(np.uint32)[..., 0]  # [row, half, word]
+        wave.vectors[at : at + 4] = packed.transpose(2, 1, 0).reshape(4, 32)
+    wave.vectors[64:72] = c.transpose(1, 0, 2).reshape(8, 32).view(np.uint32)
+    assert wave.execute(f"v_wmma_f32_16x16x16_{kind} v[32:39]", *words(32, 8, 16, 64), "gfx1201") == 0
+    found = wave.vectors[32:40].view(np.float32).reshape(8, 2, 16).transpose(1, 0, 2).reshape(16, 16)
+    np.testing.assert_allclose(found, a[1] @ b[1].T + c.reshape(16, 16), rtol=1e-6, atol=1e-6)
+    wave.scalars[machine.EXEC] = 0xFFFF
+    said = wave.execute(f"v_wmma_f32_16x16x16_{kind} v[32:39]", *words(32, 8, 16, 64), "gfx1201")
+    assert "switched off" in machine.ERRORS[said]
 
 
 @needs_compiler

@@ -26,8 +26,8 @@ _CONVERT = re.compile(r"v_cvt_(?:f16_f32|f32_f16)_e32$")
 _HIGH_HALF = re.compile(r"v_\w+_[fiub]16_(\w+_)?e32 .*\bv(12[89]|1[3-9]\d|2\d\d)\b")
 # Of one card's caches, clocks and queues, which are not modelled.
 _NO_EFFECT = re.compile(
-    r"(buffer_(gl[01]_inv|inv|wbl2|wbinvl1(_vol)?)|s_(nop|sleep|setprio|clause|delay_alu|waitcnt\w*|inst_prefetch"
-    r"|set_inst_prefetch_distance|icache_inv|dcache_\w+|wait_idle|sendmsg|code_end))$"
+    r"(buffer_(gl[01]_inv|inv|wbl2|wbinvl1(_vol)?)|global_(inv|wb)|s_(nop|sleep|setprio|clause|delay_alu|waitcnt\w*"
+    r"|wait_\w+|inst_prefetch|set_inst_prefetch_distance|icache_inv|dcache_\w+|sendmsg|code_end|barrier_signal))$"
 )
 
 
@@ -41,11 +41,11 @@ def override(found: Instruction, words: tuple[int, int], architecture: str, lane
     if name.startswith("v_mfma"):
         return "machine_mfma", _mfma(name, *words, architecture)
     if name.startswith("v_wmma"):
-        return "machine_wmma", _wmma(name, *words)
+        return "machine_wmma_halves" if architecture.startswith("gfx12") else "machine_wmma", _wmma(name, *words)
     if _NO_EFFECT.match(name):
         return "machine_skip", ctypes.c_int(found.size)
     if name.startswith(("buffer_load", "buffer_store")):
-        return "machine_buffer", _buffer(found.text, lanes)
+        return "machine_buffer", _buffer(found, lanes)
     if match := _LDS_LOAD.match(name):
         return "machine_lds_load", _lds_load(match, *words, lanes, lds)
     if _CONVERT.match(name) and architecture.startswith("gfx9") and words[0] & 0x1FF != 0xFF:  # 0xFF: a literal follows
@@ -91,7 +91,8 @@ def _register(text: str) -> int:
     return int(match[1])
 
 
-def _buffer(text: str, lanes: int) -> Buffer:
+def _buffer(found: Instruction, lanes: int) -> Buffer:
+    text = found.text
     name, _, rest = text.partition(" ")
     match = _BUFFER.match(name)
     *operands, last = (part.strip() for part in rest.split(","))
@@ -107,7 +108,7 @@ def _buffer(text: str, lanes: int) -> Buffer:
         data=_register(data), address=0 if address == "off" else _register(address), descriptor=_register(descriptor),
         offset_register=-1 if constant else _register(origin), offset=offset, by_address="offen" in flags,
         store=match[1] == "store", bytes=int(match[3]) // 8 if match[3] else 4 * int((match[2] or "x1")[1:]),
-        accumulators=data[0] == "a", lanes=lanes,
+        accumulators=data[0] == "a", lanes=lanes, size=found.size,
     )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ class Kernel:
         self._keep.append(made)
         entry.function, entry.arguments = made.address, len(made.buffers)
         entry.buffers[: len(made.buffers)] = made.buffers
-        entry.kind = Kind.BARRIER if found.name == "s_barrier" else Kind.EMULATED
+        entry.kind = Kind.BARRIER if found.name in ("s_barrier", "s_barrier_wait") else Kind.EMULATED
 
     def _dpp(self, found: Instruction, low: int, high: int) -> Dpp:
         """The plain form stands beside the code and reads a VGPR that the instruction leaves alone."""

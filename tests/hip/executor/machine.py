@@ -77,7 +77,7 @@ class Wmma(ctypes.Structure):
 
 class Buffer(ctypes.Structure):
     _fields_ = _integers(
-        "data address descriptor offset_register offset by_address store bytes accumulators lanes",
+        "data address descriptor offset_register offset by_address store bytes accumulators lanes size",
     )
 
 

@@ -17,7 +17,7 @@ from tests.autograd import norms
 from tests.hip.executor.device import ExecutedDevice, shipped
 from tests.hip.executor.isa import instructions, registers, widths
 from tests.hip.executor.numbers import DTYPES
-from tests.hip.executor.table import EXECUTED, Object, Row
+from tests.hip.executor.table import Object, Row
 
 
 class Arrays:
@@ -134,8 +134,7 @@ def executed(made: Object) -> dict[str, dict[str, dict[str, int]]]:
 def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
     """A row for each kernel of a code object."""
     code = shipped(made.source, made.architecture)
-    counts = executed(made) if made.architecture in EXECUTED else {}
-    found = []
+    counts, found = executed(made), []
     for name in kernels:
         listing = instructions(code, name)
         counted = {kind: dict(sorted(n.items())) for kind, n in widths(listing).items()}

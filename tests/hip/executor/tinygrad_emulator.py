@@ -24,8 +24,7 @@ from tests.hip.executor.machine import COMPILER
 COMMIT = "a9069c177a9da9cca18593edf55acd2e6073cca6"
 CLONE = f"git clone https://github.com/tinygrad/tinygrad && git -C tinygrad checkout {COMMIT}"
 _MODULE = "test.mockgpu.amd.emu"
-_FAMILY = {"gfx90a": "cdna", "gfx942": "cdna", "gfx1100": "rdna3"}
-# Executable: not gfx1201, whose matrix instructions nobody has written here.
+_FAMILY = {"gfx90a": "cdna", "gfx942": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
 ARCHITECTURES = tuple(_FAMILY)
 _SUFFIX = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
 

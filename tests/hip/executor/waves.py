@@ -25,6 +25,7 @@ POISON = 0x7FF77FF7  # NaN as a float32, and as two float16 or two bfloat16
 _REGISTERS = 256  # VGPRs, and AGPRs
 _SCALARS = 320  # SGPRs and what tinygrad keeps behind them: constants by their number in an operand, the counter
 _LAST_SGPR = 106
+_TTMP7, _TTMP9 = 115, 117
 _MOST_TRACED = 1 << 20
 _FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0}
 _INVERSE_2PI = 0x3E22F983, 248
@@ -74,6 +75,11 @@ class _Wave:
             if descriptor.properties & bit:
                 self._set(at, value)
                 at += words
+        if launch.kernel.code.architecture.startswith(
+            "gfx12"
+        ):  # numbers of the work-group are in registers of their own
+            self.scalars[_TTMP9], self.scalars[_TTMP7] = group[0], group[1] | group[2] << 16
+            return
         at = max(at, descriptor.rsrc2 >> 1 & 31)  # user SGPRs in all
         for axis, number in enumerate(group):
             if descriptor.rsrc2 >> 7 + axis & 1:

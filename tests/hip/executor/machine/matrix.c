@@ -1,5 +1,5 @@
 // Products on the matrix units. Sums are made in double and rounded once.
-// Layouts: AMD, CDNA3 ISA 7.1 (MFMA) and RDNA3 ISA 7.9 (WMMA).
+// Layouts: AMD, CDNA3 ISA 7.1 (MFMA), RDNA3 ISA 7.9 and RDNA4 ISA 7.12 (WMMA).
 #include "machine.h"
 
 enum { F16, BF16, F32 };
@@ -66,6 +66,34 @@ int machine_wmma(u64* wave, void* parameters) {
       for (int k = 0; k < 16; k++) sum += a[2 * r + lane / 16][k] * b[lane % 16][k];
       u32 c = p->c >= FIRST_VGPR ? file[(p->c - FIRST_VGPR + r) * 32 + lane] : s[p->c];
       d[r * 32 + lane] = as_bits((float)(sum + as_float(c)));
+    }
+  memcpy(file + p->to * 32, d, sizeof d);
+  advance(wave, 8);
+  return FINE;
+}
+
+// The same on RDNA4: a lane holds 8 of the 16 elements that a row of A or a column of B has along k, lanes 0-15 the first
+// 8 and lanes 16-31 the others (only that A and B agree changes a result); and of D rows 0-7 or 8-15 of its column.
+int machine_wmma_halves(u64* wave, void* parameters) {
+  const Wmma* p = parameters;
+  const u32* s = scalars(wave);
+  u32* file = registers(wave, 0);
+  double a[16][16], b[16][16];
+  if (s[EXEC] != 0xFFFFFFFF) return LANES_OFF;
+  for (int lane = 0; lane < 32; lane++)
+    for (int e = 0; e < 8; e++) {
+      u16 x = file[(p->a - FIRST_VGPR + e / 2) * 32 + lane] >> 16 * (e & 1);
+      u16 y = file[(p->b - FIRST_VGPR + e / 2) * 32 + lane] >> 16 * (e & 1);
+      int i = lane % 16, k = 8 * (lane / 16) + e;
+      a[i][k] = p->type == F16 ? from_half(x, 0) : from_bfloat(x, 0);
+      b[i][k] = p->type == F16 ? from_half(y, 0) : from_bfloat(y, 0);
+    }
+  u32 d[8 * 32];
+  for (int r = 0; r < 8; r++)
+    for (int lane = 0; lane < 32; lane++) {
+      double sum = as_float(p->c >= FIRST_VGPR ? file[(p->c - FIRST_VGPR + r) * 32 + lane] : s[p->c]);
+      for (int k = 0; k < 16; k++) sum += a[8 * (lane / 16) + r][k] * b[lane % 16][k];
+      d[r * 32 + lane] = as_bits((float)sum);
     }
   memcpy(file + p->to * 32, d, sizeof d);
   advance(wave, 8);

@@ -2,7 +2,7 @@
 // switched off too (LDS loads).
 #include "machine.h"
 
-typedef struct { int data, address, descriptor, offset_register, offset, by_address, store, bytes, accumulators, lanes; } Buffer;
+typedef struct { int data, address, descriptor, offset_register, offset, by_address, store, bytes, accumulators, lanes, size; } Buffer;
 
 // How many of the bytes at `at` lie in a buffer of `size` bytes; what lies beyond is read as zero and not written.
 static u32 within(u64 at, u32 size, u32 bytes) {
@@ -30,7 +30,7 @@ int machine_buffer(u64* wave, void* parameters) {
       for (u32 i = 0; i < words; i++) data[i * p->lanes + lane] = moved[i];
     }
   }
-  advance(wave, 8);
+  advance(wave, p->size);
   return FINE;
 }
 
