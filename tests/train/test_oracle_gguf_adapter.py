@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ EXTRA: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": GEMMA,
     "Gemma3ForCausalLM": GEMMA | {"rope_theta": 1e6, "num_hidden_layers": 6},
     "GraniteForCausalLM": GRANITE,
+    "Olmo3ForCausalLM": {"rope_theta": 5e5, "sliding_window": 7, "num_hidden_layers": 4},
+    "PhiForCausalLM": {"hidden_act": "gelu_new"},
 }
+GELU = ("Gemma", "PhiFor")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
 ADAPTERS = {
     "alpha": LoraConfig(r=6, alpha=9.0),
@@ -56,9 +60,10 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+    for add in (writer.add_key_length, writer.add_value_length):
         add(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.rope.head_dim)
+    (writer.add_layer_norm_eps if kind == "phi2" else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
@@ -84,7 +89,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
         part = name.split(".")[-2]
         if value.ndim == 2 and part in heads and kind in ("llama", "smollm3", "granite"):
             value = permuted(value, heads[part])
-        if "norm" in part:
+        if "norm" in part and not config.layer_norm:
             value = value + np.float32(config.norm_offset)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), value)
     writer.write_header_to_file()
@@ -155,7 +160,7 @@ def test_llama_cpp_computes_what_we_do(architecture: str, kind: str, adapted: An
     assert f"wrote {out}" in capsys.readouterr().out
     without, theirs = (their_log_probabilities(tmp_path / "base.gguf", random_ids(), name) for name in (None, out))
     limit = 2e-4 + 2 * np.abs(without - plain).max()  # its GELU is a table in float16
-    assert limit < (0.02 if architecture.startswith("Gemma") else 0.001)
+    assert limit < (0.02 if architecture.startswith(GELU) else 0.001)
     assert np.abs(theirs - ours).max() < limit
     assert np.array_equal(plain, ours) if kind == "zero" else np.abs(plain - ours).max() > 10 * limit
 
@@ -208,7 +213,8 @@ def test_what_cannot_be_exported(adapted: Any, tmp_path: Path, capsys: Any) -> N
     refused("the adapter belongs to another model")
 
 
-def test_an_architecture_that_gguf_is_not_written_for(tmp_path: Path, capsys: Any) -> None:
+def test_an_architecture_that_gguf_is_not_written_for(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(FAMILIES, "Phi3ForCausalLM", replace(FAMILIES["Phi3ForCausalLM"], gguf=""))
     raw = tiny_config("Phi3ForCausalLM", **SIZES)
     folder, adapter = write_checkpoint(tmp_path / "model", raw, random_weights(raw)), tmp_path / "adapter"
     lora = LoraConfig(r=6, alpha=9.0)

@@ -13,12 +13,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
 from tests.train.test_oracle_adapter import our_logits, random_ids
-from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, their_log_probabilities
+from tests.train.test_oracle_gguf_adapter import EXTRA, IN_GGUF, SIZES, log_probabilities, their_log_probabilities
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -38,6 +38,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 KNOWN = LLAMA3 | {"original_max_position_embeddings": 8192}
 OWN = LLAMA3 | {"original_max_position_embeddings": 32}
 LINEAR = {"rope_type": "linear", "factor": 3.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+FACTORS = {"short_factor": [1.5] * 6, "long_factor": [1.5, 2.0, 3.0, 4.5, 7.0, 9.0], "attention_factor": 1.25}
+LONGROPE: dict[str, Any] = {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 16}
+LONGROPE |= {"rope_scaling": {"rope_type": "longrope", **FACTORS}}
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
 TEXTS = ["the early bird", " two  spaces\n\nand lines", "it's 1234 o'clock, ça và?", "日本 🦊<|end|>x", ""]
 
@@ -68,6 +72,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
+CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
 CASES += [("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})]
 
 
@@ -92,6 +97,69 @@ def test_the_model_is_the_one_that_was_written(architecture: str, changes: dict[
     assert load_tokenizer(folder).eos_id == load_tokenizer(beside).eos_id
     times = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
     assert find_model(str(path.parent)) == folder and times == {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+
+
+def test_phi_2_with_q_k_and_v_under_one_another(written: Any, tmp_path: Path) -> None:
+    """As its first converters wrote them; llama.cpp reads both."""
+    _, path = written("PhiForCausalLM")
+    (tmp_path / "stacked").mkdir()
+    other = tmp_path / "stacked/tiny.gguf"
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(other, "phi2")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            inner = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    arrays = {tensor.name: tensor.data for tensor in reader.tensors}
+    for name, value in arrays.items():
+        if "attn_q." in name:
+            parts = [arrays[name.replace("attn_q", part)] for part in ("attn_q", "attn_k", "attn_v")]
+            writer.add_tensor(name.replace("attn_q", "attn_qkv"), np.concatenate(parts))
+        elif "attn_k." not in name and "attn_v." not in name:
+            writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config, ids = load_model_config(find_model(str(path))), random_ids(seed=2)
+    assert load_model_config(find_model(str(other))) == config
+    found, wanted = (
+        our_logits(build_frozen(config, find_model(str(p)), ReferenceDevice(), positions=64, quantize=False), ids)
+        for p in (other, path)
+    )
+    np.testing.assert_array_equal(found, wanted)
+    theirs = [their_log_probabilities(p, ids, None) for p in (other, path)]
+    np.testing.assert_allclose(theirs[0], theirs[1], atol=1e-3)
+    np.testing.assert_allclose(theirs[0], log_probabilities(found), atol=0.02)
+
+
+WORDS = "I'LL it'll print 12345 to 日本;\n\n  ok =1, x  (y)"
+
+
+@pytest.mark.parametrize("pre", ["phi-2", "dbrx"])
+def test_other_names_of_known_cuts(pre: str, written: Any, monkeypatch: Any) -> None:
+    """llama.cpp cuts by the name in the file. The vocabulary joins what no cut has parted."""
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    octets = pre_tokenizers.ByteLevel.alphabet()
+    special: dict[str, Any] = {"special_tokens": ["<|end|>"], "initial_alphabet": octets, "show_progress": False}
+    learner.train_from_iterator([WORDS] * 9, trainers.BpeTrainer(vocab_size=VOCAB, **special))
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    monkeypatch.setattr("tests.train.conftest._tokenizer", lambda: learner)
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tokenizer_pre", lambda self, _: self.add_string("tokenizer.ggml.pre", pre)
+    )
+    beside, path = written("PhiForCausalLM")
+    tokenizer, compared = load_tokenizer(find_model(str(path))), 0
+    assert (tokenizer.encode(WORDS) == load_tokenizer(beside).encode(WORDS)) == (pre == "phi-2")  # GPT-2's own cut
+    for end in range(len(WORDS), 9, -5):
+        ids = np.array([tokenizer.encode(WORDS[:end])])
+        try:
+            theirs = [their_log_probabilities(path, given, None) for given in (WORDS[:end], ids)]
+        except LookupError:
+            continue
+        compared += 1
+        np.testing.assert_array_equal(theirs[0], theirs[1], WORDS[:end])
+    assert compared > 3
 
 
 def test_a_file_in_place_of_another_is_another_model(written: Any) -> None:

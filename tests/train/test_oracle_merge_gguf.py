@@ -15,6 +15,7 @@ from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.test_oracle_adapter import our_logits, random_adapter, random_ids
 from tests.train.test_oracle_gguf_adapter import (
     EXTRA,
+    GELU,
     IN_GGUF,
     SIZES,
     log_probabilities,
@@ -31,9 +32,15 @@ from wgrad.train.run.build import build_frozen
 
 pytestmark = pytest.mark.oracle
 
-LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|down_proj)")
+LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|down_proj|fc2)")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE: dict[str, Any] = {
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 16,
+    "rope_scaling": {"rope_type": "longrope", "short_factor": [1.5] * 6, "long_factor": [1.5, 2.0, 3.0, 4.5, 7.0, 9.0]},
+}
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
 TEXT = "It's 12,345 o'clock;\n\n  the harbour. Ünï – ok?<|end|>"
 
@@ -85,6 +92,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope}) for rope in (LLAMA3, LINEAR)]
+CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
 
 
 @pytest.mark.parametrize(("architecture", "changes"), CASES)
@@ -96,12 +104,14 @@ def test_llama_cpp_computes_what_we_do(
     assert merge(adapter, out) == 0
     found, ids = theirs(out)
     wanted = ours(tmp_path / "model", adapter, ids)
-    limit = 0.01 if architecture.startswith("Gemma") else 5e-4
+    limit = 0.01 if architecture.startswith(GELU) else 5e-4
     assert distance(ours(out, ids=ids), wanted) < 1e-4
     assert distance(found, wanted) < limit
     assert distance(ours(tmp_path / "model", ids=ids), wanted) > 20 * limit
     if changes:
-        (tmp_path / "model/config.json").write_text(json.dumps(tiny_config(architecture, **SIZES)))
+        (tmp_path / "model/config.json").write_text(
+            json.dumps(tiny_config(architecture, **SIZES | EXTRA.get(architecture, {})))
+        )
         assert distance(ours(tmp_path / "model", adapter, ids), wanted) > 20 * limit
 
 
@@ -198,8 +208,10 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
     adapter = adapted("MistralForCausalLM", sliding_window=32)
     refused("has a sliding window of 32 tokens, which cannot be written into GGUF here: use --format safetensors")
     others: list[tuple[str, dict[str, Any], str]] = [
-        ("Phi3ForCausalLM", {}, "the architecture Phi3ForCausalLM"),
-        ("Olmo2ForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn scaling"),
+        ("Phi3ForCausalLM", {"sliding_window": 32}, "a sliding window of 32 tokens, which"),
+        ("Olmo2ForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic scaling"),
+        ("Olmo3ForCausalLM", {"rope_scaling": {**YARN, "attention_factor": 1.3}}, "yarn scaling"),
+        ("Olmo3ForCausalLM", {"rope_theta": 1e4}, "rotary embeddings of its own in sliding layers"),
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 25}, "scores scaled by 0.2,"),
         (
             "Gemma3ForCausalLM",

@@ -22,8 +22,10 @@ _KEY = "tokenizer.ggml."
 # llama.cpp's other names of the ways in which words are cut.
 _SAME_CUT = {
     "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "olmo": "gpt-2",
-    "mpt": "gpt-2", "refact": "smollm", "starcoder": "smollm", "command-r": "smollm", "deepseek-r1-qwen": "qwen2",
+    "mpt": "gpt-2", "phi-2": "gpt-2", "dbrx": "llama-bpe", "refact": "smollm", "starcoder": "smollm",
+    "command-r": "smollm", "deepseek-r1-qwen": "qwen2",
 }  # fmt: skip
+_NOT_LLAMA = ("default", "dbrx")  # cut words as Llama 3, but join them by their merges alone, and begin without bos
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LONGEST = 256  # characters of a piece: every way to cut one is tried
@@ -98,7 +100,7 @@ def _added(id_: int, text: str, special: bool) -> dict[str, Any]:
 
 def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
     """What is put before a text and behind it: by default bos before one of SentencePiece, or of Llama 3."""
-    begins = kind == "llama" or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre != "default"
+    begins = kind == "llama" or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre not in _NOT_LLAMA
     places = {"bos": fields.get(_KEY + "add_bos_token", bool, begins)}
     places["eos"] = fields.get(_KEY + "add_eos_token", bool, False)
     added = {name: tokens[id_] for name, wanted in places.items() if wanted and (id_ := ids[name]) is not None}
@@ -135,7 +137,7 @@ def _byte_level(fields: GgufFields, tokens: list[str], types: list[int], ids: di
         "decoder": _bytes(use_regex=True),
         "model": {
             "type": "BPE",
-            "ignore_merges": name == "llama-bpe",
+            "ignore_merges": name == "llama-bpe" and _cut(fields) not in _NOT_LLAMA,
             "vocab": {token: id_ for id_, token in enumerate(tokens)},
             "merges": fields.texts(_KEY + "merges"),
         },

@@ -46,11 +46,21 @@ _OLMO2 = _NAMES | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA = _OLMO2 | {"ffn_norm": "pre_feedforward_layernorm"}
+_PHI2 = _NAMES | {
+    "output_norm": "model.final_layernorm",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_PHI3 = _NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_QKV = "attn_qkv"  # files of Phi-2 may have q, k and v under one another
 # Names of tensors by general.architecture, and those whose rotary embedding takes pairs side by side.
 ARCHITECTURES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite"), _NAMES),
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
     "olmo2": _OLMO2,
+    "phi2": _PHI2,
+    "phi3": _PHI3,
 }
 PAIRED = ("llama", "smollm3", "granite")
 
@@ -153,7 +163,8 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
             f"{source}: {path}: general.architecture must be one of {', '.join(ARCHITECTURES)}, got "
             f"{show(architecture)}: use the model in safetensors"
         )
-    heads = _heads(architecture, fields, path, source) if architecture in PAIRED else {}
+    names = ARCHITECTURES[architecture]
+    heads = _heads(architecture, fields, path, source) if architecture in (*PAIRED, "phi2") else {}
     entries: dict[str, TensorEntry] = {}
     expected = reader.data_offset  # as ggml: each tensor begins where the one before ends, so that none overlap
     for tensor in reader.tensors:
@@ -163,15 +174,31 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
                 f"got {tensor.data_offset}: {FETCH}"
             )
         expected += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
-        name, part = _hugging_face_name(tensor.name, ARCHITECTURES[architecture])
         shape = tuple(int(n) for n in reversed(tensor.shape))
-        turned = heads.get(part, 0)
-        if turned and shape[0] % (2 * turned):
-            raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(shape)}: {FETCH}")
         stored, place = tensor.tensor_type.name, int(tensor.data_offset)
-        dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
-        entries[name] = GgufEntry(source, path, name, dtype, shape, None, stored, place, int(tensor.n_bytes), turned)
+        for stands_for, own, size in _parts(tensor.name, shape, int(tensor.n_bytes), names, heads):
+            name, part = _hugging_face_name(stands_for, names)
+            turned = heads.get(part, 0) if architecture in PAIRED else 0
+            if turned and own[0] % (2 * turned):
+                raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(own)}: {FETCH}")
+            dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
+            entries[name] = GgufEntry(source, path, name, dtype, own, None, stored, place, size, turned)
+            place += size
     return entries
+
+
+def _parts(
+    name: str, shape: tuple[int, ...], size: int, names: dict[str, str], heads: dict[str, int]
+) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """The tensors that one of a file stands for, as they follow one another: names, shapes, bytes. One, but for a stack
+    of q, k and v in a file of an architecture that has them apart."""
+    stacked = f".{_QKV}." in name and _QKV not in names and heads and shape
+    of_each = heads["attn_q"] + 2 * heads["attn_k"] if stacked else 0
+    if not stacked or shape[0] % of_each:
+        yield name, shape, size
+        return
+    for part, count in (("attn_q", heads["attn_q"]), ("attn_k", heads["attn_k"]), ("attn_v", heads["attn_k"])):
+        yield name.replace(_QKV, part), (shape[0] // of_each * count, *shape[1:]), size // of_each * count
 
 
 @contextmanager

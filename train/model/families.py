@@ -328,7 +328,9 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family("gemma3_text", Gemma3File, _gemma3, "gemma3"),
     "GraniteForCausalLM": Family("granite", GraniteFile, _granite, "granite"),
     "Olmo2ForCausalLM": Family("olmo2", Olmo2File, _olmo2, "olmo2"),
-    "Olmo3ForCausalLM": Family("olmo3", Olmo3File, lambda keys: {**_olmo2(keys), "windows": _one_full_of(keys, 4)}, ""),
-    "PhiForCausalLM": Family("phi", PhiFile, _phi, ""),
-    "Phi3ForCausalLM": Family("phi3", Phi3File, _phi3, ""),
+    "Olmo3ForCausalLM": Family(
+        "olmo3", Olmo3File, lambda keys: {**_olmo2(keys), "windows": _one_full_of(keys, 4)}, "olmo2"
+    ),
+    "PhiForCausalLM": Family("phi", PhiFile, _phi, "phi2"),
+    "Phi3ForCausalLM": Family("phi3", Phi3File, _phi3, "phi3"),
 }

@@ -5,6 +5,7 @@ Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py, src/llama-model.cp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,15 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.safetensors_files import TensorEntry
 from wgrad.train.model.families import FAMILIES
-from wgrad.train.model.gguf_model import GGUF_LARGEST, ROPE_FACTORS
+from wgrad.train.model.gguf_model import GGUF_LARGEST, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 
 # Llama 3.1 and 3.2, whose factors of frequencies a file has as a tensor.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _GEMMA = ("gemma2", "gemma3")
+_WINDOW = "attention.sliding_window"
+_ORIGINAL = "rope.scaling.original_context_length"
 
 
 def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
@@ -28,6 +31,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     model has what none here has."""
     name, prefix = fields.architecture, fields.architecture + "."
     architecture = next(key for key, family in FAMILIES.items() if family.gguf == name)
+    if name == "olmo2" and fields.get(prefix + _WINDOW, int, 0) > 0:
+        architecture = "Olmo3ForCausalLM"
 
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
@@ -37,8 +42,11 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
     width = fields.get(prefix + "attention.key_length", int, hidden // heads)
     rotated = fields.get(prefix + "rope.dimension_count", int, width)
-    for key, value in (("attention.value_length", width), ("rope.dimension_count", rotated)):
-        if fields.get(prefix + key, int, width) != width:
+    whole = {"attention.value_length": fields.get(prefix + "attention.value_length", int, width)}
+    if not FAMILIES[architecture].keys.partial_rotary or not 0 < rotated < width:
+        whole["rope.dimension_count"] = rotated
+    for key, value in whole.items():
+        if value != width:
             raise WgradError(
                 f"{fields.source}: {fields.path}: {prefix}{key} {value} is not supported: only the {width} of a whole "
                 "head is"
@@ -57,13 +65,30 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         "num_key_value_heads": fields.get(prefix + "attention.head_count_kv", int, heads),
         "head_dim": width,
         "max_position_embeddings": number("context_length"),
-        "rms_norm_eps": fields.needed(prefix + "attention.layer_norm_rms_epsilon", float),
+        **_epsilon(fields),
         "tie_word_embeddings": HEAD not in tensors,
-        "rope_theta": fields.get(prefix + "rope.freq_base", float, 10_000.0),
+        "rope_theta": _theta(fields),
         "rope_scaling": _scaling(fields, tensors, width),
+        "partial_rotary_factor": _part(rotated, width),
         **_biases(tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
     }
+
+
+def _epsilon(fields: GgufFields) -> dict[str, float]:
+    """Of LayerNorm, in architectures that have it, or of RMSNorm."""
+    own, key = ("layer_norm_eps", "epsilon") if fields.architecture == "phi2" else ("rms_norm_eps", "rms_epsilon")
+    return {own: fields.needed(f"{fields.architecture}.attention.layer_norm_{key}", float)}
+
+
+def _theta(fields: GgufFields) -> float:
+    return fields.get(fields.architecture + ".rope.freq_base", float, 10_000.0)
+
+
+def _part(rotated: int, width: int) -> float:
+    """The factor by which a width, rounded down, is that of what is rotated."""
+    part = 1.0 if rotated == width else rotated / width
+    return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 
 
 def _biases(tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
@@ -78,9 +103,18 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if name in _GEMMA:
         found["query_pre_attn_scalar"] = scored
-        found["sliding_window"] = fields.needed(prefix + "attention.sliding_window", int)
+        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             found[key] = fields.get(prefix + key, float)
+    if name == "phi3":
+        found["sliding_window"] = fields.get(prefix + _WINDOW, int) or None
+        found["original_max_position_embeddings"] = fields.get(prefix + _ORIGINAL, int)
+    if name == "olmo2" and fields.get(prefix + _WINDOW, int, 0) > 0:
+        kinds = ("full_attention", "sliding_attention")
+        slides = fields.numbers(f"{prefix}{_WINDOW}_pattern")
+        found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
+        found["layer_types"] = [kinds[bool(layer)] for layer in slides] or None
+        found["rope_parameters"] = {"sliding_attention": {"rope_theta": _theta(fields)}}
     if name == "granite":
         keys = {
             "embedding_scale": "embedding_multiplier",
@@ -96,19 +130,31 @@ def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int)
     """rope_scaling of config.json."""
     prefix = fields.architecture + ".rope.scaling."
     kind = fields.get(prefix + "type", str, "none")
-    factors = tensors.get(ROPE_FACTORS)
-    if factors is not None:
-        return _by_factors(fields, factors.finite_array().astype(np.float32), width)
+    if ROPE_LONG in tensors and ROPE_SHORT in tensors:
+        both = {"long_factor": ROPE_LONG, "short_factor": ROPE_SHORT}
+        listed = {key: _factors(fields, tensors, tensor).tolist() for key, tensor in both.items()}
+        factor = fields.get(prefix + "attn_factor", float)
+        return {"rope_type": "longrope", "attention_factor": factor, **listed}
+    if ROPE_FACTORS in tensors:
+        return _by_factors(fields, _factors(fields, tensors, ROPE_FACTORS), width)
     if kind == "none":
         return None
     found: dict[str, Any] = {"rope_type": kind, "factor": fields.needed(prefix + "factor", float)}
-    original = fields.get(prefix + "original_context_length", int)
+    original = fields.get(f"{fields.architecture}.{_ORIGINAL}", int)
     return found if original is None else found | {"original_max_position_embeddings": original}
+
+
+def _factors(fields: GgufFields, tensors: Mapping[str, TensorEntry], name: str) -> np.ndarray:
+    """float32 [pairs]."""
+    entry = tensors[name]
+    if entry.dtype != "F32" or len(entry.shape) != 1:
+        raise fields.error(name, f"must be a list in F32, got {entry.dtype} {list(entry.shape)}")
+    return entry.finite_array()
 
 
 def _by_factors(fields: GgufFields, factors: np.ndarray, width: int) -> dict[str, Any]:
     """By what each pair's frequency is divided: Llama 3's own scaling where it makes the same ones."""
-    theta = fields.get(fields.architecture + ".rope.freq_base", float, 10_000.0)
+    theta = _theta(fields)
     if factors.shape != (width // 2,) or not theta > 1:
         raise fields.error(
             ROPE_FACTORS, f"must have a number for each of {width // 2} pairs, got {list(factors.shape)}"

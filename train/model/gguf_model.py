@@ -22,15 +22,16 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.gguf_adapter import heads_side_by_side
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
-from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies
+from wgrad.train.model.rope_scaling import RopeConfig, inverse_frequencies, yarn_factor
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
 FILE = "model.gguf"
 MODELFILE = f"FROM ./{FILE}\n"  # what `ollama create` reads; the chat template is in the file itself
-ROPE_FACTORS = "rope_freqs.weight"
+# By what each pair's frequency is divided: llama3's scaling, and longrope's beyond the original length and within it.
+ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 # llama.cpp knows by itself: which layers have no window, and the layers of the model whose scores are scaled by hidden
 # size, not head width.
-_ONE_FULL_OF, GGUF_LARGEST = {"gemma2": 2, "gemma3": 6}, {"gemma2": 46, "gemma3": 62}
+ONE_FULL_OF, GGUF_LARGEST = {"gemma2": 2, "gemma3": 6, "olmo2": 4}, {"gemma2": 46, "gemma3": 62}
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 # Keys that a file has of itself; its data begins at the package's own alignment.
@@ -87,19 +88,37 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     architecture, width = FAMILIES[config.architecture].gguf, config.head_dim
     if not architecture:
         yield f"the architecture {config.architecture}"
-    every = _ONE_FULL_OF.get(architecture, 0)
-    window = max(config.windows)
-    if config.windows != tuple(window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)):
+    every = ONE_FULL_OF.get(architecture, 0)
+    windows = _windows(config)
+    window = max(windows)
+    if windows != tuple(window if every and (i + 1) % every else 0 for i in range(config.num_hidden_layers)):
         yield f"a sliding window of {window} tokens" + (f" in other layers than {architecture} has it" if every else "")
-    if config.rope.type not in ("default", "linear", "llama3"):
+    if not _scales(config.rope, architecture):
         yield f"{config.rope.type} scaling"
-    if architecture in _ONE_FULL_OF:
+    if architecture in GGUF_LARGEST:
         if config.num_hidden_layers == GGUF_LARGEST[architecture]:
             width = config.hidden_size // config.num_attention_heads
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
-        if config.local_rope and config.local_rope != RopeConfig(config.head_dim):
-            yield "rotary embeddings of its own in sliding layers"
+    theta = config.rope.theta if architecture == "olmo2" else 10_000.0
+    if config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
+        yield "rotary embeddings of its own in sliding layers"
+
+
+def _windows(config: ModelConfig) -> tuple[int, ...]:
+    """Those that are shorter than the longest sequence; all, where a file has to say so."""
+    if FAMILIES[config.architecture].gguf in ONE_FULL_OF:
+        return config.windows
+    return tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
+
+
+def _scales(rope: RopeConfig, architecture: str) -> bool:
+    """Whether a file can say how the positions are scaled. Of yarn it does without factors of a model's own."""
+    if rope.type == "yarn":
+        own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True)
+        usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)
+        return architecture not in GGUF_LARGEST and usual and not own
+    return rope.type in ("default", "linear", "llama3") or (rope.type == "longrope" and architecture == "phi3")
 
 
 def save_gguf(
@@ -119,8 +138,8 @@ def save_gguf(
     writer, specs = gguf.GGUFWriter(path, architecture), weight_specs(config)
     _describe(writer, model, write_tokenizer)
     factors = _rope_factors(model)
-    if factors is not None:
-        writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+    for name, of_pairs in factors.items():
+        writer.add_tensor_info(name, of_pairs.shape, of_pairs.dtype, of_pairs.nbytes)
     for spec in specs:
         kind = gguf.GGMLQuantizationType[model.stored(spec)]
         name = names.get_name(spec.name, (".weight", ".bias"))
@@ -128,8 +147,8 @@ def save_gguf(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if factors is not None:
-        writer.write_tensor_data(factors)
+    for of_pairs in factors.values():
+        writer.write_tensor_data(of_pairs)
     for done, spec in enumerate(specs):
         if progress:
             progress(done, len(specs))
@@ -171,7 +190,7 @@ def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer) ->
     else:
         writer.add_name(model.files.folder.name)
         _write_shapes(writer, model.config)
-        _write_rope(writer, gguf, model.config.rope)
+        _write_rope(writer, gguf, model.config)
         write_tokenizer(writer, gguf, model.files.folder, model.config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES.get(name, f"MOSTLY_{name}")])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -184,9 +203,9 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+    for add in (writer.add_key_length, writer.add_value_length):
         add(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     if config.score_softcap:
         writer.add_attn_logit_softcapping(config.score_softcap)
@@ -196,23 +215,35 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
         writer.add_attention_scale(config.score_scale)
         writer.add_residual_scale(config.residual_scale)
         writer.add_logit_scale(1 / config.logit_scale)
-    if any(config.windows):
-        writer.add_sliding_window(max(config.windows))
+    windows, architecture = _windows(config), FAMILIES[config.architecture].gguf
+    if any(windows) or architecture == "phi3":  # there 0 says that there is none
+        writer.add_sliding_window(max(windows))
+    if any(windows) and architecture == "olmo2":
+        writer.add_sliding_window_pattern([window > 0 for window in windows])
 
 
-def _write_rope(writer: Any, gguf: Any, rope: RopeConfig) -> None:
+def _write_rope(writer: Any, gguf: Any, config: ModelConfig) -> None:
+    rope = config.rope
+    writer.add_rope_dimension_count(rope.head_dim)
     writer.add_rope_freq_base(rope.theta)
-    if rope.type == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    if rope.type in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType[rope.type.upper()])
         writer.add_rope_scaling_factor(rope.factor)
+    if rope.type in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
+    if rope.type == "longrope":
+        writer.add_rope_scaling_attn_factors(rope.attention_factor)
 
 
-def _rope_factors(model: GgufModel) -> np.ndarray | None:
-    """By what each pair's frequency is divided, float32 [head_dim / 2]: llama3's scaling."""
+def _rope_factors(model: GgufModel) -> dict[str, np.ndarray]:
+    """Name -> float32 [rotated / 2]."""
+    rope = model.config.rope
     if model.base is not None:
-        given = model.files.entries.get(ROPE_FACTORS)
-        return None if given is None else given.finite_array().astype(np.float32)
-    if model.config.rope.type != "llama3":
-        return None
-    plain = RopeConfig(model.config.rope.head_dim, model.config.rope.theta)
-    return inverse_frequencies(plain) / inverse_frequencies(model.config.rope)
+        given = {name: model.files.entries.get(name) for name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)}
+        return {name: entry.finite_array().astype(np.float32) for name, entry in given.items() if entry is not None}
+    if rope.type == "longrope":
+        both = {ROPE_LONG: rope.long_factor, ROPE_SHORT: rope.short_factor}
+        return {name: np.array(factors, np.float32) for name, factors in both.items()}
+    if rope.type != "llama3":
+        return {}
+    return {ROPE_FACTORS: inverse_frequencies(RopeConfig(rope.head_dim, rope.theta)) / inverse_frequencies(rope)}

@@ -133,15 +133,16 @@ def _longrope_factor(given: RopeFile, factor: float, original: int) -> float:
     return 1.0 if factor <= 1 or original < 2 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
+def yarn_factor(factor: float, weight: float = 1.0) -> float:
+    """By what cos and sin are multiplied where positions are stretched by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def _yarn_factor(given: RopeFile, factor: float) -> float:
     if given.attention_factor is not None:
         return given.attention_factor
-
-    def mscale(scale: float, weight: float = 1.0) -> float:
-        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
-
     weight, over = given.mscale, given.mscale_all_dim
-    return mscale(factor, weight) / mscale(factor, over) if weight and over else mscale(factor)
+    return yarn_factor(factor, weight) / yarn_factor(factor, over) if weight and over else yarn_factor(factor)
 
 
 def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
