@@ -38,6 +38,8 @@ def another(field: dataclasses.Field) -> Any:
     kind, choices = field_type(FinetuneConfig, field.name), field.metadata["choices"]
     if field.name == "lr_sweep":
         return 0.125, 1e-05
+    if field.name == "report_to":
+        return "wandb", "tensorboard"
     if choices:
         return next(value for value in choices if value != default)
     text = "3 GiB" if field.metadata["metavar"] == "SIZE" else "yes: 3"

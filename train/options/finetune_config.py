@@ -16,7 +16,7 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.device.formats.nf4 import BLOCK_SIZES
-from wgrad.train.options.choices import DPO, KTO, LORA, OBJECTIVES, ORPO, SFT, STARTS
+from wgrad.train.options.choices import DPO, KTO, LORA, OBJECTIVES, ORPO, REPORTERS, SFT, STARTS
 from wgrad.train.options.contradictions import refuse_contradictions
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
@@ -286,6 +286,12 @@ class RunOptions(Options):
         "metrics.jsonl has every step",
         rule=A_COUNT,
         metavar="N",
+    )
+    report_to: tuple[str, ...] = of_machine(
+        (),
+        f"hand what metrics.jsonl gets to other tools too: {', '.join(REPORTERS)}, each with its own package",
+        rule=(f"must be among {', '.join(REPORTERS)}", lambda v: set(v) <= set(REPORTERS)),
+        metavar="TOOL",
     )
     profile: bool = of_machine(False, "measure each kernel and print a table at the end")
     sample: bool = of_machine(

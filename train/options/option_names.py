@@ -68,6 +68,8 @@ _ELSEWHERE = {
     "enable_activation_checkpointing": "checkpointing", "grad_checkpoint": "checkpointing",
     "activation_checkpointing": "checkpointing", "save_steps": "save_every", "checkpoint_every": "save_every",
     "logging_steps": "log_every", "steps_per_report": "log_every", "log_interval": "log_every",
+    "log_with": "report_to", "logger": "report_to", "use_wandb": "report_to=wandb", "use_tensorboard":
+    "report_to=tensorboard",
     # generate
     "max_tokens": "max_new_tokens", "num_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
     "n_tokens": "max_new_tokens", "temp": "temperature", "message": "prompt", "p": "prompt", "input": "prompt",

@@ -28,7 +28,7 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
     WgradError: a value that breaks its rule; with --resume, a change that the checkpoint does not allow.
     """
     given = dict(given)
-    for name in ("target_modules", "lr_sweep"):
+    for name in ("target_modules", "lr_sweep", "report_to"):
         if isinstance(given.get(name), list):  # "a,b" and "a b" and "a, b"
             given[name] = " ".join(map(str, given[name]))
     path = given.pop("config", None)

@@ -16,6 +16,7 @@ _UNUSED = (
     ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
     ("lr_sweep", ("lr", "eval_every", "early_stop", "keep_best"), "--lr-sweep measures each of its rates at the end"),
     ("lr_sweep", ("sample_prompt",), "--lr-sweep makes no samples"),
+    ("lr_sweep", ("report_to",), "--lr-sweep keeps nothing but its table"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
     ("preferring", ("packing",), "each row holds one completion of a preference or label"),
     ("preferring", ("loss_on",), "preferences and labels are of completions"),

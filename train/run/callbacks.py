@@ -80,19 +80,29 @@ class Callbacks:
         if not isinstance(given, Iterable):
             raise WgradError(f"callbacks: must be a list of callbacks; got {given!r}: put it into a list")
         self._callbacks = [_as_callback(one) for one in given]
+        self._listeners: list[Callback] = []
         self.stop = False  # one has asked for the end
 
+    def listen(self, listener: Callback) -> None:
+        """One more, for which the run does not wait."""
+        self._listeners.append(listener)
+
     def __bool__(self) -> bool:
+        """Whether there is one that the run waits for."""
         return bool(self._callbacks)
 
     def step(self, report: StepReport) -> None:
-        self._note([one.on_step(report) for one in self._callbacks])
+        self._note([one.on_step(report) for one in self._all()])
 
     def evaluation(self, report: EvaluationReport) -> None:
-        self._note([one.on_evaluation(report) for one in self._callbacks])
+        self._note([one.on_evaluation(report) for one in self._all()])
 
     def save(self, report: SaveReport) -> None:
-        self._note([one.on_save(report) for one in self._callbacks])
+        self._note([one.on_save(report) for one in self._all()])
+
+    def _all(self) -> list[Callback]:
+        """Listeners first: what they are told is told also where a callback raises."""
+        return [*self._listeners, *self._callbacks]
 
     def _note(self, answers: list[bool | None]) -> None:
         self.stop = self.stop or any(answer is True for answer in answers)

@@ -77,7 +77,7 @@ class Evaluation:
         callbacks: Callbacks | None = None,
     ) -> None:
         self.session, self.trainer, self.built, self.samples = session, trainer, built, samples
-        self.callbacks = callbacks or Callbacks()
+        self.callbacks = Callbacks() if callbacks is None else callbacks
         documents, config = session.data.held_out, session.config
         chosen = eval_subset(documents, config)
         self.batches: list[Batch] = eval_batches(chosen, trainer.config, session.tokenizer.pad_id or 0)

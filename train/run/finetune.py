@@ -30,6 +30,7 @@ from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameter
 from wgrad.train.run.metrics import MetricsFile, SamplesFile
 from wgrad.train.run.outlets import Outlets
 from wgrad.train.run.previous_run import RESULTS_FILE, Previous, previous_run
+from wgrad.train.run.reports import Reports, check_installed
 from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import BestSteps, Scheduled
@@ -81,6 +82,7 @@ def _run(config: FinetuneConfig, world: World, caller: Caller) -> int:
 
 
 def _open(config: FinetuneConfig, outlets: Outlets) -> Previous:
+    check_installed(config.report_to)
     outlets.open()
     if outlets.folder.left_by:
         outlets.say(f"note: {config.out} was left locked by {outlets.folder.left_by}, which is no more: taken over")
@@ -129,9 +131,13 @@ class _Finetuning:
         world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
         done = stream.step
         with ExitStack() as files:
+            values = session.config.to_dict()
+            begun_at = None if self.state is None else done
+            reports = Reports(config.report_to, config.out, values, begun_at, session.say, world.speaks)
+            self.outlets.records.append(files.enter_context(reports))
+            self.caller.callbacks.listen(reports)
             samples = None
             if config.sample:
-                begun_at = None if self.state is None else done
                 samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.speaks))
                 self.outlets.records.append(samples)
             self.evaluation = Evaluation(session, self.trainer, self.built, samples, self.caller.callbacks)

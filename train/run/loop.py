@@ -61,7 +61,7 @@ class Run:
     ) -> None:
         self.trainer, self.stream, self.metrics, self.progress, self.save = trainer, stream, metrics, progress, save
         self.config, self.interrupts, self.scheduled = trainer.config, interrupts, scheduled
-        self.callbacks = callbacks or Callbacks()
+        self.callbacks = Callbacks() if callbacks is None else callbacks
         self._skips = SkippedInARow(metrics.of_steps())
         self._unsaid: list[Callable[[], None]] = []
         self._pending: list[_Pending] = []

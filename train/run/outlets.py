@@ -15,6 +15,7 @@ from wgrad.device.files import make_folder, writing
 from wgrad.train.ranks.world import Member, World
 from wgrad.train.run.metrics import RecordsFile
 from wgrad.train.run.out_folder import OutFolder
+from wgrad.train.run.reports import Reports
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -26,7 +27,7 @@ class Outlets:
 
     def __init__(self, out: str, world: World, silent: bool = False) -> None:
         self.world, self.folder, self._silent = world, OutFolder(out), silent
-        self.records: list[RecordsFile] = []
+        self.records: list[RecordsFile | Reports] = []
         self._held = ExitStack()
         self._display: Display | None = None
 
