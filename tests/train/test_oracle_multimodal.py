@@ -98,6 +98,17 @@ def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: A
     assert main(f"export --adapter {out} --gguf-lora {tmp_path}/a.gguf".split()) == 0
 
 
+def test_embedding_and_head_trained_whole(text_data: Path, tmp_path: Path) -> None:
+    folder, out, merged = write_multimodal(tmp_path / "model"), tmp_path / "out", tmp_path / "merged"
+    words = f"--model {folder} --data {text_data} --out {out} --device cpu --seq-len 24 --max-steps 3 --lr 0.02"
+    words += " --target-modules q_proj=2 --train-embeddings --train-head --no-sample"
+    assert main(["finetune", *words.split()]) == 0
+    assert distance(logits(folder, out), logits(folder)) > 0.01
+    near(logits(folder, out), peft.PeftModel.from_pretrained(their_base(folder), out))
+    assert main(f"merge --adapter {out} --out {merged} --device cpu --onto original --no-compare".split()) == 0
+    assert distance(their_logits(their_base(merged), random_ids()), logits(folder, out)) < 1e-5
+
+
 def test_an_adapter_that_peft_made(tmp_path: Path) -> None:
     folder = write_multimodal(tmp_path / "model", 5)
     torch.manual_seed(0)

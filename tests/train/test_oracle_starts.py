@@ -1,4 +1,4 @@
-"""Starts and steps of adapters beside peft: LoRA+, PiSSA."""
+"""Starts and steps of adapters beside peft: LoRA+, PiSSA, embedding and head trained whole."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.train.test_oracle_adapter import (
     their_logits,
 )
 from wgrad.device.contract import Device
+from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
@@ -129,3 +130,50 @@ def test_pissa_over_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path:
         wanted.get_submodule(module).weight.data += torch.tensor(change)
     saved_as_theirs(folder, cpu, built, tmp_path / "saved", their_logits(wanted, random_ids()))
     assert len(NAMES) * 4 == len(arrays)
+
+
+# ---- embedding and head ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("architecture", "tied", "whole"),
+    [
+        ("PhiForCausalLM", False, ("embed_tokens", "lm_head")),  # whose head has a bias
+        ("LlamaForCausalLM", True, ("embed_tokens",)),
+        ("LlamaForCausalLM", True, ("embed_tokens", "lm_head")),
+    ],
+)
+def test_whole_modules_beside_peft(
+    architecture: str, tied: bool, whole: tuple[str, ...], make_checkpoint: Any, cpu: Device, tmp_path: Path
+) -> None:
+    """Of a model that ties the two, either becomes one of its own, and what is not trained stays as it was."""
+    from peft.optimizers import create_loraplus_optimizer
+
+    folder = make_checkpoint(architecture, tie_word_embeddings=tied)
+    chosen = {"train_embeddings": "embed_tokens" in whole, "train_head": "lm_head" in whole}
+    config, built = build(folder, cpu, lr=2e-3, weight_decay=0.1, lora_plus=4.0, quantize=False, **chosen)
+    assert built.lora is not None and built.lora.modules_to_save == whole
+    before = their_logits(their_base(folder), random_ids())
+    assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
+    theirs = their_adapter(folder, cpu, built, tmp_path / "start")
+    decay = {"weight_decay": 0.1, "loraplus_weight_decay": 0.1}
+    optimizer = create_loraplus_optimizer(theirs, torch.optim.AdamW, lr=1.0, loraplus_lr_ratio=4.0, **decay)
+    for group in optimizer.param_groups:
+        group["rate"] = group["lr"]
+    ours, others = side_by_side(config, built, theirs, optimizer, STEPS)
+    np.testing.assert_allclose(ours, others, rtol=1e-3)
+    assert others[-1] < 0.95 * others[0]
+    _, arrays = built.adapter()
+    trained = peft.get_peft_model_state_dict(theirs)
+    assert len(trained) == len(arrays)
+    for name, value in trained.items():
+        short = name.removeprefix("base_model.model.")
+        found, wanted = arrays[short.removesuffix(".weight") if "lora_" in short else short], value.numpy()
+        assert np.linalg.norm(found - wanted) <= 1e-3 * np.linalg.norm(wanted), name
+    saved_as_theirs(folder, cpu, built, tmp_path / "saved", our_logits(built.model, random_ids()))
+    with built.model.without_adapter():  # what dpo and kto measure against
+        assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
+    for kind in ("safetensors", "gguf")[: 2 - (architecture != "LlamaForCausalLM")]:
+        out = tmp_path / kind
+        words = ["merge", "--adapter", str(tmp_path / "saved"), "--out", str(out), "--onto", "original"]
+        assert main([*words, "--device", "cpu", "--dtype", "float32", "--format", kind]) == 0
+        merged = build_frozen(load_model_config(out), out, cpu, positions=64, quantize=False)
+        assert distance(our_logits(merged, random_ids()), our_logits(built.model, random_ids())) <= 1e-5

@@ -23,6 +23,7 @@ from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import load_frozen, open_files
+from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.run.build import frozen_adapter
@@ -79,7 +80,7 @@ def run_merge(args: MergeConfig) -> int:
     say(f"device: {device.description} ({device.reason})", "stderr")
     folder = find_model(args.model or base_of_adapter(args.adapter))
     files, config, head_note = open_files(folder, load_model_config(folder))
-    lora, arrays = load_adapter(args.adapter, linear_modules(config))
+    lora, arrays = load_adapter(args.adapter, linear_modules(config), whole_modules(config))
     for note in filter(None, (head_note, adapter_note(lora))):
         say(f"note: {note}", "stderr")
     quantize = _trained_quantized(args.adapter)

@@ -1,6 +1,7 @@
 """Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors, written and read.
 
-Matrix names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r].
+Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r]; of a module that is
+there whole `base_model.model.<module>.weight`, and `.bias`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import make_folder, write_json
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
-from wgrad.train.files.safetensors_files import read_entries, save_arrays
-from wgrad.train.model.lora import LoraConfig, check_all_patterns, match_targets
+from wgrad.train.files.safetensors_files import TensorEntry, read_entries, save_arrays
+from wgrad.train.model.lora import LoraConfig, check_all_patterns, is_whole, lora_shapes, whole_shapes
 from wgrad.train.model.multimodal import IN_PEFT, name_in_peft
+from wgrad.train.model.weights import WholeModules
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -33,7 +35,6 @@ _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("bias", "trained biases", (None, "none")),
     ("lora_bias", "biases of lora_B", (None, False)),
     ("fan_in_fan_out", "transposed weights", (None, False)),
-    ("modules_to_save", "whole modules beside the adapter", (None, [])),
     ("layers_to_transform", "adapters on some layers only", (None, [])),
     ("trainable_token_indices", "trained token embeddings", (None, [], {})),
     ("target_parameters", "adapters on bare parameters", (None, [])),
@@ -57,14 +58,14 @@ def save_adapter(
     base_model: str,
     multimodal: bool = False,
 ) -> None:
-    """Write an adapter that PEFT loads. arrays: `<module>.lora_A`, `<module>.lora_B` -> float32. multimodal: that PEFT
-    loads onto the whole model, of which these modules are the text part's. WgradError."""
+    """Write an adapter that PEFT loads. arrays: as of `load_adapter`. multimodal: that PEFT loads onto the whole model,
+    of which these modules are the text part's. WgradError."""
     target = make_folder(folder)
     if multimodal:  # each module by its whole name: those of the images' part may end alike
         modules = [name.removesuffix(".lora_A") for name in arrays if name.endswith(".lora_A")]
         lora = lora.renamed({module: name_in_peft(module) for module in modules})
         arrays = {name_in_peft(name): array for name, array in arrays.items()}
-    tensors = {f"{_PREFIX}{name}.weight": np.ascontiguousarray(a, np.float32) for name, a in sorted(arrays.items())}
+    tensors = {_key(name): np.ascontiguousarray(a, np.float32) for name, a in sorted(arrays.items())}
     targets = lora.target_modules if isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     config = {
         "peft_type": "LORA",
@@ -80,13 +81,18 @@ def save_adapter(
         "bias": "none",
         "fan_in_fan_out": False,
         "use_dora": False,
-        "modules_to_save": None,
+        "modules_to_save": list(lora.modules_to_save) or None,
         "init_lora_weights": True,
         "inference_mode": True,
     }
     # The weights last: a folder that has them is complete.
     write_json(Path(target) / CONFIG_FILE, config, sort_keys=True)
     save_arrays(Path(target) / WEIGHTS_FILE, tensors)
+
+
+def _key(name: str) -> str:
+    """What a tensor is called in the file."""
+    return _PREFIX + (name if is_whole(name) else f"{name}.weight")
 
 
 def adapter_note(lora: LoraConfig | None) -> str:
@@ -102,17 +108,18 @@ def _number(value: float) -> float:
 
 
 def load_adapter(
-    folder: str | os.PathLike[str], modules: Mapping[str, tuple[int, int]]
+    folder: str | os.PathLike[str], modules: Mapping[str, tuple[int, int]], whole: WholeModules | None = None
 ) -> tuple[LoraConfig, dict[str, np.ndarray]]:
-    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them; also
-    one of the text part of a multimodal model.
+    """Read an adapter for a model with these projections (path -> [out, in]), as `lora.linear_modules` gives them, and
+    these modules that may be in it whole (`weights.whole_modules`); also one of the text part of a multimodal model.
 
-    -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order. WgradError: not there, not
-    LoRA, a variant that is not supported, a matrix that is missing, of another shape, not finite, or belongs to no
-    projection.
+    -> its configuration, and `<module>.lora_A` / `.lora_B` -> float32, in the model's order; then, by their names in
+    the model, the weights of modules that it holds whole. WgradError: not there, not LoRA, a variant that is not
+    supported, a matrix that is missing, of another shape, not finite, or belongs to no such module.
     """
     folder = Path(folder)
     lora = _load_config(folder)
+    _check_whole(lora, whole or {}, folder / CONFIG_FILE)
     path = folder / WEIGHTS_FILE
     if not exists(path, "--adapter"):
         if exists(folder / "adapter_model.bin", "--adapter"):
@@ -124,31 +131,58 @@ def load_adapter(
     check_all_patterns(lora, list(names), f"--adapter: {folder / CONFIG_FILE}")
     if any("lora_magnitude_vector" in name for name in entries):
         raise WgradError(f"--adapter: {path} is a DoRA adapter: only plain LoRA can be read: train it without")
-    arrays = {}
-    adapted = match_targets(lora.target_modules, list(names), "--adapter")
-    for theirs, module in ((name, names[name]) for name in adapted):
-        out, width = modules[module]
-        r = lora.rank_of(theirs)
-        for side, shape in (("lora_A", (r, width)), ("lora_B", (out, r))):
-            entry = entries.pop(f"{_PREFIX}{theirs}.{side}.weight", None)
-            if entry is None:
-                raise WgradError(
-                    f"--adapter: {path} lacks {module}.{side}, which {CONFIG_FILE} asks for: fetch it again"
-                )
-            if entry.shape != shape:
-                raise WgradError(
-                    f"--adapter: {module}.{side} in {path} has shape {list(entry.shape)}, the model asks for "
-                    f"{list(shape)}: the adapter belongs to another model"
-                )
-            if entry.dtype not in ("F32", "F16", "BF16"):
-                raise WgradError(f"--adapter: {module}.{side} in {path} is {entry.dtype}: expected F32, F16 or BF16")
-            arrays[f"{module}.{side}"] = np.array(entry.finite_array(), np.float32)
+    shapes: dict[str, tuple[int, ...]] = dict(
+        lora_shapes(lora, {name: modules[module] for name, module in names.items()}, "--adapter")
+    )
+    for name, shape in whole_shapes(lora, whole or {}).items():
+        theirs = name_in_peft(name) if multimodal else name
+        shapes[theirs], names[theirs] = shape, name
+    arrays = {_own(names, theirs): _read(entries, theirs, shape, path) for theirs, shape in shapes.items()}
     if entries:
         name = one_line(next(iter(entries)).removeprefix(_PREFIX))
         raise WgradError(
             f"--adapter: {path} adapts {name}, which is no projection of this model's layers: only those can be adapted"
         )
-    return lora.renamed({name: names[name] for name in adapted}) if multimodal else lora, arrays
+    if multimodal:
+        adapted = [name.removesuffix(".lora_A") for name in shapes if name.endswith(".lora_A")]
+        lora = lora.renamed({name: names[name] for name in adapted})
+    return lora, arrays
+
+
+def _own(names: Mapping[str, str], theirs: str) -> str:
+    """An adapter's tensor by the model's own names. names: of modules, and of whole weights."""
+    module, _, side = theirs.rpartition(".")
+    return names[theirs] if is_whole(theirs) else f"{names[module]}.{side}"
+
+
+def _check_whole(lora: LoraConfig, whole: WholeModules, path: Path) -> None:
+    """WgradError where an adapter has a module whole that is not among these."""
+    for name in lora.modules_to_save:
+        if not whole:
+            raise WgradError(
+                f"--adapter: {path}: modules_to_save has {one_line(name)}: whole modules beside the adapter cannot be "
+                "read here: wgrad merge writes a model with them in it"
+            )
+        if not any(module.endswith(name) for module in whole):
+            raise WgradError(
+                f"--adapter: {path}: modules_to_save has {one_line(name)}: of whole modules only "
+                f"{' and '.join(whole)} can be read: train it without"
+            )
+
+
+def _read(entries: dict[str, TensorEntry], name: str, shape: tuple[int, ...], path: Path) -> np.ndarray:
+    """A tensor, taken out of `entries`. WgradError."""
+    entry = entries.pop(_key(name), None)
+    if entry is None:
+        raise WgradError(f"--adapter: {path} lacks {name}, which {CONFIG_FILE} asks for: fetch it again")
+    if entry.shape != shape:
+        raise WgradError(
+            f"--adapter: {name} in {path} has shape {list(entry.shape)}, the model asks for {list(shape)}: the adapter "
+            "belongs to another model"
+        )
+    if entry.dtype not in ("F32", "F16", "BF16"):
+        raise WgradError(f"--adapter: {name} in {path} is {entry.dtype}: expected F32, F16 or BF16")
+    return np.array(entry.finite_array(), np.float32)
 
 
 def base_of_adapter(folder: str | os.PathLike[str]) -> str:
@@ -170,6 +204,7 @@ class AdapterFile(Struct):
     use_rslora: bool = False
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, Alpha] | None = None
+    modules_to_save: list[str] | None = None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -193,6 +228,10 @@ def _load_config(folder: Path) -> LoraConfig:
             "convert it with PEFT (path_initial_model_for_weight_conversion)"
         )
     file = convert(raw, AdapterFile, f"--adapter: {path}")
+    if file.modules_to_save and raw.get("ensure_weight_tying"):
+        raise WgradError(
+            f"--adapter: {path}: ensure_weight_tying is true: tied whole modules cannot be read: train it without"
+        )
     if not file.target_modules:
         raise WgradError(f"--adapter: {path}: target_modules must name at least one module; got none: {FETCH}")
     return LoraConfig(
@@ -203,4 +242,5 @@ def _load_config(folder: Path) -> LoraConfig:
         target_modules=file.target_modules if isinstance(file.target_modules, str) else tuple(file.target_modules),
         rank_pattern=file.rank_pattern or {},
         alpha_pattern=file.alpha_pattern or {},
+        modules_to_save=tuple(file.modules_to_save or ()),
     )

@@ -16,7 +16,7 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
-from wgrad.train.model.weights import projection_shapes
+from wgrad.train.model.weights import WholeModules, projection_shapes
 
 ALL_LINEAR = "all-linear"
 _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
@@ -24,7 +24,8 @@ _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """target_modules: names (or path endings), or one regular expression, or "all-linear". Patterns as in PEFT."""
+    """target_modules: names (or path endings), or one regular expression, or "all-linear". Patterns as in PEFT, and so
+    modules_to_save: names or path endings of what is trained whole beside the adapter."""
 
     r: int
     alpha: float
@@ -33,6 +34,11 @@ class LoraConfig:
     target_modules: tuple[str, ...] | str = ALL_LINEAR
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    modules_to_save: tuple[str, ...] = ()
+
+    def saves(self, module: str) -> bool:
+        """Whether a module is trained whole."""
+        return any(module.endswith(name) for name in self.modules_to_save)
 
     def rank_of(self, module: str) -> int:
         return int(_by_pattern(self.rank_pattern, module, self.r))
@@ -112,10 +118,13 @@ def _ends_with(module: str, target: str) -> bool:
     return module == target or module.endswith("." + target)
 
 
-def lora_shapes(lora: LoraConfig, modules: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r]."""
+def lora_shapes(
+    lora: LoraConfig, modules: Mapping[str, tuple[int, int]], option: str = "--target-modules"
+) -> dict[str, tuple[int, int]]:
+    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r]. option: see
+    `match_targets`."""
     shapes = {}
-    for module in match_targets(lora.target_modules, list(modules)):
+    for module in match_targets(lora.target_modules, list(modules), option):
         out, width = modules[module]
         r = lora.rank_of(module)
         shapes[module + ".lora_A"] = (r, width)
@@ -137,6 +146,17 @@ def init_lora(shapes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, np.
     return values
 
 
+def is_whole(name: str) -> bool:
+    """Whether an adapter's tensor is a weight as such, and not half of one of low rank."""
+    return not name.endswith((".lora_A", ".lora_B"))
+
+
+def whole_shapes(lora: LoraConfig, modules: WholeModules) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights that are trained whole, by name. modules: those that may be."""
+    saved = [tensors for module, tensors in modules.items() if lora.saves(module)]
+    return {name: shape for tensors in saved for name, shape in tensors.items()}
+
+
 @dataclass(frozen=True)
 class LoraModule:
     """One adapter: a [r, in], b [out, r], its scale, and the number that makes its dropout mask its own."""
@@ -149,14 +169,15 @@ class LoraModule:
 
 @dataclass(frozen=True)
 class Adapter:
-    """All adapters of a model, by module path."""
+    """All adapters of a model, by module path; whole: weights that stand in the place of the base model's, by name."""
 
     config: LoraConfig
     modules: Mapping[str, LoraModule]
+    whole: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def from_tensors(cls, config: LoraConfig, tensors: Mapping[str, Tensor]) -> Adapter:
-        """tensors: `<module>.lora_A` and `.lora_B`, as named by `lora_shapes`."""
+        """tensors: `<module>.lora_A` and `.lora_B`, as named by `lora_shapes`, and whole weights."""
         names = [n.removesuffix(".lora_A") for n in tensors if n.endswith(".lora_A")]
         return cls(
             config,
@@ -164,4 +185,5 @@ class Adapter:
                 name: LoraModule(tensors[name + ".lora_A"], tensors[name + ".lora_B"], config.scaling_of(name), stream)
                 for stream, name in enumerate(names)
             },
+            {name: tensor for name, tensor in tensors.items() if is_whole(name)},
         )

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -19,11 +19,11 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, write_text, writing
 from wgrad.train.model.gguf_model import FILE, MODELFILE, GgufModel, WriteTokenizer, save_gguf
-from wgrad.train.model.lora import LoraConfig
+from wgrad.train.model.lora import LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, read_restored
 from wgrad.train.model.save_model import save_description, save_model
-from wgrad.train.model.weights import EMBEDDING, WeightSpec, weight_specs
+from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
 _FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -41,6 +41,16 @@ class Merge:
     quantize: bool
     block_size: int
     double_quant: bool
+
+    @property
+    def merged(self) -> ModelConfig:
+        """Of the merged model: where the adapter has the embedding or the head whole, the two are no longer tied."""
+        return replace(self.config, tie_word_embeddings=self.config.tie_word_embeddings and not self.whole)
+
+    @property
+    def whole(self) -> list[str]:
+        """Weights that the adapter brings whole."""
+        return [name for name in self.arrays if is_whole(name)]
 
     def check(self) -> None:
         """WgradError where the files have no weights but those of few bits, and others are asked for."""
@@ -60,6 +70,10 @@ class Merge:
     def value(self, spec: WeightSpec, device: Device) -> np.ndarray:
         """A tensor of the merged model, as Hugging Face's files hold it: float32, or the files' dtype where nothing is
         added."""
+        if spec.name in self.arrays:
+            return self.arrays[spec.name]
+        if spec.name == HEAD and self.config.tie_word_embeddings:
+            spec = replace(spec, name=EMBEDDING)
         if spec.kind != "projection":
             value, within = self.files.read(spec), self.files.offset_within(spec)
             return value - np.float32(within) if within else value
@@ -85,7 +99,7 @@ def save_merged(
 
     WgradError: too little room on the disk, a folder that is not empty, a sum that `dtype` cannot hold.
     """
-    _check_room(out, sum(math.prod(spec.shape) for spec in weight_specs(merge.config)) * dtype.itemsize, dtype.name)
+    _check_room(out, sum(math.prod(spec.shape) for spec in weight_specs(merge.merged)) * dtype.itemsize, dtype.name)
 
     def value(spec: WeightSpec) -> np.ndarray:
         found = merge.value(spec, device)
@@ -98,7 +112,7 @@ def save_merged(
         return stored
 
     with atomic_folder(out) as folder:
-        save_model(folder, merge.files.folder, merge.config, dtype, value, progress)
+        save_model(folder, merge.files.folder, merge.merged, dtype, value, progress)
 
 
 def save_merged_gguf(
@@ -114,11 +128,11 @@ def save_merged_gguf(
 
     WgradError: as `save_merged`, or something of the model has no place in such a file.
     """
-    model = GgufModel(merge.config, merge.files, kind)
+    model = GgufModel(merge.merged, merge.files, kind)
     model.check()
     _check_room(out, model.size, kind)
     with atomic_folder(out) as folder:
-        save_description(folder, merge.files.folder, merge.config, merge.dtype(kind if kind in _FLOATS else "float16"))
+        save_description(folder, merge.files.folder, merge.merged, merge.dtype(kind if kind in _FLOATS else "float16"))
         save_gguf(folder / FILE, model, lambda spec: merge.value(spec, device), write_tokenizer, progress)
         if with_modelfile:
             write_text(folder / "Modelfile", MODELFILE)

@@ -117,11 +117,22 @@ class Model:
             cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
             self._local = (cos, sin)
 
+    def _whole(self, name: str) -> Tensor | None:
+        """The adapter's own of a weight."""
+        return None if self.adapter is None else self.adapter.whole.get(name)
+
     @property
     def head(self) -> Any:
-        """Output weight [V, C]: the embedding's own where the two are tied."""
+        """Output weight [V, C]: the embedding's own where the two are tied, and the adapter has none."""
+        if (whole := self._whole(HEAD)) is not None:
+            return whole
         name = EMBEDDING if self.config.tie_word_embeddings else HEAD
         return self.weights[name] if self._streamed is None else self._streamed.table(name)
+
+    @property
+    def _head_bias(self) -> Any:
+        whole = self._whole(HEAD_BIAS)
+        return self.weights.get(HEAD_BIAS) if whole is None else whole
 
     @property
     def moves(self) -> bool:
@@ -140,7 +151,9 @@ class Model:
         """[N, C]: the output of the final norm, of which the head makes logits."""
         if self._streamed is not None:
             self._streamed.begin()
-        h = F.embedding(self.weights[EMBEDDING], inputs.ids, dtype=np.float32, device=self.device)
+        table = self._whole(EMBEDDING)
+        table = self.weights[EMBEDDING] if table is None else table
+        h = F.embedding(table, inputs.ids, dtype=np.float32, device=self.device)
         if self.config.embedding_scale != 1:
             # In the compute dtype, as transformers has it: what the weights were trained with.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
@@ -165,7 +178,7 @@ class Model:
 
     def _cross_entropy(self, inputs: Inputs, per_target: bool = False) -> Tensor:
         options: dict[str, Any] = {"softcap": self.config.logit_softcap, "per_target": per_target}
-        bias = self.weights.get(HEAD_BIAS)
+        bias = self._head_bias
         return F.linear_cross_entropy(self.hidden(inputs), self.head, inputs.targets, bias=bias, **options)
 
     @contextmanager
@@ -180,7 +193,7 @@ class Model:
     def logits(self, hidden: Array) -> Array:
         """[M, C] -> float32 [M, V]. Without gradient."""
         with no_grad():
-            bias = self.weights.get(HEAD_BIAS)
+            bias = self._head_bias
             logits = F.linear(Tensor(hidden, self.device), self.head, bias=bias, dtype=np.float32).data
         cap = self.config.logit_softcap
         return self.device.softcap(logits, cap) if cap else logits

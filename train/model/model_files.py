@@ -345,12 +345,12 @@ def load_trainable(
     progress: Progress | None = None,
     contents: bool = True,
 ) -> None:
-    """Write every tensor, as float32, into the arrays of the same name (for --full). Raises WgradError.
+    """Write tensors, as float32, into the arrays of the same name. Raises WgradError.
 
     contents False: all is checked, and nothing written.
     """
     files = _open(folder, config)
-    specs = weight_specs(config)
+    specs = [spec for spec in weight_specs(config) if spec.name in arrays]
     for done, spec in enumerate(specs):
         if files.is_frozen(spec):
             raise WgradError(f"--full: {files.folder} is quantised: all parameters cannot be trained; drop --full")

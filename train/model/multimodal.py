@@ -44,5 +44,5 @@ def text_name(name: str) -> str:
 
 
 def name_in_peft(module: str) -> str:
-    """What PEFT calls a module of the text part in the whole model."""
-    return IN_PEFT + module.removeprefix("model.")
+    """What PEFT calls a module of the text part in the whole model, whose head is beside it."""
+    return IN_PEFT + module.removeprefix("model.") if module.startswith("model.") else module

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from wgrad.device.errors import WgradError
-from wgrad.train.model.lora import LoraConfig
+from wgrad.train.model.lora import LoraConfig, is_whole
 
 PISSA = "pissa"
 MORE = 8  # columns beside the rank that the randomised decomposition carries on
@@ -89,8 +89,10 @@ class PissaStart:
         )
         joined = {}
         for name, value in arrays.items():
-            is_a = name.endswith(".lora_A")
-            start = self.values[name]
+            if is_whole(name):
+                joined[name] = value
+                continue
+            is_a, start = name.endswith(".lora_A"), self.values[name]
             joined[name] = np.concatenate([value, start if is_a else -start], axis=0 if is_a else 1)
         return lora, joined
 
@@ -99,6 +101,8 @@ def start_within(arrays: Mapping[str, np.ndarray]) -> Arrays:
     """The start that the adapter of a checkpoint holds: of what `PissaStart.as_lora` gives, the second half."""
     found = {}
     for name, value in arrays.items():
+        if is_whole(name):
+            continue
         half = value.shape[0 if name.endswith(".lora_A") else 1] // 2
         found[name] = value[half:].copy() if name.endswith(".lora_A") else -value[:, half:]
     return found

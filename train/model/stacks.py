@@ -8,6 +8,7 @@ flat parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from wgrad.autograd.tensor import Tensor
@@ -125,4 +126,4 @@ def stack_adapter(adapter: Adapter, joined: Mapping[tuple[str, ...], Tensor]) ->
             stack = stack_of(parts[-1])
             assert stack is not None
             modules[stack] = LoraModule(a, b, own[0].scaling, own[0].stream)
-    return Adapter(adapter.config, modules)
+    return replace(adapter, modules=modules)

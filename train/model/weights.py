@@ -9,6 +9,8 @@ from wgrad.train.model.model_config import ModelConfig
 
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 
+WholeModules = dict[str, dict[str, tuple[int, ...]]]  # path -> shapes of the module's weights, by name
+
 
 @dataclass(frozen=True)
 class WeightSpec:
@@ -40,6 +42,14 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         config.up_proj: (ffn, hidden),
         config.down_proj: (hidden, ffn),
     }
+
+
+def whole_modules(config: ModelConfig) -> WholeModules:
+    """Modules that an adapter may hold whole, each with the shapes of its weights by name. A head that is tied to the
+    embedding is one of its own there, as in PEFT."""
+    table = (config.vocab_size, config.hidden_size)
+    bias = {HEAD_BIAS: (config.vocab_size,)} if config.head_bias else {}
+    return {EMBEDDING.removesuffix(".weight"): {EMBEDDING: table}, HEAD.removesuffix(".weight"): {HEAD: table, **bias}}
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:

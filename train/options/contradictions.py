@@ -30,6 +30,11 @@ def _of_what_is_trained(c: Any) -> None:
             f"--init: {c.init} leaves no base model for --objective {c.objective} to measure against: use "
             "--init lora, or --objective orpo"
         )
+    if c.train_head and c.objective != SFT:
+        raise WgradError(
+            f"--train-head: the loss of --objective {c.objective} has no gradient of the output layer: leave it out, "
+            "or use --objective sft"
+        )
 
 
 def _of_measures(c: Any) -> None:

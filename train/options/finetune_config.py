@@ -110,6 +110,12 @@ class RunOptions(Options):
         "base model, plain LoRA of twice the rank",
         choices=STARTS,
     )
+    train_embeddings: bool = of_adapter(
+        False, "train the embedding too, whole (PEFT: modules_to_save); a head that is tied to it stays as it was"
+    )
+    train_head: bool = of_adapter(
+        False, "train the output layer too, whole; an embedding that is tied to it stays as it was"
+    )
     full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole model")
     quantize: bool = of_adapter(
         True,

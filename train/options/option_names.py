@@ -23,7 +23,9 @@ _ELSEWHERE = {
     # adapter
     "r": "rank", "lora_r": "rank", "lora_rank": "rank", "lora_dim": "rank", "lora_alpha": "alpha",
     "lora_dropout": "dropout", "lora_target_modules": "target_modules", "lora_target": "target_modules",
-    "lora_modules": "target_modules", "use_rslora": "rslora", "init_lora_weights": "init", "full_finetuning": "full",
+    "lora_modules": "target_modules", "use_rslora": "rslora", "init_lora_weights": "init",
+    "modules_to_save": "--train-embeddings and --train-head", "additional_target":
+    "--train-embeddings and --train-head", "full_finetuning": "full",
     "full_finetune": "full", "bnb_4bit_use_double_quant": "double_quant", "double_quantization": "double_quant",
     "bnb_4bit_blocksize": "block_size", "load_in_4bit":
     "the base model is NF4 anyway, unless --no-quantize is given", "load_in_8bit":

@@ -15,14 +15,22 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.load_streamed import load_streamed
-from wgrad.train.model.lora import ALL_LINEAR, Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
+from wgrad.train.model.lora import (
+    ALL_LINEAR,
+    Adapter,
+    LoraConfig,
+    init_lora,
+    linear_modules,
+    lora_shapes,
+    whole_shapes,
+)
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
-from wgrad.train.model.weights import projection_shapes, weight_specs
-from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, RunOptions
+from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
+from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, SFT, RunOptions
 from wgrad.train.run.compute import compute_type
 from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
@@ -107,11 +115,7 @@ def build_trainable(
     }
     base = count_parameters(model_config)
     if config.full:
-        specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(model_config)]
-        with advising(for_parameters(config)):
-            parameters = FlatParameters(specs, device)
-        arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
-        load_trainable(folder, model_config, arrays, device, progress, contents)
+        parameters = _all_parameters(config, model_config, folder, device, progress, contents)
         return TrainableModel(Model(model_config, parameters.tensors, device, **options), parameters, None, base)
     with advising(for_parameters(config)):
         lora, values, start = _start(config, model_config)
@@ -130,10 +134,32 @@ def build_trainable(
         start=start,
     )
     with advising(for_parameters(config)):
-        parameters = lora_parameters(start.values if start else values, device, config.lora_plus)
+        shapes = whole_shapes(lora, whole_modules(model_config))
+        parameters = lora_parameters(start.values if start else values, device, config.lora_plus, shapes)
+    for name in shapes.keys() - values.keys():
+        # A head that is tied to the embedding begins as that.
+        source = EMBEDDING if name == HEAD and model_config.tie_word_embeddings else name
+        load_trainable(folder, model_config, {source: parameters.tensors[name].data}, device, contents=contents)
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count, start)
+
+
+def _all_parameters(
+    config: RunOptions,
+    model_config: ModelConfig,
+    folder: str | os.PathLike[str],
+    device: Device,
+    progress: Progress | None,
+    contents: bool,
+) -> FlatParameters:
+    """Those of --full."""
+    specs = [ParameterSpec(s.name, s.shape, len(s.shape) > 1) for s in weight_specs(model_config)]
+    with advising(for_parameters(config)):
+        parameters = FlatParameters(specs, device)
+    arrays = {name: tensor.data for name, tensor in parameters.tensors.items()}
+    load_trainable(folder, model_config, arrays, device, progress, contents)
+    return parameters
 
 
 def streams(choice: str, device: Device) -> bool:
@@ -158,11 +184,20 @@ def load_base(
     return load_frozen(folder, model_config, device, stacked=stacked, **options)
 
 
-def lora_parameters(values: Mapping[str, np.ndarray], device: Device, rate_of_b: float = 1.0) -> FlatParameters:
-    """An adapter's matrices (`init_lora`) as parameters, those of a stack side by side. rate_of_b: of every B, in the
-    learning rate (LoRA+, arXiv 2402.12354)."""
-    rates = {name: rate_of_b if name.endswith(".lora_B") else 1.0 for name in values}
-    specs = [ParameterSpec(name, value.shape, rate=rates[name]) for name, value in values.items()]
+def lora_parameters(
+    values: Mapping[str, np.ndarray],
+    device: Device,
+    rate_of_b: float = 1.0,
+    whole: dict[str, tuple[int, ...]] | None = None,
+) -> FlatParameters:
+    """An adapter's matrices (`init_lora`) as parameters, those of a stack side by side, and whole weights of these
+    shapes, zeros where they have no value. rate_of_b: of every B and vector, in the learning rate (LoRA+, arXiv
+    2402.12354, as PEFT groups them)."""
+    shapes = {name: value.shape for name, value in values.items()} | (whole or {})
+    fast = {name for name, shape in shapes.items() if name.endswith(".lora_B") or len(shape) == 1}
+    specs = [
+        ParameterSpec(name, shape, len(shape) > 1, rate_of_b if name in fast else 1.0) for name, shape in shapes.items()
+    ]
     parameters = FlatParameters(specs, device, adapter_groups(values) if device.stacks_weights else ())
     for name, value in values.items():
         parameters.set(name, value)
@@ -189,14 +224,21 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
         targets = ALL_LINEAR
     elif targets == PROJECTIONS:
         targets = tuple(path.rpartition(".")[2] for path in projection_shapes(model))
-    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks)
+    chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
+    whole = tuple(name for name, trained in chosen if trained)
+    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks, modules_to_save=whole)
 
 
 def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
     """--adapter's matrices (dropout is still --dropout), or new ones from the seed; of --init pissa what finds them."""
     modules = linear_modules(model)
     if config.adapter and config.init == LORA:
-        lora, values = load_adapter(config.adapter, modules)
+        lora, values = load_adapter(config.adapter, modules, whole_modules(model))
+        if config.objective != SFT and lora.saves("lm_head"):
+            raise WgradError(
+                f"--adapter: {config.adapter} has lm_head whole, and the loss of --objective {config.objective} has no "
+                "gradient of it: use --objective sft"
+            )
         return replace(lora, dropout=config.dropout), values, None
     lora = lora_config(config, model)
     shapes = lora_shapes(lora, modules)
@@ -204,7 +246,7 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
     if config.init == LORA:
         return lora, init_lora(shapes, config.seed), None
     # With such a start an adapter is the one of the checkpoint that the run goes on from.
-    known = start_within(load_adapter(config.adapter, modules)[1]) if config.adapter else None
+    known = start_within(load_adapter(config.adapter, modules, whole_modules(model))[1]) if config.adapter else None
     start = PissaStart(lora, shapes, config.init, config.seed, known)
     return lora, start.values, start
 
@@ -248,7 +290,8 @@ def build_frozen(
 ) -> Model:
     """A model for inference, with an adapter or without. contents, remarks: see `build_trainable`. WgradError."""
     dtype = np.dtype(compute_type(compute, device))
-    loaded = load_adapter(adapter, linear_modules(model_config)) if adapter else None
+    known = linear_modules(model_config), whole_modules(model_config)
+    loaded = load_adapter(adapter, *known) if adapter else None
     options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}
     weights = load_base(folder, model_config, device, streams(stream_weights, device), remarks, **options)
     placed = frozen_adapter(*loaded, device) if loaded else None

@@ -12,6 +12,7 @@ from wgrad.device.contract import Device
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model import Model
+from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GREEDY, GenerateConfig
 from wgrad.train.options.model_options import LoadOptions
@@ -35,8 +36,8 @@ def build_text_models(
     needed, in as much memory.
     """
     args, device, display = opened.args, opened.device, opened.display
-    modules = linear_modules(opened.config)
-    loaded = {name: load_adapter(folder, modules) if folder else None for name, folder in adapters.items()}
+    known = linear_modules(opened.config), whole_modules(opened.config)
+    loaded = {name: load_adapter(folder, *known) if folder else None for name, folder in adapters.items()}
 
     def build(device: Device, stream: str, **options: Any) -> dict[str, Model]:
         precision: dict[str, Any] = {"quantize": args.quantize, "compute": args.compute}
