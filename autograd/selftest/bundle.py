@@ -67,10 +67,12 @@ class _Writer:
         self.shaders: dict[Shader, int] = {}
         self.workgroup_bytes: list[int] = []
         self.cases: list[dict[str, Any]] = []
+        self.device: Any = None  # the first, whose shaders the others need not assemble again
 
     def add(self, case: Case, profile: Profile, *, only_new: bool) -> None:
         """only_new: leave the case out where it launches no variant that is not in the bundle yet."""
-        device = bind(TraceDevice)(profile)
+        device = bind(TraceDevice)(profile, self.device)
+        self.device = self.device or device
         outputs = case.call(device, upload_inputs(device, case.inputs()))  # type: ignore[arg-type]
         places = {name: device.place(array) for name, array in outputs.items()}
         trace = device.trace

@@ -158,14 +158,19 @@ class _Recorder:
 
 
 class TraceDevice(WgpuDevice):
-    """`trace` grows with every write and launch. One device for each stretch of work that is to stand by itself."""
+    """`trace` grows with every write and launch. One device for each stretch of work that is to stand by itself.
 
-    def __init__(self, profile: Profile) -> None:
+    like: another, whose pipelines this one takes too: they are texts, whatever the profile is.
+    """
+
+    def __init__(self, profile: Profile, like: TraceDevice | None = None) -> None:
         self.trace = Trace()
         recorder = _Recorder(profile, self.trace)
         kind = "CPU" if profile.software else "DiscreteGPU"
         info = {"device": "no device", "adapter_type": kind, "backend_type": "trace", "description": profile.name}
         self._start(recorder, recorder, info, None)
+        if like is not None:
+            self._compiler = like._compiler
 
     def place(self, array: Array) -> tuple[int, int]:
         """(buffer, offset in bytes) of an array, after everything that was launched is in the trace."""
