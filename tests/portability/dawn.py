@@ -26,7 +26,7 @@ LAVAPIPE_SETTINGS = {"LP_NATIVE_VECTOR_WIDTH": "128", "GALLIVM_PERF": "nopt", "M
 MOST_WORKGROUP_BYTES = 48 << 10  # of the bundle's profiles
 PROCESSES = 2  # at a time
 CASES_PER_PROCESS = 40  # a driver keeps what it compiled: memory is bounded by beginning anew
-SECONDS = None if ALL else 300  # for one process
+SECONDS = None if ALL else 900  # for one process
 
 
 @dataclass(frozen=True)

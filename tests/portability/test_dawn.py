@@ -109,7 +109,7 @@ def test_every_variant_compiles_in_tint(dawn: Dawn, bundle: Bundle, capsys: pyte
         print(f"{result['compiled']} pipelines; beyond the adapter's limits: {result['left']}")
 
 
-@pytest.mark.timeout(0 if ALL else 600)
+@pytest.mark.timeout(0 if ALL else 1800)
 def test_outputs_are_within_the_limits(dawn: Dawn, bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     shaders, driver = bundle.document["shaders"], dawn.driver
     chosen = chosen_cases(bundle, driver.float16)
@@ -174,7 +174,7 @@ MUTANTS = {
     "a wrong term": ("rope", r"\* c - b", "* c + b", "rope/forward/13x3x64 of which 48 turn/float32"),
 }
 FLOAT16_MUTANTS = {
-    "a mask off by one": ("attention_decode", r"p\.window", "(p.window + 1u)", "attention/decode window"),
+    "a mask off by one": ("softmax", r"< p\.columns", "< p.columns - 1u", "softmax/41x7/float16"),
     "float32 written, float16 meant": ("softmax", "alias X_T = f16;", "alias X_T = f32;", "softmax/41x7/float16"),
 }
 

@@ -18,7 +18,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.commands.selftest_page import make_page, page_bundle
 
 ONLY = "softmax"  # small shaders: SwiftShader is slow to compile the others
-SECONDS = 120
+SECONDS = 300
 
 
 def run(browser: Browser, page: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from wgrad.train.serve.watch_server import WatchServer
 
 EVIL = "<script>document.title='run'</script><img src=x onerror=document.title=1>\"onload=\"document.title=2"
 KEY = "<img src=x onerror=document.title=3>"  # of an option; a longer one is cut
-SECONDS = 20
+SECONDS = 120
 
 
 def append(out: Path, begin: int, *steps: int) -> None:

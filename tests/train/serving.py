@@ -56,7 +56,7 @@ class Client:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = NONE) -> Reply:
         connection = self.connect()

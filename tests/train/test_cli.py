@@ -288,7 +288,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     code = "from wgrad.train.files.hub import resolve_model; resolve_model('org/name')"
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
         "wgrad.device.errors.WgradError: --model: no such folder: org/name; from the Hugging Face hub"

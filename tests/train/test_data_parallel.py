@@ -22,7 +22,7 @@ from wgrad.train.run import buckets
 from wgrad.train.run.buckets import buckets_of
 from wgrad.train.run.trainer import Trainer
 
-LIMIT = 60  # seconds for one rank to wait for another
+LIMIT = 300  # seconds for one rank to wait for another
 
 
 class ThreadWorld(World):

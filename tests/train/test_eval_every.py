@@ -191,7 +191,6 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
 
 
 @ranks_runs.needs_mpi
-@pytest.mark.timeout(300)
 def test_two_ranks_measure_and_stop_as_one(values: dict[str, Any], tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "still waters run deep"}\n' * 9)

@@ -22,7 +22,7 @@ from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, finetune, mpi
 from wgrad.train.commands.cli import main
 from wgrad.train.run.metrics import read_metrics
 
-pytestmark = [needs_mpi, pytest.mark.timeout(300)]
+pytestmark = needs_mpi
 STEPS = 30
 
 

@@ -57,7 +57,7 @@ def server(folder: Path) -> Iterator[WatchServer]:
 
 
 def ask(server: WatchServer, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, Any, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     try:
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, headers=headers)
@@ -119,7 +119,7 @@ def test_other_sites_are_not(server: WatchServer, headers: dict[str, str], name:
 
 def test_no_host_and_two_hosts_are_refused(server: WatchServer) -> None:
     for hosts in (b"", b"Host: localhost\r\nHost: evil.example\r\n"):
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as client:
             client.sendall(b"GET /news HTTP/1.1\r\n" + hosts + b"\r\n")
             assert client.makefile("rb").readline().split()[1] == b"403"
 
@@ -168,11 +168,11 @@ def test_the_command_prints_its_address_and_ends_at_ctrl_c(folder: Path) -> None
         line = process.stdout.readline()
         found = re.fullmatch(r"watching 2 runs at http://127\.0\.0\.1:(\d+) \(Ctrl-C ends it\)\n", line)
         assert found, line
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=120)
         connection.request("GET", "/news")
         assert [run["there"] for run in json.loads(connection.getresponse().read())["runs"]] == [True, False]
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=300)
     assert (process.returncode, out, error) == (130, "", "wgrad: interrupted\n")
     assert list(folder.iterdir()) == []
 
