@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 
 from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.selftest.probe import chosen_cases
-from wgrad.autograd.selftest.run import run_selftest
+from wgrad.autograd.selftest.run import call_case
 
+ARCHITECTURE = "gfx942"
 SELECT = """
 import sys; sys.path[:] = {path!r}
 from wgrad.autograd import select_device as dispatch
@@ -39,42 +39,34 @@ def select(spec: str, before: str = "", **environment: str) -> str:
     return line
 
 
-def environment_of(emulator: Any, architecture: str, cache: Path) -> dict[str, str]:
-    """Of a process with an emulated card."""
+@pytest.fixture
+def card(emulator: Any, tmp_path: Path) -> dict[str, str]:
+    """The environment of a process with an emulated card, of one wave size: the kernels do not matter here."""
     pytest.importorskip("rocm.bindings", reason="hip-python is not installed")
     return {
         "LD_LIBRARY_PATH": str(emulator.folder),
         "WGRAD_HIP_OBJECTS": str(emulator.folder),
-        "WGRAD_EMULATED_ARCH": architecture,
-        "XDG_CACHE_HOME": str(cache),
+        "WGRAD_EMULATED_ARCH": ARCHITECTURE,
+        "XDG_CACHE_HOME": str(tmp_path),
     }
 
 
-@pytest.fixture
-def card(emulator: Any, tmp_path: Path) -> dict[str, str]:
-    """The environment of a process with an emulated card, of one wave size: the kernels do not matter here."""
-    return environment_of(emulator, "gfx942", tmp_path)
-
-
 @pytest.fixture(scope="module")
-def build(emulator: Any) -> Any:
-    """build(architecture): the kernels that the check needs are there from then on."""
+def built(emulator: Any) -> None:
+    """The kernels that the check needs: a process of its own builds none."""
+    dry = emulator.device(ARCHITECTURE).dry_run()
+    for case in chosen_cases():
+        call_case(case, dry)
+    for source in sorted({source for source, _ in dry.kernels}):
+        emulator.build(source, ARCHITECTURE)
 
-    def run(architecture: str) -> None:
-        assert all(r.ok for r in run_selftest(emulator.device(architecture), selected=chosen_cases()))
 
-    return cache(run)
-
-
-@pytest.mark.parametrize("architecture", ["gfx942", "gfx1100"])
-def test_auto_takes_a_card_that_passes_and_remembers(
-    emulator: Any, build: Any, architecture: str, tmp_path: Path
-) -> None:
-    build(architecture)
-    card = environment_of(emulator, architecture, tmp_path)
+@pytest.mark.usefixtures("built")
+def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_path: Path) -> None:
+    """That the check passes on both wave sizes: tests/hip/test_self_check.py."""
     name, description, reason = select("auto", **card).split(" | ")
     assert name == "hip" and reason == "the HIP card; its self-check passed"
-    assert f"Emulated {architecture} ({architecture}, HIP" in description and "shipped kernels" in description
+    assert f"Emulated {ARCHITECTURE} ({ARCHITECTURE}, HIP" in description and "shipped kernels" in description
     assert len(list(tmp_path.glob("wgrad/hip/self-check-*.json"))) == 1
     # A check that would fail is not run again.
     assert select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
@@ -84,9 +76,9 @@ def test_auto_takes_a_card_that_passes_and_remembers(
     assert not select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"}).startswith("hip |")
 
 
-def test_auto_leaves_a_card_that_fails(card: dict[str, str], build: Any) -> None:
+@pytest.mark.usefixtures("built")
+def test_auto_leaves_a_card_that_fails(card: dict[str, str]) -> None:
     """Here: a card without memory. It goes on to the next device and says why, and keeps no verdict."""
-    build("gfx942")
     line = select("auto", **{**card, "WGRAD_EMULATED_MEMORY": "4096"})
     assert not line.startswith("hip") and "the self-check of Emulated" in line and "OutOfMemory" in line
     assert select("auto", **card).startswith("hip |")
