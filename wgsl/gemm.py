@@ -176,7 +176,14 @@ def product(
     now = Epilogue.of_parts(n) if splits > 1 else end.constants(n)
     u, v = lowrank or (None, None)
     ld_u = 0 if u is None else u.shape[1]
-    sizes = [m, n, k, k_per_split, end.ldc, column, ld_u // max(1, len(parts)), *operand.parameters, lda, a_column, 0]
+    rank = ld_u // max(1, len(parts))
+    if isinstance(tile, MatrixTile):
+        constants |= tile.lowrank_constants(
+            rank, trans_a, trans_b, out, [sum(parts[:i]) - column for i in range(1, len(parts))]
+        )
+    else:
+        constants |= {"U_T": "f32", "V_T": "f32"}
+    sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
     groups = (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split))
     switches = {"SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None, "PARTS": bool(parts)}
     device.launch(
@@ -211,7 +218,7 @@ def _kernel(
     """-> shader, right operand, and the constants that follow from the two and the tile."""
     dense = isinstance(b, Array)
     table = isinstance(tile, MatrixTile) or (isinstance(tile, VectorTile) and not device.software)
-    operand = dense_operand(b, tile) if dense else weight_operand(b, table=table)
+    operand = dense_operand(b, tile) if dense else weight_operand(b, table=table, barrier=not isinstance(tile, Tile))
     constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
     if isinstance(tile, MatrixTile):
         return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out)}

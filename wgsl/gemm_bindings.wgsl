@@ -15,8 +15,8 @@ struct Params {
 @group(0) @binding(5) var<storage, read> residual: array<R_T>;
 #endif
 #if HAS_LOWRANK
-@group(0) @binding(6) var<storage, read> u: array<f32>;
-@group(0) @binding(7) var<storage, read> v: array<f32>;
+@group(0) @binding(6) var<storage, read> u: array<U_T>;
+@group(0) @binding(7) var<storage, read> v: array<V_T>;
 // Which of the weights of a stack a column of C is of. u has the ranks of all of them side by side, rows of v those of
 // their own; the bounds are multiples of 64 columns.
 fn part_of(column: u32) -> u32 {

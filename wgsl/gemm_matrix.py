@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,22 @@ class MatrixTile:
             "STORES": 2 * self.sub_j,
         }
 
+    def lowrank_constants(
+        self, rank: int, trans_a: bool, trans_b: bool, out: Array, bounds: Sequence[int]
+    ) -> dict[str, Constant]:
+        """How the LoRA term is read, and when: it is the first tile where one holds it, that is where its ranks fit and
+        no tile has columns of two parts, whose bounds these are."""
+        vec_u, vec_v = not trans_a and rank % 4 == 0, not trans_b or rank % 4 == 0
+        first = 0 < rank <= self.k and out.dtype != np.float32 and not any(bound % self.n for bound in bounds)
+        return {
+            "VEC_U": vec_u,
+            "VEC_V": vec_v,
+            "U_T": "vec4<f32>" if vec_u else "f32",
+            "V_T": "vec4<f32>" if vec_v else "f32",
+            "LOWRANK_FIRST": first,
+            "LOWRANK_LAST": rank > 0 and not first,
+        }
+
 
 # Measured on an H200 (bench/bench_gemm.py): 256 x 128 is best wherever it gives work to most of the card.
 LARGE = MatrixTile(4, 2, 4, 2, 2)  # 256 x 128
@@ -99,4 +116,4 @@ def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced
     tiles = -(-m // MEDIUM.m) * -(-n // MEDIUM.n)
     if batch > 1 or forced:
         return MEDIUM, 1
-    return MEDIUM, max(1, min(round(_WANTED_MEDIUM / tiles), k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+    return MEDIUM, max(1, min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))

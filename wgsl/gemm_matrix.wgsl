@@ -81,12 +81,26 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   // the same pass: registers that live from one pass to the next cost a third of the speed (docs/rejected.md). No
   // condition stands around any of it: cooperative operations want uniform control flow.
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
+#if HAS_LOWRANK
+  let rank = select(0u, p.rank, !SPLIT || wg.z == 0u);
+  let first_part = part_of(n0);
+#endif
+#if LOWRANK_FIRST
+  {
+    let part = first_part;
+    let piece = 0u;
+    let s0 = 0u;
+#include "gemm_matrix_lowrank_stage.wgsl"
+  }
+  for (var t = 0u; t < tiles; t++) {
+#else
   {
     let k0 = k_first;
 #include "gemm_matrix_fetch.wgsl"
 #include "gemm_matrix_stage.wgsl"
   }
   for (var t = 1u; t < tiles; t++) {
+#endif
     let k0 = k_first + t * TILE_K;
     workgroupBarrier();
 #include "gemm_matrix_fetch.wgsl"
@@ -96,15 +110,19 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   }
   workgroupBarrier();
 #include "gemm_matrix_multiply.wgsl"
-#if HAS_LOWRANK
-  // The ranks of every part that the tile has columns of, one part after another.
-  let first_part = part_of(n0);
-  let parts = part_of(min(n0 + TILE_N, p.n) - 1u) - first_part + 1u;
-  for (var s0 = 0u; s0 < select(0u, parts * PIECES * p.rank, !SPLIT || wg.z == 0u); s0 += TILE_K) {
-    workgroupBarrier();
-    load_lowrank(s0, m0, n0, first_part, parts * PIECES * p.rank, lid);
-    workgroupBarrier();
+#if LOWRANK_LAST
+  // The ranks of every part that the tile has columns of, TILE_K at a time. For a float32 result u v is
+  // (u high)(v high) + (u rest)(v high) + (u high)(v rest): see gemm_matrix_lowrank.wgsl.
+  let last_part = part_of(min(n0 + TILE_N, p.n) - 1u);
+  for (var part = first_part; part <= last_part; part++) {
+    for (var piece = 0u; piece < PIECES; piece++) {
+      for (var s0 = 0u; s0 < rank; s0 += TILE_K) {
+        workgroupBarrier();
+#include "gemm_matrix_lowrank_stage.wgsl"
+        workgroupBarrier();
 #include "gemm_matrix_multiply.wgsl"
+      }
+    }
   }
 #endif
 
@@ -133,61 +151,6 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 }
 
 #if HAS_LOWRANK
-// A float32 as f16, or what that leaves out, again as f16. The barrier: seen on NVIDIA, f32(f16(x)) is taken for x, and
-// nothing would be left out.
-fn piece(x: f32, rest: bool) -> f16 {
-  let high = unpack2x16float(optimisation_barrier(pack2x16float(vec2<f32>(x, 0.0)))).x;
-  return f16(select(high, x - high, rest));
-}
-
-// One tile of the LoRA term, from s0 on. alpha scales the sum at the end, so it is taken out here. With PIECES 3, for a
-// float32 result, u v is (u high)(v high) + (u rest)(v high) + (u high)(v rest), ranks one after another.
-fn load_lowrank(s0: u32, m0: u32, n0: u32, first_part: u32, ranks: u32, lid: u32) {
-  for (var at = lid; at < A_ROWS * (A_COLS / 4u); at += THREADS) {
-    let row = at / (A_COLS / 4u);
-    let col = (at % (A_COLS / 4u)) * 4u;
-    var x = vec4<f16>();
-#unroll e 4
-    {
-#if TRANS_A
-      let s = s0 + row;
-      let i = m0 + col + $eu;
-#else
-      let s = s0 + col + $eu;
-      let i = m0 + row;
+#include "gemm_matrix_lowrank.wgsl"
 #endif
-      let turn = s / p.rank;
-      let place = min(i, p.m - 1u) * p.ld_u + (first_part + turn / PIECES) * p.rank + s % p.rank;
-      if (s < ranks) { x[$e] = piece(u[place] / p.alpha, turn % PIECES == 1u); }
-    }
-#end
-    let to = row * A_LD + col / 8u;
-    if ((col & 4u) == 0u) { a_tile[to].low = x; } else { a_tile[to].high = x; }
-  }
-  for (var at = lid; at < B_ROWS * (B_COLS / 4u); at += THREADS) {
-    let row = at / (B_COLS / 4u);
-    let col = (at % (B_COLS / 4u)) * 4u;
-    var x = vec4<f16>();
-#unroll e 4
-    {
-#if TRANS_B
-      let s = s0 + col + $eu;
-      let column = min(n0 + row, p.n - 1u);
-      let source = (p.c_col + column) * p.rank + s % p.rank;
-#else
-      let s = s0 + row;
-      let column = min(n0 + col + $eu, p.n - 1u);
-      let source = (s % p.rank) * p.n + column;
-#endif
-      let turn = s / p.rank;
-      let mine = part_of(column) == first_part + turn / PIECES;
-      if (s < ranks && mine) { x[$e] = piece(v[source], turn % PIECES == 2u); }
-    }
-#end
-    let to = row * B_LD + col / 8u;
-    if ((col & 4u) == 0u) { b_tile[to].low = x; } else { b_tile[to].high = x; }
-  }
-}
-#endif
-
 #include "gemm_store.wgsl"

@@ -8,9 +8,9 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.gemm_skinny import Skinny
 from wgrad.wgsl.runtime.runtime import Runtime
 
-_COLUMNS = 32  # of X that a workgroup takes where the reduction runs along its rows
 # Subgroups of a workgroup, and how much of the reduction each takes at a time; best first (measured on an H200).
-_TILES = ((8, 64), (8, 32), (4, 32), (4, 16))
+_TILES = ((8, 32), (8, 16), (4, 32), (4, 16))
+_WANTED_GROUPS = 128  # about as many as a large card has compute units
 
 
 def choose_tile(product: Skinny, workgroup_bytes: int) -> tuple[int, int] | None:
@@ -19,7 +19,16 @@ def choose_tile(product: Skinny, workgroup_bytes: int) -> tuple[int, int] | None
     rows, columns = product.x.shape
     if product.x.dtype != np.float16 or rows % 16 or columns % 16:
         return None
-    return next((t for t in _TILES if _bytes_of(*t, product.rank) <= workgroup_bytes), None)
+    return next((t for t in _TILES if _bytes_of(*t, product.rank, _by_steps(product)) <= workgroup_bytes), None)
+
+
+def _vectors(product: Skinny) -> bool:
+    """Whether S is read four numbers at a time."""
+    return not (product.s.shape[1] | product.first_rank | product.part_rank) % 4
+
+
+def _by_steps(product: Skinny) -> bool:
+    return product.rank_inner and _vectors(product)
 
 
 def _fragments(rank: int) -> int:
@@ -27,24 +36,38 @@ def _fragments(rank: int) -> int:
     return -(-rank // 16)
 
 
-def _bytes_of(subgroups: int, depth: int, rank: int) -> int:
-    return subgroups * (2 * 16 * _fragments(rank) * (depth + 8) * 2 + 16 * 16 * 4)
+def _across(product: Skinny) -> int:
+    """Cooperative matrices of X, side by side, that a workgroup multiplies by what it reads of S: as many as leave
+    enough workgroups; of a small rank there is less to read."""
+    side = product.x.shape[1 if product.along_rows else 0]
+    most = 4 if product.rank > 16 else 2
+    return next((n for n in (4, 2) if n <= most and side // (16 * n) * product.parts_along_y >= _WANTED_GROUPS), 1)
+
+
+def _bytes_of(subgroups: int, depth: int, rank: int, by_steps: bool) -> int:
+    """Of the pieces, whose rows are padded where their length is a power of 2, and of the sums."""
+    width = 16 * _fragments(rank)
+    piece = depth * (width + 8 * (width % 32 == 0)) if by_steps else width * (depth + 8)
+    return subgroups * (2 * piece * 2 + 16 * 16 * 4)
 
 
 def launch(device: Runtime, product: Skinny, tile: tuple[int, int], out: Array, alpha: float, accumulate: bool) -> None:
     """out = alpha * product (+ out where `accumulate`)."""
     rows, columns = product.x.shape
     fragments, (subgroups, depth) = _fragments(product.rank), tile
+    across = _across(product)
     constants = product.constants(accumulate)
     constants |= {
         "SGS": subgroups,
         "KB": depth,
         "RF": fragments,
-        "CF": _COLUMNS // 16 if product.along_rows else 1,
+        "CF": across,
+        "VEC_S": _vectors(product),
+        "BY_STEPS": _by_steps(product),
         "STEPS": depth // 16,
         "LOADS": 16 * fragments * depth // 4 // 32,
     }
-    groups = -(-columns // _COLUMNS) if product.along_rows else rows // 16
+    groups = -(-(columns if product.along_rows else rows) // (16 * across))
     params = product.parameters(out, alpha)
     work = 2.0 * rows * columns * product.rank
     device.launch(

@@ -38,6 +38,10 @@ def skinny_cases() -> list[Case]:
         gemm_case("skinny", 16, 624, 208, F32, F16, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),
         gemm_case("skinny", 624, 20, 208, F16, F32, trans_a=True, accumulate=F32, dtype=F32),
         gemm_case("skinny", 64, 64, 4112, F16, F32, trans_b=True, dtype=F32),
+        # Of so long a side that a workgroup takes two or four matrices of it, and a rest.
+        gemm_case("skinny", 8208, 20, 48, F16, F32, trans_b=True, dtype=F32),
+        gemm_case("skinny", 4112, 16, 48, F16, F32, dtype=F32),
+        gemm_case("skinny", 8208, 20, 48, F16, F32, trans_a=True, dtype=F32),
     ]
     return [_on_tile(case, "") for case in shapes + lora.cases(F16, lora.UNITS)]
 
@@ -62,6 +66,7 @@ def product_cases() -> list[Case]:
         plain = [gemm_case("plain", 264, 136, k, F16, trans_a=ta, trans_b=tb) for ta, tb in forms for k in (136, 256)]
         found += [_on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_frozen()]
     found.append(_on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
+    found.append(_on_tile(gemm_case("split lowrank", 72, 136, 1032, F16, trans_b=True, rank=16), ""))
     return found
 
 
@@ -70,6 +75,7 @@ def _matrix_epilogues() -> list[Case]:
         gemm_case("long inner", 72, 136, 4104, F16, trans_b=True, dtype=F32),
         gemm_case("epilogue", 200, 136, 96, F16, trans_b=True, alpha=0.37, bias=True, residual=F32, rank=20, dtype=F32),
         gemm_case("lowrank", 200, 136, 72, F16, rank=40, residual=F16),
+        gemm_case("lowrank", 136, 200, 72, F16, trans_a=True, rank=7),
         gemm_case("accumulate", 136, 264, 72, F16, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),
         gemm_case("batched", 72, 136, 104, F16, batch=3, trans_b=True),
         gemm_case("bfloat16", 72, 264, 104, F16, BF16, trans_b=True, dtype=F32),
