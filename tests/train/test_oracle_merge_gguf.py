@@ -32,7 +32,7 @@ from wgrad.train.run.build import build_frozen
 
 pytestmark = pytest.mark.oracle
 
-LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|down_proj|fc2)")
+LORA = LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=r".*\.(q_proj|up_proj|down_proj|fc2|c_proj)")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 100.0}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -208,6 +208,7 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
     adapter = adapted("MistralForCausalLM", sliding_window=32)
     refused("has a sliding window of 32 tokens, which cannot be written into GGUF here: use --format safetensors")
     others: list[tuple[str, dict[str, Any], str]] = [
+        ("GemmaForCausalLM", {"tie_word_embeddings": False}, "a tensor lm_head.weight"),
         ("Phi3ForCausalLM", {"sliding_window": 32}, "a sliding window of 32 tokens, which"),
         ("Olmo2ForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic scaling"),
         ("Olmo3ForCausalLM", {"rope_scaling": {**YARN, "attention_factor": 1.3}}, "yarn scaling"),

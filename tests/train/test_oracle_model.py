@@ -70,6 +70,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 20},
     "smollm3": {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 4, "tie_word_embeddings": True},
+    "gemma": {
+        "architecture": "GemmaForCausalLM",
+        "tie_word_embeddings": True,
+        "hidden_act": "gelu",
+        "pad_token_id": None,
+    },
     "gemma2": {**GEMMA2, "head_dim": 20, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gemma2_uncapped": {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
     "gemma3": {
@@ -96,6 +102,16 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "phi": {"architecture": "PhiForCausalLM", "hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
     "phi_tied": {"architecture": "PhiForCausalLM", "partial_rotary_factor": 0.9, "tie_word_embeddings": True},
+    "stablelm": {"architecture": "StableLmForCausalLM", "use_qkv_bias": True},
+    "stablelm_parallel": {"architecture": "StableLmForCausalLM", "use_parallel_residual": True},
+    "starcoder2": {
+        "architecture": "Starcoder2ForCausalLM",
+        "norm_epsilon": 1e-3,
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": 7,
+        "tie_word_embeddings": True,
+    },
+    "starcoder2_unbiased": {"architecture": "Starcoder2ForCausalLM", "use_bias": False},
     "phi3": {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
     "phi3_longrope": {
         "architecture": "Phi3ForCausalLM",

@@ -57,7 +57,7 @@ def logits(folder: Path, adapter: Path | None = None) -> np.ndarray:
 def near(ours: np.ndarray, theirs: Any) -> None:
     plain = their_logits(theirs, random_ids())
     true = their_logits(theirs.double(), random_ids())
-    assert distance(ours, true) <= 2 * distance(plain, true)
+    assert distance(ours, true) <= 3 * distance(plain, true)
 
 
 @pytest.mark.parametrize("version", PREFIXES)

@@ -22,6 +22,8 @@ from wgrad.train.model.weights import EMBEDDING, HEAD
 # Llama 3.1 and 3.2, whose factors of frequencies a file has as a tensor.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _GEMMA = ("gemma2", "gemma3")
+# Architectures whose norms are LayerNorm, and what config.json calls their epsilon.
+_LAYER_NORM = {"phi2": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 _WINDOW = "attention.sliding_window"
 _ORIGINAL = "rope.scaling.original_context_length"
 
@@ -71,14 +73,15 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         "rope_scaling": _scaling(fields, tensors, width),
         "partial_rotary_factor": _part(rotated, width),
         **_biases(tensors),
+        **_layer_norm_variant(name, tensors),
         **_variant(fields, name, hidden // heads if layers == GGUF_LARGEST.get(name) else width),
     }
 
 
 def _epsilon(fields: GgufFields) -> dict[str, float]:
-    """Of LayerNorm, in architectures that have it, or of RMSNorm."""
-    own, key = ("layer_norm_eps", "epsilon") if fields.architecture == "phi2" else ("rms_norm_eps", "rms_epsilon")
-    return {own: fields.needed(f"{fields.architecture}.attention.layer_norm_{key}", float)}
+    own = _LAYER_NORM.get(fields.architecture)
+    key = "layer_norm_epsilon" if own else "layer_norm_rms_epsilon"
+    return {own or "rms_norm_eps": fields.needed(f"{fields.architecture}.attention.{key}", float)}
 
 
 def _theta(fields: GgufFields) -> float:
@@ -95,6 +98,14 @@ def _biases(tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
     first = "model.layers.0."
     parts = {"attention_bias": f"{first}self_attn.o_proj.bias", "mlp_bias": f"{first}mlp.down_proj.bias"}
     return {key: name in tensors for key, name in parts.items()}
+
+
+def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[str, bool]:
+    first = "model.layers.0."
+    if name == "stablelm":
+        parallel = f"{first}post_attention_layernorm.weight" not in tensors
+        return {"use_qkv_bias": f"{first}self_attn.q_proj.bias" in tensors, "use_parallel_residual": parallel}
+    return {"use_bias": f"{first}self_attn.o_proj.bias" in tensors} if name == "starcoder2" else {}
 
 
 def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:

@@ -88,6 +88,9 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
     architecture, width = FAMILIES[config.architecture].gguf, config.head_dim
     if not architecture:
         yield f"the architecture {config.architecture}"
+        return
+    names = _tensor_names(config)
+    yield from (f"a tensor {spec.name}" for spec in weight_specs(config) if spec.name not in names)
     every = ONE_FULL_OF.get(architecture, 0)
     windows = _windows(config)
     window = max(windows)
@@ -134,16 +137,15 @@ def save_gguf(
     """
     gguf, config = _gguf(), model.config
     architecture = FAMILIES[config.architecture].gguf
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
-    writer, specs = gguf.GGUFWriter(path, architecture), weight_specs(config)
+    names, specs = _tensor_names(config), weight_specs(config)
+    writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, model, write_tokenizer)
     factors = _rope_factors(model)
     for name, of_pairs in factors.items():
         writer.add_tensor_info(name, of_pairs.shape, of_pairs.dtype, of_pairs.nbytes)
     for spec in specs:
         kind = gguf.GGMLQuantizationType[model.stored(spec)]
-        name = names.get_name(spec.name, (".weight", ".bias"))
-        writer.add_tensor_info(name, spec.shape, np.dtype(np.float32), model.nbytes(spec), raw_dtype=kind)
+        writer.add_tensor_info(names[spec.name], spec.shape, np.dtype(np.float32), model.nbytes(spec), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -158,6 +160,14 @@ def save_gguf(
 
 def _gguf() -> Any:
     return require_gguf("--format gguf", FILE)
+
+
+def _tensor_names(config: ModelConfig) -> dict[str, str]:
+    """GGUF's names of the tensors that have one."""
+    architecture = _gguf().MODEL_ARCH[FAMILIES[config.architecture].gguf.upper()]
+    names = _gguf().get_tensor_name_map(architecture, config.num_hidden_layers)
+    found = {spec.name: names.get_name(spec.name, (".weight", ".bias")) for spec in weight_specs(config)}
+    return {ours: theirs for ours, theirs in found.items() if theirs}
 
 
 def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray:
@@ -218,6 +228,8 @@ def _write_shapes(writer: Any, config: ModelConfig) -> None:
     windows, architecture = _windows(config), FAMILIES[config.architecture].gguf
     if any(windows) or architecture == "phi3":  # there 0 says that there is none
         writer.add_sliding_window(max(windows))
+    if architecture == "stablelm":
+        writer.add_parallel_residual(config.parallel)
     if any(windows) and architecture == "olmo2":
         writer.add_sliding_window_pattern([window > 0 for window in windows])
 

@@ -1,0 +1,234 @@
+"""What the config.json of each model family may hold, where it has keys or defaults of its own.
+
+The defaults are those of the configuration classes of transformers; a value that is not built here is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from wgrad.train.model.config_file import (
+    AtLeast0,
+    ConfigFile,
+    Count,
+    Epsilon,
+    Factor,
+    Positions,
+    Theta,
+    Vocabulary,
+    Width,
+    check_causal,
+    check_layers,
+)
+
+
+class LlamaFile(ConfigFile, kw_only=True):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class MistralFile(ConfigFile, kw_only=True):
+    intermediate_size: Width = 14_336
+    num_key_value_heads: Count = 8
+    max_position_embeddings: Positions = 131_072
+    sliding_window: Positions | None = 4096
+
+
+class Qwen2File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 151_936
+    intermediate_size: Width = 22_016
+    num_key_value_heads: Count | None = 32
+    max_position_embeddings: Positions = 32_768
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = 4096
+    max_window_layers: Annotated[int, Meta(ge=0)] = 28
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+
+class Qwen3File(Qwen2File, kw_only=True):
+    head_dim: Width = 128
+    attention_bias: bool = False
+
+
+class SmolLM3File(ConfigFile, kw_only=True):
+    default_theta: ClassVar[float] = 2_000_000.0
+    vocab_size: Vocabulary = 128_256
+    hidden_size: Width = 2048
+    num_hidden_layers: Count = 36
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count | None = 4
+    max_position_embeddings: Positions = 32_768
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: Positions | None = None
+    layer_types: list[str] | None = None
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Count = 4
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
+
+
+class GemmaFile(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 256_000
+    hidden_size: Width = 3072
+    intermediate_size: Width = 24_576
+    num_hidden_layers: Count = 28
+    num_attention_heads: Count = 16
+    num_key_value_heads: Count = 16
+    head_dim: Width = 256
+    hidden_act: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Positions = 8192
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    use_bidirectional_attention: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_causal(self.use_bidirectional_attention)
+        if self.hidden_act == "gelu":  # the first files say so, and mean the other
+            self.hidden_act = "gelu_pytorch_tanh"
+
+
+class SlidingGemmaFile(ConfigFile, kw_only=True):
+    """What Gemma 2 and 3 have alike."""
+
+    hidden_size: Width = 2304
+    intermediate_size: Width = 9216
+    num_hidden_layers: Count = 26
+    num_attention_heads: Count = 8
+    num_key_value_heads: Count = 4
+    head_dim: Width = 256
+    hidden_act: Any = None  # not read: the next one is
+    hidden_activation: str = "gelu_pytorch_tanh"
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: Factor = 256
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
+    final_logit_softcapping: Factor | None = None
+    use_bidirectional_attention: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        check_causal(self.use_bidirectional_attention)
+
+
+class Gemma2File(SlidingGemmaFile, kw_only=True):
+    vocab_size: Vocabulary = 256_000
+    max_position_embeddings: Positions = 8192
+    attn_logit_softcapping: Factor | None = 50.0
+    final_logit_softcapping: Factor | None = 30.0
+
+
+class Gemma3File(SlidingGemmaFile, kw_only=True):
+    default_theta: ClassVar[float] = 1_000_000.0
+    vocab_size: Vocabulary = 262_208
+    max_position_embeddings: Positions = 131_072
+    sliding_window_pattern: Count = 6
+    rope_local_base_freq: Theta | None = None
+
+    @property
+    def local_theta(self) -> float:
+        return self.rope_local_base_freq or 10_000.0
+
+
+class GraniteFile(ConfigFile, kw_only=True):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: Factor = 1.0
+    attention_multiplier: Factor = 1.0
+    residual_multiplier: Factor = 1.0
+    logits_scaling: Factor = 1.0
+
+
+class Olmo2File(ConfigFile, kw_only=True):
+    vocab_size: Vocabulary = 50_304
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
+
+
+class Olmo3File(Olmo2File, kw_only=True):
+    default_theta: ClassVar[float] = 500_000.0
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+
+    @property
+    def local_theta(self) -> float:
+        return 500_000.0
+
+
+class Phi3File(ConfigFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 32_064
+    hidden_size: Width = 3072
+    intermediate_size: Width = 8192
+    max_position_embeddings: Positions = 4096
+    original_max_position_embeddings: Positions | None = 4096
+    rms_norm_eps: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+
+    def __post_init__(self) -> None:
+        for rope in (self.rope_scaling, self.rope_parameters):
+            if rope is not None and (rope.rope_type or rope.type) == "yarn":  # the first files say so of longrope
+                rope.rope_type = "longrope"
+
+
+class LayerNormFile(ConfigFile, kw_only=True):
+    """Of families whose norms are LayerNorm."""
+
+    rms_norm_eps: Any = None  # not read: the next one is
+    layer_norm_eps: Epsilon = 1e-5
+    qk_layernorm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.qk_layernorm:
+            raise ValueError("qk_layernorm must be false: LayerNorm of heads is not built here; got true")
+
+
+class PhiFile(LayerNormFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 51_200
+    hidden_size: Width = 2048
+    intermediate_size: Width = 8192
+    num_hidden_layers: Count = 24
+    hidden_act: str = "gelu_new"
+    partial_rotary_factor: AtLeast0 | None = 0.5
+
+
+class StableLmFile(LayerNormFile, kw_only=True):
+    partial_rotary: ClassVar[bool] = True
+    vocab_size: Vocabulary = 50_304
+    hidden_size: Width = 2560
+    intermediate_size: Width = 6912
+    num_key_value_heads: Count = 32
+    max_position_embeddings: Positions = 4096
+    partial_rotary_factor: AtLeast0 | None = 0.25
+    use_qkv_bias: bool = False
+    use_parallel_residual: bool = False
+
+
+class Starcoder2File(LayerNormFile, kw_only=True):
+    vocab_size: Vocabulary = 49_152
+    hidden_size: Width = 3072
+    intermediate_size: Width = 12_288
+    num_hidden_layers: Count = 30
+    num_attention_heads: Count = 24
+    num_key_value_heads: Count = 2
+    hidden_act: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Positions = 4096
+    tie_word_embeddings: bool = True
+    layer_norm_eps: Any = None  # not read: the next one is
+    norm_epsilon: Epsilon = 1e-5
+    sliding_window: Positions | None = None
+    use_bias: bool = True
