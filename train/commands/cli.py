@@ -18,6 +18,7 @@ from typing import Any
 import wgrad
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli_options import Parser, add_options
+from wgrad.train.data.standard_input import copy_for_ranks
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.chat_config import ChatConfig
@@ -50,6 +51,7 @@ def _finetune(args: argparse.Namespace) -> int:
 
     try:
         if wants_launch(config.ranks):
+            copy_for_ranks(config)
             return launch(config.ranks or 1, args.words)
         return run_finetune(config)
     finally:
@@ -278,7 +280,9 @@ def build_parser() -> Parser:
         "let float16 (then what --compute auto takes) use the card's matrix units, or see whether it does",
     )
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
-    cache = add("cache", _cache, "list the quantised weights that --stream-weights keeps on the disk, or remove them")
+    cache = add(
+        "cache", _cache, "list what is kept on the disk between commands (quantised weights, ...), or remove it"
+    )
     cache.add_argument("action", choices=("list", "clear"), help="what to do")
     return parser
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,7 @@ def load_data(
     tokenizer: Tokenizer,
     progress: Progress | None = None,
     given: Mapping[str, Records] | None = None,
+    stdin: Path | None = None,
 ) -> Dataset:
     """Read --data (and --eval-data), tokenise, truncate to seq_len, split. Raises WgradError naming file and line.
 
@@ -91,7 +94,7 @@ def load_data(
     fraction of 0 none are taken from the training data. Bad lines are skipped, counted and listed, or the first one is
     an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
     read, and 100; never where nobody knows its size. given: records, by the name that stands for
-    their file in an option.
+    their file in an option. stdin: a copy of standard input.
     """
     sources = sources_of(config.data)
     if config.eval_data == STDIN in [source.path for source in sources]:
@@ -99,13 +102,16 @@ def load_data(
     tally = _Tally()
     try:
         given = given or {}
-        parts = [_load_file(source.path, "--data", config, tokenizer, tally, progress, given) for source in sources]
+        load = partial(
+            _load_file, config=config, tokenizer=tokenizer, tally=tally, progress=progress, given=given, stdin=stdin
+        )
+        parts = [load(source.path, "--data") for source in sources]
         documents = parts[0] if len(parts) == 1 else JoinedDocuments(parts)
         train: Sequence[Example]
         held_out: Sequence[Example]
         if config.eval_data:
             train = documents
-            held_out = _load_file(config.eval_data, "--eval-data", config, tokenizer, tally, progress, given)
+            held_out = load(config.eval_data, "--eval-data")
         else:
             train, held_out = _split(documents, config)
     finally:
@@ -173,6 +179,7 @@ def _load_file(
     tally: _Tally,
     progress: Progress | None,
     given: Mapping[str, Records],
+    stdin: Path | None,
 ) -> Sequence[Example]:
     """path: a file, standard input, or a folder of files, all of them plain text or none."""
     if path in given:
@@ -180,7 +187,7 @@ def _load_file(
     parts: list[Documents[Any]] = []
     first: DataFile | None = None
     for name in list_data(path, option):
-        with open_data(name, option, progress) as file:
+        with open_data(name, option, progress, stdin) as file:
             tally.notes += file.notes
             first = first or file
             if (first.kind == "text") != (file.kind == "text"):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from wgrad.device.errors import WgradError
@@ -161,14 +162,17 @@ def list_data(path: str, option: str) -> list[str]:
 
 
 @contextmanager
-def open_data(path: str, option: str, progress: Progress | None = None) -> Iterator[DataFile]:
+def open_data(
+    path: str, option: str, progress: Progress | None = None, stdin: Path | None = None
+) -> Iterator[DataFile]:
     """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".
+    stdin: a copy of standard input, to be read in its place.
 
     WgradError: not a regular file, empty, or of a kind that is not read.
     """
-    is_stdin = path == STDIN
-    name = "standard input" if is_stdin else path
-    file = _standard_input(option) if is_stdin else open_input(path, option)
+    name = "standard input" if path == STDIN else path
+    is_stdin = path == STDIN and stdin is None
+    file = open_standard_input(option) if is_stdin else open_input(stdin if stdin and path == STDIN else path, option)
     try:
         with reading(path, option):
             start = file.peek(_BLOCK)  # type: ignore[attr-defined]
@@ -176,7 +180,9 @@ def open_data(path: str, option: str, progress: Progress | None = None) -> Itera
         _refuse_other_kinds(start, path, name, option)
         if not start.removeprefix(codecs.BOM_UTF8):
             raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
-        kind, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if is_stdin else path, name, option)
+        if is_stdin and start.startswith(_PARQUET):
+            raise WgradError(f"{option}: {name} is Parquet, whose end must be read first: give it as a file")
+        kind, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if path == STDIN else path, name, option)
         watch = {"watch": _Watch(file, progress)} if progress is not None and not is_stdin else {}
         yield DataFile(file, name, option, kind, notes, **watch)
     finally:
@@ -184,7 +190,8 @@ def open_data(path: str, option: str, progress: Progress | None = None) -> Itera
             file.close()
 
 
-def _standard_input(option: str) -> BinaryIO:
+def open_standard_input(option: str) -> BinaryIO:
+    """WgradError: a terminal, or none."""
     if sys.stdin is None or sys.stdin.isatty():
         raise WgradError(f"{option}: standard input is no file: give its data with '< FILE' or a pipe")
     return sys.stdin.buffer
@@ -214,8 +221,6 @@ def _kind(start: bytes, path: str, name: str, option: str) -> tuple[str, tuple[s
     """-> kind (see DataFile); notes. By the name's ending; where that says nothing, by the beginning."""
     ending, first = _ending(path), start.lstrip()[:1]
     if start.startswith(_PARQUET):
-        if not path:
-            raise WgradError(f"{option}: {name} is Parquet, whose end must be read first: give it as a file")
         return "parquet", (f"note: {name} is taken for Parquet, each row an example",)
     if ending == ".parquet":
         raise WgradError(f"{option}: {name} is Parquet by its name, but does not begin with PAR1: write it again")

@@ -152,7 +152,10 @@ class MpiWorld(World):
                 done.append(work())
             try:
                 limit = FILE_LIMIT if self._stepping and not self.speaks else None
-                return self.attempt(partial(self._gather, done[0] if done else None, what, limit))[0]
+                found = self.attempt(partial(self._gather, done[0] if done else None, what, limit))[0]
+                if isinstance(found, _Failure):  # the first rank came to no value, and shares why
+                    raise self._failure([found])
+                return found
             except RanksLost:
                 continue
 

@@ -14,6 +14,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import BatchStream, Example, prompt_length
+from wgrad.train.data.standard_input import reads_standard_input, standard_input
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
@@ -95,8 +96,9 @@ def open_session(
     # A missing or damaged shard is told before the data is tokenised.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantised_anew(config, files, model_config)
+    stdin = _standard_input(config, world, display)
     with display.phase("reading and tokenising", unit="%") as phase:
-        data = load_data(config, tokenizer, phase.update, caller.records if caller else None)
+        data = load_data(config, tokenizer, phase.update, caller.records if caller else None, stdin)
     row_tokens = row_length(config, data)
     prompts = _sample_prompts(config, data, tokenizer, model_config)
     mode, chosen = dict[str, Any](), ""
@@ -122,6 +124,18 @@ def open_session(
         limit = model_config.max_position_embeddings
         session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
     return session
+
+
+def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:
+    """A copy of standard input, where that is data: the first rank alone has it."""
+    option = reads_standard_input(config)
+    if not option:
+        return None
+    copy, line = world.by_first(lambda: standard_input(config, option, world.alone), "standard input")
+    display.say(line)
+    if not copy.exists():
+        raise WgradError(f"{option}: {copy}, the copy of standard input, is not on this host: give a file that all see")
+    return copy
 
 
 def row_length(config: RunOptions, data: Dataset) -> int:
