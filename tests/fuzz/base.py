@@ -249,6 +249,29 @@ LINES: list[dict[str, Any]] = [
     },
 ]
 
+PREFERENCES: list[dict[str, Any]] = [
+    {"prompt": "all that glitters", "chosen": " is not gold", "rejected": " is gold"},
+    {"chosen": "still waters run deep", "rejected": "still waters run dry"},
+    {
+        "prompt": [{"role": "user", "content": "hi"}],
+        "chosen": [{"role": "assistant", "content": "good day"}],
+        "rejected": [{"role": "assistant", "content": "go"}],
+    },
+    {
+        "chosen": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}],
+        "rejected": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "go"}],
+    },
+]
+LABELS: list[dict[str, Any]] = [
+    {"prompt": "all that glitters", "completion": " is not gold", "label": True},
+    {"prompt": "better late", "completion": " than now", "label": False},
+    {
+        "prompt": [{"role": "user", "content": "hi"}],
+        "completion": [{"role": "assistant", "content": "good day"}],
+        "label": True,
+    },
+]
+
 
 def jsonl(lines: list[Any]) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in lines).encode()

@@ -7,7 +7,21 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.fuzz.base import CHAT, EXPORT, FINETUNE, GENERATE, KINDS, MERGE, RESUME, ROPES, SPECIAL, dump, model_config
+from tests.fuzz.base import (
+    CHAT,
+    EXPORT,
+    FINETUNE,
+    GENERATE,
+    KINDS,
+    LABELS,
+    MERGE,
+    PREFERENCES,
+    RESUME,
+    ROPES,
+    SPECIAL,
+    dump,
+    model_config,
+)
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
 from tests.fuzz.texts import data_lines, mutate_template, yaml_text
@@ -193,6 +207,17 @@ def data_case(rng: Random, groups: Groups) -> Case:
     return Case([*argv, "--data", name], ["model", "data"], {name: data_lines(rng)})
 
 
+def preference_case(rng: Random, groups: Groups) -> Case:
+    """Pairs and labels; now and then those that another objective is for."""
+    objective = rng.choice(("dpo", "orpo", "kto"))
+    argv = [*FINETUNE, "--objective", objective, "--max-steps", "1", "--seq-len", rng.choice(("16", "64"))]
+    argv += ["--batch-size", "2"] if objective == "kto" or rng.random() < 0.5 else []
+    argv += rng.choice(([], [], ["--beta", "3"], ["--on-bad-line", "stop"], ["--eval-fraction", "0.5"]))
+    wanted, other = (LABELS, PREFERENCES) if objective == "kto" else (PREFERENCES, LABELS)
+    lines = data_lines(rng, wanted, wanted, wanted, PREFERENCES, other)
+    return Case(argv, ["model"], {"data.jsonl": lines})
+
+
 def resume_case(rng: Random, groups: Groups) -> Case:
     """A run that goes on: any file of its folder changed, cut or gone."""
     group = rng.choice(("unfinished", "unfinished", "unfinished", "finished"))
@@ -270,6 +295,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "adapter": (8, adapter_case),
     "yaml": (7, yaml_case),
     "data": (9, data_case),
+    "preference": (5, preference_case),
     "resume": (9, resume_case),
     "environment": (6, environment_case),
     "option": (10, lambda rng, groups: option_case(rng)),

@@ -71,12 +71,13 @@ def yaml_text(rng: Random, names: list[str]) -> bytes:
 # ---- training data -------------------------------------------------------------------------------
 
 
-def data_lines(rng: Random) -> Content:
-    """A JSONL file with changed lines, or none of JSONL at all."""
+def data_lines(rng: Random, *kinds: list[dict[str, Any]]) -> Content:
+    """A JSONL file with changed lines, or none of JSONL at all. kinds: of lines; conversations and plain ones."""
+    kinds = kinds or (LINES, PLAIN_LINES, PLAIN_LINES)
     if rng.random() < 0.05:
         text = rng.choice(("x", "a b ", "\n", "é", '{"text": "ab"}\n', "<s>", "\x00"))
         return Special("repeat", [text, rng.choice((10, 1000, 100_000)), rng.choice(("", "\n", "\x00", "}"))])
-    lines = [json.dumps(line).encode() for line in rng.choice((LINES, PLAIN_LINES, PLAIN_LINES))]
+    lines = [json.dumps(line).encode() for line in rng.choice(kinds)]
     for _ in range(rng.choice((1, 1, 2, 3))):
         kind, at = rng.randrange(4), rng.randrange(len(lines))
         if kind == 0:
@@ -84,7 +85,7 @@ def data_lines(rng: Random) -> Content:
         elif kind == 1:
             lines[at] = mutate_bytes(rng, lines[at])
         else:
-            lines[at] = write_json(rng, mutate_value(rng, json.loads(json.dumps(rng.choice(LINES)))))
+            lines[at] = write_json(rng, mutate_value(rng, json.loads(json.dumps(rng.choice(kinds[0])))))
     data = rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b"\r", b"\n \n")).join(lines) + rng.choice((b"\n", b""))
     return mutate_bytes(rng, data) if rng.random() < 0.15 else data
 
