@@ -65,6 +65,12 @@ def test_bfloat16_rounds_to_nearest_even(hip_device: Any, shape: tuple[int, int]
     np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))
 
 
+def test_log_odds_of_several_work_groups(hip_device: Any) -> None:
+    x = -np.random.default_rng(3).exponential(1.0, 2 * 2048 + 3).astype(np.float32)
+    found = hip_device.download(hip_device.log_odds(hip_device.upload(x)))
+    np.testing.assert_allclose(found, ReferenceDevice().log_odds(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("block_size", [32, 256, 512, 4096])
 def test_nf4_of_every_block_size(hip_device: Any, block_size: int) -> None:
     """Codes and absmax against the reference, bit for bit; the last block is not full."""
