@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +100,11 @@ def load_data(
         raise WgradError("--eval-data: standard input is --data already: give a file")
     tally = _Tally()
     try:
-        given = given or {}
-        load = partial(
-            _load_file, config=config, tokenizer=tokenizer, tally=tally, progress=progress, given=given, stdin=stdin
-        )
+        records = given or {}
+
+        def load(path: str, option: str) -> Sequence[Example]:
+            return _load_file(path, option, config, tokenizer, tally, progress, records, stdin)
+
         parts = [load(source.path, "--data") for source in sources]
         documents = parts[0] if len(parts) == 1 else JoinedDocuments(parts)
         train: Sequence[Example]
@@ -186,7 +186,9 @@ def _load_file(
         return _read_records(given_records(path, option, given[path]), config, tokenizer, tally)
     parts: list[Documents[Any]] = []
     first: DataFile | None = None
-    for name in list_data(path, option):
+    names, notes = list_data(path, option)
+    tally.notes += notes
+    for name in names:
         with open_data(name, option, progress, stdin) as file:
             tally.notes += file.notes
             first = first or file

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.records import LONGEST, Numbered, array_elements, csv_rows, looks_like_csv, parquet_rows, too_long
+from wgrad.train.files.hub_data import data_set_files, is_data_set
 from wgrad.train.files.input_files import open_input, reading, refuse_lfs_pointer
 from wgrad.train.options.data_sources import STDIN
 
@@ -145,11 +146,13 @@ class DataFile:
                 return
 
 
-def list_data(path: str, option: str) -> list[str]:
-    """The files of a folder by name, without hidden ones; of anything else its own path. WgradError where there are
-    none, or other folders among them."""
+def list_data(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
+    """The files of a folder by name, without hidden ones, or of a data set of the hub; of anything else its own path;
+    and what a user should know. WgradError where there are none, or other folders among them."""
+    if path != STDIN and is_data_set(path, option):
+        return data_set_files(path, option)
     if path == STDIN or not os.path.isdir(path):
-        return [path]
+        return [path], ()
     with reading(path, option):
         names = sorted(name for name in os.listdir(path) if not name.startswith("."))
     if not names:
@@ -158,7 +161,7 @@ def list_data(path: str, option: str) -> list[str]:
     for file in files:
         if os.path.isdir(file):
             raise WgradError(f"{option}: {file} is a folder within {path}: move its files up, or elsewhere")
-    return files
+    return files, ()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class RunOptions(Options):
         (),
         "training data: JSONL, a JSON array, CSV, Parquet with text, prompt + completion, messages, chosen + rejected "
         "or completion + label; or plain text. Several times for several sources, with weights as FILE=3: the share of "
-        "each in an epoch. - is standard input",
+        "each in an epoch. - is standard input; OWNER/NAME or OWNER/NAME:SPLIT a data set of the Hugging Face hub",
         metavar="FILE",
         required=True,
         repeat=True,

@@ -1,0 +1,110 @@
+"""Which files of a data set's repository are those of a split: by the `configs` of its README.md, else by their names.
+
+Source: the hub's documentation of data sets, "Data files configuration" (the README's front matter; the words of
+splits in names). Only files of data count: a script of the repository is never run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import yaml
+
+from wgrad.device.errors import WgradError
+
+ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_ABOUT = ("dataset_infos.json", "dataset_dict.json", "state.json", "dataset_info.json")  # says something of the data
+_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_DEFAULT = "default"
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
+
+
+def files_of_split(names: Sequence[str], readme: str, config: str, split: str, where: str) -> list[str]:
+    """Of all files of a repository those of a split, in order. readme: README.md's text; config: "" is the default one.
+    where: opens each message. WgradError: there are none."""
+    data = [n for n in sorted(names) if n.lower().endswith(ENDINGS) and n.rpartition("/")[2] not in _ABOUT]
+    if not data:
+        scripts = [name for name in names if name.endswith(".py")]
+        why = f" (of its script {scripts[0]} nothing is run)" if scripts else ""
+        raise WgradError(f"{where}: has no Parquet, JSON or CSV files{why}: take another data set, or save it as files")
+    splits = _of_readme(data, readme, config, where)
+    if splits is None:
+        if config:
+            raise WgradError(f"{where}: its README.md names no configurations: leave {config}/ out")
+        splits = _by_names(data)
+    found = {name: files for name, files in splits.items() if files}
+    if split not in found:
+        raise WgradError(
+            f"{where}: has no split {split!r} of data files; it has {', '.join(found) or 'none'}: name one"
+        )
+    return found[split]
+
+
+def missing_shards(names: Sequence[str]) -> bool:
+    """Whether some of `names` say of themselves that there are more, or one does not say how many there are."""
+    parts = [_SHARD.fullmatch(name) for name in names]
+    groups: dict[tuple[str, ...], set[int]] = {}
+    for part in parts:
+        if part is None:
+            return True
+        groups.setdefault((part[1], part[3], part[4]), set()).add(int(part[2]))
+    return any(numbers != set(range(int(key[1]))) for key, numbers in groups.items())
+
+
+def _of_readme(data: Sequence[str], readme: str, config: str, where: str) -> dict[str, list[str]] | None:
+    """Split -> files; None where the README does not say it."""
+    configs = _configs(readme)
+    if not configs:
+        return None
+    default = [n for n, c in configs.items() if c.get("default") is True or n == _DEFAULT] or list(configs)
+    if not config and len(default) > 1:
+        raise WgradError(f"{where}: has several configurations ({', '.join(configs)}): name one, as ID:NAME/train")
+    name = config or default[0]
+    if name not in configs:
+        raise WgradError(f"{where}: has no configuration {name!r}; it has {', '.join(configs)}: name one of them")
+    files = configs[name].get("data_files")
+    if files is None:
+        return None
+    entries = files if isinstance(files, list) and all(isinstance(e, dict) for e in files) else [{"path": files}]
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        paths = entry.get("path")
+        patterns = [p for p in (paths if isinstance(paths, list) else [paths]) if isinstance(p, str)]
+        chosen = [name for name in data if any(_fits(name, pattern) for pattern in patterns)]
+        found.setdefault(str(entry.get("split", "train")), []).extend(chosen)
+    return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern.removeprefix("./").replace("**/", "*"))
+
+
+def _configs(readme: str) -> dict[str, dict[str, Any]]:
+    parts = readme.split("---", 2)
+    if len(parts) < 3 or parts[0].strip():
+        return {}
+    try:
+        value = yaml.safe_load(parts[1])
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    entries = value.get("configs") if isinstance(value, dict) else None
+    entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+    return {str(e.get("config_name", _DEFAULT)): e for e in entries}
+
+
+def _by_names(data: Sequence[str]) -> dict[str, list[str]]:
+    """By the words of splits in paths; where no path has one, all are of "train"."""
+    found: dict[str, list[str]] = {split: [] for split in _WORDS}
+    for name in data:
+        words = set(re.split(r"[^a-z]+", name.lower().rpartition(".")[0]))
+        split = next((split for split, known in _WORDS.items() if words & set(known)), None)
+        if split:
+            found[split].append(name)
+    return found if any(found.values()) else {"train": list(data)}
