@@ -7,6 +7,7 @@ a gradient is a Tensor. Weights may be either.
 from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.ops.activation import geglu, gelu, silu, swiglu
 from wgrad.autograd.ops.attention import attention
+from wgrad.autograd.ops.dora import dora_scale
 from wgrad.autograd.ops.dropout import dropout
 from wgrad.autograd.ops.elementwise import add, bias, cast, mask, mul, scale, sum
 from wgrad.autograd.ops.embedding import embedding
@@ -21,7 +22,8 @@ from wgrad.autograd.ops.softmax import softmax
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 
 __all__ = [
-    "LoraTerm", "Tensor", "add", "attention", "bias", "cast", "checkpoint", "dropout", "embedding", "geglu", "gelu",
-    "gemm", "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "log_odds", "mask", "mul", "no_grad",
-    "parameter", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "silu", "softmax", "sum", "swiglu",
+    "LoraTerm", "Tensor", "add", "attention", "bias", "cast", "checkpoint", "dora_scale", "dropout", "embedding",
+    "geglu", "gelu", "gemm", "layer_norm", "linear", "linear_cross_entropy", "linear_quantized", "log_odds", "mask",
+    "mul", "no_grad", "parameter", "rms_norm", "rms_norm_residual", "rope", "rope_split", "scale", "silu", "softmax",
+    "sum", "swiglu",
 ]  # fmt: skip

@@ -51,6 +51,7 @@ CASES = (
     "linear_cross_entropy/bfloat16 weight/70x1003x64/float32*bfloat16",
     "log_odds/7x123/float32",
     "nf4_quantize/double block 64/35x67/float32",
+    "nf4_dequantize/double/35x67/float32",
     "rms_norm/plain/5x64/float32>float32",
     "rms_norm/plain/3x1003/float32>float32",
     "rms_norm/plain/1x2052/float32>float32",

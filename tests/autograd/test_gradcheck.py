@@ -95,6 +95,7 @@ def _plain(put: Callable[[np.ndarray], Any], dtype: Any) -> Cases:
         "add": (F.add, (X35, X35)),
         "mul by itself": (lambda x: F.mul(x, x), (X35,)),
         "cast": (lambda x: F.cast(x, dtype), (X35,)),
+        "dora_scale": (lambda x, m: F.dora_scale(x, m, ones), ((2, 3, 5), (5,))),
         "bias": (F.bias, ((2, 3, 5), (5,))),
         "reshape": (lambda x: x.reshape(5, -1), (X35,)),
         "checkpoint": (lambda x, y: F.checkpoint(lambda a, b: F.silu(F.mul(a, b)), x, y), (X35, X35)),

@@ -26,6 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"double_quant": False},
     {"full": True},
+    {"dora": True},
     {"rank": 40, "dropout": 0.1},
     {"checkpointing": True},
     {"seq_len": 1200, "batch_size": 1},

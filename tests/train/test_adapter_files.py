@@ -126,7 +126,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"use_dora": True}, "use_dora is true: DoRA cannot be read"),
+        ({"use_dora": True}, "lacks model.layers.0.self_attn.q_proj.lora_magnitude_vector"),
         ({"bias": "all"}, "trained biases cannot be read"),
         ({"modules_to_save": ["lm_head"]}, "whole modules beside the adapter cannot be read"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only LORA can be read"),

@@ -17,7 +17,7 @@ from wgrad.device.contract import Device
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.model.adapter_files import load_adapter, save_adapter
+from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
@@ -136,16 +136,6 @@ def test_we_load_peft_adapters(options: dict[str, Any], make_checkpoint: Any, de
     )
     assert distance(true, their_logits(their_base(folder, torch.float64), ids)) > 0.1
     assert distance(ours, true) <= 2 * distance(plain, true)
-
-
-def test_dora_of_peft_is_refused(make_checkpoint: Any, tmp_path: Path) -> None:
-    from wgrad.device.errors import WgradError
-
-    folder = make_checkpoint("LlamaForCausalLM")
-    settings = peft.LoraConfig(r=2, use_dora=True, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    peft.get_peft_model(their_base(folder), settings).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(WgradError, match="DoRA"):
-        load_adapter(tmp_path / "adapter", linear_modules(load_model_config(folder)))
 
 
 # ---- NF4 ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Starts and steps of adapters beside peft: LoRA+, PiSSA, embedding and head trained whole."""
+"""Adapters and their steps beside peft: LoRA+, PiSSA, embedding and head trained whole, DoRA."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad
 
 pytestmark = pytest.mark.oracle
 
-STEPS = 8
+STEPS = 5
 
 
 def build(folder: Path, device: Device, **options: Any) -> tuple[RunOptions, TrainableModel]:
-    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "lr": 5e-3, "warmup": 0.1, "max_grad_norm": 0.5} | options
-    config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=ACCUMULATE, compute="float32", **settings)
+    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "lr": 5e-3, "warmup": 0.1, "max_grad_norm": 0.5}
+    settings |= {"compute": "float32"} | options
+    config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=ACCUMULATE, **settings)
     return config, build_trainable(config, load_model_config(folder), folder, device, positions=TOKENS)
 
 
@@ -87,7 +88,7 @@ def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cp
     folder = make_checkpoint("LlamaForCausalLM")
     patterns = () if rslora else ("q_proj=3",)  # PEFT converts no two of rsLoRA and patterns
     modules = (*patterns, "k_proj", "o_proj", "down_proj")
-    config, built = build(folder, cpu, lr=1e-3, init="pissa", quantize=False, rslora=rslora, target_modules=modules)
+    config, built = build(folder, cpu, lr=3e-3, init="pissa", quantize=False, rslora=rslora, target_modules=modules)
     names = [name.partition("=")[0] for name in modules]
     settings = {"target_modules": names, "rank_pattern": {} if rslora else {"q_proj": 3}, "use_rslora": rslora}
     wanted = peft.LoraConfig(r=4, lora_alpha=8, init_lora_weights="pissa", task_type="CAUSAL_LM", **settings)
@@ -107,7 +108,7 @@ def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cp
 def test_pissa_over_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """What is frozen is the residual in NF4: with the start on it nearer to the weights than those in NF4 are."""
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)
-    config, built = build(folder, cpu, lr=1e-3, init="pissa", rank=16, alpha=16.0)
+    config, built = build(folder, cpu, lr=3e-3, init="pissa", rank=16, alpha=16.0)
     plain, true = build(folder, cpu)[1].model.weights, their_base(folder).state_dict()
     for name, value in built.parameters.tensors.items():
         if not name.endswith("lora_A"):
@@ -149,7 +150,7 @@ def test_whole_modules_beside_peft(
 
     folder = make_checkpoint(architecture, tie_word_embeddings=tied)
     chosen = {"train_embeddings": "embed_tokens" in whole, "train_head": "lm_head" in whole}
-    config, built = build(folder, cpu, lr=2e-3, weight_decay=0.1, lora_plus=4.0, quantize=False, **chosen)
+    config, built = build(folder, cpu, lr=4e-3, weight_decay=0.1, lora_plus=4.0, quantize=False, **chosen)
     assert built.lora is not None and built.lora.modules_to_save == whole
     before = their_logits(their_base(folder), random_ids())
     assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
@@ -174,6 +175,48 @@ def test_whole_modules_beside_peft(
     for kind in ("safetensors", "gguf")[: 2 - (architecture != "LlamaForCausalLM")]:
         out = tmp_path / kind
         words = ["merge", "--adapter", str(tmp_path / "saved"), "--out", str(out), "--onto", "original"]
-        assert main([*words, "--device", "cpu", "--dtype", "float32", "--format", kind]) == 0
+        assert main([*words, "--device", "cpu", "--dtype", "float32", "--format", kind, "--no-compare"]) == 0
         merged = build_frozen(load_model_config(out), out, cpu, positions=64, quantize=False)
         assert distance(our_logits(merged, random_ids()), our_logits(built.model, random_ids())) <= 1e-5
+
+
+# ---- DoRA --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "PhiForCausalLM"])
+def test_dora_learns_as_pefts(architecture: str, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
+    """From the start on, where nothing of the base model is changed; Phi's projections have biases."""
+    folder = make_checkpoint(architecture)
+    config, built = build(folder, cpu, quantize=False, dora=True, rslora=True)
+    before = their_logits(their_base(folder), random_ids())
+    assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
+    theirs = their_adapter(folder, cpu, built, tmp_path / "start")
+    trained = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
+    assert sum("magnitude" in name for name in trained) == len(trained) // 3
+    ours, others = side_by_side(config, built, theirs, torch.optim.AdamW(trained.values(), weight_decay=0.0), 8)
+    np.testing.assert_allclose(ours, others, rtol=1e-3)
+    assert others[-1] < 0.95 * others[0]
+    _, arrays = built.adapter()
+    for name, value in peft.get_peft_model_state_dict(theirs).items():
+        found = arrays[name.removeprefix("base_model.model.").removesuffix(".weight")]
+        assert np.linalg.norm(found - value.numpy()) <= 1e-3 * np.linalg.norm(value.numpy()), name
+    saved_as_theirs(folder, cpu, built, tmp_path / "saved", our_logits(built.model, random_ids()))
+    with built.model.without_adapter():
+        assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
+    out = tmp_path / "merged"
+    words = ["merge", "--adapter", str(tmp_path / "saved"), "--out", str(out), "--onto", "original"]
+    assert main([*words, "--device", "cpu", "--dtype", "float32", "--no-compare"]) == 0
+    wanted = peft.PeftModel.from_pretrained(their_base(folder), tmp_path / "saved").merge_and_unload()
+    assert distance(their_logits(their_base(out), random_ids()), their_logits(wanted, random_ids())) < 1e-5
+
+
+def test_dora_over_nf4_on_a_card_beside_peft(make_checkpoint: Any, wgpu_device: Device, tmp_path: Path) -> None:
+    """Recorded and replayed, recomputed, on NF4 of which others would be stacked, in float16 where there is that."""
+    compute = "float16" if wgpu_device.float16 else "float32"
+    folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)
+    config, built = build(folder, wgpu_device, dora=True, lora_plus=4.0, compute=compute, checkpointing=True)
+    theirs = their_adapter(folder, wgpu_device, built, tmp_path / "start")
+    fast = [p for n, p in theirs.named_parameters() if p.requires_grad and ("lora_B" in n or p.ndim == 1)]
+    slow = [p for n, p in theirs.named_parameters() if p.requires_grad and "lora_A" in n]
+    optimizer = torch.optim.AdamW([{"params": slow}, {"params": fast, "rate": 4.0}], weight_decay=0.0)
+    ours, others = side_by_side(config, built, theirs, optimizer, STEPS)
+    np.testing.assert_allclose(ours, others, rtol=0.01)
+    assert others[-1] < 0.95 * others[0]

@@ -28,6 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "checkpointing": {"seq_len": 70, "batch_size": 2, "checkpointing": True},
     "float16, checkpointing, dropout": {"seq_len": 41, "compute": "float16", "checkpointing": True, "dropout": 0.1},
     "everything trained": {"full": True},
+    "DoRA": {"dora": True},
     "embedding and head": {"train_embeddings": True, "train_head": True, "lora_plus": 4.0},
     "simple scales, few modules": {"double_quant": False, "target_modules": ("q_proj", "down_proj"), "rank": 3},
 }

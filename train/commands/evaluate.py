@@ -76,8 +76,8 @@ def _measure(opened: Opened[RunOptions], batches: Sequence[Batch]) -> dict[str, 
     for name, tensor in built.parameters.tensors.items():  # B = 0 is where an adapter starts: it adds nothing
         if name.endswith(".lora_B"):
             built.parameters.set(name, np.zeros(tensor.shape, np.float32))
-    if built.model.adapter:
-        built.model.adapter = replace(built.model.adapter, whole={})
+    if built.model.adapter:  # with magnitudes of its own it adds something even then
+        built.model.adapter = None if built.model.adapter.config.dora else replace(built.model.adapter, whole={})
     return {"base": loss("base"), **losses}
 
 

@@ -1,7 +1,7 @@
 """Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors, written and read.
 
-Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r]; of a module that is
-there whole `base_model.model.<module>.weight`, and `.bias`.
+Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r], of DoRA
+`.lora_magnitude_vector` [out]; of a module that is there whole `base_model.model.<module>.weight`, and `.bias`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wgrad.device.files import make_folder, write_json
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries, save_arrays
-from wgrad.train.model.lora import LoraConfig, check_all_patterns, is_whole, lora_shapes, whole_shapes
+from wgrad.train.model.lora import MAGNITUDE, LoraConfig, check_all_patterns, is_whole, lora_shapes, whole_shapes
 from wgrad.train.model.multimodal import IN_PEFT, name_in_peft
 from wgrad.train.model.weights import WholeModules
 
@@ -31,7 +31,6 @@ Alpha = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 # Fields of adapter_config.json that change the arithmetic in a way that is not built here, with their harmless values.
 _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("use_dora", "DoRA", (None, False)),
     ("bias", "trained biases", (None, "none")),
     ("lora_bias", "biases of lora_B", (None, False)),
     ("fan_in_fan_out", "transposed weights", (None, False)),
@@ -80,7 +79,7 @@ def save_adapter(
         "alpha_pattern": {k: _number(v) for k, v in lora.alpha_pattern.items()},
         "bias": "none",
         "fan_in_fan_out": False,
-        "use_dora": False,
+        "use_dora": lora.dora,
         "modules_to_save": list(lora.modules_to_save) or None,
         "init_lora_weights": True,
         "inference_mode": True,
@@ -92,7 +91,7 @@ def save_adapter(
 
 def _key(name: str) -> str:
     """What a tensor is called in the file."""
-    return _PREFIX + (name if is_whole(name) else f"{name}.weight")
+    return _PREFIX + (name if is_whole(name) or name.endswith(MAGNITUDE) else f"{name}.weight")
 
 
 def adapter_note(lora: LoraConfig | None) -> str:
@@ -129,8 +128,10 @@ def load_adapter(
     multimodal = any(name.startswith(_PREFIX + IN_PEFT) for name in entries)
     names = {name_in_peft(module) if multimodal else module: module for module in modules}
     check_all_patterns(lora, list(names), f"--adapter: {folder / CONFIG_FILE}")
-    if any("lora_magnitude_vector" in name for name in entries):
-        raise WgradError(f"--adapter: {path} is a DoRA adapter: only plain LoRA can be read: train it without")
+    if not lora.dora and any(name.endswith(MAGNITUDE) for name in entries):
+        raise WgradError(
+            f"--adapter: {path} is a DoRA adapter, and use_dora in {CONFIG_FILE} is not true: fetch it again"
+        )
     shapes: dict[str, tuple[int, ...]] = dict(
         lora_shapes(lora, {name: modules[module] for name, module in names.items()}, "--adapter")
     )
@@ -205,6 +206,7 @@ class AdapterFile(Struct):
     rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, Alpha] | None = None
     modules_to_save: list[str] | None = None
+    use_dora: bool | None = None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -243,4 +245,5 @@ def _load_config(folder: Path) -> LoraConfig:
         rank_pattern=file.rank_pattern or {},
         alpha_pattern=file.alpha_pattern or {},
         modules_to_save=tuple(file.modules_to_save or ()),
+        dora=bool(file.use_dora),
     )

@@ -35,6 +35,10 @@ def save_gguf_adapter(
     WgradError: an architecture that GGUF is not written for, a value that float16 cannot hold, a file that cannot be
     written (`option` is named), or the `gguf` package is not installed.
     """
+    if lora.dora:
+        raise WgradError(
+            f"{option}: a GGUF adapter has no place for DoRA's magnitudes: merge it: wgrad merge --format gguf"
+        )
     gguf = require_gguf(option, os.fspath(path))
     architecture = FAMILIES[config.architecture].gguf
     if not architecture:

@@ -1,6 +1,7 @@
 """Low-rank adapters: which projections get one, their scale, their start, and the terms that the products take.
 
-Sources: LoRA (arXiv 2106.09685), rank-stabilised scale (arXiv 2312.03732); names and matching rules are PEFT's.
+Sources: LoRA (arXiv 2106.09685), rank-stabilised scale (arXiv 2312.03732), DoRA (arXiv 2402.09353); names and matching
+rules are PEFT's.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from wgrad.autograd.tensor import Tensor
+from wgrad.device.contract import Array
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.patterns import NO_PATTERN, check_patterns
 from wgrad.train.model.weights import WholeModules, projection_shapes
 
 ALL_LINEAR = "all-linear"
+MAGNITUDE = ".lora_magnitude_vector"  # of DoRA
 _BY_NAME = r"(.*\.)?(PATTERN)$"  # how a key of rank_pattern is matched
 
 
@@ -35,6 +38,7 @@ class LoraConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     modules_to_save: tuple[str, ...] = ()
+    dora: bool = False
 
     def saves(self, module: str) -> bool:
         """Whether a module is trained whole."""
@@ -120,25 +124,28 @@ def _ends_with(module: str, target: str) -> bool:
 
 def lora_shapes(
     lora: LoraConfig, modules: Mapping[str, tuple[int, int]], option: str = "--target-modules"
-) -> dict[str, tuple[int, int]]:
-    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r]. option: see
-    `match_targets`."""
-    shapes = {}
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of all adapter matrices: `<module>.lora_A` [r, in] and `<module>.lora_B` [out, r]; of DoRA
+    `<module>.lora_magnitude_vector` [out]. option: see `match_targets`."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for module in match_targets(lora.target_modules, list(modules), option):
         out, width = modules[module]
         r = lora.rank_of(module)
         shapes[module + ".lora_A"] = (r, width)
         shapes[module + ".lora_B"] = (out, r)
+        if lora.dora:
+            shapes[module + MAGNITUDE] = (out,)
     return shapes
 
 
-def init_lora(shapes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, np.ndarray]:
-    """float32 start values: A ~ U(-1/sqrt(in), 1/sqrt(in)) as PEFT's kaiming_uniform(a = sqrt 5); B = 0."""
+def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+    """float32 start values: A ~ U(-1/sqrt(in), 1/sqrt(in)) as PEFT's kaiming_uniform(a = sqrt 5); B = 0. Magnitudes are
+    0 too: what they are hangs on the weights."""
     # The spawn key keeps these numbers apart from those of the data order, which use the same seed.
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(1,))))
     values = {}
     for name, shape in shapes.items():
-        if name.endswith(".lora_B"):
+        if not name.endswith(".lora_A"):
             values[name] = np.zeros(shape, np.float32)
         else:
             bound = 1.0 / math.sqrt(shape[1])
@@ -148,7 +155,7 @@ def init_lora(shapes: Mapping[str, tuple[int, int]], seed: int) -> dict[str, np.
 
 def is_whole(name: str) -> bool:
     """Whether an adapter's tensor is a weight as such, and not half of one of low rank."""
-    return not name.endswith((".lora_A", ".lora_B"))
+    return not name.endswith((".lora_A", ".lora_B", MAGNITUDE))
 
 
 def whole_shapes(lora: LoraConfig, modules: WholeModules) -> dict[str, tuple[int, ...]]:
@@ -159,12 +166,15 @@ def whole_shapes(lora: LoraConfig, modules: WholeModules) -> dict[str, tuple[int
 
 @dataclass(frozen=True)
 class LoraModule:
-    """One adapter: a [r, in], b [out, r], its scale, and the number that makes its dropout mask its own."""
+    """One adapter: a [r, in], b [out, r], its scale, and the number that makes its dropout mask its own. Of DoRA the
+    magnitude [out], and one over the lengths that the weight's rows have with the adapter [out], where these stay."""
 
     a: Tensor
     b: Tensor
     scaling: float
     stream: int
+    magnitude: Tensor | None = None
+    inverse: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,13 @@ class Adapter:
         return cls(
             config,
             {
-                name: LoraModule(tensors[name + ".lora_A"], tensors[name + ".lora_B"], config.scaling_of(name), stream)
+                name: LoraModule(
+                    tensors[name + ".lora_A"],
+                    tensors[name + ".lora_B"],
+                    config.scaling_of(name),
+                    stream,
+                    tensors.get(name + MAGNITUDE),
+                )
                 for stream, name in enumerate(names)
             },
             {name: tensor for name, tensor in tensors.items() if is_whole(name)},

@@ -1,4 +1,4 @@
-"""An adapter added to its base weights, tensor by tensor: W + scale B A.
+"""An adapter added to its base weights, tensor by tensor: W + scale B A (of DoRA, with rows of its lengths).
 
 Source: LoRA (arXiv 2106.09685), section 4.1.
 """
@@ -19,7 +19,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, write_text, writing
 from wgrad.train.model.gguf_model import FILE, MODELFILE, GgufModel, WriteTokenizer, save_gguf
-from wgrad.train.model.lora import LoraConfig, is_whole
+from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, read_restored
 from wgrad.train.model.save_model import save_description, save_model
@@ -84,6 +84,9 @@ class Merge:
             scale = np.float32(self.lora.scaling_of(module))
             with np.errstate(all="ignore"):  # numbers of a damaged adapter
                 weight = weight + scale * (self.arrays[f"{module}.lora_B"] @ self.arrays[f"{module}.lora_A"])
+                if self.lora.dora:
+                    lengths = np.linalg.norm(weight, axis=1)
+                    weight *= (self.arrays[f"{module}{MAGNITUDE}"] / lengths)[:, None]
             if not np.isfinite(weight).all():
                 raise WgradError(
                     f"--adapter: what {module} adds to its weight is not finite (NaN or infinity): the adapter is "

@@ -24,6 +24,7 @@ from wgrad.autograd.ops.decoding import check_room
 from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.train.model.dora import inverse_of
 from wgrad.train.model.lora import Adapter, linear_modules
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
@@ -337,12 +338,17 @@ class Model:
         """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`."""
         weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
         options: dict[str, Any] = {
-            "bias": bias,
-            "residual": residual,
             "lora": self._lora(module, inputs.seed),
             "dtype": self.dtype if residual is None else np.float32,
         }
         linear = F.linear_quantized if isinstance(weight, FrozenWeight) else F.linear
+        own = self.adapter.modules.get(module) if self.adapter else None
+        if own is not None and own.magnitude is not None:
+            inverse = inverse_of(own, weight, self.device) if own.inverse is None else own.inverse
+            y = F.dora_scale(linear(x, weight, **options), own.magnitude, inverse)
+            y = y if bias is None else F.bias(y, bias)
+            return y if residual is None else F.add(residual, y)
+        options |= {"bias": bias, "residual": residual}
         return linear(x, weight, **options)
 
     def _stacked(self, stack: str, x: Tensor, inputs: Inputs) -> Tensor | None:

@@ -33,7 +33,7 @@ class PissaStart:
     def __init__(
         self,
         lora: LoraConfig,
-        shapes: Mapping[str, tuple[int, int]],
+        shapes: Mapping[str, tuple[int, ...]],
         kind: str,
         seed: int,
         known: Mapping[str, np.ndarray] | None = None,

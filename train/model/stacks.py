@@ -113,14 +113,14 @@ def adapter_groups(names: Iterable[str]) -> list[list[str]]:
 def stack_adapter(adapter: Adapter, joined: Mapping[tuple[str, ...], Tensor]) -> Adapter:
     """The adapter with those of stacks beside those of their parts. joined: of names of matrices, one Tensor of all.
 
-    Parts of one rank and scale, without dropout (each would draw a mask of its own).
+    Parts of one rank and scale, without dropout (each would draw a mask of its own) and not of DoRA.
     """
     modules = dict(adapter.modules)
     for names, a in joined.items():
         parts = [name.removesuffix(".lora_A") for name in names]
         b = joined.get(tuple(f"{part}.lora_B" for part in parts))
         own = [adapter.modules[part] for part in parts if part in adapter.modules]
-        if not names[0].endswith(".lora_A") or b is None or adapter.config.dropout:
+        if not names[0].endswith(".lora_A") or b is None or adapter.config.dropout or adapter.config.dora:
             continue
         if len({(module.scaling, module.a.shape[0]) for module in own}) == 1:
             stack = stack_of(parts[-1])

@@ -30,6 +30,10 @@ def _of_what_is_trained(c: Any) -> None:
             f"--init: {c.init} leaves no base model for --objective {c.objective} to measure against: use "
             "--init lora, or --objective orpo"
         )
+    if c.dora and c.dropout:
+        raise WgradError(f"--dropout: --dora is trained without; got {c.dropout:g}: leave one of the two out")
+    if c.dora and c.init != LORA:
+        raise WgradError(f"--init: {c.init} is not there for --dora: leave one of the two out")
     if c.train_head and c.objective != SFT:
         raise WgradError(
             f"--train-head: the loss of --objective {c.objective} has no gradient of the output layer: leave it out, "

@@ -110,6 +110,9 @@ class RunOptions(Options):
         "base model, plain LoRA of twice the rank",
         choices=STARTS,
     )
+    dora: bool = of_adapter(
+        False, "DoRA: train the length of each row of a weight beside its direction (PEFT: use_dora); slower"
+    )
     train_embeddings: bool = of_adapter(
         False, "train the embedding too, whole (PEFT: modules_to_save); a head that is tied to it stays as it was"
     )

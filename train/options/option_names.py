@@ -30,7 +30,7 @@ _ELSEWHERE = {
     "bnb_4bit_blocksize": "block_size", "load_in_4bit":
     "the base model is NF4 anyway, unless --no-quantize is given", "load_in_8bit":
     "the base model is NF4 anyway, unless --no-quantize is given", "quantization_bit":
-    "the base model is NF4 anyway, unless --no-quantize is given", "use_dora": "DoRA is not supported",
+    "the base model is NF4 anyway, unless --no-quantize is given", "use_dora": "dora",
     # objective
     "rl": "objective", "loss_type": "objective", "stage": "objective", "pref_loss": "objective", "pref_beta": "beta",
     "dpo_beta": "beta", "kto_beta": "beta", "orpo_alpha": "beta", "orpo_beta": "beta", "lambda": "beta",

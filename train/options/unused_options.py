@@ -8,9 +8,10 @@ from typing import Any
 # An option that is set, what it leaves without effect, and why.
 _UNUSED = (
     ("adapter", ("rank", "alpha", "target_modules", "rslora", "init"), "--adapter brings its own"),
-    ("adapter", ("train_embeddings", "train_head"), "--adapter brings its own"),
+    ("adapter", ("dora", "train_embeddings", "train_head"), "--adapter brings its own"),
     ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
-    ("full", ("lora_plus", "init", "train_embeddings", "train_head"), "--full trains all parameters, not an adapter"),
+    ("full", ("lora_plus", "init", "dora"), "--full trains all parameters, not an adapter"),
+    ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
     ("full", ("stream_weights",), "--full has no frozen weights"),

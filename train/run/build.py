@@ -14,9 +14,11 @@ from wgrad.autograd.tensor import Tensor
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.adapter_files import load_adapter
+from wgrad.train.model.dora import start_magnitudes, with_inverses
 from wgrad.train.model.load_streamed import load_streamed
 from wgrad.train.model.lora import (
     ALL_LINEAR,
+    MAGNITUDE,
     Adapter,
     LoraConfig,
     init_lora,
@@ -141,6 +143,8 @@ def build_trainable(
         source = EMBEDDING if name == HEAD and model_config.tie_word_embeddings else name
         load_trainable(folder, model_config, {source: parameters.tensors[name].data}, device, contents=contents)
     adapter = stack_adapter(Adapter.from_tensors(lora, parameters.tensors), parameters.joined)
+    if lora.dora and not config.adapter and contents:
+        start_magnitudes(adapter, weights, device)
     model = Model(model_config, weights, device, adapter=adapter, **options)
     return TrainableModel(model, parameters, lora, base + parameters.count, start)
 
@@ -196,7 +200,8 @@ def lora_parameters(
     shapes = {name: value.shape for name, value in values.items()} | (whole or {})
     fast = {name for name, shape in shapes.items() if name.endswith(".lora_B") or len(shape) == 1}
     specs = [
-        ParameterSpec(name, shape, len(shape) > 1, rate_of_b if name in fast else 1.0) for name, shape in shapes.items()
+        ParameterSpec(name, shape, len(shape) > 1 or name.endswith(MAGNITUDE), rate_of_b if name in fast else 1.0)
+        for name, shape in shapes.items()
     ]
     parameters = FlatParameters(specs, device, adapter_groups(values) if device.stacks_weights else ())
     for name, value in values.items():
@@ -226,7 +231,7 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
         targets = tuple(path.rpartition(".")[2] for path in projection_shapes(model))
     chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
     whole = tuple(name for name, trained in chosen if trained)
-    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks, modules_to_save=whole)
+    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks, {}, whole, config.dora)
 
 
 def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
@@ -239,6 +244,8 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
                 f"--adapter: {config.adapter} has lm_head whole, and the loss of --objective {config.objective} has no "
                 "gradient of it: use --objective sft"
             )
+        if lora.dora and config.dropout:
+            raise WgradError(f"--dropout: {config.adapter} is a DoRA adapter, which is trained without: leave it out")
         return replace(lora, dropout=config.dropout), values, None
     lora = lora_config(config, model)
     shapes = lora_shapes(lora, modules)
@@ -294,5 +301,5 @@ def build_frozen(
     loaded = load_adapter(adapter, *known) if adapter else None
     options: dict[str, Any] = {"quantize": quantize, "progress": progress, "contents": contents}
     weights = load_base(folder, model_config, device, streams(stream_weights, device), remarks, **options)
-    placed = frozen_adapter(*loaded, device) if loaded else None
+    placed = with_inverses(frozen_adapter(*loaded, device), weights, device) if loaded else None
     return Model(model_config, weights, device, adapter=placed, positions=positions, dtype=dtype)

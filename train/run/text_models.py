@@ -10,6 +10,7 @@ import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.dora import with_inverses
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.model.weights import whole_modules
@@ -73,6 +74,6 @@ def most_work(model: Model, positions: int, rows: int, prompt_tokens: int) -> No
 
 def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) -> Model:
     """The same weights with an adapter."""
-    adapter = frozen_adapter(lora, values, base.device)
+    adapter = with_inverses(frozen_adapter(lora, values, base.device), base.weights, base.device)
     positions = base.cos.shape[0]
     return Model(base.config, base.weights, base.device, adapter=adapter, positions=positions, dtype=base.dtype)

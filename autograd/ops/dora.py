@@ -1,0 +1,61 @@
+"""DoRA: the rows of a weight with its adapter, each brought to a length that is trained. Made of other operators.
+
+Source: Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.function import Context, Tensor, Weight, differentiable
+from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.device.contract import Array, Device
+from wgrad.device.formats.frozen_weight import FrozenWeight
+
+EPS = 1e-24  # added to the mean square of a row, which of trained weights is 1e-6 and more
+
+
+@differentiable
+def dora_scale(ctx: Context, x: Tensor, magnitude: Weight, inverse: Array) -> Tensor:
+    """x [..., N], a layer's output without its bias; magnitude float32 [N]; inverse float32 [N], one over the length of
+    each row of the layer's weight (`inverse_row_norms`), a constant as in the paper's section 4.3 -> x * magnitude *
+    inverse."""
+    rows, device = as_rows(ctx, x), ctx.device
+    factor = device.mul(magnitude, inverse)
+    ctx.save(rows, factor, inverse)
+    ctx.shape = tuple(x.shape)
+    return with_shape(ctx, _times(device, rows, factor), x.shape)
+
+
+@dora_scale.backward
+def _(ctx: Context, dy: Array) -> Any:
+    device, (rows, factor, inverse) = ctx.device, ctx.saved
+    grad, dmagnitude = as_rows(ctx, dy), None
+    dx = with_shape(ctx, _times(device, grad, factor), ctx.shape) if ctx.needs_grad[0] else None
+    if ctx.needs_grad[1]:
+        # In float32: the gradient of a scaled loss times a value may be beyond float16.
+        wide = grad if grad.dtype == inverse.dtype else device.cast(grad, inverse.dtype)
+        dmagnitude = device.mul(device.sum_rows(device.mul(wide, rows)), inverse)
+    return dx, dmagnitude
+
+
+def _times(device: Device, rows: Array, factor: Array) -> Array:
+    """rows [R, N] * factor [N]."""
+    ones = device.empty((rows.shape[0], 1), factor.dtype)
+    device.fill(ones, 1.0)
+    columns = device.gemm(ones, device.view(factor, (1, factor.shape[0])), dtype=rows.dtype)
+    return device.mul(rows, columns)
+
+
+def inverse_row_norms(device: Device, weight: Array | FrozenWeight, a: Array, b: Array, scaling: float) -> Array:
+    """One over the length of each row of weight + scaling * b a. weight [N, K], a [r, K], b [N, r] float32 -> float32
+    [N]. The sum stands in memory whole, twice, while this is computed."""
+    wide = device.dequantize(weight) if isinstance(weight, FrozenWeight) else device.cast(weight, np.float32)
+    total = device.gemm(b, a, alpha=scaling)
+    device.add(wide, total, out=total)
+    ones = device.empty((total.shape[1],), np.float32)
+    device.fill(ones, 1.0)
+    _, rstd = device.rms_norm(total, ones, EPS)
+    return device.scale(rstd, total.shape[1] ** -0.5)

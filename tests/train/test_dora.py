@@ -1,0 +1,89 @@
+"""--dora: a run that goes on, what reads its adapter, weights in main memory, what it cannot be given beside."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wgrad.device.contract import Device
+from wgrad.train.commands.cli import main
+from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.build import build_frozen, build_trainable
+from wgrad.train.run.generation import generate_ids
+
+
+def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
+    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--seq-len", "48"]
+    return ["finetune", *given, "--accumulate", "2", "--dora", *more]
+
+
+@pytest.fixture
+def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
+    """Four steps."""
+    more = ["--max-steps", "4", "--schedule", "constant", "--warmup", "0", "--lr", "0.01", "--no-sample"]
+    more += ["--rank", "3", "--eval-data", str(text_data), "--save-every", "2"]
+    assert main(options(make_checkpoint(), text_data, tmp_path / "run", *more)) == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def test_what_reads_the_adapter_finds_what_the_run_measured(run: Path, text_data: Path, capsys: Any) -> None:
+    results = json.loads((run / "results.json").read_text())
+    words = ["--adapter", str(run), "--data", str(text_data), "--seq-len", "48"]
+    assert main(["eval", *words, "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["base"]["nats"] == pytest.approx(results["held_out_loss_before"], rel=1e-5)
+    assert found["adapter"]["nats"] == pytest.approx(results["held_out_loss_after"], rel=1e-5)
+    assert found["adapter"]["nats"] < found["base"]["nats"]
+
+
+def test_a_run_that_goes_on_ends_in_the_same_bits(run: Path) -> None:
+    wanted = (run / WEIGHTS_FILE).read_bytes()
+    for name in (WEIGHTS_FILE, "results.json", "checkpoints/step-4/trainer.json"):
+        (run / name).unlink()
+    assert main(["finetune", "--out", str(run), "--resume"]) == 0
+    assert (run / WEIGHTS_FILE).read_bytes() == wanted
+
+
+def test_lengths_of_an_adapter_that_stays_are_those_worked_out_each_time(run: Path, wgpu_device: Device) -> None:
+    model = run.parent / "model"
+    built = build_frozen(load_model_config(model), model, wgpu_device, positions=64, adapter=str(run))
+    assert built.adapter is not None
+    text = list(generate_ids(built, [5, 6, 7], 12, GREEDY))
+    modules = {name: replace(module, inverse=None) for name, module in built.adapter.modules.items()}
+    built.adapter = replace(built.adapter, modules=modules)
+    assert list(generate_ids(built, [5, 6, 7], 12, GREEDY)) == text
+
+
+def test_it_starts_alike_where_weights_are_in_main_memory(make_checkpoint: Any, wgpu_device: Device) -> None:
+    folder, device = make_checkpoint(num_hidden_layers=4), type(wgpu_device)()
+    device.shared_memory = False
+    found = []
+    for how in ("off", "on"):
+        config = RunOptions(seq_len=16, dora=True, stream_weights=how, compute="float32")
+        built = build_trainable(config, load_model_config(folder), folder, device, positions=16)
+        found.append(device.download(built.parameters.data))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_what_it_cannot_be_given_beside(run: Path, text_data: Path, tmp_path: Path, capsys: Any) -> None:
+    def refused(*words: str) -> str:
+        assert main(list(words)) == 2
+        return str(capsys.readouterr().err).strip().splitlines()[-1]
+
+    begun = options(run.parent / "model", text_data, tmp_path / "out")
+    assert "--dropout: --dora is trained without; got 0.1" in refused(*begun, "--dropout", "0.1")
+    assert "--init: pissa is not there for --dora" in refused(*begun, "--init", "pissa")
+    assert "--dora: would be ignored: --adapter brings its own" in refused(*begun, "--adapter", str(run))
+    further = [word for word in begun if word != "--dora"] + ["--adapter", str(run), "--dropout", "0.1"]
+    assert "is a DoRA adapter, which is trained without" in refused(*further)
+    gguf = ["export", "--adapter", str(run), "--gguf-lora", str(tmp_path / "a.gguf")]
+    assert "--gguf-lora: a GGUF adapter has no place for DoRA's magnitudes" in refused(*gguf)
