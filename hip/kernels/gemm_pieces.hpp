@@ -57,6 +57,8 @@ struct FloatPieces {
     gpu::u32x4 lo, hi;
   };
   using Ahead = Nothing;
+  using Open = Nothing;
+  static constexpr bool DECODES = false;
   const float* data;
   GPU_FN Ahead look(long, unsigned) const { return {}; }
   GPU_FN Raw fetch(long origin, unsigned offset, int, Ahead) const {
@@ -76,6 +78,8 @@ struct FloatPieces {
 
 // A weight of some format, times SCALE, in pieces of T.
 template <class T, class Format> struct WeightPieces : Format {
+  using Open = Nothing;
+  static constexpr bool DECODES = false;
   // float16: the second piece of a usual weight (0.001 to 0.1) would be a subnormal without, and 1,023 still fits.
   static constexpr float SCALE = T::KIND == F16::KIND ? 64.0f : 1.0f;
   GPU_FN gpu::Eight values(const typename Format::Raw& raw) const {

@@ -74,10 +74,10 @@ GPU_FN void split_product(const SourceA& source_a, const SourceB& source_b, Epil
   typename U::Acc acc[TILES][TILES] = {};
   const auto after = [&](int k0) { return k0 + DEPTH < end ? k0 + DEPTH : k0; };
   if (begin < end) {
-    a.fetch(begin, thread);
-    b.look(begin, thread);
-    b.fetch(begin, thread);
-    b.look(after(begin), thread);
+    fetch_all(a, begin, thread);
+    look_all(b, begin, thread);
+    fetch_all(b, begin, thread);
+    look_all(b, after(begin), thread);
   }
 #pragma unroll 1
   for (int k0 = begin; k0 < end; k0 += DEPTH) {
@@ -88,9 +88,9 @@ GPU_FN void split_product(const SourceA& source_a, const SourceB& source_b, Epil
     for (int i = 0; i < decltype(b)::LOADS; ++i)
       b.template store_pieces<PB>(lds + PA * SIDE * CHUNKS, k0, thread, i);
     const int next = after(k0);  // the last tile once more, not used
-    a.fetch(next, thread);
-    b.fetch(next, thread);
-    b.look(after(next), thread);
+    fetch_all(a, next, thread);
+    fetch_all(b, next, thread);
+    look_all(b, after(next), thread);
     gpu::lds_barrier();
     multiply<T, PA, PB>(acc, lds, row_a, row_b, lane);
   }

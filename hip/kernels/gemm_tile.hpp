@@ -8,8 +8,9 @@
 //     row r, K chunk c (8 elements)   ->   slot 4 * (r ^ (r >> 3 & 1)) + (c ^ (r >> 1 & 3))
 //
 // Operands are read in chunks of 8 elements: one 128-bit load, or what a weight's format takes for them. A chunk
-// outside of the matrix is read at a clamped place and replaced by zeros only where it lies beyond K: rows beyond M or
-// N make results that nobody stores.
+// outside of the matrix is read at a clamped place. Rows beyond M or N make results that nobody stores. Beyond K both
+// operands become zeros, or where one is a frozen weight that alone, by its scale: an infinity in a row of the other
+// then makes a NaN where it would have made an infinity.
 #pragma once
 #include "weight_formats.hpp"
 
@@ -25,9 +26,9 @@ GPU_FN gpu::u32x4 zero_unless(bool inside, gpu::u32x4 x) {
   return x & gpu::u32x4{keep, keep, keep, keep};
 }
 
-// ---- sources: `fetch` starts the loads of 8 elements, `decode` makes 16-bit operands of what arrived ----
+// ---- sources: `fetch` starts the loads of 8 elements; `open`, `look_up`, `word` and `pair` make operands of what arrived
 // `look` starts, a tile earlier, the loads that those of `fetch` wait for; `arrive` keeps the wait for those where it
-// stands.
+// stands. DECODES: what lies beyond K is made zero by `open`. Two elements of 16 bits are a word: neighbours of one chunk, or the same of two chunks.
 struct Nothing {};
 
 // Elements of 16 bits, row-major with `cols` a row. ALIGNED: cols is a multiple of 8 and the address of 16, so that a
@@ -52,60 +53,80 @@ template <bool ALIGNED> struct Dense {
     return x;
   }
   GPU_FN static void arrive(Raw& raw) { raw = gpu::optimization_barrier(raw); }
-  GPU_FN gpu::u32x4 decode(Raw raw) const { return raw; }
+  using Open = gpu::u32x4;
+  GPU_FN static Open open(Raw raw, bool) { return raw; }
+  GPU_FN static void look_up(Open&, Raw, int) {}
+  GPU_FN static unsigned word(Open x, int i) { return x[i]; }
+  GPU_FN static unsigned pair(Open x, Open y, int i) {
+    return i % 2 ? gpu::high_halves(x[i / 2], y[i / 2]) : gpu::low_halves(x[i / 2], y[i / 2]);
+  }
 };
 
 // A frozen weight of some format (weight_formats.hpp), decoded to T.
 template <class T, class Format> struct Weight : Format {
   static constexpr bool DECODES = true;
-  GPU_FN gpu::u32x4 decode(const typename Format::Raw& raw) const {
-    const float s = this->scale(raw);
-    gpu::u32x4 x;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float even = this->value(raw, 2 * i), odd = this->value(raw, 2 * i + 1);
-      x[i] = T::pack_finite(even * s, odd * s);
-    }
+  struct Open {
+    gpu::Eight values;  // before they are scaled
+    float scale;
+  };
+  GPU_FN Open open(const typename Format::Raw& raw, bool inside) const {
+    Open x;
+    x.scale = inside ? this->scale(raw) : 0.0f;
     return x;
   }
+  GPU_FN void look_up(Open& x, const typename Format::Raw& raw, int i) const { x.values.at[i] = this->value(raw, i); }
+  GPU_FN static unsigned word(const Open& x, int i) {
+    return rounded(gpu::f32x2{x.values.at[2 * i], x.values.at[2 * i + 1]} * gpu::f32x2{x.scale, x.scale});
+  }
+  GPU_FN static unsigned pair(const Open& x, const Open& y, int i) {
+    return rounded(gpu::f32x2{x.values.at[i], y.values.at[i]} * gpu::f32x2{x.scale, y.scale});
+  }
+  GPU_FN static unsigned rounded(gpu::f32x2 x) { return T::pack_finite(x[0], x[1]); }
 };
 
-// ---- tiles -------------------------------------------------------------------------------------------------------
+// ---- tiles: each thread owns OWNED chunks and makes four words of each ---------------------------------------------
+// `open` for each chunk, then `look_up` and `make` for each word; make<ZERO> replaces what lies beyond K.
 
 // ROWS x DEPTH of an operand that lies [rows, K] in memory (K contiguous): thread t owns chunk t % 4 of its rows.
 template <class Source, int ROWS, int THREADS> struct AlongK {
-  static constexpr int LOADS = ROWS * CHUNKS / THREADS;
+  static constexpr int LOADS = ROWS * CHUNKS / THREADS, OWNED = LOADS;  // stored together; of a chunk
   static_assert(ROWS * CHUNKS % THREADS == 0 && THREADS % CHUNKS == 0, "every thread has the same number of chunks");
+  static constexpr bool DECODES = Source::DECODES;
   Source source;
   long origin;
   int k_total, first;
-  unsigned offsets[LOADS];
-  typename Source::Raw raw[LOADS];
-  typename Source::Ahead ahead[LOADS];
+  unsigned offsets[OWNED];
+  typename Source::Raw raw[OWNED];
+  typename Source::Ahead ahead[OWNED];
+  typename Source::Open opened[OWNED];
+  gpu::u32x4 chunk;
 
   GPU_FN AlongK(const Source& s, long base, int row0, int rows, int k, int thread) : source(s), k_total(k) {
     origin = base + (long)row0 * k;
     first = 8 * (thread % CHUNKS);
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
+    for (int i = 0; i < OWNED; ++i) {
       const int row = thread / CHUNKS + i * (THREADS / CHUNKS);
       offsets[i] = (unsigned)(row < rows - row0 ? row : rows - row0 - 1) * (unsigned)k;
     }
   }
   GPU_FN unsigned inside(int k0) const { return first < k_total - k0 ? first : 0; }
-  GPU_FN void look(int k0, int) {
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i) ahead[i] = source.look(origin + k0, offsets[i] + inside(k0));
+  GPU_FN void look(int k0, int, int i) { ahead[i] = source.look(origin + k0, offsets[i] + inside(k0)); }
+  GPU_FN void fetch(int k0, int, int i) {
+    raw[i] = source.fetch(origin + k0, offsets[i] + inside(k0), k_total - k0 - first, ahead[i]);
   }
-  GPU_FN void fetch(int k0, int) {
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-      raw[i] = source.fetch(origin + k0, offsets[i] + inside(k0), k_total - k0 - first, ahead[i]);
-  }
-  // Load i of LOADS: decoded, and into LDS.
-  GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
+  GPU_FN void open(int k0, int, int i) {
     Source::arrive(raw[i]);
-    put(lds, thread, i, zero_unless(first < k_total - k0, source.decode(raw[i])));
+    opened[i] = source.open(raw[i], first < k_total - k0);
+  }
+  GPU_FN void look_up(int word) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) source.look_up(opened[word / 4], raw[word / 4], 2 * (word % 4) + j);
+  }
+  // Into LDS where it is the last of four.
+  template <bool ZERO> GPU_FN void make(gpu::u32x4* lds, int k0, int thread, int word) {
+    chunk[word % 4] = Source::word(opened[word / 4], word % 4);
+    if (word % 4 == 3) put(lds, thread, word / 4, ZERO ? zero_unless(first < k_total - k0, chunk) : chunk);
   }
   GPU_FN static void put(gpu::u32x4* lds, int thread, int i, gpu::u32x4 x) {
     lds[slot(thread / CHUNKS + i * (THREADS / CHUNKS), thread % CHUNKS)] = x;
@@ -123,15 +144,17 @@ template <class Source, int ROWS, int THREADS> struct AlongK {
 // ROWS x DEPTH of an operand that lies [K, rows] in memory: a thread reads 8 rows of two successive k and writes eight
 // pairs. Lanes run over the 16 pairs of a tile first, so that their writes fall into different banks.
 template <class Source, int ROWS, int THREADS> struct AcrossK {
-  static constexpr int PAIRS = DEPTH / 2, LOADS = ROWS / 8 * PAIRS / THREADS;
+  static constexpr int PAIRS = DEPTH / 2, LOADS = ROWS / 8 * PAIRS / THREADS, OWNED = 2 * LOADS;
   static_assert(ROWS / 8 * PAIRS % THREADS == 0 && THREADS % PAIRS == 0, "every thread has the same number of chunks");
+  static constexpr bool DECODES = Source::DECODES;
   Source source;
   long origin;
   int k_total, stride;
-  unsigned columns[LOADS];
+  unsigned columns[LOADS], offsets[LOADS][2];
   int counts[LOADS];
   typename Source::Raw raw[LOADS][2];
   typename Source::Ahead ahead[LOADS][2];
+  typename Source::Open opened[LOADS][2];
 
   GPU_FN AcrossK(const Source& s, long base, int row0, int rows, int k, int thread) : source(s), k_total(k) {
     origin = base + row0;
@@ -141,51 +164,73 @@ template <class Source, int ROWS, int THREADS> struct AcrossK {
       const int column = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
       columns[i] = column < rows - row0 ? column : 0;
       counts[i] = rows - row0 - (int)columns[i];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) offsets[i][j] = columns[i] + (unsigned)(2 * (thread % PAIRS) + j) * (unsigned)stride;
     }
   }
-  GPU_FN unsigned place(int i, int k, int k0) const {
-    return columns[i] + (unsigned)(k < k_total - k0 ? k : 0) * (unsigned)stride;
+  // Of k or k + 1, as far as it matters to what lies beyond K: that of a frozen weight is a multiple of 8.
+  GPU_FN static int depth(int thread, int j) { return 2 * (thread % PAIRS) + (DECODES ? 0 : j); }
+  GPU_FN unsigned place(int i, int j, int thread, int k0) const {
+    return depth(thread, j) < k_total - k0 ? offsets[i][j] : columns[i];
   }
-  GPU_FN void look(int k0, int thread) {
-    const int k = 2 * (thread % PAIRS);
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) ahead[i][j] = source.look(origin + (long)k0 * stride, place(i, k + j, k0));
+  GPU_FN void look(int k0, int thread, int i) {
+    ahead[i / 2][i % 2] = source.look(origin + (long)k0 * stride, place(i / 2, i % 2, thread, k0));
   }
-  GPU_FN void fetch(int k0, int thread) {
-    const int k = 2 * (thread % PAIRS);
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i)
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        raw[i][j] = source.fetch(origin + (long)k0 * stride, place(i, k + j, k0), counts[i], ahead[i][j]);
+  GPU_FN void fetch(int k0, int thread, int i) {
+    raw[i / 2][i % 2] =
+        source.fetch(origin + (long)k0 * stride, place(i / 2, i % 2, thread, k0), counts[i / 2], ahead[i / 2][i % 2]);
   }
-  GPU_FN void store(gpu::u32x4* lds, int k0, int thread, int i) {
-    const int pair = thread % PAIRS, left = k_total - k0;
-    Source::arrive(raw[i][0]);
-    Source::arrive(raw[i][1]);
-    put(lds, thread, i, zero_unless(2 * pair < left, source.decode(raw[i][0])),
-        zero_unless(2 * pair + 1 < left, source.decode(raw[i][1])));
+  GPU_FN void open(int k0, int thread, int i) {
+    Source::arrive(raw[i / 2][i % 2]);
+    opened[i / 2][i % 2] = source.open(raw[i / 2][i % 2], depth(thread, i % 2) < k_total - k0);
   }
-  GPU_FN static void put(gpu::u32x4* lds, int thread, int i, gpu::u32x4 x, gpu::u32x4 y) {
-    unsigned* words = (unsigned*)lds;
-    const int pair = thread % PAIRS, row = 8 * (thread / PAIRS + i * (THREADS / PAIRS));
+  GPU_FN void look_up(int word) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const unsigned k0 = x[j / 2], k1 = y[j / 2];
-      const unsigned both = j & 1 ? (k0 >> 16 | (k1 & 0xffff0000u)) : ((k0 & 0xffffu) | k1 << 16);
-      words[4 * slot(row + j, pair / 4) + pair % 4] = both;
-    }
+    for (int j = 0; j < 2; ++j) source.look_up(opened[word / 8][j], raw[word / 8][j], word % 8);
+  }
+  template <bool ZERO> GPU_FN void make(gpu::u32x4* lds, int k0, int thread, int word) {
+    const unsigned both = Source::pair(opened[word / 8][0], opened[word / 8][1], word % 8);
+    put(lds, thread, word / 8, word % 8, ZERO ? both & mask(k0, thread) : both);
+  }
+  GPU_FN unsigned mask(int k0, int thread) const {
+    const unsigned even = depth(thread, 0) < k_total - k0 ? 0xffffu : 0u;
+    return depth(thread, 1) < k_total - k0 ? 0xffff0000u | even : even;
+  }
+  // k and k + 1 of row j of 8.
+  GPU_FN static void put(gpu::u32x4* lds, int thread, int i, int j, unsigned both) {
+    const int pair = thread % PAIRS, row = 8 * (thread / PAIRS + i * (THREADS / PAIRS)) + j;
+    ((unsigned*)lds)[4 * slot(row, pair / 4) + pair % 4] = both;
   }
   template <int PIECES> GPU_FN void store_pieces(gpu::u32x4* lds, int k0, int thread, int i) {
-    const int pair = thread % PAIRS, left = k_total - k0;
     auto x = source.values(raw[i][0]), y = source.values(raw[i][1]);
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p)
-      put(lds + p * ROWS * CHUNKS, thread, i, zero_unless(2 * pair < left, source.template next<PIECES>(x, p)),
-          zero_unless(2 * pair + 1 < left, source.template next<PIECES>(y, p)));
+    for (int p = 0; p < PIECES; ++p) {
+      const gpu::u32x4 even = source.template next<PIECES>(x, p), odd = source.template next<PIECES>(y, p);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        put(lds + p * ROWS * CHUNKS, thread, i, j, Dense<true>::pair(even, odd, j) & mask(k0, thread));
+    }
   }
 };
+
+// Every chunk of a thread.
+template <class Tile> GPU_FN void look_all(Tile& tile, int k0, int thread) {
+#pragma unroll
+  for (int i = 0; i < Tile::OWNED; ++i) tile.look(k0, thread, i);
+}
+template <class Tile> GPU_FN void fetch_all(Tile& tile, int k0, int thread) {
+#pragma unroll
+  for (int i = 0; i < Tile::OWNED; ++i) tile.fetch(k0, thread, i);
+}
+// Chunks [from, to) of a thread, which are there: into LDS.
+template <bool ZERO, class Tile>
+GPU_FN void store(Tile& tile, gpu::u32x4* lds, int k0, int thread, int from, int to) {
+#pragma unroll
+  for (int i = from; i < to; ++i) tile.open(k0, thread, i);
+#pragma unroll
+  for (int word = 4 * from; word < 4 * to; ++word) tile.look_up(word);
+#pragma unroll
+  for (int word = 4 * from; word < 4 * to; ++word) tile.template make<ZERO>(lds, k0, thread, word);
+}
 
 }  // namespace gemm

@@ -122,7 +122,8 @@ GPU_FN T shuffle(T x, unsigned from) {
 }
 // Entry (codes >> at) % 16 of a table of which lane l holds entry l % 16.
 GPU_FN float lookup16(float table, unsigned codes, int at) {
-  const unsigned address = (at < 2 ? codes << (2 - at) : codes >> (at - 2)) & 60u;  // in bytes
+  // In bytes; of the bits above, the lane's number has only what does not matter.
+  const unsigned address = at < 2 ? codes << (2 - at) & 60u : codes >> (at - 2);
   return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((int)address, __builtin_bit_cast(int, table)));
 }
 // The value of lane ^ 1 (STEP 1), lane ^ 2 (2), lane ^ 7 (4) or lane ^ 15 (8), by DPP: no access to LDS. The last two
