@@ -131,6 +131,19 @@ def test_lds_loads_of_lanes_that_are_off_are_not_made() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("lanes", [64, 32])
+def test_bpermute_ignores_the_bits_above_a_lanes_number(lanes: int) -> None:
+    """And what is off gives 0 to others and keeps its own."""
+    wave = Wave(lanes)
+    wave.vectors[1] = np.arange(lanes) * 0x01000104  # lane (l + offset / 4) of lanes, with bits above and below
+    wave.vectors[2], wave.vectors[3] = np.arange(lanes) + 100, 7
+    wave.scalars[machine.EXEC] = 0xFFFFFFFE
+    assert wave.execute("ds_bpermute_b32 v3, v1, v2 offset:8", 8, 3 << 24 | 2 << 8 | 1) == 0
+    wanted = [100 + l if l else 0 for l in (np.arange(lanes) * 0x01000104 + 8 >> 2) % lanes]
+    np.testing.assert_array_equal(wave.vectors[3], [7, *wanted[1:]])
+
+
+@needs_compiler
 def test_conversions_of_float16_above_v127_on_cdna() -> None:
     wave, x = Wave(64), np.linspace(-70000, 70000, 64).astype(np.float32)
     wave.vectors[1] = x.view(np.uint32)

@@ -10,7 +10,7 @@ import ctypes
 import re
 
 from tests.hip.executor.code_object import ExecutorError, Instruction
-from tests.hip.executor.machine import Buffer, Convert, LdsLoad, Mfma, Wmma
+from tests.hip.executor.machine import Bpermute, Buffer, Convert, LdsLoad, Mfma, Wmma
 
 Override = tuple[str, ctypes.Structure | ctypes.c_int]  # a function of machine/*.c and its parameters
 
@@ -48,6 +48,11 @@ def override(found: Instruction, words: tuple[int, int], architecture: str, lane
         return "machine_buffer", _buffer(found, lanes)
     if match := _LDS_LOAD.match(name):
         return "machine_lds_load", _lds_load(match, *words, lanes, lds)
+    if name == "ds_bpermute_b32":
+        if architecture.startswith("gfx9") and words[0] >> 25 & 1:  # an accumulator
+            raise _unknown(found.text)
+        to, address, data = words[1] >> 24, words[1] & 0xFF, words[1] >> 8 & 0xFF
+        return "machine_bpermute", Bpermute(to, address, data, words[0] & 0xFFFF, lanes)
     if _CONVERT.match(name) and architecture.startswith("gfx9") and words[0] & 0x1FF != 0xFF:  # 0xFF: a literal follows
         convert = Convert(words[0] >> 17 & 0xFF, words[0] & 0x1FF, "f16_f32" in name, lanes)
         return "machine_convert", convert

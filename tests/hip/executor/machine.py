@@ -93,6 +93,10 @@ class Dpp(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Bpermute(ctypes.Structure):
+    _fields_ = _integers("to address data offset lanes")
+
+
 class Convert(ctypes.Structure):
     _fields_ = _integers("to from_ narrow lanes")
 

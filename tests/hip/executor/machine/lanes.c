@@ -1,4 +1,5 @@
-// Instructions that tinygrad's emulator reads otherwise than the hardware: DPP, and conversions of float16 on CDNA.
+// Instructions that tinygrad's emulator reads otherwise than the hardware: DPP, ds_bpermute, and conversions of float16
+// on CDNA.
 #include "machine.h"
 
 // lane[l]: where lane l reads from, or -1; enabled: row_mask and bank_mask; zero: a lane without a source reads 0.
@@ -34,6 +35,23 @@ int machine_dpp(u64* wave, void* parameters) {
   set_pair(s, EXEC, on);
   if (p->lanes == 32) s[EXEC + 1] = high;
   set_pair(s, PC, pc + 8);
+  return FINE;
+}
+
+typedef struct { int to, address, data, offset, lanes; } Bpermute;
+
+// A lane's number is the address divided by 4, without the bits above; lanes that are off give 0.
+int machine_bpermute(u64* wave, void* parameters) {
+  const Bpermute* p = parameters;
+  u32 *v = registers(wave, 0), found[64];
+  u64 on = active(wave, p->lanes);
+  for (int l = 0; l < p->lanes; l++) {
+    u32 from = (v[p->address * p->lanes + l] + p->offset) / 4 % p->lanes;
+    found[l] = on >> from & 1 ? v[p->data * p->lanes + from] : 0;
+  }
+  for (int l = 0; l < p->lanes; l++)
+    if (on >> l & 1) v[p->to * p->lanes + l] = found[l];
+  advance(wave, 8);
   return FINE;
 }
 
