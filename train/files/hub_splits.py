@@ -23,6 +23,7 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _DEFAULT = "default"
+_LONGEST = 1 << 20  # characters of front matter: PyYAML reads some 300 kB a second
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 
 
@@ -72,7 +73,10 @@ def _of_readme(data: Sequence[str], readme: str, config: str, where: str) -> dic
     files = configs[name].get("data_files")
     if files is None:
         return None
-    entries = files if isinstance(files, list) and all(isinstance(e, dict) for e in files) else [{"path": files}]
+    if isinstance(files, dict):
+        entries = [{"split": name, "path": paths} for name, paths in files.items()]
+    else:
+        entries = files if isinstance(files, list) and all(isinstance(e, dict) for e in files) else [{"path": files}]
     found: dict[str, list[str]] = {}
     for entry in entries:
         paths = entry.get("path")
@@ -88,11 +92,11 @@ def _fits(name: str, pattern: str) -> bool:
 
 def _configs(readme: str) -> dict[str, dict[str, Any]]:
     parts = readme.split("---", 2)
-    if len(parts) < 3 or parts[0].strip():
+    if len(parts) < 3 or parts[0].strip() or len(parts[1]) > _LONGEST:
         return {}
     try:
         value = yaml.safe_load(parts[1])
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except Exception:  # PyYAML's constructors raise what they meet
         return {}
     entries = value.get("configs") if isinstance(value, dict) else None
     entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
