@@ -7,8 +7,8 @@
 // do, q: [B, T, H, D]; k, v, dk, dv: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T];
 // doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
-// Launch: (G splits, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline and float16's range are in
-// attention_gradient.hpp. With splits > 1 each takes a share of the query heads and writes float32 dk and dv
+// Launch: (G splits, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline is in attention_gradient.hpp, float16's range
+// in attention_range.hpp. With splits > 1 each takes a share of the query heads and writes float32 dk and dv
 // [splits, B, T, G, D], for attention_sum_parts.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; sums in a fixed order, no atomics.
 #include "attention_gradient.hpp"
@@ -35,8 +35,8 @@ GPU_FN Shifts choose_shifts(const typename F::Source& from, const float* grad_le
   largest = gpu::block_max<THREADS>(largest, memory);
   longest_v = gpu::block_max<THREADS>(longest_v, memory);
   gpu::barrier();
-  return {shift_for(uniform(longest * longest_v + largest)), F::LIFTS ? lift_for(uniform(longest)) : 0,
-          F::LIFTS ? lift_for(uniform(longest_v)) : 0};
+  return {uniform(shift_for(longest * longest_v + largest)), F::LIFTS ? uniform(lift_for(longest)) : 0,
+          F::LIFTS ? uniform(lift_for(longest_v)) : 0};
 }
 
 template <class T, int D>

@@ -7,7 +7,7 @@
 // doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
 // Launch: (H B, ceil(T / COLUMNS)) groups of THREADS, placed by attention_order.hpp; `dies` of the card take them in
-// turn. The pipeline and float16's range are in attention_gradient.hpp.
+// turn. The pipeline is in attention_gradient.hpp, float16's range in attention_range.hpp.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; the split into two passes makes it deterministic.
 #include "attention_gradient.hpp"
 #include "attention_order.hpp"
@@ -44,14 +44,15 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
     const int query = sight.mask.clamp(wave0 + 16 * n + column());
     const long row = ((long)batch * p.heads + head) * p.length + query;
     f.first[n] = sight.begin(query), f.count[n] = sight.end(query) - f.first[n];
-    f.delta[n] = delta[row], f.lse[n] = lse[row] * LOG2E;
-    back[n] = scale;
+    float own_delta = delta[row];
+    f.lse[n] = lse[row] * LOG2E, back[n] = scale;
     if (F::NARROW) {
-      const int shift = shift_for(grad_lengths[row] * longest + gpu::abs(f.delta[n]));
+      const int shift = shift_for(grad_lengths[row] * longest + gpu::abs(own_delta));
       const int lift = F::LIFTS ? lift_for(grad_lengths[row]) : 0;
-      lift_x2[n] = halves_of_two(lift), f.delta[n] *= power_of_two(lift + lift_v);
+      lift_x2[n] = halves_of_two(lift), own_delta *= power_of_two(lift + lift_v);
       f.lse[n] -= float(shift - lift - lift_v), back[n] = power_of_two(-shift);
     }
+    f.less_delta[n] = optimization_barrier(Splat(-own_delta));
   }
   f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
   f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::SLOTS - Held<D>::SLOTS);

@@ -12,109 +12,33 @@
 //     x1, x2:            operand B, from start to end: in registers (CDNA), in LDS (RDNA)
 //     p, ds:             leave the matrix unit as operand B of the next product (attention_matrix.hpp)
 //
-// The columns that see a walked row are a range, and so are the rows that a column sees: `doc_start` rises. So both
-// kernels mask alike: column c sees the rows [first, first + count).
-//
-// Range of float16: p and ds are small where a row sees many keys or the loss is not scaled. p is at most 1 and goes
-// into products times 2^15. |g - delta| <= |do| |v| + |delta| bounds ds: a power of two takes the bound to between 2^14
-// and 2^15, one for each query for dq, one for each work-group's keys for dk. Both leave with the result, exactly. The
-// softmax's scale is applied to float32 results only. Where the matrix unit takes float16 subnormals for 0, do and v go
-// into products lifted by up to 2^10, which makes normal numbers of all of them, as far as the longest row allows (the
-// scales above stay what they are). bfloat16 has float32's range and needs none of this.
+// CDNA goes through a step in phases, half of the waves one phase behind the other half (phases()). attention.md draws
+// it; attention_walk.hpp has the mask, attention_range.hpp float16's range.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 #pragma once
 #include "attention_operands.hpp"
+#include "attention_range.hpp"
+#include "attention_walk.hpp"
 
 namespace attention {
 
 constexpr float LOG2E = 1.4426950408889634f, NOTHING = 1e30f;  // a lse that leaves no probability
 
-template <class T>
-struct Narrow {
-  static constexpr bool YES = false;
-};
-template <>
-struct Narrow<F16> {
-  static constexpr bool YES = true;
-};
-constexpr int P_SHIFT = 15;  // probabilities of float16 go into products times 2^P_SHIFT
-
 // x is the same in all lanes: into a scalar register.
 GPU_FN float uniform(float x) { return gpu::bits_to_float(gpu::uniform(gpu::float_to_bits(x))); }
+GPU_FN int uniform(int x) { return int(gpu::uniform(u32(x))); }
 // The lane's number, found again wherever this stands.
 GPU_FN u32 fresh_lane() { return optimization_barrier(gpu::lane()); }
-// 2^n for -126 <= n <= 127.
-GPU_FN float power_of_two(int n) { return gpu::bits_to_float(u32(n + 127) << 23); }
-// n with bound 2^n between 2^14 and 2^15, within what float32 has room for.
-GPU_FN int shift_for(float bound) {
-  const int n = 14 + 127 - int(gpu::float_to_bits(bound) >> 23 & 255);
-  return n < -100 ? -100 : n > 100 ? 100 : n;
-}
-// The power of two, 0 to 10, by which rows of at most this length are lifted; and as two halves of float16.
-GPU_FN int lift_for(float length) {
-  const int n = shift_for(length);
-  return n < 0 ? 0 : n > 10 ? 10 : n;
-}
-GPU_FN u32 halves_of_two(int n) { return u32(n + 15) * 0x04000400u; }
-
-struct Sizes {
-  int length, heads, kv_heads, window;
-};
-
-// The rows that each column sees: [begin(c), end(c)), both rising with c.
-template <bool KEYS>  // columns are keys, rows are queries; or the other way round
-struct Sight {
-  Mask mask;
-  GPU_FN int begin(int c) const { return KEYS ? c : mask.first(c); }
-  GPU_FN int end(int c) const {
-    if (!KEYS) return c + 1;
-    int low = c + 1, high = mask.queries;  // queries below `low` see key c
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (mask.first(middle) <= c) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  }
-};
-// Rows that `count` columns from `column` on see among them, and those that each of them sees.
-struct Span {
-  int begin, end, all_begin, all_end;
-  template <bool KEYS>
-  GPU_FN Span(const Sight<KEYS>& sight, int column, int count) {
-    const int from = sight.mask.clamp(column), to = sight.mask.clamp(column + count - 1);
-    begin = int(gpu::uniform(u32(sight.begin(from)))), end = int(gpu::uniform(u32(sight.end(to))));
-    all_begin = int(gpu::uniform(u32(sight.begin(to)))), all_end = int(gpu::uniform(u32(sight.end(from))));
-    if (column >= sight.mask.queries) end = begin;
-  }
-  GPU_FN bool touches(int row, int count) const { return row < end && row + count > begin; }
-  GPU_FN bool whole(int row, int count) const { return row >= all_begin && row + count <= all_end; }
-};
-
-// One matrix that is walked: [length, heads, D] of one batch element.
-struct Walked {
-  const char* base;
-  u32 stride, bytes;
-  GPU_FN Rows of_head(int head, u32 head_bytes) const {
-    return Rows(base + head * head_bytes, bytes - head * head_bytes);
-  }
-};
-
-// Where a work-group stands: rows [row, row + ROWS) of `head`, in LDS buffer `now`; `next` is what comes then.
-struct Walk {
-  int row, head, begin, end, last_head, now;
-  template <int ROWS>
-  GPU_FN void step() {
-    row += ROWS, now ^= 1;
-    if (row >= end) row = begin, head++;
-  }
-  GPU_FN bool over() const { return head > last_head; }
-};
 
 template <class T, int D, bool KEYS>
 struct Gradient {
-  static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, STEPS_Y = ROWS / 16, DEPTHS = D / DEPTH, PIECES = D / 16;
+  // A tile of ROWS is walked in STEPS_Y steps of PARTS_Y times 16 rows.
+  static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, PARTS_Y = GPU_CDNA ? 128 / D : 1;
+  static constexpr int STEPS_Y = ROWS / (16 * PARTS_Y), DEPTHS = D / DEPTH, CHUNKS = PARTS_Y * DEPTHS, PIECES = D / 16;
+  static constexpr u32 PART_BYTES = 32 * D, STEP_BYTES = PARTS_Y * PART_BYTES;
   static constexpr bool NARROW = Narrow<T>::YES, LIFTS = NARROW && FLUSHES_HALVES;
+  static constexpr bool ROOM = GPU_CDNA && (!KEYS || D == 64);  // registers for more that is under way
+  static constexpr int READS = GPU_CDNA ? (ROOM ? 3 : 2) : 0;   // chunks of y that are on their way from LDS
   using Y = Tile<ROWS, D, THREADS>;
   using V = TransposedTile<D>;
   // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
@@ -126,9 +50,11 @@ struct Gradient {
   float row_lse, row_delta;  // of a row of the next tile
   Held<D> x1, x2;
   Lanes<D> lanes;
+  Chunk ahead[CHUNKS];             // of y: CDNA reads the first READS of a product in the phase before it
   Acc result1[PIECES][TILES], result2[KEYS ? PIECES : 1][TILES];
   int first[TILES], count[TILES];  // rows that a column sees
-  float lse[TILES], delta[TILES];  // dq: of the columns
+  float lse[TILES];                // dq: of the columns
+  Splat less_delta[TILES];         // dq: what g starts from, -delta of the columns
   float factor;                    // dk, dv of float16: of ds
   u32 lift_y2;                     // where LIFTS: two float16 powers of two
   float lift_delta;                // dk, dv where LIFTS: the power of two that g has too much
@@ -156,13 +82,13 @@ struct Gradient {
     int length;
   };
   GPU_FN void fetch1(const Source& from, const Walk& w) {
-    y1.load(from.y1.of_head(gpu::min(w.head, w.last_head), D * 2), w.row, uniform_barrier(from.y1.stride));
+    y1.load(from.y1.of_head(w.fetched<KEYS>(), D * 2), w.row, uniform_barrier(from.y1.stride));
   }
   // The first wave brings lse and delta of y2's rows.
   GPU_FN void fetch2(const Source& from, const Walk& w) {
-    const int head = gpu::min(w.head, w.last_head);
+    const int head = w.fetched<KEYS>();
     y2.load(from.y2.of_head(head, D * 2), w.row, uniform_barrier(from.y2.stride));
-    if (KEYS && wave == 0) {
+    if (KEYS) {
       const long at = (long)head * from.length;
       const u32 row = u32(gpu::min(w.row + int(fresh_lane() % ROWS), from.length - 1));
       row_lse = (from.lse + at)[row], row_delta = (from.delta + at)[row];
@@ -178,7 +104,7 @@ struct Gradient {
       const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
       const bool there = w.row + int(row) < from.length;
       stats(w.now)[place] = there ? (NARROW ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
-      stats(w.now)[place + ROWS] = there ? (LIFTS ? row_delta * lift_delta : row_delta) : 0.f;
+      stats(w.now)[place + ROWS] = there ? -(LIFTS ? row_delta * lift_delta : row_delta) : 0.f;
     }
   }
   // Stats of the rows that a lane has of a result.
@@ -194,18 +120,28 @@ struct Gradient {
     return x;
   }
 
-  // ---- 16 walked rows -----------------------------------------------------------------------------------------------
-  // `at`: bytes from the start of LDS to those rows of y.
-  GPU_FN void product(Acc (&s)[TILES], u32 at, const Held<D>& x) const {
-#pragma unroll
-    for (int n = 0; n < TILES; n++) s[n] = Acc(0.f);
+  // ---- a step of walked rows ----------------------------------------------------------------------------------------
+  // `at`: bytes from the start of LDS to the step's rows of y. Chunk c of them:
+  GPU_FN Chunk chunk_of(u32 at, int c) const { return read_along(lds, at + u32(c / DEPTHS) * PART_BYTES, c % DEPTHS); }
+  GPU_FN void read_ahead(u32 at) {
     const u32 along = optimization_barrier(lanes.along);
 #pragma unroll
-    for (int d = 0; d < DEPTHS; d++) {
-      const Chunk a = read_along(lds, along + at, d);
+    for (int c = 0; c < READS; c++) ahead[c] = chunk_of(along + at, c);
+  }
+  // s += y x^T. On CDNA the first READS chunks were read ahead, and so are here, if MORE, those at `then`.
+  template <bool MORE>
+  GPU_FN void product(Acc (&s)[PARTS_Y][TILES], u32 at, const Held<D>& x, u32 then) {
+    const u32 along = optimization_barrier(lanes.along);
 #pragma unroll
-      for (int n = 0; n < TILES; n++) s[n] = multiply(T{}, a, x.read(lds, along, n, d), s[n]);
-      if (!GPU_CDNA && d % 2) gpu::sched_fence();
+    for (int c = 0; c < CHUNKS; c++) {
+      const Chunk a = GPU_CDNA ? ahead[c] : chunk_of(along + at, c);
+      const int next = c + READS;
+      if (GPU_CDNA && (MORE || next < CHUNKS))
+        ahead[next % CHUNKS] = chunk_of(along + (next < CHUNKS ? at : then), next % CHUNKS);
+      Acc(&to)[TILES] = s[c / DEPTHS];
+#pragma unroll
+      for (int n = 0; n < TILES; n++) to[n] = multiply(T{}, a, x.read(lds, along, n, c % DEPTHS), to[n]);
+      if (GPU_CDNA || c % 2) gpu::sched_fence();
     }
   }
   GPU_FN void transpose(V& v, u32 at, int part = 0) const {
@@ -246,54 +182,124 @@ struct Gradient {
       for (int e = 0; e < ELEMENTS; e++) s[n][e] = exp2_fast(power[e]);
     }
   }
-  // g -> ds. `of_row`: dk, dv: delta of the 16 rows.
-  GPU_FN void score_gradients(Acc (&g)[TILES], const Acc (&p)[TILES], const Acc& of_row) const {
+  // g - delta -> ds.
+  GPU_FN void score_gradients(Acc (&g)[TILES], const Acc (&p)[TILES]) const {
 #pragma unroll
-    for (int n = 0; n < TILES; n++)
-      g[n] = (NARROW && KEYS ? p[n] * factor : p[n]) * (g[n] - (KEYS ? of_row : Acc(delta[n])));
+    for (int n = 0; n < TILES; n++) g[n] *= NARROW && KEYS ? p[n] * factor : p[n];
   }
   GPU_FN static void round(Piece (&to)[TILES], const Acc (&x)[TILES]) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) to[n] = piece_of<T>(x[n]);
   }
-  // CDNA has registers to read stats and what is transposed ahead of where they are used; the fences keep them there.
-  GPU_FN void step(int buffer, int i, int row0, bool partly) {
-    const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * (32 * D), at2 = at1 + Y::SLOTS * 16;
-    const float* rows = stats(buffer) + i * 16;
-    Acc s[TILES], g[TILES];
+  // RDNA: each matrix is read when it is used.
+  GPU_FN void step(int buffer, int row0, bool partly) {
+    const u32 at1 = u32(buffer) * (BUFFER * 16), at2 = at1 + Y::SLOTS * 16;
+    const float* rows = stats(buffer);
+    Acc s[1][TILES], g[1][TILES];
     Piece rounded[TILES];
     V v;
     Acc of_row = Acc(0.f);
-    if (KEYS && GPU_CDNA) of_row = stats_of(rows);
-    product(s, at1, x1);
+#pragma unroll
+    for (int n = 0; n < TILES; n++) s[0][n] = Acc(0.f);
+    product<false>(s, at1, x1, 0);
     if constexpr (KEYS) {
-      if (GPU_CDNA) transpose(v, at2);
       gpu::sched_fence();
-      if (partly) hide(s, row0 + 16 * i);
-      if (!GPU_CDNA) of_row = stats_of(rows);
-      probabilities(s, of_row);
-      round(rounded, s);
+      if (partly) hide(s[0], row0);
+      of_row = stats_of(rows);
+      probabilities(s[0], of_row);
+      round(rounded, s[0]);
       gpu::sched_fence();
-      if (!GPU_CDNA) transpose(v, at2);
+      transpose(v, at2);
       accumulate(result2, v, at2, rounded);
-      if (!GPU_CDNA) gpu::sched_fence();
-    }
-    if (KEYS && GPU_CDNA) of_row = stats_of(rows + ROWS);
-    product(g, at2, x2);
-    gpu::sched_fence();
-    if (GPU_CDNA) {
-      transpose(v, at1);
       gpu::sched_fence();
+      of_row = stats_of(rows + ROWS);
     }
-    if (!KEYS && partly) hide(s, row0 + 16 * i);
-    if (!KEYS) probabilities(s, of_row);
-    if (KEYS && !GPU_CDNA) of_row = stats_of(rows + ROWS);
-    score_gradients(g, s, of_row);
-    round(rounded, g);
+#pragma unroll
+    for (int n = 0; n < TILES; n++) g[0][n] = KEYS ? of_row : Acc(optimization_barrier(less_delta[n]));
+    product<false>(g, at2, x2, 0);
     gpu::sched_fence();
-    if (!GPU_CDNA) transpose(v, at1);
+    if (!KEYS && partly) hide(s[0], row0);
+    if (!KEYS) probabilities(s[0], of_row);
+    score_gradients(g[0], s[0]);
+    round(rounded, g[0]);
+    gpu::sched_fence();
+    transpose(v, at1);
     accumulate(result1, v, at1, rounded);
     gpu::sched_fence();
+  }
+  // CDNA: waves w and w + 4 share a SIMD, and one of them is a phase behind the other, so that one is at products while
+  // the other is at exponentials and reads what its next products need. A phase ends where they meet.
+  GPU_FN static void meet() {
+    gpu::sched_fence();
+    gpu::lds_barrier();
+    gpu::sched_fence();
+  }
+  template <class F>
+  GPU_FN static void each(F what) {
+#pragma unroll
+    for (int y = 0; y < PARTS_Y; y++) what(y);
+  }
+  // `then`: where the step after this one has its rows of y1. between(): done before the last products.
+  template <class F>
+  GPU_FN void phases(int buffer, int i, int row0, bool partly, u32 then, F between) {
+    const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * STEP_BYTES, at2 = at1 + Y::SLOTS * 16;
+    const float* rows = stats(buffer) + i * (16 * PARTS_Y);
+    const int first_row = row0 + i * (16 * PARTS_Y);
+    Acc s[PARTS_Y][TILES], g[PARTS_Y][TILES], of_row[PARTS_Y];
+    Piece rounded[PARTS_Y][TILES];
+    V v[PARTS_Y];
+    const auto read = [&](u32 at, u32 next) {
+      each([&](int y) { transpose(v[y], at + u32(y) * PART_BYTES); });
+      if (ROOM) read_ahead(next);
+      gpu::sched_fence();
+    };
+    each([&](int y) {
+#pragma unroll
+      for (int n = 0; n < TILES; n++) s[y][n] = Acc(0.f);
+    });
+    product<!KEYS>(s, at1, x1, at2);
+    if constexpr (KEYS) {
+      meet();
+      each([&](int y) { of_row[y] = stats_of(rows + 16 * y); });
+      read(at2, at2);
+      each([&](int y) {
+        if (partly) hide(s[y], first_row + 16 * y);
+        probabilities(s[y], of_row[y]);
+        round(rounded[y], s[y]);
+      });
+      if (!ROOM) read_ahead(at2);
+      each([&](int y) { of_row[y] = stats_of(rows + ROWS + 16 * y); });
+      meet();
+      each([&](int y) { accumulate(result2, v[y], at2, rounded[y]); });
+      gpu::sched_fence();
+    }
+    each([&](int y) {
+#pragma unroll
+      for (int n = 0; n < TILES; n++) g[y][n] = KEYS ? of_row[y] : Acc(less_delta[n]);
+    });
+    product<false>(g, at2, x2, 0);
+    meet();
+    read(at1, then);
+    each([&](int y) {
+      if (!KEYS && partly) hide(s[y], first_row + 16 * y);
+      if (!KEYS) probabilities(s[y], Acc(0.f));
+      score_gradients(g[y], s[y]);
+      round(rounded[y], g[y]);
+    });
+    if (!ROOM) read_ahead(then);
+    between();
+    meet();
+    each([&](int y) { accumulate(result1, v[y], at1, rounded[y]); });
+    gpu::sched_fence();
+  }
+  // The same of rows that no column of the wave sees.
+  template <class F>
+  GPU_FN void idle(u32 then, F between) {
+    if (KEYS) meet(), meet();
+    meet();
+    read_ahead(then);
+    between();
+    meet();
   }
 
   // ---- all of them --------------------------------------------------------------------------------------------------
@@ -301,41 +307,63 @@ struct Gradient {
     Walk next = w;
     next.template step<ROWS>();
     const bool touched = mine.touches(w.row, ROWS), partly = !mine.whole(w.row, ROWS);
-    // One matrix on its way at a time, where there are steps enough: half the registers.
-    constexpr int HALF = STEPS_Y / 2;
-    fetch1(from, next);
-    if (HALF > 0) {
-      gpu::sched_fence();
-      if (touched) {
+    if constexpr (GPU_CDNA) {
+      // Tile t + 1 goes into its buffer when the late waves have read tile t - 1 for the last time: a phase later than
+      // the early ones. It is there a phase before the early waves read it first, its y1 in the last phase of tile t.
 #pragma unroll
-        for (int i = 0; i < HALF; i++) step(w.now, i, w.row, partly);
+      for (int i = 0; i < STEPS_Y; i++) {
+        const bool last = i == STEPS_Y - 1;
+        const u32 then = u32(last ? next.now : w.now) * (BUFFER * 16) + (last ? 0 : u32(i + 1) * STEP_BYTES);
+        const auto between = [&] {
+          if (i == STEPS_Y / 2 - 1) {
+            put1(next.now);
+            if (ROOM) put2(from, next);
+            else fetch2(from, next);  // registers for one matrix on its way at a time
+          }
+          if (last) {
+            Walk after = next;
+            after.template step<ROWS>();
+            if (!ROOM) put2(from, next);
+            fetch1(from, after);
+            if (ROOM) fetch2(from, after);
+          }
+        };
+        if (touched) phases(w.now, i, w.row, partly, then, between);
+        else idle(then, between);
       }
+    } else {
+      fetch1(from, next);
+      fetch2(from, next);
+      gpu::sched_fence();
+      if (touched) step(w.now, w.row, partly);
       gpu::sched_fence();
       put1(next.now);
+      put2(from, next);
+      gpu::lds_barrier();
     }
-    fetch2(from, next);
-    gpu::sched_fence();
-    if (touched) {
-#pragma unroll
-      for (int i = HALF; i < STEPS_Y; i++) step(w.now, i, w.row, partly);
-    }
-    gpu::sched_fence();
-    if (HALF == 0) put1(next.now);
-    put2(from, next);
-    gpu::lds_barrier();
     w = next;
   }
   // From rows `all` of heads [head, last_head].
   GPU_FN void run(const Source& from, const Span& all, const Span& mine, int head, int last_head) {
     const int begin = all.begin / ROWS * ROWS;
+    const bool late = GPU_CDNA && wave >= WAVES / 2;
     Walk w{begin, head, begin, all.end, last_head, 0};
     fetch1(from, w);
     fetch2(from, w);
     put1(0);
     put2(from, w);
+    if (GPU_CDNA) {
+      Walk next = w;
+      next.template step<ROWS>();
+      fetch1(from, next);
+      if (ROOM) fetch2(from, next);
+    }
     gpu::lds_barrier();
+    if (late) gpu::lds_barrier();
+    if (GPU_CDNA) read_ahead(0);
 #pragma unroll 1
     while (!w.over()) tile(from, w, mine);
+    if (GPU_CDNA && !late) gpu::lds_barrier();
   }
 
   // Columns of a result, times `factor` of each, to rows of [columns, heads, D] from `to` on.

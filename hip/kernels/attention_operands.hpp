@@ -8,8 +8,10 @@ namespace attention {
 
 #if GPU_CDNA
 constexpr int WAVES = 8, TILES = 2;
+using Splat = Acc;  // of one number in all elements: four registers, not four moves at each use
 #else
 constexpr int WAVES = 4, TILES = 1;
+using Splat = float;
 #endif
 constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
 

@@ -114,7 +114,7 @@ def execute(
     return errors
 
 
-def _tiles(wave: list[str]) -> list[list[str]]:
+def _phases(wave: list[str]) -> list[list[str]]:
     """A wave's instructions from barrier to barrier."""
     found: list[list[str]] = [[]]
     for text in wave:
@@ -132,8 +132,8 @@ def busy(kernel: Kernel, length: int = 1024) -> dict[str, dict[int, float]]:
     addresses = trace(made.launch, (0, 0, 0), (0, threads // kernel.lanes // 2))
     made.free()
     waves = [[kernel.listing[a].text for a in wave] for wave in addresses]
-    middle = len(_tiles(waves[0])) // 2  # whole tiles: the mask's are at one end
-    loop = [sum(_tiles(w)[middle - 4 : middle + 4], []) for w in waves]
+    middle = len(_phases(waves[0])) // 2  # what is masked is at one end
+    loop = [sum(_phases(w)[middle - 16 : middle + 16], []) for w in waves]  # of 4 or 8 phases a tile
     result: dict[str, dict[int, float]] = {}
     for key, programs in (("busy", waves), ("busy_loop", loop)):
         for suffix, latencies in (("", LATENCIES), ("_l1", (L1_LATENCY,))):

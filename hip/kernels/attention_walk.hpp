@@ -1,0 +1,77 @@
+// Which rows attention's gradient walks over, and what each column sees of them.
+//
+// The columns that see a walked row are a range, and so are the rows that a column sees: `doc_start` rises. So both
+// kernels mask alike: column c sees the rows [first, first + count).
+#pragma once
+#include "attention_mask.hpp"
+#include "attention_matrix.hpp"
+
+namespace attention {
+
+struct Sizes {
+  int length, heads, kv_heads, window;
+};
+
+// The rows that each column sees: [begin(c), end(c)), both rising with c.
+template <bool KEYS>  // columns are keys, rows are queries; or the other way round
+struct Sight {
+  Mask mask;
+  GPU_FN int begin(int c) const { return KEYS ? c : mask.first(c); }
+  // Several queries are asked at a time: what takes time is to wait for memory. Most often the last one sees the key.
+  GPU_FN int end(int c) const {
+    if (!KEYS) return c + 1;
+    constexpr int ASKED = 8;
+    int low = c + 1, high = mask.queries;  // queries below `low` see key c, those from `high` on do not
+    if (mask.first(high - 1) <= c) low = high;
+    while (low < high) {
+      const int step = (high - low + ASKED - 1) / ASKED;
+      int seeing = 0;
+#pragma unroll
+      for (int i = 0; i < ASKED; i++) {
+        const int query = low + i * step;
+        seeing += query < high && mask.first(gpu::min(query, high - 1)) <= c ? 1 : 0;
+      }
+      high = gpu::min(high, low + seeing * step);
+      if (seeing > 0) low += (seeing - 1) * step + 1;
+    }
+    return low;
+  }
+};
+// Rows that `count` columns from `column` on see among them, and those that each of them sees.
+struct Span {
+  int begin, end, all_begin, all_end;
+  template <bool KEYS>
+  GPU_FN Span(const Sight<KEYS>& sight, int column, int count) {
+    const int from = sight.mask.clamp(column), to = sight.mask.clamp(column + count - 1);
+    begin = int(gpu::uniform(u32(sight.begin(from)))), end = int(gpu::uniform(u32(sight.end(to))));
+    all_begin = int(gpu::uniform(u32(sight.begin(to)))), all_end = int(gpu::uniform(u32(sight.end(from))));
+    if (column >= sight.mask.queries) end = begin;
+  }
+  GPU_FN bool touches(int row, int count) const { return row < end && row + count > begin; }
+  GPU_FN bool whole(int row, int count) const { return row >= all_begin && row + count <= all_end; }
+};
+
+// One matrix that is walked: [length, heads, D] of one batch element.
+struct Walked {
+  const char* base;
+  u32 stride, bytes;
+  GPU_FN Rows of_head(int head, u32 head_bytes) const {
+    return Rows(base + head * head_bytes, bytes - head * head_bytes);
+  }
+};
+
+// Where a work-group stands: rows [row, row + ROWS) of `head`, in LDS buffer `now`; `next` is what comes then.
+struct Walk {
+  int row, head, begin, end, last_head, now;
+  template <int ROWS>
+  GPU_FN void step() {
+    row += ROWS, now ^= 1;
+    if (row >= end) row = begin, head++;
+  }
+  // The head to read from; there is none behind the last.
+  template <bool MANY>
+  GPU_FN int fetched() const { return MANY ? gpu::min(head, last_head) : last_head; }
+  GPU_FN bool over() const { return head > last_head; }
+};
+
+}  // namespace attention
