@@ -31,7 +31,7 @@ os.environ.setdefault("GALLIVM_PERF", "nopt")
 NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_execut*", "test_auto.py"]
 NOT_FAST += ["test_*_isa.py", "test_access_*", "test_hiprtc.py", "test_fault*", "test_interrupts.py", "test_plan.py"]
 NOT_FAST += ["test_objects.py", "test_resume.py", "test_evaluation.py", "test_package.py", "test_errors.py"]
-NOT_FAST += ["test_training.py", "test_ranks.py", "test_every_kernel.py"]
+NOT_FAST += ["test_training.py", "test_ranks.py", "test_every_kernel.py", "test_self_check.py"]
 FAST_SETS = 2
 
 
