@@ -9,7 +9,7 @@ from wgrad.wgsl.gemm_skinny import Skinny
 from wgrad.wgsl.runtime.runtime import Runtime
 
 # Subgroups of a workgroup, and how much of the reduction each takes at a time; best first (measured on an H200).
-_TILES = ((8, 32), (8, 16), (4, 32), (4, 16))
+_TILES = ((8, 32), (8, 16), (4, 32), (4, 16), (2, 16))
 _WANTED_GROUPS = 128  # about as many as a large card has compute units
 
 
@@ -19,7 +19,7 @@ def choose_tile(product: Skinny, workgroup_bytes: int) -> tuple[int, int] | None
     rows, columns = product.x.shape
     if product.x.dtype != np.float16 or rows % 16 or columns % 16:
         return None
-    return next((t for t in _TILES if _bytes_of(*t, product.rank, _by_steps(product)) <= workgroup_bytes), None)
+    return next((t for t in _TILES if _bytes_of(*t, product) <= workgroup_bytes), None)
 
 
 def _vectors(product: Skinny) -> bool:
@@ -38,17 +38,18 @@ def _fragments(rank: int) -> int:
 
 def _across(product: Skinny) -> int:
     """Cooperative matrices of X, side by side, that a workgroup multiplies by what it reads of S: as many as leave
-    enough workgroups; of a small rank there is less to read."""
+    enough workgroups; where X is staged, of a small rank no more than two."""
     side = product.x.shape[1 if product.along_rows else 0]
-    most = 4 if product.rank > 16 else 2
+    most = 4 if product.along_rows or product.rank > 16 else 2
     return next((n for n in (4, 2) if n <= most and side // (16 * n) * product.parts_along_y >= _WANTED_GROUPS), 1)
 
 
-def _bytes_of(subgroups: int, depth: int, rank: int, by_steps: bool) -> int:
-    """Of the pieces, whose rows are padded where their length is a power of 2, and of the sums."""
-    width = 16 * _fragments(rank)
-    piece = depth * (width + 8 * (width % 32 == 0)) if by_steps else width * (depth + 8)
-    return subgroups * (2 * piece * 2 + 16 * 16 * 4)
+def _bytes_of(subgroups: int, depth: int, product: Skinny) -> int:
+    """Of the pieces of S, a staged block of X, whose rows are padded by 16 bytes, and the sums."""
+    rank = 16 * _fragments(product.rank)
+    pieces = depth * (rank + 8) if _by_steps(product) else rank * (depth + 8)
+    block = 0 if product.along_rows else 16 * _across(product) * (depth + 8)
+    return subgroups * (2 * 2 * pieces + 2 * block + 16 * 16 * 4)
 
 
 def launch(device: Runtime, product: Skinny, tile: tuple[int, int], out: Array, alpha: float, accumulate: bool) -> None:
@@ -65,7 +66,8 @@ def launch(device: Runtime, product: Skinny, tile: tuple[int, int], out: Array, 
         "VEC_S": _vectors(product),
         "BY_STEPS": _by_steps(product),
         "STEPS": depth // 16,
-        "LOADS": 16 * fragments * depth // 4 // 32,
+        "S_LOADS": 16 * fragments * depth // 8 // 32,
+        "X_LOADS": 16 * across * depth // 8 // 32,
     }
     groups = -(-(columns if product.along_rows else rows) // (16 * across))
     params = product.parameters(out, alpha)

@@ -24,6 +24,7 @@ SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    monkeypatch.setattr(gemm_matrix_skinny, "_TILES", ((2, 16),))
     monkeypatch.setattr(gemm_matrix_skinny, "_WANTED_GROUPS", 3)  # so that sides of 208 are long
 
 
@@ -109,12 +110,12 @@ def test_a_forced_tile_is_taken_where_a_skinny_product_would_be_served(matrix_de
 def test_a_skinny_product_on_little_workgroup_memory(
     matrix_device: Any, monkeypatch: pytest.MonkeyPatch, rng: Any, rank: int
 ) -> None:
-    """16 KiB, the least of WebGPU, hold no tile for ranks beyond 32: those go where other products go."""
-    monkeypatch.setattr(matrix_device, "workgroup_bytes", 16384)
+    """16 KiB, the least of WebGPU, hold a tile for every rank; 8 KiB for 16: others go where other products go."""
+    monkeypatch.setattr(matrix_device, "workgroup_bytes", 8192 if rank == 32 else 16384)
     a, b = rng.standard_normal((80, 48)).astype(np.float16), rng.standard_normal((48, rank)).astype(np.float32)
     got = matrix_device.gemm(matrix_device.upload(a), matrix_device.upload(b), dtype=np.float32)
     np.testing.assert_allclose(matrix_device.download(got), a.astype(np.float32) @ b, atol=1e-4)
-    assert ("gemm_matrix_skinny" in matrix_device.launched) == (rank <= 32)
+    assert ("gemm_matrix_skinny" in matrix_device.launched) == (rank != 32)
 
 
 def test_which_skinny_products_are_served(matrix_device: Any) -> None:
@@ -125,10 +126,10 @@ def test_which_skinny_products_are_served(matrix_device: Any) -> None:
         return gemm_matrix_skinny.choose_tile(skinny, memory) if skinny is not None else None
 
     assert tile((128, 96), (96, 16), 128, 16, 96) == (8, 32)
-    assert tile((128, 96), (96, 64), 128, 64, 96) == (8, 16)
+    assert tile((128, 96), (96, 64), 128, 64, 96) == (4, 32)
     # A left operand of rank 64 for a result of 16 columns: its rank is what must fit.
     assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768) == (4, 16)
-    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=16384) is None
+    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=8192) is None
     assert tile((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
     assert tile((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
 
