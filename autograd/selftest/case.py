@@ -33,6 +33,7 @@ class Case:
     finish: name of the host's arithmetic between `call` and what is judged (finish.py).
     ulps: floor of the limit, in units of float32's epsilon of an output's largest value: what a right implementation
         may differ by from the order of a sum and from the shading language's own functions.
+    cancels: size of the terms that cancel in an output which is exactly 0: epsilons are counted of it there.
     compute_units: kernels are chosen as for a card of so many, by a device that asks (`planned_for`); 0: as it is.
     """
 
@@ -46,6 +47,7 @@ class Case:
     ulps: float = 4.0
     finish: str = ""
     compute_units: int = 0
+    cancels: float = 0.0
 
     def inputs(self) -> Inputs:
         """The same inputs every time: the generator is seeded with the case's name."""
