@@ -60,23 +60,8 @@ def attention(
     rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
     if softcap or scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
         return plain_attention(device, q, k, v, doc_start, cache_len, scale, window, softcap)
-    width = q.shape[3]
-    q, k, v = (widened(device, x, kernel_width(width)) for x in (q, k, v))
-    o, lse = _on_matrix_units(device, q, k, v, doc_start, cache_len, scale, window)
-    return narrowed(device, o, width), lse
-
-
-def _on_matrix_units(
-    device: AttentionRounding,
-    q: Array,
-    k: Array,
-    v: Array,
-    doc_start: Array,
-    cache_len: Array,
-    scale: float,
-    window: int,
-) -> tuple[Array, Array]:
-    """Of heads that the kernels have a width for."""
+    narrow = q.shape[3]
+    q, k, v = (widened(device, x, kernel_width(narrow)) for x in (q, k, v))
     batch, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     kind = KINDS[q.dtype.name]
@@ -101,7 +86,7 @@ def _on_matrix_units(
             [parts, part_lse, o, lse, lse.size, queries, heads, width, splits], device.groups(o.size // 4, 256),
             work=parts.nbytes + o.nbytes,
         )  # fmt: skip
-    return o, lse
+    return narrowed(device, o, narrow), lse
 
 
 def _shares(device: Runtime, groups: int, keys: int) -> int:

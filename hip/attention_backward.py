@@ -33,25 +33,8 @@ def attention_backward(
     # A tile beyond the end is addressed too: one work-group's rows more.
     if softcap or not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
         return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window, softcap)
-    width = q.shape[3]
-    do, q, k, v, o = (widened(device, x, kernel_width(width)) for x in (do, q, k, v, o))
-    dq, dk, dv = _on_matrix_units(device, do, q, k, v, o, lse, doc_start, scale, window)
-    return narrowed(device, dq, width), narrowed(device, dk, width), narrowed(device, dv, width)
-
-
-def _on_matrix_units(
-    device: Runtime,
-    do: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    o: Array,
-    lse: Array,
-    doc_start: Array,
-    scale: float,
-    window: int,
-) -> tuple[Array, Array, Array]:
-    """Of heads that the kernels have a width for."""
+    narrow = q.shape[3]
+    do, q, k, v, o = (widened(device, x, kernel_width(narrow)) for x in (do, q, k, v, o))
     batch, length, heads, width = q.shape
     kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
     columns, threads = (256, 512) if device.wave == 64 else (64, 128)  # attention_gradient.hpp
@@ -85,7 +68,7 @@ def _on_matrix_units(
                 "attention_backward_rows", f"attention_sum_parts_{kind}", arguments, groups,
                 work=part.nbytes + out.nbytes,
             )  # fmt: skip
-    return dq, dk, dv
+    return narrowed(device, dq, narrow), narrowed(device, dk, narrow), narrowed(device, dv, narrow)
 
 
 def _row_dots(device: Runtime, x: Array, y: Array | None, dots: Array | None, lengths: Array | None) -> None:

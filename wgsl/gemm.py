@@ -178,9 +178,8 @@ def product(
     ld_u = 0 if u is None else u.shape[1]
     rank = ld_u // max(1, len(parts))
     if isinstance(tile, MatrixTile):
-        constants |= tile.lowrank_constants(
-            rank, trans_a, trans_b, out, [sum(parts[:i]) - column for i in range(1, len(parts))]
-        )
+        bounds = [bound - column for bound in part_bounds(parts, column)]  # the tile's column 0 where there is none
+        constants |= tile.lowrank_constants(rank, trans_a, trans_b, out, bounds)
     else:
         constants |= {"U_T": "f32", "V_T": "f32"}
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]

@@ -19,8 +19,8 @@ alias Four = vec4<f16>;
 const THREADS: u32 = 32u * SG_M * SG_N;
 const TILE_M: u32 = 16u * SUB_M * SG_M;
 const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
-// Tiles as they lie in the arrays. Their elements are of 16 bytes, so that one store writes them; so are lengths of rows.
-struct Eight { low: vec4<f16>, high: vec4<f16> }
+// Tiles as they lie in the arrays, in eights; so are lengths of rows.
+#include "gemm_matrix_pieces.wgsl"
 #if TRANS_A
 const A_ROWS: u32 = TILE_K;
 const A_COLS: u32 = TILE_M;

@@ -6,9 +6,7 @@ fn piece_of(x: vec4<f32>, rest: bool) -> vec4<f16> {
 #if PIECES == 1
   return vec4<f16>(x);
 #else
-  // Without the barrier f32(f16(x)) is taken for x (seen on NVIDIA), and nothing would be left out.
-  let high = vec4<f32>(unpack2x16float(optimisation_barrier(pack2x16float(x.xy))),
-                       unpack2x16float(optimisation_barrier(pack2x16float(x.zw))));
+  let high = held(x);
   return vec4<f16>(select(high, x - high, rest));
 #endif
 }

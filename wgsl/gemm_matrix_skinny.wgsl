@@ -28,11 +28,10 @@ enable wgpu_cooperative_matrix;
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;
 
 #include "optimisation_barrier.wgsl"
+#include "gemm_matrix_pieces.wgsl"
 
 const THREADS: u32 = 32u * SGS;
-// Of 16 bytes, so that cooperative matrices are read as such; rows of an odd number of them start in different banks.
-struct Eight { low: vec4<f16>, high: vec4<f16> }
-// A row of the pieces is of one rank, or where ranks lie side by side in S and are read four at a time of one step of the
+// Rows of an odd number of eights start in different banks. A row of the pieces is of one rank, or where ranks lie side by side in S and are read four at a time of one step of the
 // reduction.
 #if BY_STEPS
 const S_WIDTH: u32 = 2u * RF;
@@ -79,12 +78,6 @@ fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
   return select(vec4<f32>(), four, r < p.rank && k < k_last);
 }
 #endif
-
-// What f16 holds of it. Without the barrier f32(f16(x)) is taken for x: see gemm_matrix_lowrank.wgsl.
-fn held(x: vec4<f32>) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(optimisation_barrier(pack2x16float(x.xy))),
-                   unpack2x16float(optimisation_barrier(pack2x16float(x.zw))));
-}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
