@@ -47,6 +47,19 @@ def test_case(matrix_device: Any, case: Case) -> None:
     assert not case.name.split("/")[1] == "skinny" or matrix_device.launched == {"gemm_matrix_skinny"}
 
 
+@pytest.mark.parametrize("case", [c for c in product_cases() if "/stack lowrank" in c.name and "medium" in c.name][:1])
+def test_a_tile_with_columns_of_several_weights(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """The LoRA term of each stands in a tile of its own, with zeros for the columns of the others."""
+    wide = gemm_matrix.MatrixTile(1, 2, 1, 2, 2)
+    monkeypatch.setattr(gemm_matrix, "MEDIUM", wide)
+    bounds = np.cumsum(case.inputs()["weight"].parts)[:-1]
+    assert any(bounds % wide.n) and not any(bounds % SMALL_MEDIUM.n)
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+
 @pytest.mark.usefixtures("small_tiles")
 def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any) -> None:
     check_case(decoded_cases()[0], matrix_device)
