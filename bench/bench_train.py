@@ -1,6 +1,7 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
+        [--checkpointing] [--offload-checkpoints]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ SHAPES = {
     "llama-3.1-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256, False, True),
     "tiny": Shape(64, 96, 2, 4, 2, 16, 256, True, True),
 }
+
+
+def shape_of(name: str, checkpointing: bool) -> Shape:
+    """Of that name; checkpointing: with its layers recomputed although it goes without."""
+    shape = SHAPES[name]
+    return replace(shape, checkpointing=True) if checkpointing else shape
+
+
+def add_memory_options(parser: argparse.ArgumentParser) -> None:
+    """What takes less memory than the shapes' own settings."""
+    parser.add_argument("--checkpointing", action="store_true", help="recompute the layers of every shape")
+    parser.add_argument("--offload-checkpoints", action="store_true", help="and keep their inputs in main memory")
 
 
 class RandomWeights:
@@ -168,8 +181,9 @@ def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
 
 
 def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report) -> None:
-    shape, seq_len = SHAPES[name], args.seq_len
-    trainer, parameters = build(shape, seq_len, device, compute, batch=batch)
+    offload, seq_len = args.offload_checkpoints, args.seq_len
+    shape = shape_of(name, args.checkpointing or offload)
+    trainer, parameters = build(shape, seq_len, device, compute, batch=batch, offload=offload)
     index = 0
 
     def steps(count: int) -> float:
@@ -191,6 +205,7 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
     host = host_seconds(replays, device)
     report.row(
         work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
+        offload_checkpoints=offload,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
@@ -234,9 +249,9 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 
-def peer(name: str, batch: int, seq_len: int, report: Report) -> None:
+def peer(name: str, shape: Shape, batch: int, seq_len: int, report: Report) -> None:
     command = [sys.executable, str(Path(__file__).with_name("peer_train.py"))]
-    command += [json.dumps(SHAPES[name].config()), str(seq_len), str(int(SHAPES[name].checkpointing)), str(batch)]
+    command += [json.dumps(shape.config()), str(seq_len), str(int(shape.checkpointing)), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
         print("peer failed:", done.stderr[-800:])
@@ -253,6 +268,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--peers", default="", help="shapes to run PEFT + bitsandbytes on as well")
     parser.add_argument("--profile", action="store_true")
+    add_memory_options(parser)
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     report = Report("train", bind(WgpuDevice)(args.device), args.out)
@@ -261,7 +277,7 @@ def main() -> None:
             # A device of its own for each, so that one's memory does not count for the next.
             bench(name, batch, args, compute, bind(WgpuDevice)(args.device), report)
         if name in args.peers.split(",") and has_cuda():
-            peer(name, batch, args.seq_len, report)
+            peer(name, shape_of(name, args.checkpointing or args.offload_checkpoints), batch, args.seq_len, report)
 
 
 if __name__ == "__main__":

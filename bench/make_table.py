@@ -73,7 +73,8 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
             losses.add(f"{what}, tokens/s", row["tokens_per_second"], peer["tokens_per_second"], whose)
             if row["peak_gib"] > peer.get("peak_gib", row["peak_gib"]):
                 losses.lines.append(f"- {what}, peak memory: {row['peak_gib'] / peer['peak_gib']:.2f} times {whose}")
-        batch, recomputing = f"{row['batch']} × {row['seq_len']}", "on" if row["checkpointing"] else "off"
+        kept = "on, parked" if row.get("offload_checkpoints") else "on"  # in main memory
+        batch, recomputing = f"{row['batch']} × {row['seq_len']}", kept if row["checkpointing"] else "off"
         lines.append([
             row["work"], batch, row["stack"], row["compute"], recomputing,
             number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row.get("peak_gib")),
