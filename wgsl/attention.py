@@ -231,7 +231,7 @@ def _backward_dq(
         {**tile.constants(width), **types, "DQ_T": wgsl_element(part, vec)},
         work=3.0 * dq.size * queries,
     )
-    _reduce_parts(device, part, dq)
+    _reduce_parts(device, [part], [dq])
 
 
 def _backward_dkv(
@@ -263,22 +263,23 @@ def _backward_dkv(
         },
         work=4.0 * reads[1].size * queries,
     )
-    for part, out in zip(parts, (dk, dv)):
-        _reduce_parts(device, part, out)
+    _reduce_parts(device, parts, [dk, dv])
 
 
-def _reduce_parts(device: Runtime, part: Array, out: Array) -> None:
-    """out = sum of `part` over its first axis; nothing to do where the kernel wrote `out` itself."""
-    if part is out:
+def _reduce_parts(device: Runtime, parts: Sequence[Array], outs: Sequence[Array]) -> None:
+    """Each of `outs`, one or two of a size, = the sum of its part over the first axis; nothing to do where the kernel
+    wrote them itself."""
+    if parts[0] is outs[0]:
         return
-    vec = out.size % 4 == 0
-    size = out.size // 4 if vec else out.size
-    constants: dict[str, Any] = {"P_T": wgsl_element(part, vec), "OUT_T": wgsl_element(out, vec)}
+    size, vec = outs[0].size, outs[0].size % 4 == 0
+    size = size // 4 if vec else size
+    types: dict[str, Any] = {f"OUT_T{i}": wgsl_element(out, vec) for i, out in enumerate(outs)}
+    x, y, _ = device.groups(size, 256)
     device.launch(
         "attention_reduce",
-        [part, out],
-        [size, part.shape[0]],
-        device.groups(size, 256),
-        constants,
-        work=float(part.nbytes),
+        [array for pair in zip(parts, outs) for array in pair],
+        [size, parts[0].shape[0]],
+        (x, y, len(outs)),
+        {"P_T": wgsl_element(parts[0], vec), **types, "ARRAYS": len(outs)},
+        work=float(sum(part.nbytes for part in parts)),
     )
