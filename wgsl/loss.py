@@ -37,8 +37,7 @@ def linear_cross_entropy(
     dx = device.empty((n, c)) if need_dx else None
     dweight = device.empty((v, c)) if need_dweight else None
     dbias = device.empty((v,)) if need_dbias else None
-    rows = min(CHUNK_BYTES, device.max_binding_bytes) // (4 * v) // 128 * 128
-    rows = min(n, max(128, rows))  # a multiple of 128 rows starts where a binding may start, in f16 too
+    rows = _chunk_rows(n, min(CHUNK_BYTES, device.max_binding_bytes) // (4 * v))
     # The last chunk may be shorter: its logits are a view of the same memory.
     memory = device.empty((rows, v))
     grad = need_dx or need_dweight or need_dbias
@@ -71,6 +70,13 @@ def linear_cross_entropy(
         entry="total",
     )
     return loss, dx, dweight, dbias
+
+
+def _chunk_rows(n: int, most: int) -> int:
+    """Rows of a chunk: about `most` or fewer, as many in each of the chunks. A multiple of 128 rows starts where a
+    binding may start, in float16 too."""
+    chunks = -(-n // max(128, most // 128 * 128))
+    return min(n, -(-n // (128 * chunks)) * 128)
 
 
 def _loss_and_gradient(
