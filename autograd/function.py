@@ -28,6 +28,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
+import numpy as np
+
 from wgrad.autograd.args import Args
 from wgrad.autograd.operators import Operator, operator
 from wgrad.autograd.tensor import Edge, Node, Tensor, edge_of, is_recording
@@ -43,7 +45,8 @@ class Context:
     """What a forward leaves for its backward.
 
     name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
-    saved: what `save` was given.
+    saved: what `save` was given. rounds_to: set by a forward whose backward rounds the gradient of its output to this
+    dtype: that backward may be given a WithRounded.
     A forward may set further attributes; they live as long.
     """
 
@@ -51,6 +54,7 @@ class Context:
         self.name, self.device = name, device
         self.needs_grad = tuple(edge is not None for edge in edges)
         self.saved: tuple[Any, ...] = ()
+        self.rounds_to: np.dtype | None = None
         self._edges = edges
 
     def save(self, *arrays: Any) -> None:
@@ -62,6 +66,12 @@ class Context:
         it in place does so and returns None for that argument."""
         edge = self._edges[i]
         return edge.grad if isinstance(edge, Tensor) and edge.has_grad_buffer else None
+
+    def rounded_by(self, i: int) -> np.dtype | None:
+        """The dtype to which the gradient of argument i is rounded where it goes: a backward that has it at hand may
+        return WithRounded for it, and saves a launch."""
+        edge = self._edges[i]
+        return edge[0].rounds_to if isinstance(edge, tuple) else None
 
     if TYPE_CHECKING:  # a forward sets what attributes it likes
 
@@ -165,7 +175,7 @@ def _data(value: Any) -> Any:
 
 def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
     """Put a node on the tape and make the tensors its outputs."""
-    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs])
+    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs], ctx.rounds_to)
     for index, out in enumerate(outputs):
         out.requires_grad, out.node, out.index = True, node, index
 

@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,10 +48,22 @@ def no_grad() -> Any:
 Edge: TypeAlias = "tuple[Node, int] | Tensor | None"
 
 
-class Node:
-    """One operator on the tape. `edges[i]` says where the gradient of input i goes."""
+class WithRounded(NamedTuple):
+    """A gradient, and the same as the node that it goes to would round it, from the operator that made it."""
 
-    __slots__ = ("name", "device", "backward", "edges", "outputs")
+    whole: Array
+    rounded: Array
+
+
+def whole_of(grad: Array | WithRounded | None) -> Array | None:
+    return grad.whole if isinstance(grad, WithRounded) else grad
+
+
+class Node:
+    """One operator on the tape. `edges[i]` says where the gradient of input i goes. rounds_to: a dtype to which its
+    backward rounds the gradient of its output; it takes a WithRounded as well."""
+
+    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to")
 
     def __init__(
         self,
@@ -60,9 +72,11 @@ class Node:
         backward: Callable[..., Sequence[Array | None]],
         edges: Sequence[Edge],
         outputs: Sequence[Array],
+        rounds_to: np.dtype | None = None,
     ) -> None:
         self.name = name
         self.device = device
+        self.rounds_to = rounds_to
         self.backward: Callable[..., Sequence[Array | None]] | None = backward
         self.edges: Sequence[Edge] = edges
         self.outputs = [(tuple(out.shape), np.dtype(out.dtype)) for out in outputs]
@@ -198,13 +212,15 @@ def edge_of(tensor: Tensor) -> Edge:
 class _Gradients:
     """Gradients on their way: per node, one per output, and whether the array is ours to add to in place.
 
-    A gradient may be shared (a residual passes its own on), so the first sum makes a new array.
+    A gradient may be shared (a residual passes its own on), so the first sum makes a new array. What came rounded as
+    well is not once something is added to it.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Node, list[tuple[Array, bool] | None]] = {}
+        self._waiting: dict[Node, list[tuple[Array | WithRounded, bool] | None]] = {}
 
-    def send(self, edge: Edge, grad: Array | None) -> None:
+    def send(self, edge: Edge, given: Array | WithRounded | None) -> None:
+        grad = whole_of(given)
         if edge is None or grad is None:
             return
         if isinstance(edge, Tensor):
@@ -215,13 +231,13 @@ class _Gradients:
         if tuple(grad.shape) != shape:
             raise AssertionError(f"a gradient of shape {list(grad.shape)} reached {node.name}, whose output is {shape}")
         if np.dtype(grad.dtype) != dtype:
-            grad = device.cast(grad, dtype)
+            given = grad = device.cast(grad, dtype)
         waiting = self._waiting.setdefault(node, [None] * len(node.outputs))
         held = waiting[index]
         if held is None:
-            waiting[index] = (grad, False)
+            waiting[index] = (grad if node.rounds_to is None else given, False)
         else:
-            total, ours = held
+            total, ours = whole_of(held[0]), held[1]
             waiting[index] = (device.add(total, grad, out=total) if ours else device.add(total, grad), True)
 
     def _to_leaf(self, leaf: Tensor, grad: Array) -> None:
@@ -234,7 +250,7 @@ class _Gradients:
         else:
             leaf.grad = leaf.device.add(leaf.grad, grad)
 
-    def take(self, node: Node) -> list[Array | None] | None:
+    def take(self, node: Node) -> list[Array | WithRounded | None] | None:
         waiting = self._waiting.pop(node, None)
         return None if waiting is None else [None if held is None else held[0] for held in waiting]
 

@@ -53,7 +53,12 @@ def softcap(device: Runtime, x: Array, cap: float) -> Array:
 
 @implements("cast")
 def cast(device: Runtime, x: Array, dtype: np.dtype) -> Array:
-    return _elementwise(device, _CAST, x, None, device.empty(x.shape, dtype))
+    return round_to(device, x, device.empty(x.shape, dtype))
+
+
+def round_to(device: Runtime, x: Array, out: Array) -> Array:
+    """out = x, in its dtype."""
+    return _elementwise(device, _CAST, x, None, out)
 
 
 def _elementwise(

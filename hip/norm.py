@@ -6,7 +6,7 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements, type_codes
-from wgrad.hip.elementwise import ROWS_PER_PART, sum_rows
+from wgrad.hip.elementwise import ROWS_PER_PART, round_to, sum_rows
 from wgrad.hip.runtime.runtime import Runtime
 
 # Columns up to which a row is taken by 16 lanes, by a wave; above, by a work-group.
@@ -32,6 +32,7 @@ def rms_norm_backward(
     rstd: Array,
     residual_grad: Array | None,
     need_dweight: bool,
+    rounded: Array | None,
     dtype: np.dtype,
 ) -> tuple[Array, Array | None]:
     rows, columns = x.shape
@@ -40,6 +41,8 @@ def rms_norm_backward(
     arguments = [*arrays, rows, columns, type_codes(dy, x, residual_grad, dx)]
     kernel, groups = _by_rows(device, "rms_norm_backward", rows, columns)
     device.launch("norm", kernel, arguments, groups, work=sum(a.nbytes for a in arrays if a is not None))
+    if rounded is not None:
+        round_to(device, dx, rounded)
     return dx, _dweight(device, "norm", "rms_norm_dweight", dy, x, rstd) if need_dweight else None
 
 

@@ -60,6 +60,7 @@ def rms_norm_backward(
     rstd: Array,
     residual_grad: Array | None,
     need_dweight: bool,
+    rounded: Array | None,
     dtype: np.dtype,
 ) -> tuple[Array, Array | None]:
     columns = x.shape[1]
@@ -74,10 +75,11 @@ def rms_norm_backward(
         "AT_ONCE": 2 if need_dweight and x.dtype.itemsize + dy.dtype.itemsize < 6 else 1,
         "RESIDUAL": residual_grad is not None,
         "DWEIGHT": need_dweight,
-        **element_types(vec, DY_T=dy, X_T=x, R_T=dx if residual_grad is None else residual_grad, DX_T=dx),
+        "ROUNDED": rounded is not None,
+        **element_types(vec, DY_T=dy, X_T=x, R_T=_or(residual_grad, dx), DX_T=dx, ROUNDED_T=_or(rounded, dx)),
     }
     at_once = GROUP // lanes
-    for first, rows, (g, part, saved, extra, out) in row_parts(device, [dy, x, rstd, residual_grad, dx]):
+    for first, rows, (g, part, saved, extra, out, less) in row_parts(device, [dy, x, rstd, residual_grad, dx, rounded]):
         groups = device.groups(rows, at_once)
         sums = None
         if need_dweight:
@@ -85,12 +87,17 @@ def rms_norm_backward(
             groups = (count, 1, 1)
             sums = device.empty((count * at_once, columns))
         params = [rows, columns // vec, 1.0 / columns]
-        arrays = [g, part, weight, saved, extra, out, sums]
+        arrays = [g, part, weight, saved, extra, out, sums, less]
         work = float(rows * columns * 16)
         device.launch("norm_rms_backward", arrays, params, groups, constants, work=work)
         if sums is not None and dweight is not None:
             sum_rows(device, sums, dweight, first > 0)
     return dx, dweight
+
+
+def _or(array: Array | None, other: Array) -> Array:
+    """For the name of a type that nothing has where there is no array."""
+    return other if array is None else array
 
 
 @implements("layer_norm")

@@ -1,6 +1,7 @@
 // Backward of RMSNorm (norm_rms.wgsl): with xn = x rstd and g = dy weight,
 //   dx = rstd (g - xn mean(g xn)) [+ residual_grad];   dweight = sum over rows of dy xn.
 //   dy, x, residual_grad, dx [rows, columns] f32 or f16 (DY_T, X_T, R_T, DX_T, vec4 of them where columns divide by 4);
+//   rounded [rows, columns] (ROUNDED_T): dx once more;
 //   weight [columns] f32 (C_T); rstd [rows] f32; part [groups * 256 / LANES, columns] C_T: overwritten with sums of dy xn
 //   over the rows that one place of one workgroup has taken; reduce_rows.wgsl adds them up in a fixed order.
 // LANES invocations share a row. Each array is read once; what does not fit LANES * PER registers is read again.
@@ -17,6 +18,9 @@ struct Params { rows: u32, columns: u32, inverse_count: f32 }
 @group(0) @binding(6) var<storage, read_write> dx: array<DX_T>;
 #if DWEIGHT
 @group(0) @binding(7) var<storage, read_write> part: array<C_T>;
+#endif
+#if ROUNDED
+@group(0) @binding(8) var<storage, read_write> rounded: array<ROUNDED_T>;
 #endif
 
 const ROWS = 256u / LANES;
@@ -64,6 +68,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
         grad += C_T(residual_grad[base$q + c$i]);
 #endif
         dx[base$q + c$i] = DX_T(grad);
+#if ROUNDED
+        rounded[base$q + c$i] = ROUNDED_T(grad);
+#endif
 #if DWEIGHT
         dw$i += dy$i_$q * (x$i_$q * r$q);
 #endif
@@ -77,6 +84,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
         grad += C_T(residual_grad[base$q + c]);
 #endif
         dx[base$q + c] = DX_T(grad);
+#if ROUNDED
+        rounded[base$q + c] = ROUNDED_T(grad);
+#endif
 #if DWEIGHT
         // A row this long has a workgroup to itself, and no more workgroups are launched than there are rows: the first
         // row of a place writes its sums, the others add.

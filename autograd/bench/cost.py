@@ -41,7 +41,7 @@ _PER_ELEMENT = {
 }  # fmt: skip
 # What is written besides what an operator returns, and what is looked at in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
-_WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform")}
+_WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform"), "rms_norm_backward": ("rounded",)}
 _IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
 _IN_PART |= {"advance": ("tokens", "uniforms")}
 
@@ -55,9 +55,11 @@ def cost(op: str, arguments: Arguments, made: Any) -> Cost:
 
 
 def _bytes(op: str, given: Arguments, made: Any) -> int:
-    apart = (*_IN_PART.get(op, ()), *(() if given.get("accumulate") else ("out",)))
+    apart = ("rounded", *_IN_PART.get(op, ()), *(() if given.get("accumulate") else ("out",)))
     read = sum(a.nbytes for a in _arrays({n: v for n, v in given.items() if n not in apart}))
-    written = sum(a.nbytes for a in _arrays(made)) + sum(given[name].nbytes for name in _WRITTEN.get(op, ()))
+    written = sum(a.nbytes for a in _arrays(made)) + sum(
+        a.nbytes for name in _WRITTEN.get(op, ()) for a in _arrays(given.get(name))
+    )
     if op == "embedding":  # the rows that are looked up
         table, ids = given["table"], given["ids"]
         return read + written + math.prod(ids.shape) * table.shape[1] * table.dtype.itemsize

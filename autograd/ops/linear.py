@@ -26,6 +26,7 @@ from wgrad.autograd.ops.lora import (
 from wgrad.autograd.ops.quantize import frozen_compute_dtype, frozen_weight
 from wgrad.autograd.precision import finish, up
 from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.autograd.tensor import WithRounded, whole_of
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 
@@ -86,6 +87,9 @@ def linear(
     ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
     ctx.parts = weight.parts if isinstance(weight, FrozenWeight) else ()
     ctx.residual_dtype = None if residual is None else residual.dtype
+    if x.dtype.itemsize < dtype.itemsize:
+        # The gradient of a float32 sum, of which the layer gave a part: rounded once, to what the products multiply.
+        ctx.rounds_to = x.dtype
     options: dict[str, Any] = {
         "bias": bias,
         "residual": None if residual is None else as_rows(ctx, residual),
@@ -100,12 +104,11 @@ def linear(
 
 
 @linear.backward
-def _(ctx: Context, dy: Array) -> Any:
-    x, weight, u = ctx.saved
-    rows, lora = as_rows(ctx, dy), ctx.lora
-    if ctx.x_dtype.itemsize < dy.dtype.itemsize:
-        # The gradient of a float32 sum, of which the layer gave a part: rounded once, to what the products multiply.
-        rows = ctx.device.cast(rows, ctx.x_dtype)
+def _(ctx: Context, given: Array | WithRounded) -> Any:
+    (x, weight, u), lora, dy = ctx.saved, ctx.lora, whole_of(given)
+    rows = as_rows(ctx, given.rounded if isinstance(given, WithRounded) else dy)
+    if ctx.rounds_to is not None and rows.dtype != ctx.rounds_to:
+        rows = ctx.device.cast(rows, ctx.rounds_to)
     du = None if lora is None else lora_grad_u(ctx, rows, lora, ctx.parts)
     dx = da = db = None
     if ctx.needs_grad[0]:

@@ -15,6 +15,7 @@ from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
+from wgrad.autograd.tensor import WithRounded
 from wgrad.device.contract import Array, DType
 
 
@@ -52,11 +53,13 @@ def _normed(ctx: Context, x: Array, weight: Array, eps: float, dtype: DType) -> 
     return with_shape(ctx, y, x.shape)
 
 
-def _norm_grads(ctx: Context, dy: Array, dh: Array | None) -> tuple[Array, Array | None]:
-    residual_grad = None if dh is None else as_rows(ctx, dh)
-    options = {"residual_grad": residual_grad, "need_dweight": ctx.needs_grad[1]}
+def _norm_grads(ctx: Context, dy: Array, dh: Array | None) -> tuple[Array | WithRounded, Array | None]:
+    residual_grad, dtype = None if dh is None else as_rows(ctx, dh), ctx.rounded_by(0)
+    rounded = None if dtype is None else ctx.device.empty(ctx.saved[0].shape, dtype)
+    options = {"residual_grad": residual_grad, "need_dweight": ctx.needs_grad[1], "rounded": rounded}
     dx, dweight = ctx.device.rms_norm_backward(as_rows(ctx, dy), *ctx.saved, **options)
-    return with_shape(ctx, dx, ctx.shape), dweight
+    dx = with_shape(ctx, dx, ctx.shape)
+    return dx if rounded is None else WithRounded(dx, with_shape(ctx, rounded, ctx.shape)), dweight
 
 
 @rms_norm.operator
@@ -89,12 +92,16 @@ def rms_norm_backward(
     *,
     residual_grad: Array | None = None,
     need_dweight: bool = True,
+    rounded: Array | None = None,
     dtype: DType = None,
 ) -> dict[str, Any]:
-    """-> dx [R, C] (+ residual_grad when given; default dtype: x's), dweight [C] float32 or None."""
+    """-> dx [R, C] (+ residual_grad when given; default dtype: x's), dweight [C] float32 or None. rounded [R, C], when
+    given, is overwritten with dx, in its own dtype."""
     args.array("dy", dy, "R C").array("x", x, "R C").array("weight", weight, "C", "f32").array("rstd", rstd, "R", "f32")
     if residual_grad is not None:
         args.array("residual_grad", residual_grad, "R C")
+    if rounded is not None:
+        args.array("rounded", rounded, "R C")
     return {"dtype": args.dtype("dtype", dtype, x.dtype)}
 
 
@@ -106,6 +113,7 @@ def _(
     rstd: np.ndarray,
     residual_grad: np.ndarray | None,
     need_dweight: bool,
+    rounded: np.ndarray | None,
     dtype: Any,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     compute = compute_dtype(dy, x, weight, rstd, residual_grad)
@@ -114,6 +122,8 @@ def _(
     dx = (weighted - normed * np.mean(weighted * normed, axis=1, keepdims=True)) * up(rstd, compute)[:, None]
     if residual_grad is not None:
         dx += up(residual_grad, compute)
+    if rounded is not None:
+        rounded[...] = dx
     dweight = np.sum(grad * normed, axis=0) if need_dweight else None
     return finish(dx, dtype, compute), dweight
 

@@ -25,9 +25,10 @@ def _norm(
     given: bool = True,
     residual: bool = False,
     dweight: bool = True,
+    rounded: bool = False,
     backward: bool = False,
 ) -> Case:
-    """given: the dtype of the result is named in the call, dx's as well."""
+    """given: the dtype of the result is named in the call, dx's as well. rounded: dx is written in dy's dtype too."""
     options = {"dtype": x_dtype if backward else y_dtype} if given else {}
 
     def build(rng: np.random.Generator) -> Inputs:
@@ -43,8 +44,9 @@ def _norm(
     def back(device: Device, x: Inputs) -> Outputs:
         arguments = (x[n] for n in ("dy", "x", "weight", "rstd"))
         more = {"residual_grad": x.get("residual_grad"), "need_dweight": dweight}
-        dx, dw = device.rms_norm_backward(*arguments, **more, **options)
-        return {"dx": dx, **({"dweight": dw} if dweight else {})}
+        again = {"rounded": device.empty((r, c), x["dy"].dtype)} if rounded else {}
+        dx, dw = device.rms_norm_backward(*arguments, **more, **again, **options)
+        return {"dx": dx, **({"dweight": dw} if dweight else {}), **again}
 
     op = "rms_norm_backward" if backward else "rms_norm"
     shape, dtypes = f"{r}x{c}", f"{dtype_name(x_dtype)}>{dtype_name(y_dtype)}"
@@ -62,6 +64,10 @@ def _norm_cases(t: np.dtype) -> list[Case]:
     found += [_norm("default dtype", 41, 123, t, t, given=False, backward=b) for b in (False, True)]
     if t == F16:
         found += [_norm("mixed", 41, 123, F32, F16, residual=True, backward=b) for b in (False, True)]
+        found += [
+            _norm("rounded", r, c, F32, F16, residual=True, dweight=False, rounded=True, backward=True)
+            for r, c in ((41, 123), (3, 1004), (2, 9001))
+        ]
         found.append(_norm("mixed, default dtype", 41, 123, F32, F16, given=False, residual=True, backward=True))
     return found
 

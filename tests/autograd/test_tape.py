@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.function import Context
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
 from wgrad.device.contract import Device
@@ -186,6 +187,42 @@ def test_a_residual_gets_the_gradient_as_it_is(device: Device) -> None:
     y.backward(device.upload(seed))
     np.testing.assert_array_equal(grad(stream), seed)
     np.testing.assert_array_equal(grad(x), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("also_added", [False, True])
+def test_a_gradient_that_came_rounded_gives_the_bits_of_one_that_is_cast(
+    device: Device, also_added: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer on a float32 stream: the norm after it writes its gradient in float16 as well, which saves a cast.
+    Where the stream goes elsewhere too the sum is what counts, and no part of it."""
+    if not device.float16:
+        pytest.skip(f"{device.description} has no float16")
+    rng, casts = np.random.default_rng(0), []
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((9, 16), (24, 16), (9, 24), (24,))]
+    cast = device.bound_operators["cast"]
+
+    def counted(*args: Any, **given: Any) -> Any:
+        casts.append(1)
+        return cast(*args, **given)
+
+    monkeypatch.setitem(device.bound_operators, "cast", counted)
+
+    def gradients() -> list[np.ndarray]:
+        x, residual = F.cast(start := leaf(device, arrays[0]), np.float16), leaf(device, arrays[2])
+        h = F.linear(x, device.upload(arrays[1].astype(np.float16)), residual=residual, dtype=np.float32)
+        y, passed_on = F.rms_norm_residual(h, device.upload(arrays[3]), 1e-5, dtype=np.float16)
+        loss = F.sum(F.add(F.mul(passed_on, passed_on), F.cast(F.mul(y, y), np.float32)))
+        if also_added:
+            loss = F.add(loss, F.sum(F.mul(h, h)))
+        casts.clear()
+        loss.backward()
+        return [grad(start), grad(residual)]
+
+    found, number = gradients(), len(casts)
+    monkeypatch.setattr(Context, "rounded_by", lambda ctx, i: None)
+    for value, wanted in zip(found, gradients(), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert len(casts) - number == (0 if also_added else 1)
 
 
 def test_a_constant_gets_no_gradient_silently(cpu: ReferenceDevice) -> None:
