@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tests.train.conftest import SENTENCES, VOCAB, random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import permuted
@@ -136,16 +136,32 @@ def test_phi_2_with_q_k_and_v_under_one_another(written: Any, tmp_path: Path) ->
 WORDS = "I'LL it'll print 12345 to 日本;\n\n  ok =1, x  (y)"
 
 
-@pytest.mark.parametrize("pre", ["phi-2", "dbrx"])
-def test_other_names_of_known_cuts(pre: str, written: Any, monkeypatch: Any) -> None:
-    """llama.cpp cuts by the name in the file. The vocabulary joins what no cut has parted."""
-    learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    octets = pre_tokenizers.ByteLevel.alphabet()
-    special: dict[str, Any] = {"special_tokens": ["<|end|>"], "initial_alphabet": octets, "show_progress": False}
-    learner.train_from_iterator([WORDS] * 9, trainers.BpeTrainer(vocab_size=VOCAB, **special))
-    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    monkeypatch.setattr("tests.train.conftest._tokenizer", lambda: learner)
+@pytest.fixture
+def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
+    """learn(cut, lines, special) -> the tokenizer that `written` takes: its words are cut so, and its vocabulary joins
+    what no cut has parted."""
+
+    def make(cut: Any, lines: list[str], special: tuple[str, ...] = ("<|end|>",)) -> Tokenizer:
+        learner = Tokenizer(models.BPE())
+        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=VOCAB,
+            special_tokens=list(special),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        learner.train_from_iterator(lines * 9, trainer)
+        learner.pre_tokenizer = cut
+        monkeypatch.setattr("tests.train.conftest._tokenizer", lambda: learner)
+        return learner
+
+    return make
+
+
+@pytest.mark.parametrize("pre", ["phi-2", "dbrx", "gpt-4o"])
+def test_other_names_of_known_cuts(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
+    """llama.cpp cuts by the name in the file."""
+    learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS])
     monkeypatch.setattr(
         gguf.GGUFWriter, "add_tokenizer_pre", lambda self, _: self.add_string("tokenizer.ggml.pre", pre)
     )
@@ -161,6 +177,60 @@ def test_other_names_of_known_cuts(pre: str, written: Any, monkeypatch: Any) -> 
         compared += 1
         np.testing.assert_array_equal(theirs[0], theirs[1], WORDS[:end])
     assert compared > 3
+
+
+SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + SHORT + "|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + SHORT + "|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LETTERS = (
+    "abZ sStTrReEvVlLmMdD''\u2019 \t\n\r/019\u00bd\u00b2\u0663\u2167\u00e9\u00c9\u00df\u1e9e\u017f\u01c5\u02b0\u00aa\u3042\u65e5"
+    "\u0301\u0903\u200d\u00a0\u2028\u3000.-_\u00bf\u0130\u0131\u03a3\u03c2\U0001d400\U0001f98a\u0085\x0b\x1c\ufeff\0"
+)
+
+
+@pytest.mark.parametrize("pre", ["gpt-4o", "llama4"])
+def test_words_are_cut_as_gpt_4o_cuts_them(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
+    """Phi-4-mini's and GPT-OSS's tokenizer: what a file says in one word, from a tokenizer.json and back."""
+    regex = pytest.importorskip("regex")  # what tiktoken's own description of itself cuts with
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list(LETTERS), rng.integers(1, 15))) for _ in range(2000)]
+    split = pre_tokenizers.Split(Regex(O200K), "removed", invert=True)  # as in Phi-4-mini's file
+    octets = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    learner = learn(pre_tokenizers.Sequence([split, octets]), [WORDS, "HTTPServer's SHE'LL 12345 a//b"])
+    add = gguf.GGUFWriter.add_tokenizer_pre
+    names: list[str] = []
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda s, name: (names.append(name), add(s, pre)))
+    _, path = written()
+    folder = find_model(str(path))
+    ours, read, words = (
+        load_tokenizer(folder),
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+        regex.compile(O200K),
+    )
+    for text in [*texts, WORDS, "HTTPServer's SHE'LL 12345 a//b\n\n/c"]:
+        cut = [text[a:b] for _, (a, b) in read.pre_tokenizer.pre_tokenize_str(text)]
+        assert cut == words.findall(text), ascii(text)
+        assert ours.encode(text) == learner.encode(text).ids, ascii(text)
+    assert names == ["gpt-4o"]
+
+
+@pytest.mark.parametrize(("name", "blanks"), [("Phi-3-mini", 0), ("Phi 4 mini", 2)])
+def test_blanks_behind_a_turn_of_phi_3(name: str, blanks: int, written: Any, learn: Any, monkeypatch: Any) -> None:
+    """Its special tokens take them, which no file says: llama.cpp knows it by the model's name."""
+    special = ("<|end|>", "</s>", "<unk>", "<s>", "<|endoftext|>")
+    learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS], special)
+    add = gguf.GGUFWriter.add_name
+    monkeypatch.setattr(gguf.GGUFWriter, "add_name", lambda self, _: add(self, name))
+    _, path = written()
+    tokenizer = load_tokenizer(find_model(str(path)))
+    text = "the<s> <|end|>\n the bird"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text.replace("\n ", "\n "[:blanks])
+    theirs = [their_log_probabilities(path, given, None) for given in (text, np.array(ids))]
+    np.testing.assert_array_equal(theirs[0], theirs[1])
 
 
 def test_a_file_in_place_of_another_is_another_model(written: Any) -> None:

@@ -23,7 +23,7 @@ _KEY = "tokenizer.ggml."
 _SAME_CUT = {
     "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "olmo": "gpt-2",
     "mpt": "gpt-2", "phi-2": "gpt-2", "dbrx": "llama-bpe", "refact": "smollm", "starcoder": "smollm",
-    "command-r": "smollm", "deepseek-r1-qwen": "qwen2",
+    "command-r": "smollm", "deepseek-r1-qwen": "qwen2", "llama4": "gpt-4o", "kanana2": "gpt-4o",
 }  # fmt: skip
 _NOT_LLAMA = ("default", "dbrx")  # cut words as Llama 3, but join them by their merges alone, and begin without bos
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
@@ -54,7 +54,9 @@ def tokenizer_of_gguf(fields: GgufFields) -> dict[str, dict[str, Any]]:
     raw = {
         "version": "1.0",
         "added_tokens": [
-            _added(id_, tokens[id_], type_ != _USER) for id_, type_ in enumerate(types) if type_ in (_CONTROL, _USER)
+            _added(id_, tokens[id_], type_ != _USER, _takes_blanks(fields, tokens[id_]))
+            for id_, type_ in enumerate(types)
+            if type_ in (_CONTROL, _USER)
         ],
         **build(fields, tokens, types, ids),
         "post_processor": _around(fields, kind, tokens, ids),
@@ -93,9 +95,15 @@ def _id(fields: GgufFields, name: str, count: int) -> int | None:
     return value
 
 
-def _added(id_: int, text: str, special: bool) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": id_, "content": text, **flags, "special": special}
+def _takes_blanks(fields: GgufFields, token: str) -> bool:
+    """Whether blanks behind a special token go with it. A file cannot say so: of Phi-3's llama.cpp knows it by name."""
+    name = fields.get("general.name", str, "").lower()
+    return ("phi-3" in name or "phi3" in name) and token not in ("<unk>", "<s>", "<|endoftext|>")
+
+
+def _added(id_: int, text: str, special: bool, takes_blanks: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
+    return {"id": id_, "content": text, **flags, "rstrip": takes_blanks, "special": special}
 
 
 def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
