@@ -18,6 +18,7 @@ from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import build_frozen
 from wgrad.train.run.choice_scores import choice_batches, log_likelihoods
@@ -79,7 +80,7 @@ def test_the_scores_are_those_of_lm_eval(
     """Packed or not, at any size of a batch; at 40 tokens a question is cut at its begin."""
     tokenizer, config = load_tokenizer(tmp_path / "model"), load_model_config(tmp_path / "model")
     expected = {}
-    read, _ = read_questions(questions, tokenizer, seq_len)
+    read, _ = read_questions(ChoiceOptions(choices=questions), tokenizer, seq_len, 0)
     for name, folder in (("base", None), ("adapter", str(adapter))):
         model = build_frozen(config, tmp_path / "model", cpu, positions=256, adapter=folder)
         sums, expected[name] = of_lm_eval(model, tokenizer, seq_len)
@@ -133,7 +134,7 @@ GOOD = RECORDS[0]
 def test_a_wrong_record_is_named(line: Any, message: str, write_lines: Any, make_tokenizer: Any) -> None:
     data = write_lines(GOOD, "", line)
     with pytest.raises(WgradError) as caught:
-        read_questions(data, load_tokenizer(make_tokenizer()), 64)
+        read_questions(ChoiceOptions(choices=data), load_tokenizer(make_tokenizer()), 64, 0)
     said = str(caught.value)
     assert said.startswith(f"{data}:3: ") and message in said and "\n" not in said
 
@@ -141,7 +142,7 @@ def test_a_wrong_record_is_named(line: Any, message: str, write_lines: Any, make
 def test_a_question_that_begins_with_bos_gets_no_second(write_lines: Any, make_tokenizer: Any) -> None:
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
     data = write_lines(GOOD, GOOD | {"question": "<s>" + GOOD["question"]})
-    (plain, marked), _ = read_questions(data, tokenizer, 64)
+    (plain, marked), _ = read_questions(ChoiceOptions(choices=data), tokenizer, 64, 0)
     assert plain == marked and plain.choices[0].ids.count(tokenizer.bos_id) == 1
 
 

@@ -186,8 +186,8 @@ O200K = (
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LETTERS = (
-    "abZ sStTrReEvVlLmMdD''\u2019 \t\n\r/019\u00bd\u00b2\u0663\u2167\u00e9\u00c9\u00df\u1e9e\u017f\u01c5\u02b0\u00aa\u3042\u65e5"
-    "\u0301\u0903\u200d\u00a0\u2028\u3000.-_\u00bf\u0130\u0131\u03a3\u03c2\U0001d400\U0001f98a\u0085\x0b\x1c\ufeff\0"
+    "abZ sStTrReEvVlLmMdD''\u2019 \t\n\r/019\u00bd\u00b2\u0663\u2167\u00e9\u00c9\u00df\u1e9e\u017f\u01c5\u02b0\u00aa"
+    "\u3042\u65e5\u0301\u0903\u200d\u00a0\u2028\u3000.-_\u00bf\u0130\u0131\u03a3\u03c2\U0001d400\U0001f98a\u0085\x0b\x1c\ufeff\0"
 )
 
 
@@ -200,9 +200,13 @@ def test_words_are_cut_as_gpt_4o_cuts_them(pre: str, written: Any, learn: Any, m
     split = pre_tokenizers.Split(Regex(O200K), "removed", invert=True)  # as in Phi-4-mini's file
     octets = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     learner = learn(pre_tokenizers.Sequence([split, octets]), [WORDS, "HTTPServer's SHE'LL 12345 a//b"])
-    add = gguf.GGUFWriter.add_tokenizer_pre
-    names: list[str] = []
-    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda s, name: (names.append(name), add(s, pre)))
+    add, names = gguf.GGUFWriter.add_tokenizer_pre, list[str]()
+
+    def name_it(self: Any, name: str) -> None:
+        names.append(name)
+        add(self, pre)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", name_it)
     _, path = written()
     folder = find_model(str(path))
     ours, read, words = (

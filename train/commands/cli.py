@@ -22,7 +22,8 @@ from wgrad.train.data.standard_input import copy_for_ranks
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
 from wgrad.train.options.chat_config import ChatConfig
-from wgrad.train.options.eval_options import CHOICES_HELP, EVAL_OPTIONS, eval_options
+from wgrad.train.options.choice_options import ChoiceOptions
+from wgrad.train.options.eval_options import EVAL_OPTIONS, eval_options
 from wgrad.train.options.export_config import ExportConfig
 from wgrad.train.options.finetune_config import DEVICE_HELP, FinetuneConfig, RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
@@ -78,13 +79,15 @@ def _generate(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     given = _given(args)
     as_json = given.pop("json")
-    choices = given.pop("choices", "")
+    of_choices = {name: given.pop(name) for name in ChoiceOptions.hints if name in given}
+    choices = ChoiceOptions(**of_choices)
+    choices.check(of_choices)
     config = eval_options(given, choices)
     with advising("use a smaller --batch-size or --seq-len, or a smaller model"):
-        if choices:
+        if choices.choices:
             from wgrad.train.commands.evaluate_choices import run_choices
 
-            return run_choices(config, expand_path(choices, "--choices"), as_json)
+            return run_choices(config, choices, as_json)
         from wgrad.train.commands.evaluate import run_eval
 
         return run_eval(config, as_json)
@@ -245,7 +248,7 @@ def build_parser() -> Parser:
         "eval", _eval, "measure perplexity or multiple choice on a file, of a model and with an adapter beside it"
     )
     add_options(evaluate, RunOptions, EVAL_OPTIONS)
-    evaluate.add_argument("--choices", metavar="FILE", default=argparse.SUPPRESS, help=CHOICES_HELP)
+    add_options(evaluate, ChoiceOptions)
     evaluate.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     chat = add("chat", _chat, "talk with a model in the terminal, with an adapter if you have one, or with both")
     chat.epilog = "Ctrl-C stops an answer; /clear begins anew; the end of input (Ctrl-D) is the end."

@@ -13,6 +13,7 @@ from typing import Any
 
 from wgrad.train.commands.evaluate import build_measured, not_finite
 from wgrad.train.data.choices import Choice, Question, read_questions
+from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.choice_scores import accuracy, choice_batches, log_likelihoods
 from wgrad.train.run.fit import ROW_STEP
@@ -21,7 +22,7 @@ from wgrad.train.run.session import refuse_quantised_anew
 from wgrad.train.terminal.output import say
 
 
-def run_choices(config: RunOptions, path: str, as_json: bool) -> int:
+def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> int:
     """The table, or one JSON object, on stdout; all else on stderr. -> exit status.
 
     WgradError. UnusableResult, before any table: a log-likelihood is not finite.
@@ -30,7 +31,7 @@ def run_choices(config: RunOptions, path: str, as_json: bool) -> int:
     config, display = opened.args, opened.display
     refuse_quantised_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenising", unit="%") as phase:
-        questions, notes = read_questions(path, opened.tokenizer, config.seq_len, phase.update)
+        questions, notes = read_questions(options, opened.tokenizer, config.seq_len, config.seed, phase.update)
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *notes):
         say(note, "stderr")
     choices = [choice for question in questions for choice in question.choices]
@@ -39,7 +40,8 @@ def run_choices(config: RunOptions, path: str, as_json: bool) -> int:
     scores = _measure(replace(opened, args=config), questions)
     if not all(math.isfinite(value) for values in scores.values() for value in values.values()):
         raise not_finite("likelihood of a choice")
-    result = {"choices": path, "questions": len(questions), "truncated": truncated}
+    how = {"shots": options.shots, "chat": options.chat}
+    result = {"choices": options.choices, "questions": len(questions), **how, "truncated": truncated}
     result |= {name: asdict(accuracy(questions, values)) for name, values in scores.items()}
     print(json.dumps(result) if as_json else _table(result))
     return 0
@@ -68,8 +70,10 @@ def _measure(opened: Opened[RunOptions], questions: Sequence[Question]) -> dict[
 
 
 def _table(result: dict[str, Any]) -> str:
+    before = f", {result['shots']} shots before each" if result["shots"] else ""
+    before += ", in the chat template" if result["chat"] else ""
     cut = f", {result['truncated']} choices cut to --seq-len" if result["truncated"] else ""
-    lines = [f"{result['choices']}: {result['questions']} questions{cut}; +- is the standard error"]
+    lines = [f"{result['choices']}: {result['questions']} questions{before}{cut}; +- is the standard error"]
     lines.append(f"{'':8} {'acc':>17} {'acc_norm':>17}")
     for name in ("base", "adapter"):
         if entry := result.get(name):

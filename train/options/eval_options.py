@@ -1,4 +1,4 @@
-"""The options of `wgrad eval`: those of a run that decide what its held-out loss is, and --choices."""
+"""The options of `wgrad eval`: those of a run that decide what its held-out loss is; `choice_options.py` has others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.choice_options import SHOTS_SEED, ChoiceOptions
 from wgrad.train.options.data_sources import sources_of
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
@@ -19,29 +20,26 @@ EVAL_OPTIONS = {
     **dict.fromkeys(("on_bad_line", "quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
-    "seed": "by which these are drawn (default: 0)",
+    "seed": "by which these are drawn (default: 0), or what --shots takes (default: 1234, as lm-eval)",
     **dict.fromkeys(("compute", "device", "stream_weights", "memory_limit"), ""),
 }
 
-
-CHOICES_HELP = (
-    "instead of --data: multiple choice, JSON lines with 'question', 'choices' and 'answer' (a number from 0, or the "
-    "text of a choice)"
-)
-_OF_DATA = ("data", "on_bad_line", "loss_on", "eval_tokens", "seed")  # which --choices leaves without effect
+_OF_DATA = ("data", "on_bad_line", "loss_on", "eval_tokens")  # which --choices leaves without effect
 
 
-def eval_options(given: Mapping[str, Any], choices: str = "") -> RunOptions:
-    """The options of the command line as those of a run that holds out nothing of --data. choices: the file of
-    --choices. WgradError."""
-    config = RunOptions(**{"eval_tokens": 0, **given, "eval_fraction": 0.0, "sample": False})
+def eval_options(given: Mapping[str, Any], choices: ChoiceOptions) -> RunOptions:
+    """The options of the command line as those of a run that holds out nothing of --data. WgradError."""
+    seed = SHOTS_SEED if choices.choices else 0
+    config = RunOptions(**{"eval_tokens": 0, "seed": seed, **given, "eval_fraction": 0.0, "sample": False})
     if not config.model and not config.adapter:
         raise WgradError("--model is required: give it, or an --adapter that names it")
-    if not config.data and not choices:
+    if not config.data and not choices.choices:
         raise WgradError("--data is required: give it, or --choices FILE")
-    for name in _OF_DATA if choices else ():
+    for name in _OF_DATA if choices.choices else ():
         if name in given:
             raise WgradError(f"{flag(name)}: would be ignored: --choices scores every question as it is: leave it out")
+    if choices.choices and "seed" in given and not (choices.shots and choices.shots_order == "random"):
+        raise WgradError("--seed: would be ignored: nothing is drawn without --shots: leave it out")
     if any(source.weight is not None for source in sources_of(config.data)):
         raise WgradError("--data: a weight has no effect here, where each example is measured once: leave it out")
     for name, reason in unused_options(config.to_dict()).items():

@@ -1,0 +1,42 @@
+"""The options of `wgrad eval --choices`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from wgrad.device.errors import WgradError
+from wgrad.train.options.options import NOT_NEGATIVE, Options, flag, option
+
+SHOTS_SEED = 1234  # of lm-eval, where --seed is not given
+_FORM = "JSON lines with 'question', 'choices' and 'answer' (a number from 0, or the text of a choice)"
+
+
+@dataclass(frozen=True)
+class ChoiceOptions(Options):
+    """Which questions, and what stands before each. WgradError where a value breaks its rule, or has no effect."""
+
+    choices: str = option("", f"instead of --data: multiple choice, {_FORM}", metavar="FILE", path=True)
+    shots: int = option(
+        0, "with --choices: this many other questions with their answers before each", rule=NOT_NEGATIVE, metavar="N"
+    )
+    shots_from: str = option(
+        "", "questions to take these from (default: those of --choices, without the one that is asked)", metavar="FILE",
+        path=True,
+    )  # fmt: skip
+    shots_order: str = option(
+        "random", "random: drawn for each question by --seed; first: the file's first ones", choices=("random", "first")
+    )
+    chat: bool = option(False, "with --choices: apply the model's chat template; each shot is two turns")
+    system: str = option("", "with --chat: what the system says", metavar="TEXT")
+
+    def check(self, given: Collection[str]) -> None:
+        """given: the names that the user gave. WgradError."""
+        needs = {name: ("choices", bool(self.choices)) for name in ("shots", "shots_from", "shots_order", "chat")}
+        needs |= {name: ("shots", self.shots > 0) for name in ("shots_from", "shots_order") if self.choices}
+        needs["system"] = ("chat", self.chat)
+        for name, (wanted, there) in needs.items():
+            if name in given and not there:
+                raise WgradError(f"{flag(name)}: needs {flag(wanted)}: add it, or leave this out")
+        if self.choices and self.shots_from == "-" == self.choices:
+            raise WgradError("--shots-from: --choices reads standard input already: give a file")
