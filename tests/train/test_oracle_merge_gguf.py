@@ -203,7 +203,9 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
     text = path.read_text()
     raw = json.loads(text)
     path.write_text(json.dumps(raw | {"pre_tokenizer": {"type": "Whitespace"}}))
-    refused("byte-level BPE that cuts words as one of gpt-2, smollm, llama-bpe, qwen2: use --format safetensors")
+    refused(
+        "byte-level BPE that cuts words as one of gpt-2, smollm, llama-bpe, qwen2, gpt-4o: use --format safetensors"
+    )
     path.write_text(text)
     adapter = adapted("MistralForCausalLM", sliding_window=32)
     refused("has a sliding window of 32 tokens, which cannot be written into GGUF here: use --format safetensors")

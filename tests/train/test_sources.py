@@ -15,6 +15,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.mix import Mix
 from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.data_sources import Source, sources_of
 from wgrad.train.options.eval_options import eval_options
 from wgrad.train.options.finetune_config import RunOptions
@@ -51,7 +52,7 @@ def test_what_is_no_list_of_sources(values: list[str], message: str) -> None:
 
 def test_eval_has_no_weights(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="--data: a weight has no effect here"):
-        eval_options({"model": "m", "data": ["a=2", "b=1"]})
+        eval_options({"model": "m", "data": ["a=2", "b=1"]}, ChoiceOptions())
 
 
 # ---- an epoch ----------------------------------------------------------------------------------
