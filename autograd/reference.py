@@ -116,7 +116,7 @@ class ReferenceDevice:
 
     implementations = {name: _recorded(op.numpy) for name, op in OPERATORS.items() if op.numpy is not None}
     name = "cpu"
-    float16 = bfloat16 = shared_memory = True
+    float16 = bfloat16 = shared_memory = host_buffers = True
     stacks_weights = False
     fastest_compute = "float32"
 

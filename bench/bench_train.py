@@ -33,6 +33,7 @@ from wgrad.train.data.packing import Batch, Step
 from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
+from wgrad.train.model.model_files import read_from_main_memory
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
@@ -110,12 +111,17 @@ class RandomWeights:
         self.device = device
         self.code_map = device.upload(np.linspace(-1, 1, 256).astype(np.float32))
 
-    def make(self, spec: WeightSpec) -> Any:
+    def make(self, spec: WeightSpec, apart: bool = False) -> Any:
+        """apart: a table that lies in main memory."""
         device, size = self.device, int(np.prod(spec.shape))
         if spec.kind in ("norm", "bias"):
             return device.upload(np.ones(spec.shape, np.float32))
         if spec.kind != "projection":
-            return device.upload(self.table(spec))
+            table = device.empty_host(spec.shape, self.normal.dtype) if apart else None
+            if table is None:
+                return device.upload(self.table(spec))
+            device.write(table, self.table(spec))
+            return table
         blocks = size // 64
         return NF4Array(
             packed=device.upload(np.resize(self.codes, size // 2)),
@@ -135,7 +141,7 @@ def random_weights(config: ModelConfig, device: WgpuDevice) -> dict[str, Any]:
     source = RandomWeights(device)
     weights: dict[str, Any] = {}
     for spec in weight_specs(config):
-        weights[spec.name] = source.make(spec)
+        weights[spec.name] = source.make(spec, read_from_main_memory(spec, config, device))
         if device.stacks_weights:
             stack_if_last(weights, spec.name, device)
     return weights

@@ -55,6 +55,7 @@ class PooledRuntime:
 
     reason = "made directly"
     shared_memory = False
+    host_buffers = True
     stacks_weights = False
     _pool: Pool
     _host_pool: Pool

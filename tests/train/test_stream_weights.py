@@ -18,6 +18,7 @@ from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.model import load_streamed as module
 from wgrad.train.model.load_streamed import cached_files, load_streamed
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import load_frozen
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
@@ -82,6 +83,26 @@ def test_the_bits_are_those_of_weights_on_the_device(make_checkpoint: Any, card:
         np.testing.assert_array_equal(value, wanted)
     assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
     assert plan.host_bytes == pytest.approx(card.host_memory().peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_embedding_that_is_no_head_is_read_from_main_memory(make_checkpoint: Any, card: Any, tied: bool) -> None:
+    """Without an option: nothing else reads it, and the bits are those of one on the device. It is in the plan."""
+    folder, config = make_checkpoint(tie_word_embeddings=tied, dtype="bfloat16"), options()
+    model = load_model_config(folder)
+    wanted = train(config, folder, there := bind(WgpuDevice)())
+    plan = plan_run(config, model, folder, card, 3)
+    assert plan is not None
+    for value, expected in zip(train(config, folder, card), wanted, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    table = 0 if tied else model.vocab_size * model.hidden_size * 2
+    assert table <= card.host_memory().peak_bytes <= 1.3 * table and there.host_memory().peak_bytes == 0
+    assert plan.host_bytes == plan.host_weight_bytes == card.host_memory().peak_bytes
+    assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes, rel=0.05)
+    assert there.memory().peak_bytes - card.memory().peak_bytes == pytest.approx(table, rel=0.1)
+    card.host_buffers = False
+    weights = load_frozen(folder, model, dry := card.dry_run(), contents=False)
+    assert weights and dry.host_memory().peak_bytes == 0
 
 
 def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint: Any, card: Any) -> None:

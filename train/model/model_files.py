@@ -262,6 +262,14 @@ def place(
     return array
 
 
+def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device) -> bool:
+    """Whether a tensor that is frozen lies there for good: an embedding that is not the head as well. A step looks up
+    some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the device
+    such a table is a tenth to a fifth of all weights."""
+    apart = spec.kind == "embedding" and not config.tie_word_embeddings
+    return apart and device.host_buffers and not device.shared_memory
+
+
 class Loader:
     """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
     the files' dtype. start: what is loaded is the rest that such an adapter leaves. Raises WgradError; ValueError where
@@ -277,17 +285,18 @@ class Loader:
         block_size: int = 64,
         start: PissaStart | None = None,
     ) -> None:
-        self.files, self.start = _open(folder, config), start
+        self.files, self.start, self._config = _open(folder, config), start, config
         self.specs = weight_specs(config)
         self.quantize = quantize and not self.files.stay_as_they_are(self.specs)
         self._double_quant, self._block_size = double_quant, block_size
 
     def load(self, spec: WeightSpec, device: Device, contents: bool = True) -> Any:
-        """An Array or FrozenWeight on the device. contents False, for a dry run: shapes and dtypes are right, and
-        hardly a thing is read."""
+        """An Array or FrozenWeight on the device, or where `read_from_main_memory` says. contents False, for a dry run:
+        shapes and dtypes are right, and hardly a thing is read."""
         if spec.kind == "projection" and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
-        full = place(self.files, spec, device, contents, start=self.start)
+        empty = device.empty_host if read_from_main_memory(spec, self._config, device) else None
+        full = place(self.files, spec, device, contents, empty, self.start)
         if spec.kind == "projection" and self.quantize:
             return device.quantize(full, self._block_size, double=self._double_quant)
         return full

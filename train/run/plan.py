@@ -27,14 +27,15 @@ SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what
 class Plan:
     """dry: the dry run itself, for `Device.prepare`. Bytes on the device: held all the time (weights, what is trained,
     its gradients, the optimiser), more while a step runs (activations and scratch), and the most at any time (loading
-    included); and in main memory, of what is kept there (--offload-checkpoints, --stream-weights). trained: numbers
-    that are trained. config: the run's, with --stream-weights settled."""
+    included); and in main memory, of all that is kept there, and of weights (an embedding that is no head,
+    --stream-weights). trained: numbers that are trained. config: the run's, with --stream-weights settled."""
 
     dry: Any
     held_bytes: int
     activation_bytes: int
     peak_bytes: int
     host_bytes: int
+    host_weight_bytes: int
     trained: int
     config: RunOptions
 
@@ -119,6 +120,7 @@ def _run_dry(
     built = build_trainable(config, model_config, folder, dry, positions=positions, contents=False)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     held, loading = dry.memory().in_use_bytes, dry.memory().peak_bytes
+    host_weights = dry.host_memory().in_use_bytes
     dry.reset_peak()
     document = Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool), label=1)
     example: Example = Pair(document, document) if config.objective in (DPO, ORPO) else document
@@ -132,4 +134,4 @@ def _run_dry(
             pass
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
-    return Plan(dry, held, running - held, max(loading, running), host, trained, config)
+    return Plan(dry, held, running - held, max(loading, running), host, host_weights, trained, config)

@@ -259,8 +259,9 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
         activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
         return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
-    streamed = "weights and " if plan.config.stream_weights == "on" and plan.host_bytes else ""
-    parked = f"; {size(plan.host_bytes)} in main memory ({streamed}checkpoints)" if plan.host_bytes else ""
+    there = ["weights" if plan.config.stream_weights == "on" else "the embedding"] if plan.host_weight_bytes else []
+    there += ["checkpoints"] if plan.host_bytes > plan.host_weight_bytes else []
+    parked = f"; {size(plan.host_bytes)} in main memory ({' and '.join(there)})" if there else ""
     return (
         f"memory: {parts}, about {size(plan.activation_bytes)} more for activations ({how}): {size(plan.peak_bytes)} "
         f"on the device{parked}; not counted: compiled shaders, what the driver keeps for itself, and main memory"
