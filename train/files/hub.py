@@ -52,10 +52,12 @@ def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
     except errors.GatedRepoError as error:
         raise WgradError(
             f"{name} its owner asks you to accept a licence first: do so on huggingface.co/{hub_id}, then "
-            "run 'hf auth login'"
+            "set HF_TOKEN, or run 'hf auth login'"
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise WgradError(f"{name} there is no such model, or it is private ('hf auth login' lets you in)") from error
+        raise WgradError(
+            f"{name} there is no such model, or it is private: set HF_TOKEN, or run 'hf auth login'"
+        ) from error
     except errors.LocalEntryNotFoundError as error:
         raise WgradError(
             f"{name} it cannot be reached and the model is not in its cache: check the network, or give a local folder"

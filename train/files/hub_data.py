@@ -1,8 +1,10 @@
 """A data set of the Hugging Face hub, as ID, ID:SPLIT or ID:CONFIGURATION/SPLIT: its files of data, fetched into the
-hub's own cache. What was fetched whole is noted, and then taken from there without a question to the hub."""
+hub's own cache; where it has none, or makes them by a script, the Parquet files that the hub converted it to. What was
+fetched whole is noted, and then taken from there without a question to the hub."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
@@ -16,17 +18,23 @@ import msgspec
 from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
-from wgrad.train.files.hub_splits import files_of_split, missing_shards
+from wgrad.train.files.hub_splits import files_of_conversion, files_of_split, missing_shards
 from wgrad.train.files.input_files import exists, one_line
 
 _SPEC = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::(?:([\w.-]+)/)?([\w.-]+))?")
 _FORMAT = 1
+_CONVERSION = "refs/convert/parquet"
+_LOGIN = "set HF_TOKEN, or run 'hf auth login'"
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class _Fetched(msgspec.Struct):
+    """commit: of the files' revision; origin: what a note says of where they are from."""
+
     format: Annotated[int, msgspec.Meta(ge=_FORMAT, le=_FORMAT)]
     commit: str
     files: Annotated[list[str], msgspec.Meta(min_length=1)]
+    origin: str = ""
 
 
 def is_data_set(path: str, option: str) -> bool:
@@ -49,13 +57,15 @@ def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
             f"{option}: no such file: {spec}; to fetch it from the Hugging Face hub: pip install 'wgrad[hub]'"
         ) from error
     where = f"{option}: {hub_id} on the Hugging Face hub"
-    if paths := _noted(spec, hub_id, huggingface_hub):
-        return paths, _note(spec, paths, split)
+    fetched = _noted(spec)
+    if fetched and (paths := _paths(fetched, hub_id, huggingface_hub)):
+        return paths, _note(spec, paths, split, fetched.origin)
     cached = _cached(hub_id, config, split, where, huggingface_hub)
     if cached and not missing_shards(cached):
         return cached, _note(spec, cached, split)
     try:
-        paths = _fetch(spec, hub_id, config, split, where, huggingface_hub)
+        fetched = _choose(hub_id, config, split, where, huggingface_hub)
+        paths = _fetch(fetched, spec, hub_id, huggingface_hub)
     except WgradError:
         raise
     except Exception as error:  # the hub's client lets through whatever its network library raises
@@ -70,25 +80,29 @@ def data_set_files(spec: str, option: str) -> tuple[list[str], tuple[str, ...]]:
             f"({one_line(str(error))[:120] or type(error).__name__}), nor is it in its cache: check the network, or "
             "give a file"
         ) from error
-    return paths, _note(spec, paths, split)
+    return paths, _note(spec, paths, split, fetched.origin)
 
 
-def _note(spec: str, paths: list[str], split: str) -> tuple[str, ...]:
-    return (f"note: {spec} is a data set of the Hugging Face hub: {len(paths)} file(s) of its split {split}",)
+def _note(spec: str, paths: list[str], split: str, origin: str = "") -> tuple[str, ...]:
+    return (f"note: {spec} is a data set of the Hugging Face hub: {len(paths)} file(s) of its split {split}{origin}",)
 
 
 def _marker(spec: str) -> Path:
     return cache_folder("datasets") / f"{hashlib.blake2b(spec.encode(), digest_size=12).hexdigest()}.json"
 
 
-def _noted(spec: str, hub_id: str, hub: Any) -> list[str]:
-    """The files of an earlier fetch, where all are still there."""
+def _noted(spec: str) -> _Fetched | None:
+    """An earlier fetch."""
     if not exists(_marker(spec), "$XDG_CACHE_HOME"):
-        return []
+        return None
     try:
-        fetched = read_json(_marker(spec), _Fetched, "$XDG_CACHE_HOME")
+        return read_json(_marker(spec), _Fetched, "$XDG_CACHE_HOME")
     except WgradError:  # made again
-        return []
+        return None
+
+
+def _paths(fetched: _Fetched, hub_id: str, hub: Any) -> list[str]:
+    """Its files, where all are still there."""
     of = {"repo_type": "dataset", "revision": fetched.commit}
     paths = [hub.try_to_load_from_cache(hub_id, name, **of) for name in fetched.files]
     return paths if all(isinstance(path, str) for path in paths) else []
@@ -105,25 +119,62 @@ def _cached(hub_id: str, config: str, split: str, where: str, hub: Any) -> list[
     return []
 
 
-def _fetch(spec: str, hub_id: str, config: str, split: str, where: str, hub: Any) -> list[str]:
+def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetched:
+    """What is to be fetched of the data set's own files, or of the hub's conversion. A script's other files may be
+    anything: where there is one named as the data set, the conversion goes first."""
     info = hub.HfApi().dataset_info(hub_id)
     names, of = [file.rfilename for file in info.siblings or ()], {"repo_type": "dataset", "revision": info.sha}
-    readme = ""
-    if "README.md" in names:
-        readme = Path(hub.hf_hub_download(hub_id, "README.md", **of)).read_text(encoding="utf-8", errors="replace")
-    files = files_of_split(names, readme, config, split, where)
-    folder = Path(hub.snapshot_download(hub_id, **of, allow_patterns=[glob.escape(name) for name in files]))
-    value = {"format": _FORMAT, "commit": info.sha, "files": files}
+    converted = None
+    if f"{hub_id.rpartition('/')[2]}.py" in names:
+        converted = _conversion(hub_id, hub)
+    if converted is None:
+        readme = ""
+        if "README.md" in names:
+            readme = Path(hub.hf_hub_download(hub_id, "README.md", **of)).read_text(encoding="utf-8", errors="replace")
+        try:
+            return _Fetched(_FORMAT, info.sha, files_of_split(names, readme, config, split, where))
+        except WgradError:
+            converted = _conversion(hub_id, hub)
+            if converted is None:
+                raise
+    names = [file.rfilename for file in converted.siblings or ()]
+    files, partial = files_of_conversion(names, config, split, where)
+    origin = ", as the hub converted it to Parquet" + (": the begin of it alone, there is no more" if partial else "")
+    return _Fetched(_FORMAT, converted.sha, files, origin)
+
+
+def _conversion(hub_id: str, hub: Any) -> Any:
+    """What the hub tells of its own conversion to Parquet; None where it made none."""
+    try:
+        return hub.HfApi().dataset_info(hub_id, revision=_CONVERSION)
+    except hub.errors.RevisionNotFoundError:
+        return None
+
+
+def _fetch(fetched: _Fetched, spec: str, hub_id: str, hub: Any) -> list[str]:
+    patterns = [glob.escape(name) for name in fetched.files]
+    of = {"repo_type": "dataset", "revision": fetched.commit, "allow_patterns": patterns}
+    folder = Path(hub.snapshot_download(hub_id, **of))
     with suppress(OSError):  # then the hub is asked again
-        keep(_marker(spec), msgspec.json.encode(value))
-    return [str(folder / name) for name in files]
+        keep(_marker(spec), msgspec.json.encode(fetched))
+    return [str(folder / name) for name in fetched.files]
 
 
 def _refusal(error: Exception, hub_id: str, hub: Any) -> str:
-    """What the hub itself said against it; "" where it was not reached."""
+    """What the hub itself said against it, or the disk; "" where the hub was not reached."""
     if isinstance(error, hub.errors.GatedRepoError):
         page = f"huggingface.co/datasets/{hub_id}"
-        return f"its owner asks you to accept terms first: do so on {page}, then run 'hf auth login'"
+        return f"its owner asks you to accept terms first: do so on {page}, then {_LOGIN}"
     if isinstance(error, hub.errors.RepositoryNotFoundError):
-        return "there is no such data set or file, or it is private ('hf auth login' lets you in): check the name"
+        return f"there is no such data set or file, or it is private: check the name; to be let in, {_LOGIN}"
+    if isinstance(error, hub.errors.HfHubHTTPError):
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 401:
+            return f"the hub does not accept the token: make another on huggingface.co/settings/tokens, then {_LOGIN}"
+        if status == 403:
+            return "the hub does not let this token read it: give the token that right, or use another one"
+        return ""
+    if isinstance(error, OSError) and error.errno in _DISK:
+        cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        return f"cannot be written into the hub's cache ({error.strerror}): make room in {cache}, or set HF_HOME"
     return ""

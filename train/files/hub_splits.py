@@ -1,13 +1,15 @@
-"""Which files of a data set's repository are those of a split: by the `configs` of its README.md, else by their names.
+"""Which files of a data set's repository are those of a split: by the `configs` of its README.md, else by their names;
+and which of the Parquet files that the hub itself makes of it.
 
 Source: the hub's documentation of data sets, "Data files configuration" (the README's front matter; the words of
-splits in names). Only files of data count: a script of the repository is never run.
+splits in names), and of its dataset viewer, "List Parquet files" (the branch `refs/convert/parquet`). Only files of
+data count: a script of the repository is never run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,7 +24,7 @@ _WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_DEFAULT = "default"
+_DEFAULT, _PARTIAL = "default", "partial-"
 _LONGEST = 1 << 20  # characters of front matter: PyYAML reads some 300 kB a second
 _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 
@@ -40,12 +42,43 @@ def files_of_split(names: Sequence[str], readme: str, config: str, split: str, w
         if config:
             raise WgradError(f"{where}: its README.md names no configurations: leave {config}/ out")
         splits = _by_names(data)
+    return _of_split(splits, split, () if config else _configs(readme), where)
+
+
+def files_of_conversion(names: Sequence[str], config: str, split: str, where: str) -> tuple[list[str], bool]:
+    """Of all files of the hub's own conversion, CONFIGURATION/SPLIT/0000.parquet, those of a split, in order, and
+    whether they are the begin of it alone: of large data sets the hub converts no more. WgradError: there are none."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(names):
+        match name.split("/"):
+            case [of_config, of_split, file] if file.endswith(".parquet"):
+                found.setdefault(of_config, {}).setdefault(of_split.removeprefix(_PARTIAL), []).append(name)
+    if not found:
+        raise WgradError(f"{where}: the hub's own conversion to Parquet is empty: take another data set")
+    default = [_DEFAULT] if _DEFAULT in found else list(found)
+    splits = found[_named(config, default, found, where)]
+    files = _of_split(splits, split, () if config else found, where)
+    return files, any(f"/{_PARTIAL}" in name for name in files)
+
+
+def _of_split(splits: Mapping[str, list[str]], split: str, configs: Collection[str], where: str) -> list[str]:
     found = {name: files for name, files in splits.items() if files}
     if split not in found:
+        meant = f", or {split}/{next(iter(found), 'train')} for its configuration" if split in configs else ""
         raise WgradError(
-            f"{where}: has no split {split!r} of data files; it has {', '.join(found) or 'none'}: name one"
+            f"{where}: has no split {split!r} of data files; it has {', '.join(found) or 'none'}: name one{meant}"
         )
     return found[split]
+
+
+def _named(config: str, default: Sequence[str], configs: Collection[str], where: str) -> str:
+    """The configuration that is asked for. default: what it may be where none is."""
+    if not config and len(default) > 1:
+        raise WgradError(f"{where}: has several configurations ({', '.join(configs)}): name one, as ID:NAME/train")
+    name = config or default[0]
+    if name not in configs:
+        raise WgradError(f"{where}: has no configuration {name!r}; it has {', '.join(configs)}: name one of them")
+    return name
 
 
 def missing_shards(names: Sequence[str]) -> bool:
@@ -65,12 +98,7 @@ def _of_readme(data: Sequence[str], readme: str, config: str, where: str) -> dic
     if not configs:
         return None
     default = [n for n, c in configs.items() if c.get("default") is True or n == _DEFAULT] or list(configs)
-    if not config and len(default) > 1:
-        raise WgradError(f"{where}: has several configurations ({', '.join(configs)}): name one, as ID:NAME/train")
-    name = config or default[0]
-    if name not in configs:
-        raise WgradError(f"{where}: has no configuration {name!r}; it has {', '.join(configs)}: name one of them")
-    files = configs[name].get("data_files")
+    files = configs[_named(config, default, configs, where)].get("data_files")
     if files is None:
         return None
     if isinstance(files, dict):

@@ -1,0 +1,158 @@
+"""--data ID against a hub that answers over HTTP, through the hub's own client: its conversion to Parquet, several
+configurations and splits, a token, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.fake_hub import FakeHub
+from wgrad.device.errors import WgradError
+from wgrad.train.commands.cli import main
+from wgrad.train.files.hub_data import data_set_files
+from wgrad.train.files.hub_splits import files_of_conversion
+
+pytest.importorskip("huggingface_hub")
+parquet = pytest.importorskip("pyarrow.parquet")
+CONVERSION = "refs/convert/parquet"
+
+
+def table(*texts: str) -> bytes:
+    """A Parquet file of records with "text"."""
+    import pyarrow
+
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": list(texts)}), file)
+    return file.getvalue()
+
+
+def lines(*texts: str) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+SCRIPTED = {"name.py": b"raise SystemExit('run')", "README.md": b"", "raw/train.csv": b"a,b\n1,2\n"}
+CONVERTED = {
+    "en/train/0000.parquet": table("better late than never", "still waters run deep"),
+    "en/train/0001.parquet": table("all that glitters is not gold"),
+    "en/test/0000.parquet": table("the early bird"),
+    "de/partial-train/0000.parquet": table("Morgenstund hat Gold im Mund"),
+}
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """serve(revisions, token="") -> the hub that is asked from now on; the caches are empty."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    hubs: list[FakeHub] = []
+
+    def start(revisions: dict[str, dict[str, bytes]], token: str = "") -> FakeHub:
+        hub = FakeHub("org/name", revisions, token)
+        hubs.append(hub)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        return hub
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    yield start
+    for hub in hubs:
+        hub.close()
+
+
+def test_a_script_is_read_as_the_hub_converted_it(serve: Any, make_tokenizer: Any, capsys: Any) -> None:
+    hub = serve({"main": SCRIPTED, CONVERSION: CONVERTED})
+    words = ["data", "show", "org/name:en/train", "--model", str(make_tokenizer()), "--examples", "3"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "2 examples to train on, 1 held out" in said and "that glitters is not gold" in said
+    paths, (note,) = data_set_files("org/name:en/train", "--data")
+    assert [Path(path).name for path in paths] == ["0000.parquet", "0001.parquet"]
+    assert note.endswith("2 file(s) of its split train, as the hub converted it to Parquet")
+    asked = len(hub.asked)
+    assert asked < 12 and not any("raw" in path or "name.py" in path for path in hub.asked)
+    assert main(words) == 0 and len(hub.asked) == asked  # nobody is asked again
+    _, (note,) = data_set_files("org/name:de/train", "--data")
+    assert note.endswith("as the hub converted it to Parquet: the begin of it alone, there is no more")
+    for spec, message in {
+        "org/name": r"has several configurations \(de, en\): name one, as ID:NAME/train",
+        "org/name:fr/train": "has no configuration 'fr'; it has de, en",
+        "org/name:en/dev": "has no split 'dev' of data files; it has test, train: name one",
+    }.items():
+        with pytest.raises(WgradError, match=f"^--data: org/name on the Hugging Face hub: {message}"):
+            data_set_files(spec, "--data")
+
+
+def test_files_that_cannot_be_read_are_read_as_converted(serve: Any) -> None:
+    """And files that can be are, where there is a conversion too."""
+    hub = serve({"main": {"train.txt.zst": b"?"}, CONVERSION: {"default/train/0000.parquet": table("x")}})
+    paths, _ = data_set_files("org/name", "--data")
+    assert [Path(path).name for path in paths] == ["0000.parquet"]
+    hub.revisions["main"] = {"train.jsonl": lines("x"), "test.jsonl": lines("y"), "load.py": b""}
+    paths, notes = data_set_files("org/name:test", "--data")
+    assert [Path(path).name for path in paths] == ["test.jsonl"] and "converted" not in notes[0]
+
+
+def test_without_a_conversion_it_is_said_what_the_files_are(serve: Any) -> None:
+    hub = serve({"main": {"name.py": b""}})
+    with pytest.raises(WgradError, match=r"no Parquet, JSON or CSV files \(of its script name.py nothing is run\)"):
+        data_set_files("org/name", "--data")
+    hub.revisions["main"]["train.csv"] = b"text\nx\n"
+    assert Path(data_set_files("org/name", "--data")[0][0]).name == "train.csv"
+
+
+def test_a_private_one_takes_a_token(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = serve({"main": {"train.jsonl": lines("x")}}, token="hf_right")
+    for token in ("", "hf_wrong"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(WgradError, match="or it is private: check the name; to be let in, set HF_TOKEN") as caught:
+            data_set_files("org/name", "--data")
+        assert "\n" not in str(caught.value) and "hf_" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert data_set_files("org/name", "--data")[0] and hub.asked
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ((403, "GatedRepo", "gated"), "its owner asks you to accept terms first: do so on huggingface.co/datasets/org"),
+        ((404, "RepoNotFound", ""), "there is no such data set or file, or it is private: check the name"),
+        ((401, "", "Invalid credentials in Authorization header"), "the hub does not accept the token: make another"),
+        ((403, "", "no"), "the hub does not let this token read it: give the token that right"),
+        ((418, "", "no"), r"and the Hugging Face hub cannot be reached \(.*418.*\), nor is it in its cache"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(failure: Any, message: str, serve: Any) -> None:
+    serve({"main": {"train.jsonl": lines("x")}}).failure = failure
+    with pytest.raises(WgradError, match=f"^--data: .*{message}") as caught:
+        data_set_files("org/name", "--data")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "wanted"),
+    [
+        (["default/train/0001.parquet", "default/train/0000.parquet"], ("", "train"), (["0", "1"], False)),
+        (["default/train/0000.parquet", "b/train/0000.parquet"], ("", "train"), (["0"], False)),
+        (["default/partial-train/0000.parquet"], ("default", "train"), (["0"], True)),
+        (["en/train/0000.parquet", ".gitattributes"], ("", "train"), (["0"], False)),
+        (["en/train/0000.parquet"], ("", "en"), "has no split 'en' .*; it has train: name one, or en/train for its"),
+        ([".gitattributes", "a/b.parquet"], ("", "train"), "the hub's own conversion to Parquet is empty"),
+    ],
+)
+def test_which_files_of_a_conversion_are_of_a_split(names: list[str], asked: tuple[str, str], wanted: Any) -> None:
+    if isinstance(wanted, str):
+        with pytest.raises(WgradError, match=wanted):
+            files_of_conversion(names, *asked, "--data: ID")
+    else:
+        files, partial = files_of_conversion(names, *asked, "--data: ID")
+        assert ([str(int(name.rpartition("/")[2][:4])) for name in files], partial) == wanted
+        assert all(name.startswith((asked[0] or "default", "en")) for name in files)
