@@ -30,7 +30,8 @@ def is_recomputing() -> bool:
 
 
 @contextmanager
-def _recomputing() -> Iterator[None]:
+def recomputing() -> Iterator[None]:
+    """What is called within is made again."""
     previous, _mode.recomputing = _mode.recomputing, True
     try:
         yield
@@ -67,7 +68,7 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
     saved = ctx.saved or ctx.parking.take(ctx.parked)
     leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(saved, ctx.needs_grad)]
     del saved
-    with recording(True), _recomputing():
+    with recording(True), recomputing():
         result = fn(*leaves)
     run_backward(result if isinstance(result, tuple) else (result,), grads)
     return [leaf.grad for leaf in leaves]

@@ -20,7 +20,7 @@ const GROWTH: f32 = 8.0;
 #include "attention_matrix_tiles.wgsl"
 
 var<workgroup> p_tile: array<vec4<f16>, BM * S_LD>;
-var<workgroup> grown: array<u32, 8>;  // by subgroup; the rest 0
+var<workgroup> grown: array<u32, SG>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -107,8 +107,12 @@ fn main(
 #end
     row_sum = row_sum * shrink + (total.x + total.y + total.z + total.w);
 
-    let rescale = workgroupUniformLoad(&grown);
-    if ((rescale[0] | rescale[1] | rescale[2] | rescale[3] | rescale[4] | rescale[5] | rescale[6] | rescale[7]) != 0u) {
+    let any_grown = workgroupUniformLoad(&grown);
+    var rescale = 0u;
+#unroll s SG
+    rescale |= any_grown[$s];
+#end
+    if (rescale != 0u) {
 #unroll g OUT_PARTS
 #unroll j NF
       let old_at_$g_$j = strip + 4u * $ju;

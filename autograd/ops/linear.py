@@ -36,7 +36,14 @@ DECODE_ELEMENTS = 1 << 22
 
 @Rules
 def _rules(
-    args: Args, x: Array, weight: Weight, bias: Array, residual: Array, lora: LoraTerm | None, dtype: DType
+    args: Args,
+    x: Array,
+    weight: Weight,
+    bias: Array,
+    residual: Array,
+    lora: LoraTerm | None,
+    dtype: DType,
+    unread: bool,
 ) -> dict[str, Any]:
     """x [..., K], weight [N, K], bias [N] or None, residual [..., N] or None -> dtype of y."""
     args.array("x", x, "... K")
@@ -64,7 +71,14 @@ def _rules(
         )
     if lora is not None:
         lora_term(args, lora, len(weight.parts) if isinstance(weight, FrozenWeight) else 0)
-    return {"dtype": args.dtype("dtype", dtype, x.dtype)}
+    made = args.dtype("dtype", dtype, x.dtype)
+    if unread:
+        args.rule(
+            residual is not None and residual.dtype == made,
+            f"unread needs a residual of the result's dtype {made}, which stands in its place, got"
+            f" {None if residual is None else residual.dtype}; leave it out",
+        )
+    return {"dtype": made}
 
 
 @differentiable
@@ -77,9 +91,13 @@ def linear(
     residual: Tensor | None = None,
     lora: LoraTerm | None = None,
     dtype: DType = None,
+    unread: bool = False,
 ) -> Tensor:
-    """x [..., K] times weight [N, K] transposed, + LoRA + bias [N] + residual [..., N] -> [..., N]."""
-    dtype = _rules.check(ctx.device, (x, weight, bias, residual, lora, dtype), {}, ctx.name)["dtype"]
+    """x [..., K] times weight [N, K] transposed, + LoRA + bias [N] + residual [..., N] -> [..., N].
+
+    unread: only gradients are wanted, as of the last product of a stretch that is made again (`is_recomputing`). It is
+    not computed, and the residual, of the result's dtype, stands in its place."""
+    dtype = _rules.check(ctx.device, (x, weight, bias, residual, lora, dtype, unread), {}, ctx.name)["dtype"]
     rows = as_rows(ctx, x)
     u = None if lora is None else lora_forward(ctx, rows, lora)
     wants_x = ctx.needs_grad[1] or lora is not None
@@ -90,6 +108,8 @@ def linear(
     if x.dtype.itemsize < dtype.itemsize:
         # The gradient of a float32 sum, of which the layer gave a part: rounded once, to what the products multiply.
         ctx.rounds_to = x.dtype
+    if unread and residual is not None:
+        return residual
     options: dict[str, Any] = {
         "bias": bias,
         "residual": None if residual is None else as_rows(ctx, residual),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
+from wgrad.autograd.checkpoint import is_recomputing
 from wgrad.autograd.function import Context
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
@@ -350,6 +351,37 @@ def test_checkpoint_equals_plain_bit_for_bit(device: Device, input_needs_grad: b
         found.append([loss.numpy(), *grads, *([grad(x)] if input_needs_grad else [])])
     for plain, checkpointed in zip(*found):
         np.testing.assert_array_equal(plain, checkpointed)
+
+
+def test_the_last_product_of_a_checkpoint_is_not_made_again(device: Device) -> None:
+    """`unread`: in the backward the residual stands for the sum; every gradient has the same bits."""
+    found, products = [], []
+    for last in (False, True):
+        rng = np.random.default_rng(1)
+        weights = layer_weights(device, rng)
+        x = parameter(device.upload(rng.standard_normal((7, 64)).astype(np.float32)), device)
+
+        def stretch(t: Tensor, w: dict[str, Any] = weights, last: bool = last) -> Tensor:
+            y, h = F.rms_norm_residual(t, w["norm"], 1e-5)
+            term, unread = F.LoraTerm(w["a"], w["b"], 2.0), last and is_recomputing()
+            if unread:
+                products.append("left out")
+            return F.linear_quantized(F.silu(y), w["nf4"], lora=term, residual=h, unread=unread)
+
+        h = F.checkpoint(stretch, x)
+        F.sum(F.mul(h, h)).backward()
+        found.append([h.numpy(), grad(x), *(grad(weights[name]) for name in ("norm", "a", "b"))])
+    assert products == ["left out"]
+    for whole, without in zip(*found, strict=True):
+        np.testing.assert_array_equal(whole, without)
+
+
+def test_unread_wants_what_stands_in_its_place(cpu: ReferenceDevice) -> None:
+    x, w = leaf(cpu, np.ones((2, 3))), leaf(cpu, np.ones((3, 3)))
+    with pytest.raises(
+        ShapeError, match="unread needs a residual of the result's dtype float32, .* got None; leave it out"
+    ):
+        F.linear(x, w, unread=True)
 
 
 def test_checkpoint_of_several_outputs(cpu: ReferenceDevice) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
@@ -262,6 +263,26 @@ def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, devic
         model.loss(make_inputs(device, ids, targets)).backward()
         grads.append(device.download(parameters.grad))
     np.testing.assert_array_equal(grads[0], grads[1])
+
+
+@pytest.mark.parametrize(("architecture", "last"), [("LlamaForCausalLM", 1), ("PhiForCausalLM", 2)])
+def test_what_only_a_layers_output_needs_is_not_computed_again(
+    make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, architecture: str, last: int
+) -> None:
+    """The last projection; in a parallel block both halves'."""
+    model, _ = full_model(make_checkpoint(architecture), device := ReferenceDevice())
+    model.recompute, left_out = True, []
+    linear = F.linear
+
+    def counted(*args: Any, **options: Any) -> Any:
+        left_out.append(options.get("unread", False))
+        return linear(*args, **options)
+
+    monkeypatch.setattr(F, "linear", counted)
+    loss = model.loss(make_inputs(device, *batch(300)))
+    assert not any(left_out)
+    loss.backward()
+    assert sum(left_out) == last * model.config.num_hidden_layers
 
 
 def test_a_parallel_block_in_chunks_of_its_rows(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:

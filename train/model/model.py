@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.checkpoint import checkpoint
+from wgrad.autograd.checkpoint import checkpoint, is_recomputing
 from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.offload import Parking
@@ -208,7 +208,7 @@ class Model:
         attended = self._attention(index, y, inputs, cache)
         if c.parallel:
             h = self._mlp_half(prefix, h, inputs, cache, y)
-            return self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs)
+            return self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs, last=True)
         h = self._to_stream(prefix, c.o_proj, c.attention_out_norm, attended, h, inputs)
         return self._mlp_half(prefix, h, inputs, cache)
 
@@ -229,7 +229,8 @@ class Model:
         c = self.config
         if y is None:
             y, h = self._norm(prefix, c.mlp_norm, h)
-        return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, self._activated(prefix, y, inputs), h, inputs)
+        activated = self._activated(prefix, y, inputs)
+        return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, activated, h, inputs, last=True)
 
     def _activated(self, prefix: str, y: Tensor, inputs: Inputs) -> Tensor:
         """What the MLP's last projection takes."""
@@ -258,10 +259,13 @@ class Model:
             return F.layer_norm(x, weight, self.weights[f"{module}.bias"], eps, dtype=dtype)
         return F.rms_norm(x, weight, eps, dtype=dtype)
 
-    def _to_stream(self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs) -> Tensor:
-        """The residual stream h plus a projection of x, which is normed or scaled first where the family does that."""
+    def _to_stream(
+        self, prefix: str, module: str, norm: str, x: Tensor, h: Tensor, inputs: Inputs, *, last: bool = False
+    ) -> Tensor:
+        """The residual stream h plus a projection of x, which is normed or scaled first where the family does that.
+        last: the sum goes into nothing but the layer's output, which nobody reads where the layer is made again."""
         if not norm and self.config.residual_scale == 1:
-            return self._linear(prefix + module, x, inputs, residual=h)
+            return self._linear(prefix + module, x, inputs, residual=h, unread=last and is_recomputing())
         y = self._linear(prefix + module, x, inputs)
         if norm:
             y = self._normed(prefix + norm, y, np.float32)
@@ -334,8 +338,11 @@ class Model:
         x = x.reshape(shape[0] * shape[1] // width, width)
         return F.rms_norm(x, self.weights[name], self.config.rms_norm_eps, dtype=self.dtype).reshape(*shape)
 
-    def _linear(self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None) -> Tensor:
-        """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`."""
+    def _linear(
+        self, module: str, x: Tensor, inputs: Inputs, *, residual: Tensor | None = None, unread: bool = False
+    ) -> Tensor:
+        """A projection with its bias and adapter. With a residual the output is the float32 stream, else `dtype`.
+        unread: see `F.linear`."""
         weight, bias = self.weights[module + ".weight"], self.weights.get(module + ".bias")
         options: dict[str, Any] = {
             "lora": self._lora(module, inputs.seed),
@@ -348,7 +355,7 @@ class Model:
             y = F.dora_scale(linear(x, weight, **options), own.magnitude, inverse)
             y = y if bias is None else F.bias(y, bias)
             return y if residual is None else F.add(residual, y)
-        options |= {"bias": bias, "residual": residual}
+        options |= {"bias": bias, "residual": residual, "unread": unread}
         return linear(x, weight, **options)
 
     def _stacked(self, stack: str, x: Tensor, inputs: Inputs) -> Tensor | None:
