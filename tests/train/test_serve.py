@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.serve import app
+from wgrad.train.serve import app, connection
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.guard import Guard
 
@@ -280,6 +281,42 @@ def test_a_request_that_does_not_come(client: Client, monkeypatch: pytest.Monkey
     answer = connection.getresponse()
     assert answer.status == 408 and "must come within 0.05 s" in json.loads(answer.read())["error"]["message"]
     connection.close()
+
+
+def begin(client: Client, *lines: str) -> socket.socket:
+    """A connection on which a request has begun."""
+    opened = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+    opened.sendall("\r\n".join(lines).encode())
+    return opened
+
+
+POST = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+
+
+def test_a_connection_on_which_no_request_comes_whole_is_closed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word, within the head, within the body that the application no longer waits for."""
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.05)
+    for lines, answer in (((), b""), (POST[:1], b""), ((*POST, "Content-Length: 9", "", "{"), b"HTTP/1.1 408 ")):
+        with begin(client, *lines) as opened:
+            found = b""
+            while part := opened.recv(4096):
+                found += part
+        assert found.startswith(answer) and bool(found) == bool(answer)
+    assert client.complete("x", max_tokens=1)["choices"]
+
+
+def test_a_request_too_large_is_refused_by_what_it_says_of_itself(client: Client) -> None:
+    with begin(client, *POST, "Content-Length: 99999999999", "", "{") as opened:
+        assert opened.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_goes_within_its_request_is_no_fault(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
+    begin(client, *POST, "Content-Length: 9", "", "{").close()
+    assert client.complete("x", max_tokens=1)["choices"]
+    assert "internal error" not in capfd.readouterr().err
 
 
 # ---- the command ---------------------------------------------------------------------------------

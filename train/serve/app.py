@@ -13,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -21,7 +21,7 @@ from wgrad.train.files.input_files import one_line
 from wgrad.train.serve.answers import ChatForm, Choice, CompletionForm, Form
 from wgrad.train.serve.engine import Engine, Full
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.exchange import Events, Pieces, pieces
+from wgrad.train.serve.exchange import CLIENT_GONE, Events, Pieces, pieces
 from wgrad.train.serve.jobs import Job
 from wgrad.train.serve.preparation import Preparation
 from wgrad.train.serve.requests import ChatRequest, CompletionRequest, parse_request
@@ -142,13 +142,18 @@ async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"Content-Type: must be application/json; got {kind[:100] or 'none'}: send it so")
+    too_large = ApiError(413, f"the request: must have at most {MOST_BYTES:,} bytes: send less at once")
+    if int(request.headers.get("content-length", "0")) > MOST_BYTES:  # h11 has seen to it that it is a number
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
-                    raise ApiError(413, f"the request: must have at most {MOST_BYTES:,} bytes: send less at once")
+                    raise too_large
     except TimeoutError:
         raise ApiError(408, f"the request: must come within {BODY_SECONDS:g} s: send it again") from None
+    except ClientDisconnect:
+        raise ApiError(CLIENT_GONE.status, CLIENT_GONE.message) from None
     return bytes(body)

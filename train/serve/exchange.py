@@ -11,7 +11,7 @@ from wgrad.train.serve.answers import Choice
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.jobs import Event, Failed, Job, Piece
 
-_CLIENT_GONE = Failed(499, "the client has gone")  # nobody reads it
+CLIENT_GONE = Failed(499, "the client has gone")  # nobody reads it
 
 Pieces = AsyncGenerator[tuple[Choice, Piece], None]
 
@@ -55,4 +55,4 @@ async def pieces(request: Request, jobs: Sequence[Job], choices: Sequence[Choice
 async def _until_gone(request: Request, events: Events) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    events.put(0, _CLIENT_GONE)
+    events.put(0, CLIENT_GONE)

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from wgrad.device.errors import WgradError
+from wgrad.train.serve.connection import Connection
 from wgrad.train.serve.sites import is_loopback
 
 _CONNECTIONS = 1000  # at once; more are answered with status 503
@@ -64,7 +65,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

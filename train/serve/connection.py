@@ -1,0 +1,43 @@
+"""A connection of the server: uvicorn's, which alone would wait for a request without end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_SECONDS = 35.0  # for one to come whole, head and body; a little more than the application waits for the body
+
+
+class Connection(H11Protocol):
+    """Closed where a request does not come whole in time, also where it was answered before it had."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        self._wait()
+        super().data_received(data)
+        if not self._comes():
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _comes(self) -> bool:
+        """Whether a request is not whole."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def _wait(self) -> None:
+        if self._late is None and self._comes():
+            self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
