@@ -71,11 +71,13 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
-    tokens, layers = config.rows * config.seq_len, model.num_hidden_layers
-    kept = activation_bytes(model, tokens, _itemsize(config))
-    if wants_recompute(config, model):
-        kept = kept // layers + layers * tokens * model.hidden_size * 4
-    return kept + min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
+    tokens, layers, itemsize = config.rows * config.seq_len, model.num_hidden_layers, _itemsize(config)
+    kept, logits = activation_bytes(model, tokens, itemsize), min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
+    if not wants_recompute(config, model):
+        return kept + logits
+    # Every layer's input, and then either the logits or a layer that is made again, with its largest gradients.
+    layer = kept // layers + 2 * tokens * model.intermediate_size * itemsize
+    return layers * tokens * model.hidden_size * 4 + max(layer, logits)
 
 
 def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
