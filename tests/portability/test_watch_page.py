@@ -105,6 +105,22 @@ def test_curves_grow_and_texts_are_never_markup(page: Browser, out: Path, tmp_pa
     assert values.startswith("step 4") and f"{out}: 2" in values and "8 at 1" in values
 
 
+def test_a_narrow_screen_shows_all_of_a_chart(page: Browser) -> None:
+    wait(page, POINTS, 3)
+    page.ask("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.ask("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_run_measured_at_its_end_alone_has_its_held_out_loss(page: Browser, out: Path) -> None:
+    cell = "document.querySelector('#runs').rows[0].cells[4].innerText"
+    (out / "metrics.jsonl").unlink()
+    append(out, 0, 1, 2, 3)
+    for told, shown in ((2.5, "2.500"), ("<b>", "–"), (None, "–")):
+        (out / "results.json").write_text(json.dumps({"steps": 3, "held_out_loss_after": told}))
+        wait(page, cell, shown)
+
+
 def test_gaps_spikes_and_what_goes_back(page: Browser) -> None:
     """The page's own functions."""
     wait(page, "document.body.dataset.answers >= 1", True)
