@@ -20,7 +20,7 @@ const GROWTH: f32 = 8.0;
 #include "attention_matrix_tiles.wgsl"
 
 var<workgroup> p_tile: array<vec4<f16>, BM * S_LD>;
-var<workgroup> grown: array<u32, SG>;
+var<workgroup> grown: array<u32, 8>;  // by subgroup; the rest 0
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -41,6 +41,7 @@ fn main(
   let first_tile = first_key / BN + split;
   let tiles = (max((end_key + BN - 1u) / BN, first_tile) - first_tile + p.splits - 1u) / p.splits;
 
+  if (lid < 8u) { grown[lid] = 0u; }  // wgpu-native does not: what another kernel left there made every tile rescale
   var top = FLOOR;
   var row_sum = 0.0;
 #include "attention_matrix_load.wgsl" loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u
@@ -107,12 +108,8 @@ fn main(
 #end
     row_sum = row_sum * shrink + (total.x + total.y + total.z + total.w);
 
-    let any_grown = workgroupUniformLoad(&grown);
-    var rescale = 0u;
-#unroll s SG
-    rescale |= any_grown[$s];
-#end
-    if (rescale != 0u) {
+    let rescale = workgroupUniformLoad(&grown);
+    if ((rescale[0] | rescale[1] | rescale[2] | rescale[3] | rescale[4] | rescale[5] | rescale[6] | rescale[7]) != 0u) {
 #unroll g OUT_PARTS
 #unroll j NF
       let old_at_$g_$j = strip + 4u * $ju;

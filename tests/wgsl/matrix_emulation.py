@@ -113,9 +113,31 @@ def _without_eights(text: str) -> str:
     return re.sub(r"(\w+)\[(\w+)\]\.(low|high)\b", lambda m: f"{m[1]}[2u * {m[2]}{' + 1u' * (m[3] == 'high')}]", text)
 
 
+def _check_uniform(text: str) -> None:
+    """ValueError where a cooperative operation stands in a conditional whose condition may differ between invocations. As
+    naga sees it, which no software driver's library asks here: whatever was read from a variable may."""
+    lets = dict(re.findall(r"\blet (\w+) = (.*);", text))
+    varying = {"lid", *re.findall(r"\bvar (\w+)", text)}
+
+    def may_differ(expression: str, seen: frozenset[str] = frozenset()) -> bool:
+        names = set(re.findall(r"\w+", expression)) - seen
+        loaded = "workgroupUniformLoad" in expression
+        return not loaded and any(n in varying or n in lets and may_differ(lets[n], seen | names) for n in names)
+
+    for found in re.finditer(r"\bif \((.*)\) \{", text):
+        depth, at = 1, found.end()
+        while depth:
+            depth += (text[at] == "{") - (text[at] == "}")
+            at += 1
+        if "coop" in text[found.end() : at] and may_differ(found[1]):
+            raise ValueError(f"cooperative operations want uniform control flow, and this may differ: {found[1]}")
+
+
 def emulated(text: str) -> str:
     """The assembled text of a variant without operations of subgroups. ValueError where one is left."""
-    text = _without_eights(text.replace("enable wgpu_cooperative_matrix;\n", ""))
+    text = text.replace("enable wgpu_cooperative_matrix;\n", "")
+    _check_uniform(text)
+    text = _without_eights(text)
     lefts = sorted({m[1] for m in _LOAD_A.findall(text)})
     rights = sorted({m[1] for m in _LOAD_B.findall(text)})
     sums = sorted({m[1] for m in _STORE.findall(text)})
