@@ -6,37 +6,13 @@ forward draws the same masks and the gradients are the same bits.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from wgrad.autograd.function import Context, attach
 from wgrad.autograd.offload import Parking
-from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recording, run_backward
+from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recomputing, recording, run_backward
 from wgrad.device.contract import Array
-
-
-class _Mode(threading.local):
-    recomputing = False
-
-
-_mode = _Mode()
-
-
-def is_recomputing() -> bool:
-    """Whether a checkpointed stretch is made again: for what it saves, its output is not read."""
-    return _mode.recomputing
-
-
-@contextmanager
-def recomputing() -> Iterator[None]:
-    """What is called within is made again."""
-    previous, _mode.recomputing = _mode.recomputing, True
-    try:
-        yield
-    finally:
-        _mode.recomputing = previous
 
 
 def checkpoint(fn: Callable[..., Any], *tensors: Tensor, parking: Parking | None = None) -> Any:
@@ -68,7 +44,7 @@ def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | Non
     saved = ctx.saved or ctx.parking.take(ctx.parked)
     leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(saved, ctx.needs_grad)]
     del saved
-    with recording(True), recomputing():
+    with recomputing():
         result = fn(*leaves)
     run_backward(result if isinstance(result, tuple) else (result,), grads)
     return [leaf.grad for leaf in leaves]

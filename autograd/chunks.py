@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from wgrad.autograd.checkpoint import is_recomputing, recomputing
 from wgrad.autograd.function import Context, attach
-from wgrad.autograd.tensor import Tensor, edge_of, is_recording, recording, run_backward
+from wgrad.autograd.tensor import (
+    Tensor,
+    edge_of,
+    is_recomputing,
+    is_recording,
+    recomputing,
+    recording,
+    run_backward,
+)
 from wgrad.device.contract import Array, Device
 
 ROWS = 64  # chunks begin at multiples of it: a view must start at a multiple of 64 elements
@@ -61,7 +68,7 @@ def _backward(fn: Callable[[Tensor], Tensor], ctx: Context, dy: Array, rows: int
     dx = device.empty(x.shape, x.dtype) if needs else None
     for first in range(0, x.shape[0], rows):
         leaf = Tensor(_part(x, device, first, rows), device, needs)
-        with recording(True), recomputing():
+        with recomputing():
             made = fn(leaf)
         run_backward([made], [_part(dy, device, first, rows)])
         if dx is not None:

@@ -32,7 +32,7 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.operators import Operator, operator
-from wgrad.autograd.tensor import Edge, Node, Tensor, edge_of, is_recording
+from wgrad.autograd.tensor import Edge, Node, Remade, Tensor, edge_of, is_recomputing, is_recording
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
 
@@ -46,7 +46,7 @@ class Context:
 
     name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
     saved: what `save` was given. rounds_to: set by a forward whose backward rounds the gradient of its output to this
-    dtype: that backward may be given a WithRounded.
+    dtype: that backward may be given a WithRounded. remade: set by one whose backward can make its output once more.
     A forward may set further attributes; they live as long.
     """
 
@@ -55,6 +55,7 @@ class Context:
         self.needs_grad = tuple(edge is not None for edge in edges)
         self.saved: tuple[Any, ...] = ()
         self.rounds_to: np.dtype | None = None
+        self.remade: Remade | None = None
         self._edges = edges
 
     def save(self, *arrays: Any) -> None:
@@ -72,6 +73,12 @@ class Context:
         return WithRounded for it, and saves a launch."""
         edge = self._edges[i]
         return edge[0].rounds_to if isinstance(edge, tuple) else None
+
+    def remade_by(self, i: int) -> Remade | None:
+        """Where argument i is made again by the backward of what made it: a forward that needs it in its backward for
+        leaf buffers alone need not save it."""
+        edge = self._edges[i]
+        return edge[0].remade if isinstance(edge, tuple) else None
 
     if TYPE_CHECKING:  # a forward sets what attributes it likes
 
@@ -141,17 +148,24 @@ def differentiable(forward: Callable[Concatenate[Context, P], T]) -> Function[P,
     return Function(forward, forward)
 
 
-def with_backward(name: str) -> Callable[[Callable[Concatenate[Args, P], None]], Function[P, Tensor]]:
+def with_backward(name: str, again: str = "") -> Callable[[Callable[Concatenate[Args, P], None]], Function[P, Tensor]]:
     """Decorator of an operator's rules, annotated for callers as a forward is: Tensors go through it as arrays do, and
-    its gradients are what the operator `name` makes of dy and the same arguments."""
+    its gradients are what the operator `name` makes of dy and the same arguments. again: that operator's argument which
+    takes an array to be overwritten with the output, where it has one."""
 
     def make(rules: Callable[Concatenate[Args, P], None]) -> Function[P, Tensor]:
         def forward(ctx: Context, *args: Any, **options: Any) -> Array:
             ctx.arguments = {**dict(zip(made.rules.parameters, args)), **options}
-            return getattr(ctx.device, made.__name__)(**ctx.arguments)
+            y = getattr(ctx.device, made.__name__)(**ctx.arguments)
+            if again and not is_recomputing():
+                ctx.remade, ctx.like = Remade(), (tuple(y.shape), y.dtype)
+            return y
 
         def backward(ctx: Context, dy: Array) -> Sequence[Array | None]:
-            found = getattr(ctx.device, name)(dy, **ctx.arguments)
+            y = ctx.device.empty(*ctx.like) if ctx.remade else None
+            found = getattr(ctx.device, name)(dy, **ctx.arguments, **({} if y is None else {again: y}))
+            if ctx.remade:
+                ctx.remade.give(y)
             return found if isinstance(found, tuple) else (found,)
 
         made: Function[P, Tensor] = Function(forward, rules)
@@ -175,7 +189,7 @@ def _data(value: Any) -> Any:
 
 def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
     """Put a node on the tape and make the tensors its outputs."""
-    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs], ctx.rounds_to)
+    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs], ctx.rounds_to, ctx.remade)
     for index, out in enumerate(outputs):
         out.requires_grad, out.node, out.index = True, node, index
 

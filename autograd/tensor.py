@@ -20,6 +20,7 @@ from wgrad.device.errors import ShapeError, WgradError
 
 class _Mode(threading.local):
     recording = True
+    recomputing = False
 
 
 _mode = _Mode()
@@ -37,6 +38,22 @@ def recording(on: bool) -> Iterator[None]:
         yield
     finally:
         _mode.recording = previous
+
+
+def is_recomputing() -> bool:
+    """Whether a stretch is made again for its backward, which comes next: what it saves lives shortly, and nobody reads
+    its output."""
+    return _mode.recomputing
+
+
+@contextmanager
+def recomputing() -> Iterator[None]:
+    previous, _mode.recomputing = _mode.recomputing, True
+    try:
+        with recording(True):
+            yield
+    finally:
+        _mode.recomputing = previous
 
 
 def no_grad() -> Any:
@@ -59,11 +76,32 @@ def whole_of(grad: Array | WithRounded | None) -> Array | None:
     return grad.whole if isinstance(grad, WithRounded) else grad
 
 
+class Remade:
+    """An output that its backward makes once more beside the gradients, so that who read it need not save it: what they
+    will do with it, noted by their backwards, which all run before."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[Array], None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def then(self, use: Callable[[Array], None]) -> None:
+        self._waiting.append(use)
+
+    def give(self, output: Array) -> None:
+        waiting, self._waiting = self._waiting, []
+        for use in waiting:
+            use(output)
+
+
 class Node:
     """One operator on the tape. `edges[i]` says where the gradient of input i goes. rounds_to: a dtype to which its
-    backward rounds the gradient of its output; it takes a WithRounded as well."""
+    backward rounds the gradient of its output; it takes a WithRounded as well. remade: of its only output."""
 
-    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to")
+    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to", "remade")
 
     def __init__(
         self,
@@ -73,10 +111,11 @@ class Node:
         edges: Sequence[Edge],
         outputs: Sequence[Array],
         rounds_to: np.dtype | None = None,
+        remade: Remade | None = None,
     ) -> None:
         self.name = name
         self.device = device
-        self.rounds_to = rounds_to
+        self.rounds_to, self.remade = rounds_to, remade
         self.backward: Callable[..., Sequence[Array | None]] | None = backward
         self.edges: Sequence[Edge] = edges
         self.outputs = [(tuple(out.shape), np.dtype(out.dtype)) for out in outputs]

@@ -140,7 +140,7 @@ def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> No
 
 def dry(name: str, limit: int, args: argparse.Namespace) -> None:
     """Two steps where nothing runs, in the pool of a large card."""
-    facts = SimpleNamespace(**CARD, matrix_units=args.matrix_units)
+    facts = SimpleNamespace(**CARD, matrix_units=args.matrix_units, stacks_weights=args.matrix_units)
     for held, words in ((limit, f"held to {limit / GIB:.3g} GiB"), (None, "without a limit")):
         device = bind(DryRunDevice)(facts)
         try:

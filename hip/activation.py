@@ -35,12 +35,10 @@ def swiglu(device: Runtime, gate: Array, up: Array | None) -> Array:
 
 
 @implements("swiglu_backward")
-def swiglu_backward(device: Runtime, dy: Array, gate: Array, up: Array | None) -> tuple[Array, Array | None]:
-    if up is not None:
-        return _activation(device, gate, up, dy, gelu=False)
-    dgate, dup = _activation(device, *_both(device, gate, up), dy, gelu=False)
-    assert dup is not None
-    return together(device, [dgate, dup]), None
+def swiglu_backward(
+    device: Runtime, dy: Array, gate: Array, up: Array | None, activated: Array | None
+) -> tuple[Array, Array | None]:
+    return _gated_backward(device, dy, gate, up, activated, gelu=False)
 
 
 @implements("geglu")
@@ -50,10 +48,21 @@ def geglu(device: Runtime, gate: Array, up: Array | None) -> Array:
 
 
 @implements("geglu_backward")
-def geglu_backward(device: Runtime, dy: Array, gate: Array, up: Array | None) -> tuple[Array, Array | None]:
+def geglu_backward(
+    device: Runtime, dy: Array, gate: Array, up: Array | None, activated: Array | None
+) -> tuple[Array, Array | None]:
+    return _gated_backward(device, dy, gate, up, activated, gelu=True)
+
+
+def _gated_backward(
+    device: Runtime, dy: Array, gate: Array, up: Array | None, activated: Array | None, *, gelu: bool
+) -> tuple[Array, Array | None]:
+    first, second = _both(device, gate, up)
+    if activated is not None:
+        _activation(device, first, second, None, gelu=gelu, out=activated)
+    dgate, dup = _activation(device, first, second, dy, gelu=gelu)
     if up is not None:
-        return _activation(device, gate, up, dy, gelu=True)
-    dgate, dup = _activation(device, *_both(device, gate, up), dy, gelu=True)
+        return dgate, dup
     assert dup is not None
     return together(device, [dgate, dup]), None
 
@@ -67,10 +76,10 @@ def _both(device: Runtime, gate: Array, up: Array | None) -> tuple[Array, Array]
 
 
 def _activation(
-    device: Runtime, x: Array, up: Array | None, dy: Array | None, *, gelu: bool
+    device: Runtime, x: Array, up: Array | None, dy: Array | None, *, gelu: bool, out: Array | None = None
 ) -> tuple[Array, Array | None]:
-    """y (without dy), or dx and dup: the result has x's dtype, dup has up's."""
-    y = device.empty(x.shape, x.dtype)
+    """y (without dy), or dx and dup: the result has x's dtype, dup has up's. out: what y is written to."""
+    y = device.empty(x.shape, x.dtype) if out is None else out
     dup = device.empty(up.shape, up.dtype) if up is not None and dy is not None else None
     arrays = [x, up, dy, y, dup]
     work = sum(a.nbytes for a in arrays if a is not None)

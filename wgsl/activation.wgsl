@@ -2,8 +2,8 @@
 //   silu(x) = x s(x), s = sigmoid;  gelu(x) = x s(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form written with s,
 //   which keeps its digits for negative x.
 //   forward:  y = act(x) [* up]
-//   backward: y = dy [* up] act'(x);  dup = dy act(x)
-//   x (gate), up, dy, y (dgate), dup [n]: f32 or f16, or vec4 of them; n counts such elements.
+//   backward: y = dy [* up] act'(x);  dup = dy act(x);  AGAIN: again = act(x) * up, the forward's y
+//   x (gate), up, dy, y (dgate), dup, again [n]: f32 or f16, or vec4 of them; n counts such elements.
 //   JOINED: x has rows of gate and up side by side, `half` elements each, and in the backward y those of dgate and dup.
 // Dispatch: ceil(n / (256 PER)) workgroups (folded), PER elements an invocation, 256 apart; loads before stores.
 // Sources: Hendrycks and Gimpel, Gaussian Error Linear Units (2016); Shazeer, GLU Variants Improve Transformer (2020).
@@ -21,6 +21,9 @@ struct Params { n: u32, half: u32 }
 @group(0) @binding(4) var<storage, read_write> y: array<X_T>;
 #if DUP
 @group(0) @binding(5) var<storage, read_write> dup: array<UP_T>;
+#endif
+#if AGAIN
+@group(0) @binding(6) var<storage, read_write> again: array<X_T>;
 #endif
 
 // exp of at most 87 stays finite in float32.
@@ -81,6 +84,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
 #endif
 #if DUP
     dup[at$i] = UP_T(dy$i * act.value);
+#endif
+#if AGAIN
+    again[at$i] = X_T(act.value * up$i);
 #endif
   }
 #end

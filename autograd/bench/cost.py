@@ -42,6 +42,7 @@ _PER_ELEMENT = {
 # What is written besides what an operator returns, and what is looked at in part.
 _WRITTEN = {"adamw": ("p", "exp_avg", "exp_avg_sq"), "clip": ("state", "loss_scale")}
 _WRITTEN |= {"advance": ("step", "ids", "positions", "cache_len", "uniform"), "rms_norm_backward": ("rounded",)}
+_WRITTEN |= dict.fromkeys(("swiglu_backward", "geglu_backward"), ("activated",))
 _IN_PART = {"embedding": ("table",), "kv_append": ("cache",), "rope_append": ("keys", "values")}
 _IN_PART |= {"advance": ("tokens", "uniforms")}
 
@@ -55,7 +56,7 @@ def cost(op: str, arguments: Arguments, made: Any) -> Cost:
 
 
 def _bytes(op: str, given: Arguments, made: Any) -> int:
-    apart = ("rounded", *_IN_PART.get(op, ()), *(() if given.get("accumulate") else ("out",)))
+    apart = ("rounded", "activated", *_IN_PART.get(op, ()), *(() if given.get("accumulate") else ("out",)))
     read = sum(a.nbytes for a in _arrays({n: v for n, v in given.items() if n not in apart}))
     written = sum(a.nbytes for a in _arrays(made)) + sum(
         a.nbytes for name in _WRITTEN.get(op, ()) for a in _arrays(given.get(name))

@@ -84,7 +84,7 @@ def _(dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     return finish(up(dy, compute) * _gelu(up(x, compute))[1], x.dtype, compute)
 
 
-@with_backward("swiglu_backward")
+@with_backward("swiglu_backward", "activated")
 def swiglu(args: Args, gate: Tensor, up: Tensor | None = None) -> None:
     """silu(gate) * up, of one shape. Without `up`: gate [R, 2 C] has both side by side -> [R, C]."""
     _gate_and_up(args, gate, up)
@@ -96,17 +96,24 @@ def _(gate: np.ndarray, up: np.ndarray | None) -> np.ndarray:
 
 
 @operator
-def swiglu_backward(args: Args, dy: Array, gate: Array, up: Array | None = None) -> None:
-    """-> dgate, dup; without `up` both side by side, as gate has them, and None."""
-    _gate_and_up(args, gate, up, dy)
+def swiglu_backward(
+    args: Args, dy: Array, gate: Array, up: Array | None = None, *, activated: Array | None = None
+) -> None:
+    """-> dgate, dup; without `up` both side by side, as gate has them, and None. activated, when given, is overwritten
+    with swiglu of gate and up."""
+    _gate_and_up(args, gate, up, dy, activated)
 
 
 @swiglu_backward.reference
-def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _(
+    dy: np.ndarray, gate: np.ndarray, up: np.ndarray | None, activated: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    if activated is not None:
+        activated[...] = _gated(_silu, gate, up)
     return _gated_backward(_silu, dy, gate, up)
 
 
-@with_backward("geglu_backward")
+@with_backward("geglu_backward", "activated")
 def geglu(args: Args, gate: Tensor, up: Tensor | None = None) -> None:
     """gelu(gate) * up, of one shape. Without `up`: gate [R, 2 C] has both side by side -> [R, C]."""
     _gate_and_up(args, gate, up)
@@ -118,17 +125,32 @@ def _(gate: np.ndarray, up: np.ndarray | None) -> np.ndarray:
 
 
 @operator
-def geglu_backward(args: Args, dy: Array, gate: Array, up: Array | None = None) -> None:
-    """-> dgate, dup; without `up` both side by side, as gate has them, and None."""
-    _gate_and_up(args, gate, up, dy)
+def geglu_backward(
+    args: Args, dy: Array, gate: Array, up: Array | None = None, *, activated: Array | None = None
+) -> None:
+    """-> dgate, dup; without `up` both side by side, as gate has them, and None. activated, when given, is overwritten
+    with geglu of gate and up."""
+    _gate_and_up(args, gate, up, dy, activated)
 
 
 @geglu_backward.reference
-def _(dy: np.ndarray, gate: np.ndarray, up: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _(
+    dy: np.ndarray, gate: np.ndarray, up: np.ndarray | None, activated: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    if activated is not None:
+        activated[...] = _gated(_gelu, gate, up)
     return _gated_backward(_gelu, dy, gate, up)
 
 
-def _gate_and_up(args: Args, gate: Array, up: Array | None, dy: Array | None = None) -> None:
+def _gate_and_up(
+    args: Args, gate: Array, up: Array | None, dy: Array | None = None, activated: Array | None = None
+) -> None:
+    if dy is not None and activated is not None:
+        args.any_shape("dy", dy).same_shape("dy", dy, "activated", activated)
+        args.rule(
+            activated.dtype == gate.dtype,
+            f"activated must have the dtype of gate, {gate.dtype}, got {activated.dtype}; make it of that",
+        )
     if up is not None:
         args.any_shape("gate", gate).same_shape("gate", gate, "up", up)
         if dy is not None:

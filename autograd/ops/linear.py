@@ -18,8 +18,9 @@ from wgrad.autograd.ops.lora import (
     LoraTerm,
     lora_add_grad_x,
     lora_forward,
+    lora_grad_a,
+    lora_grad_b,
     lora_grad_u,
-    lora_grad_weights,
     lora_term,
     weight_grad,
 )
@@ -100,7 +101,9 @@ def linear(
     dtype = _rules.check(ctx.device, (x, weight, bias, residual, lora, dtype, unread), {}, ctx.name)["dtype"]
     rows = as_rows(ctx, x)
     u = None if lora is None else lora_forward(ctx, rows, lora)
-    wants_x = ctx.needs_grad[1] or lora is not None
+    only_for_a = not ctx.needs_grad[1] and lora is not None and ctx.grad_buffer(4) is not None
+    ctx.x_again = ctx.remade_by(0) if only_for_a else None
+    wants_x = (ctx.needs_grad[1] or lora is not None) and ctx.x_again is None
     ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, u)
     ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
     ctx.parts = weight.parts if isinstance(weight, FrozenWeight) else ()
@@ -140,7 +143,11 @@ def _(ctx: Context, given: Array | WithRounded) -> Any:
         dx = with_shape(ctx, dx, ctx.x_shape)
     dweight = weight_grad(ctx, 1, rows, x) if ctx.needs_grad[1] else None
     if lora is not None:
-        da, db = lora_grad_weights(ctx, (4, 5), rows, du, u, x, lora, ctx.parts)
+        if ctx.x_again is None:
+            da = lora_grad_a(ctx, 4, du, x, lora)
+        else:
+            ctx.x_again.then(lambda made: lora_grad_a(ctx, 4, du, as_rows(ctx, made), lora))
+        db = lora_grad_b(ctx, 5, rows, u, ctx.parts)
     return dx, dweight, column_sums(ctx, 2, dy), _residual_grad(ctx, 3, dy), da, db
 
 

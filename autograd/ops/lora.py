@@ -111,29 +111,20 @@ def lora_grad_u(ctx: Context, dy: Array, lora: LoraTerm, parts: tuple[int, ...])
     return ctx.device.gemm(dy, lora.b, alpha=lora.scaling, dtype=np.float32)
 
 
-def lora_grad_weights(
-    ctx: Context,
-    inputs: tuple[int, int],
-    dy: Array,
-    du: Array,
-    u: Array,
-    x: Array,
-    lora: LoraTerm,
-    parts: tuple[int, ...],
-) -> tuple[Array | None, Array | None]:
-    """dA = du^T dropout(x) [r, K] and dB = dy^T u [N, r], added to the leaves' buffers where they have them.
+def lora_grad_a(ctx: Context, i: int, du: Array, x: Array, lora: LoraTerm) -> Array | None:
+    """dA = du^T dropout(x) [r, K], for argument i: added to its leaf's buffer where it has one."""
+    return weight_grad(ctx, i, du, _dropped(ctx, x, lora)) if ctx.needs_grad[i] else None
 
-    inputs: which arguments A and B are. parts: of a stack of weights.
-    """
-    i, j = inputs
-    da = weight_grad(ctx, i, du, _dropped(ctx, x, lora)) if ctx.needs_grad[i] else None
-    if not ctx.needs_grad[j]:
-        return da, None
+
+def lora_grad_b(ctx: Context, i: int, dy: Array, u: Array, parts: tuple[int, ...]) -> Array | None:
+    """dB = dy^T u [N, r], likewise. parts: of a stack of weights."""
+    if not ctx.needs_grad[i]:
+        return None
     if not parts:
-        return da, weight_grad(ctx, j, dy, u)
-    buffer = ctx.grad_buffer(j)
+        return weight_grad(ctx, i, dy, u)
+    buffer = ctx.grad_buffer(i)
     db = ctx.device.lora_db(dy, u, parts, out=buffer, accumulate=buffer is not None)
-    return da, db if buffer is None else None
+    return db if buffer is None else None
 
 
 def lora_add_grad_x(ctx: Context, dx: Array, du: Array, lora: LoraTerm) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs, dtype_name, forward_and_backward, normal
-from wgrad.device.contract import Device
+from wgrad.device.contract import Array, Device
 
 
 def cases(t: np.dtype) -> list[Case]:
@@ -23,13 +23,21 @@ def cases(t: np.dtype) -> list[Case]:
                 return {"y": getattr(device, op)(*(x[n] for n in names))}
 
             def backward(device: Device, x: Inputs, op: str = op, names: list[str] = names) -> Outputs:
-                made = getattr(device, op + "_backward")(x["dy"], *(x[n] for n in names))
-                return dict(zip(("dgate", "dup"), made)) if isinstance(made, tuple) else {"dx": made}
+                arguments = (x["dy"], *(x[n] for n in names))
+                # Of the shapes after the first with the forward's result as well.
+                again = _again(device, x["dy"]) if "up" in names and x["dy"].shape[0] != 7 else {}
+                made = getattr(device, op + "_backward")(*arguments, **again)
+                return {**dict(zip(("dgate", "dup"), made)), **again} if isinstance(made, tuple) else {"dx": made}
 
             found += forward_and_backward(op, text, name, build, forward, backward)
     for rows, half in ((7, 61), (33, 128)):
         found += _side_by_side(rows, half, t)
     return found
+
+
+def _again(device: Device, dy: Array) -> Outputs:
+    """What the forward's result is written to once more."""
+    return {"activated": device.empty(dy.shape, dy.dtype)}
 
 
 def _side_by_side(rows: int, half: int, t: np.dtype) -> list[Case]:
@@ -46,7 +54,8 @@ def _side_by_side(rows: int, half: int, t: np.dtype) -> list[Case]:
             return {"y": getattr(device, op)(x["x"])}
 
         def backward(device: Device, x: Inputs, op: str = op) -> Outputs:
-            return {"dx": getattr(device, op + "_backward")(x["dy"], x["x"])[0]}
+            again = _again(device, x["dy"])
+            return {"dx": getattr(device, op + "_backward")(x["dy"], x["x"], **again)[0], **again}
 
         found += forward_and_backward(op, text, dtype_name(t), build, forward, backward)
     return found

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.checkpoint import is_recomputing
 from wgrad.autograd.function import Context
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import Tensor, no_grad, parameter
+from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad, parameter
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError, WgradError
 
@@ -224,6 +223,32 @@ def test_a_gradient_that_came_rounded_gives_the_bits_of_one_that_is_cast(
     for value, wanted in zip(found, gradients(), strict=True):
         np.testing.assert_array_equal(value, wanted)
     assert len(casts) - number == (0 if also_added else 1)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_what_a_backward_makes_again_is_not_kept(device: Device, joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SwiGLU's output, which only the gradient of LoRA's A wants to know: the same bits as when it is kept."""
+    rng = np.random.default_rng(0)
+    sizes = {"gate": (40, 64 if joined else 32), "up": (40, 32), "weight": (24, 32), "a": (4, 32), "b": (24, 4)}
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
+
+    def run() -> tuple[list[np.ndarray], int]:
+        gate, up = (leaf(device, values[name]) for name in ("gate", "up"))
+        weight = device.upload(values["weight"])
+        a, b = (parameter(device.upload(values[n]), device, grad=device.zeros(sizes[n])) for n in "ab")
+        before = device.memory().in_use_bytes
+        y = F.linear(F.swiglu(gate) if joined else F.swiglu(gate, up), weight, lora=F.LoraTerm(a, b, 0.5))
+        kept = device.memory().in_use_bytes - before
+        y.backward(device.upload(np.ones((40, 24), np.float32)))
+        return [grad(t) for t in ((gate, a, b) if joined else (gate, up, a, b))], kept
+
+    run()  # makes what stays, shaders' parameters for one
+    found, kept = run()
+    monkeypatch.setattr(Context, "remade_by", lambda ctx, i: None)
+    expected, more = run()
+    for value, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert more - kept == 40 * 32 * 4 and np.abs(expected[-2]).max() > 0
 
 
 def test_a_constant_gets_no_gradient_silently(cpu: ReferenceDevice) -> None:

@@ -183,4 +183,4 @@ def test_launches_of_a_step(compute: str, units: bool, monkeypatch: pytest.Monke
     decoding = counts["linear_quantized", "quantize_decode"] + counts["linear_quantized_backward", "quantize_decode"]
     assert decoding == (239 if units else 0)
     assert not units or sum(counts.values()) <= 1400
-    assert peak <= (2.31 if compute == "float32" else 1.47) * 2**30
+    assert peak <= (1.93 if compute == "float32" else 1.30) * 2**30

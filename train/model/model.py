@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd import functional as F
-from wgrad.autograd.checkpoint import checkpoint, is_recomputing
+from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.functional import LoraTerm
 from wgrad.autograd.offload import Parking
 from wgrad.autograd.ops.decoding import check_room
-from wgrad.autograd.tensor import Tensor, no_grad
+from wgrad.autograd.tensor import Tensor, is_recomputing, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.train.model.dora import inverse_of
