@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ TEMPORARY = ".partial"  # suffix of what is being written; a name that ends so m
 _REPLACE_TRIES = 20
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what file systems say that sync files only
 
+_SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space or choose another folder",
     errno.EDQUOT: "your disk quota is used up: free some space or choose another folder",
@@ -40,7 +42,9 @@ def writing(path: str | os.PathLike[str], option: str = "--out") -> Iterator[Non
     try:
         yield
     except OSError as error:
-        known = _ADVICE.get(error.errno or 0)
+        # NumPy's tofile, which the gguf package writes with, says only how much of an array was written.
+        number = errno.ENOSPC if error.errno is None and _SHORT_WRITE.search(str(error)) else error.errno
+        known = _ADVICE.get(number or 0)
         advice = f"{known} with {option}" if known else f"{error.strerror or error}: check the path given to {option}"
         raise WgradError(f"cannot write {os.fspath(path)}: {advice}") from error
 

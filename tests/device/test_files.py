@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
@@ -105,6 +106,9 @@ def test_a_full_disk_for_real(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="cannot write .*: the disk is full"), writing(tmp_path):
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"x")
+    with pytest.raises(WgradError, match="cannot write .*: the disk is full"), writing(tmp_path):
+        with open("/dev/full", "wb", buffering=0) as file:
+            np.zeros(9000).tofile(file)  # which says nothing of the disk
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

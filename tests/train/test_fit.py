@@ -15,10 +15,10 @@ from wgrad.train.commands.cli import main
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.option_text import size
 from wgrad.train.ranks.world import World
 from wgrad.train.run.fit import ROW_STEP, Fit, batch_sizes, modes, settle, words
 from wgrad.train.run.plan import run_dry
-from wgrad.train.terminal.progress import size
 
 
 # ---- the search --------------------------------------------------------------------------------

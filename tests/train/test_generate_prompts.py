@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,39 @@ def test_ctrl_c_keeps_what_was_done(
     said = capsys.readouterr()
     assert [x["prompt"] for x in objects(out.read_text("utf-8") if to_file else said.out)] == PROMPTS[:4]
     assert said.err.endswith("wgrad: interrupted: 4 of 5 prompts are answered\n")
+
+
+def test_ctrl_c_before_the_first_answer_leaves_no_file(
+    make_checkpoint: Any, write_lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate_prompts, "generate_batch", interrupted)
+    data, out = write_lines({"prompt": "x"}), tmp_path / "out.jsonl"
+    assert generate("--model", make_checkpoint(), "--prompts", data, "--out", out) == 130
+    assert capsys.readouterr().err.endswith("wgrad: interrupted: 0 of 1 prompts are answered\n") and not out.exists()
+
+
+@pytest.mark.parametrize(("room", "lines"), [(0, 0), (9, 0), (100, 1)])
+def test_a_full_disk_leaves_whole_lines(
+    room: int, lines: int, make_checkpoint: Any, write_lines: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    class Full(io.FileIO):
+        """On a disk with that much room."""
+
+        def write(self, data: Any) -> int:
+            if not (left := room - self.tell()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(bytes(data)[:left])
+
+    monkeypatch.setattr(generate_prompts, "open", lambda path, mode, buffering: Full(path, mode), raising=False)
+    monkeypatch.setattr(generate_prompts, "generate_batch", lambda model, ids, *rest: [[5]] * len(ids))
+    data, out = write_lines(*[{"prompt": "x", "more": "y" * 30}] * 2), tmp_path / "out.jsonl"
+    assert generate("--model", make_checkpoint(), "--prompts", data, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert f"cannot write {out}: the disk is full: free some space or choose another folder with --out" in said
+    assert (len(objects(out.read_text("utf-8"))) if out.exists() else 0) == lines
 
 
 class Closing(io.StringIO):

@@ -16,7 +16,7 @@ from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.run.loop import Run
 from wgrad.train.run.metrics import read_metrics
-from wgrad.train.run.sweep import Row, table
+from wgrad.train.run.sweep import Row, Sweep, table
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
 
@@ -78,6 +78,13 @@ def test_an_interrupted_sweep_leaves_nothing(
     assert main(["finetune", *words(values), "--lr-sweep", "1e-3,1e-2"]) == 128 + signal.SIGTERM
     assert "interrupted: nothing is kept of a sweep: begin it anew" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("[!.]*"))
+
+    def stop(self: Sweep, when: str) -> None:  # between the runs
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "_held_out", stop)
+    assert main(["finetune", *words(values), "--lr-sweep", "1e-3,1e-2"]) == 128 + signal.SIGINT
+    assert "interrupted: nothing is kept of a sweep: begin it anew" in capsys.readouterr().err
 
 
 def test_the_table_says_where_to_look_further() -> None:

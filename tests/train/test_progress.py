@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from wgrad.train.options.option_text import size
 from wgrad.train.terminal.output import Output
-from wgrad.train.terminal.progress import QUIET_SECONDS, Display, TrainingProgress, duration, frame, size
+from wgrad.train.terminal.progress import QUIET_SECONDS, Display, TrainingProgress, duration, frame
 
 
 class Clock:

@@ -35,7 +35,7 @@ from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.run.memory_advice import advising
-from wgrad.train.terminal.ending import ending_of, one_line
+from wgrad.train.terminal.ending import SWEEP_INTERRUPTED, ending_of, one_line
 from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
 
 _NOT_OPTIONS = ("command", "run", "words")  # of a namespace
@@ -47,7 +47,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _finetune(args: argparse.Namespace) -> int:
     config = resolve_config(_given(args))
-    args.out = config.out  # for the message when interrupted
+    args.out, args.lr_sweep = config.out, config.lr_sweep  # for the message when interrupted
     from wgrad.train.run.finetune import run_finetune
 
     try:
@@ -301,6 +301,8 @@ def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) 
     out = getattr(args, "out", None) if getattr(args, "command", None) == "finetune" else None
     if str(error) or not out:
         return one_line(error) if str(error) else "interrupted"
+    if getattr(args, "lr_sweep", None):
+        return SWEEP_INTERRUPTED
     steps = sorted(Path(out).glob("checkpoints/step-*[0-9]"), key=lambda p: int(p.name.rpartition("-")[2]))
     if not steps:
         return "interrupted: no checkpoint was saved yet (--save-every sets how often)"

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -76,26 +76,42 @@ def _refuse_existing(path: str) -> None:
 
 @contextmanager
 def _lines_to(path: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes an object as a line, which is then out of this process: to a new file, or to stdout."""
+    """A function that writes an object as a line, which is then out of this process: to a new file, or to stdout. What
+    stops it, a line of the file is whole or not there; without a line there is no file."""
     if path is None:
-        yield lambda value: _write(sys.stdout, value)
+        yield _say
         return
     with writing(path):
-        file = open(path, "x", encoding="utf-8", newline="\n")
-    with file:
+        file = open(path, "xb", buffering=0)
+    whole = 0
 
-        def write(value: dict[str, Any]) -> None:
-            with writing(path):
-                _write(file, value)
+    def write(value: dict[str, Any]) -> None:
+        nonlocal whole
+        line = memoryview(_line(value, "utf-8").encode())
+        with writing(path):
+            while line:
+                line = line[file.write(line) :]
+        whole = file.tell()
 
+    try:
         yield write
+    finally:
+        with file, suppress(OSError):
+            file.truncate(whole)
+        if not whole:
+            with suppress(OSError):
+                os.unlink(path)
 
 
-def _write(stream: Any, value: dict[str, Any]) -> None:
+def _say(value: dict[str, Any]) -> None:
+    sys.stdout.write(_line(value, getattr(sys.stdout, "encoding", None) or "utf-8"))
+    sys.stdout.flush()
+
+
+def _line(value: dict[str, Any], encoding: str) -> str:
     text = json.dumps(value, ensure_ascii=False)
     try:
-        text.encode(getattr(stream, "encoding", None) or "utf-8")
+        text.encode(encoding)
     except UnicodeEncodeError:  # the encoding lacks a character, or half a surrogate pair stands in another key
         text = json.dumps(value)
-    stream.write(text + "\n")
-    stream.flush()
+    return text + "\n"

@@ -24,6 +24,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, read_restored
 from wgrad.train.model.save_model import save_description, save_model
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
+from wgrad.train.options.option_text import size
 
 _FLOATS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -147,6 +148,6 @@ def _check_room(out: str | os.PathLike[str], need: int, kind: str) -> None:
         free = shutil.disk_usage(parent).free
     if free < need:
         raise WgradError(
-            f"--out: {os.fspath(out)} takes {need / 2**30:.1f} GiB in {kind}, and the disk has "
-            f"{free / 2**30:.1f} free: free some space or choose another folder"
+            f"--out: {os.fspath(out)} takes {size(need)} in {kind}, and the disk has {size(free)} free: "
+            "free some space or choose another folder"
         )

@@ -48,3 +48,8 @@ def read_stdin(source: str) -> str:
     except UnicodeDecodeError as error:
         got = f"byte {data[error.start]:#04x} at {error.start}"
         raise WgradError(f"{source}: standard input must be UTF-8 text; got {got}: convert it") from error
+
+
+def size(count: int) -> str:
+    """Bytes for people: 12.3 MiB, 1.23 GiB."""
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

@@ -12,11 +12,11 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.ranks.world import World
 from wgrad.train.run.memory_limit import beyond_limit, limit_bytes
 from wgrad.train.run.plan import Plan, plan_run, run_dry
-from wgrad.train.terminal.progress import size
 
 ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
 MOST_ROWS = 1024  # of a batch that is tried

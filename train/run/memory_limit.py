@@ -9,10 +9,9 @@ from typing import Any
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.options.option_text import parse_size
+from wgrad.train.options.option_text import parse_size, size
 from wgrad.train.options.options import flag
 from wgrad.train.run.memory_advice import SMALLER_MODEL
-from wgrad.train.terminal.progress import size
 
 SHORTEST = 128  # tokens of the shortest rows that are tried
 

@@ -21,6 +21,7 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, DPO, KTO, FinetuneConfig, RunOptions
+from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
@@ -33,7 +34,7 @@ from wgrad.train.run.generation import check_positions
 from wgrad.train.run.memory_advice import for_steps, main_memory
 from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
 from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
-from wgrad.train.terminal.progress import Display, duration, size
+from wgrad.train.terminal.progress import Display, duration
 
 _KINDS = {
     "nf4_nested": "NF4, double-quantised",

@@ -15,6 +15,7 @@ from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.previous_run import SWEEP_FILE
 from wgrad.train.run.session import Session
 from wgrad.train.run.trainer import Trainer
+from wgrad.train.terminal.ending import SWEEP_INTERRUPTED
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 
@@ -88,7 +89,7 @@ class Sweep:
                     self.world.steps_end()
                     run.say()
         except Interrupted as asked:
-            raise Interrupted(asked.number, "interrupted: nothing is kept of a sweep: begin it anew") from None
+            raise Interrupted(asked.number, SWEEP_INTERRUPTED) from None
         except UnusableResult:
             return Row(lr, None, None, trainer.optimizer.skipped())
         losses = [record["loss"] for record in metrics.records[-_LAST:]]

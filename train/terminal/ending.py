@@ -8,6 +8,7 @@ from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 
 LONGEST_MESSAGE = 1000  # characters; what it quotes may be any file's
 EXPECTED: tuple[type[BaseException], ...] = (WgradError, DeviceError)  # errors that are not ours to fix
+SWEEP_INTERRUPTED = "interrupted: nothing is kept of a sweep: begin it anew"
 
 
 def one_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from wgrad.train.options.option_text import size
 from wgrad.train.terminal.output import STDOUT, make_console
 
 QUIET_SECONDS = 10.0  # where the output is no terminal: a line at latest after this long,
@@ -37,11 +38,6 @@ def duration(seconds: float) -> str:
     minutes, left = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
-
-
-def size(count: int) -> str:
-    """Bytes for people: 12.3 MiB, 1.23 GiB."""
-    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 class Phase:
