@@ -158,7 +158,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tokenizer]:
     return make
 
 
-@pytest.mark.parametrize("pre", ["phi-2", "dbrx", "gpt-4o"])
+@pytest.mark.parametrize("pre", ["phi-2", "dbrx", "gpt-4o", "stablelm2", "smaug-bpe"])
 def test_other_names_of_known_cuts(pre: str, written: Any, learn: Any, monkeypatch: Any) -> None:
     """llama.cpp cuts by the name in the file."""
     learn(pre_tokenizers.ByteLevel(add_prefix_space=False), [WORDS])

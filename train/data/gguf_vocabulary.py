@@ -24,8 +24,13 @@ _SAME_CUT = {
     "default": "llama-bpe", "llama3": "llama-bpe", "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "olmo": "gpt-2",
     "mpt": "gpt-2", "phi-2": "gpt-2", "dbrx": "llama-bpe", "refact": "smollm", "starcoder": "smollm",
     "command-r": "smollm", "deepseek-r1-qwen": "qwen2", "llama4": "gpt-4o", "kanana2": "gpt-4o",
+    "stablelm2": "qwen2", "smaug-bpe": "llama-bpe",
 }  # fmt: skip
-_NOT_LLAMA = ("default", "dbrx")  # cut words as Llama 3, but join them by their merges alone, and begin without bos
+_NOT_LLAMA = (
+    "default",
+    "dbrx",
+    "smaug-bpe",
+)  # cut words as Llama 3, but join them by their merges alone, and begin without bos
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LONGEST = 256  # characters of a piece: every way to cut one is tried
@@ -140,7 +145,7 @@ def _byte_level(fields: GgufFields, tokens: list[str], types: list[int], ids: di
     if "bytes" not in steps:
         made.append(_bytes(use_regex=False))
     return {
-        "normalizer": {"type": "NFC"} if name == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if name == "qwen2" and _cut(fields) != "stablelm2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": made},
         "decoder": _bytes(use_regex=True),
         "model": {
