@@ -37,13 +37,14 @@ from wgrad.train.model.model_files import read_from_main_memory
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import lora_config, lora_parameters
+from wgrad.train.run.build import keeps_attention, lora_config, lora_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 GIB = 1 << 30
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 4, 5
+SAMPLE_SECONDS = 2.0  # where steps are long a sample has fewer
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,10 @@ def build(
     batch: int = 1,
 ) -> tuple[Trainer, FlatParameters]:
     config = parse_model_config(shape.config())
-    options = RunOptions(batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute)
+    options = RunOptions(
+        batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute,
+        checkpointing=shape.checkpointing, offload_checkpoints=offload,
+    )  # fmt: skip
     weights = make_weights(config, device)
     lora = lora_config(options, config)
     values = init_lora(lora_shapes(lora, linear_modules(config)), 0)
@@ -172,6 +176,7 @@ def build(
         dtype=np.dtype(compute),
         recompute=shape.checkpointing,
         offload=offload,
+        keep_attention=keeps_attention(options, config),
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 
@@ -201,9 +206,10 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
         device.synchronize()
         return (time.perf_counter() - start) / count
 
-    steps(SETTLE_STEPS)
+    steps(SETTLE_STEPS - 1)
+    timed = max(1, min(TIMED_STEPS, int(SAMPLE_SECONDS / steps(1))))
     compiled, reserved = device.pipelines_compiled(), device.memory().reserved_bytes
-    samples = [steps(TIMED_STEPS) for _ in range(SAMPLES)]
+    samples = [steps(timed) for _ in range(SAMPLES)]
     seconds, spread = median_spread(samples)
     memory, losses = device.memory(), trainer.read_history()[:, 0]
     replays = [replay for r in (trainer._micro_step, trainer._update) for replay in r._replays]

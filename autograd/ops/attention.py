@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.autograd.checkpoint import once
 from wgrad.autograd.function import Context, Tensor, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.ops.elementwise import capped, check_softcap, softcap_slope
@@ -55,7 +56,7 @@ def attention(
     """Causal attention of q [B, T, H, D] on k, v [B, S, G, D] -> [B, T, H, D]; the mask is described at the operator.
     A gradient needs T = S and cache_len = 0: it saves o and lse, and the backward makes the scores again."""
     ctx.options = {"scale": scale, "window": window, "softcap": softcap}
-    o, lse = ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options)
+    o, lse = once(lambda: ctx.device.attention(q, k, v, doc_start, cache_len, **ctx.options))
     if any(ctx.needs_grad):
         has_key_for_each(Args(ctx.name), q.shape[1], k.shape[1])
     ctx.save(q, k, v, o, lse, doc_start)

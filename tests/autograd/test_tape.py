@@ -401,6 +401,36 @@ def test_the_last_product_of_a_checkpoint_is_not_made_again(device: Device) -> N
         np.testing.assert_array_equal(whole, without)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_attention_is_computed_again_or_kept(device: Device, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    """Two of them in a stretch, in their order; every gradient has the bits of a plain call."""
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal((3, 1, 19, 2, 8)).astype(np.float32)
+    doc_start, cache_len = device.zeros((1, 19), np.int32), device.zeros((1,), np.int32)
+    given = device.attention
+    calls = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return given(*args, **options)
+
+    def stretch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o = F.attention(q, k, v, doc_start, cache_len, scale=0.4)
+        return F.attention(o, v, k, doc_start, cache_len, scale=0.3)
+
+    monkeypatch.setattr(device, "attention", counted)
+    found = []
+    for run in (stretch, lambda *x: F.checkpoint(stretch, *x, keep=keep)):
+        leaves = [parameter(device.upload(value), device) for value in values]
+        calls.clear()
+        o = run(*leaves)
+        F.sum(F.mul(o, o)).backward()
+        found.append([o.numpy(), *map(grad, leaves)])
+    assert len(calls) == (2 if keep else 4)
+    for plain, checkpointed in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, checkpointed)
+
+
 def test_unread_wants_what_stands_in_its_place(cpu: ReferenceDevice) -> None:
     x, w = leaf(cpu, np.ones((2, 3))), leaf(cpu, np.ones((3, 3)))
     with pytest.raises(

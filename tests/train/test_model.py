@@ -24,7 +24,7 @@ from wgrad.train.model.model_files import ModelFiles, load_frozen
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import activation_bytes, count_parameters, wants_recompute
+from wgrad.train.run.build import activation_bytes, count_parameters, keeps_attention, wants_recompute
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
@@ -197,3 +197,25 @@ def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoi
     assert wants_recompute(RunOptions(seq_len=64, checkpointing=True), config)
     assert wants_recompute(RunOptions(seq_len=1 << 20, batch_size=8), config)
     assert not wants_recompute(RunOptions(seq_len=1 << 20, batch_size=8, checkpointing=False), config)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"seq_len": 8191}, False),
+        ({"seq_len": 64, "keep_attention": True}, True),
+        ({"keep_attention": False}, False),
+        ({"batch_size": 1 << 12}, False),  # more than 4 GiB
+        ({"vram": "8GiB"}, False),
+        ({"memory_limit": "8GiB", "keep_attention": True}, True),
+        ({"offload_checkpoints": True}, False),
+        ({"stream_weights": "on"}, False),
+        ({"checkpointing": False}, False),
+    ],
+)
+def test_attention_is_kept_in_long_rows_that_leave_room(
+    make_checkpoint: Any, options: dict[str, Any], kept: bool
+) -> None:
+    config = RunOptions(**{"seq_len": 8192, "checkpointing": True, "compute": "float16", **options})
+    assert keeps_attention(config, load_model_config(make_checkpoint())) is kept

@@ -138,6 +138,8 @@ def test_it_says_where_it_moves_nothing(
     assert "--memory-limit has no effect: NumPy takes main memory" in said
     assert cli.main([*words, "0", "--offload-checkpoints", "--no-checkpointing"]) == 2
     assert "--offload-checkpoints: --no-checkpointing leaves it nothing to park" in capsys.readouterr().err
+    assert cli.main([*words, "0", "--keep-attention", "--no-checkpointing"]) == 2
+    assert "--keep-attention: --no-checkpointing computes nothing again" in capsys.readouterr().err
 
 
 # ---- the limit ---------------------------------------------------------------------------

@@ -257,12 +257,13 @@ def test_checkpointed_layers_give_the_same_gradients(make_checkpoint: Any, devic
     folder = make_checkpoint("Qwen3ForCausalLM")
     ids, targets = batch(300)
     grads = []
-    for checkpointing in (False, True):
+    for checkpointing, keep in ((False, False), (True, False), (True, True)):
         model, parameters = full_model(folder, device)
-        model.recompute = checkpointing
+        model.recompute, model.keep_attention = checkpointing, keep
         model.loss(make_inputs(device, ids, targets)).backward()
         grads.append(device.download(parameters.grad))
     np.testing.assert_array_equal(grads[0], grads[1])
+    np.testing.assert_array_equal(grads[0], grads[2])
 
 
 @pytest.mark.parametrize(("architecture", "last"), [("LlamaForCausalLM", 1), ("PhiForCausalLM", 2)])

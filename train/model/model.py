@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,8 @@ class Model:
     weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`; StreamedWeights
     where they live in main memory, which a backward wants recompute for. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
-    input for the backward; offload: in main memory. dtype: float32, float16 or bfloat16, see above.
+    input for the backward; offload: in main memory; keep_attention: and what attention gives, on the device. dtype:
+    float32, float16 or bfloat16, see above.
     """
 
     def __init__(
@@ -107,9 +109,11 @@ class Model:
         dtype: Any = np.float32,
         recompute: bool = False,
         offload: bool = False,
+        keep_attention: bool = False,
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
         self.dtype, self.recompute, self.offload = np.dtype(dtype), recompute, offload
+        self.keep_attention = keep_attention
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
@@ -163,7 +167,8 @@ class Model:
             if index in self.passed:
                 h = h.watched(self.passed[index])
             if self.recompute and cache is None:
-                h = checkpoint(lambda x, i=index: self._layer(i, x, inputs, None), h, parking=parking)
+                layer = partial(self._layer, index, inputs=inputs, cache=None)
+                h = checkpoint(layer, h, parking=parking, keep=self.keep_attention)
             else:
                 h = self._layer(index, h, inputs, cache)
         h = self._normed(self.config.final_norm, h, self.dtype)

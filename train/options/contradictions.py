@@ -60,6 +60,8 @@ def _of_the_machine(c: Any) -> None:
         raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
     if c.offload_checkpoints and c.checkpointing is False:
         raise WgradError("--offload-checkpoints: --no-checkpointing leaves it nothing to park: give only one of them")
+    if c.keep_attention and c.checkpointing is False:
+        raise WgradError("--keep-attention: --no-checkpointing computes nothing again: give only one of them")
     if c.stream_weights == "on" and c.checkpointing is False:
         raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
     if c.vram and c.memory_limit:

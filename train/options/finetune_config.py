@@ -277,6 +277,11 @@ class RunOptions(Options):
     offload_checkpoints: bool = of_machine(
         False, "park what --checkpointing keeps in main memory until the backward; turns --checkpointing on"
     )
+    keep_attention: bool | None = of_machine(
+        None,
+        "with --checkpointing: keep what attention gives too, instead of computing it again (default: in rows of 8,192 "
+        "tokens or more, where it takes less than 4 GiB and no option asks for less memory)",
+    )
     stream_weights: str = of_machine("auto", STREAM_HELP, choices=STREAM)
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(

@@ -38,6 +38,9 @@ from wgrad.train.run.memory_advice import advising, for_parameters
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
 RECOMPUTE_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
+# By default what attention gives is kept from rows of so many tokens on: computing it again is a tenth of a step of the
+# 1B there and grows with the row (docs/benchmarks.md), what it takes does not. Bytes below which that is so.
+KEEP_ATTENTION_FROM, KEEP_ATTENTION_BELOW = 8192, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
         return kept + logits
     # Every layer's input, and then either the logits or a layer that is made again, with its largest gradients.
     layer = kept // layers + 2 * tokens * model.intermediate_size * itemsize
-    return layers * tokens * model.hidden_size * 4 + max(layer, logits)
+    attention = _attention_bytes(config, model) if keeps_attention(config, model) else 0
+    return layers * tokens * model.hidden_size * 4 + attention + max(layer, logits)
 
 
 def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
@@ -87,6 +91,23 @@ def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
     if config.checkpointing is not None:
         return config.checkpointing
     return activation_bytes(model, config.rows * config.seq_len, _itemsize(config)) > RECOMPUTE_ABOVE
+
+
+def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
+    """--keep-attention, where layers are made again; by default in long rows, unless it is much or a limit is set."""
+    if not wants_recompute(config, model):
+        return False
+    if config.keep_attention is not None:
+        return config.keep_attention
+    if config.limit or config.offload_checkpoints or config.stream_weights == "on":
+        return False
+    return config.seq_len >= KEEP_ATTENTION_FROM and _attention_bytes(config, model) < KEEP_ATTENTION_BELOW
+
+
+def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
+    """Of what attention gives in a step: o and lse of every layer."""
+    a_token = model.q_size * _itemsize(config) + model.num_attention_heads * 4
+    return model.num_hidden_layers * config.rows * config.seq_len * a_token
 
 
 def _itemsize(config: RunOptions) -> int:
@@ -116,6 +137,7 @@ def build_trainable(
         "dtype": np.dtype(config.compute),
         "recompute": wants_recompute(config, model_config),
         "offload": config.offload_checkpoints and not device.shared_memory,
+        "keep_attention": keeps_attention(config, model_config),
     }
     base = count_parameters(model_config)
     if config.full:

@@ -41,7 +41,7 @@ def beyond_limit(
     for changes in _changes(config, device):
         config = replace(config, **changes)
         words = [word for word in words if word.partition(" ")[0] not in map(flag, changes)]
-        words += [flag(name) if value is True else f"{flag(name)} {value}" for name, value in changes.items()]
+        words += [_option(name, value) for name, value in changes.items()]
         try:
             return WgradError(f"{said}: with {' '.join(words)} it takes {size(reserved(config, limit))}")
         except OutOfMemory:
@@ -50,10 +50,18 @@ def beyond_limit(
     return WgradError(f"{said}: even{tried} it takes about {least}: allow it that, or {SMALLER_MODEL}")
 
 
+def _option(name: str, value: Any) -> str:
+    if value is False:
+        return flag(f"no_{name}")
+    return flag(name) if value is True else f"{flag(name)} {value}"
+
+
 def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
     """What makes a run smaller, what costs least first; each on top of those before it."""
     if not config.checkpointing:
         yield {"checkpointing": True}
+    if config.keep_attention:
+        yield {"keep_attention": False}
     if not device.shared_memory and not config.offload_checkpoints:
         yield {"offload_checkpoints": True}
     if not device.shared_memory and config.stream_weights == "off" and not config.full:

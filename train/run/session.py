@@ -256,6 +256,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
     how = f"checkpointing {'on' if built.model.recompute else 'off'}"
+    how += ", attention kept" * built.model.keep_attention
     if plan is None:  # NumPy, where all is main memory
         activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
