@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,22 +162,3 @@ def test_a_checkpoint_does_not_know_of_groups() -> None:
             np.testing.assert_array_equal(again.parameters.get(name), parameters.get(name))
     for name, value in states[0].items():
         np.testing.assert_allclose(states[1][name], value, rtol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("compute, units", [("float32", False), ("float16", True)])
-def test_launches_of_a_step(compute: str, units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of SmolLM2-135M, T 2048: with stacks at most 1,400 launches, and no more memory than docs/benchmarks.md
-    says."""
-    bench = Path(__file__).parents[2] / "bench"
-    monkeypatch.syspath_prepend(str(bench))
-    spec = importlib.util.spec_from_file_location("count_launches", bench / "count_launches.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "count_launches", module)
-    spec.loader.exec_module(module)
-    counted = module.count("smollm2-135m", 2048, compute, units)
-    counts, peak = counted.launches, counted.peak_bytes
-    decoding = counts["linear_quantized", "quantize_decode"] + counts["linear_quantized_backward", "quantize_decode"]
-    assert decoding == (239 if units else 0)
-    assert not units or sum(counts.values()) <= 1400
-    assert peak <= (1.93 if compute == "float32" else 1.30) * 2**30

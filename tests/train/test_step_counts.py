@@ -1,0 +1,96 @@
+"""What a whole step launches, what memory it takes, and what is alive at its peak: bench/count_launches.py, which runs
+it dry with the kernels of a large card. No device, and numbers that are the same everywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, as a module."""
+    bench = Path(__file__).parents[2] / "bench"
+    monkeypatch.syspath_prepend(str(bench))
+    spec = importlib.util.spec_from_file_location("count_launches", bench / "count_launches.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "count_launches", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("compute, units", [("float32", False), ("float16", True)])
+def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
+    """A step of SmolLM2-135M, T 2048: with stacks at most 1,400 launches, and no more memory than docs/benchmarks.md
+    says."""
+    counted = counter.count("smollm2-135m", 2048, compute, units)
+    counts = counted.launches
+    decoding = counts["linear_quantized", "quantize_decode"] + counts["linear_quantized_backward", "quantize_decode"]
+    assert decoding == (239 if units else 0)
+    assert not units or sum(counts.values()) <= 1400
+    assert counted.peak_bytes <= (1.93 if compute == "float32" else 1.30) * 2**30
+
+
+@pytest.mark.parametrize(
+    "shape, batch, parked, gib",
+    [
+        ("smollm2-135m", 8, True, 0.82),
+        ("llama-3.2-1b", 1, False, 1.99),
+        ("llama-3.2-1b", 4, True, 2.37),
+        ("llama-3.1-8b", 1, False, 6.54),
+    ],
+)
+def test_a_step_takes_no_more_than_unsloths(counter: Any, shape: str, batch: int, parked: bool, gib: float) -> None:
+    """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step)."""
+    counted = counter.count(shape, 2048, "float16", True, batch=batch, checkpointing=True, offload=parked)
+    assert counted.peak_bytes <= gib * 2**30
+
+
+def activations(counted: Any) -> dict[str, int]:
+    """Arrays of at least 1 MiB together that a step has made and not yet dropped at the peak."""
+    parts = {" ".join(part.label.split()): part for part in counted.parts if part.nbytes >= 1 << 20}
+    return {label: part.number for label, part in parts.items() if not label.startswith("held before")}
+
+
+def test_what_is_alive_at_the_peak(counter: Any) -> None:
+    """In the loss's first chunk: of 30 layers what their backward reads, and no more. SwiGLU's output is made again."""
+    assert activations(counter.count("smollm2-135m", 2048, "float16", True)) == {
+        "linear_quantized float16 2048 x 3072": 30,  # gate and up
+        "linear_quantized float32 2048 x 576": 60,  # the residual stream after each half of a layer
+        "rms_norm float16 2048 x 576": 61,  # what goes into q, k and v, into gate and up, and into the head
+        "rope_split float16 2048 x 9 x 64": 30,
+        "rope_split float16 2048 x 3 x 64": 60,
+        "attention float16 1 x 2048 x 9 x 64": 30,
+        "attention float32 1 x 9 x 2048": 30,  # log-sum-exp
+        "gemm float32 2048 x 48": 30,  # LoRA's u of q, k and v
+        "gemm float32 2048 x 32": 30,
+        "gemm float32 2048 x 16": 60,
+        "linear_cross_entropy float32 512 x 49152": 1,
+        "linear_cross_entropy float16 512 x 49152": 1,
+        "linear_cross_entropy float32 2048 x 576": 1,
+        "linear_cross_entropy float32 6 x 512 x 576": 1,
+    }
+
+
+def test_what_is_alive_at_the_peak_where_layers_are_made_again(counter: Any) -> None:
+    """In the backward of the last layer's MLP: no input of a layer but that of this one and, on its way, the one below;
+    of the layer what attention's backward reads; and one weight in float16."""
+    found = activations(counter.count("llama-3.2-1b", 2048, "float16", True, checkpointing=True, offload=True))
+    assert found == {
+        "linear_quantized float16 2048 x 16384": 1,
+        "linear_quantized float32 2048 x 2048": 2,
+        "linear_quantized_backward float16 2048 x 8192": 2,  # the gradient of SwiGLU's output; the weight
+        "swiglu float16 2048 x 8192": 1,
+        "rms_norm float16 2048 x 2048": 2,
+        "rms_norm_backward float32 2048 x 2048": 1,
+        "rope_split float16 2048 x 32 x 64": 1,
+        "rope_split float16 2048 x 8 x 64": 2,
+        "attention float16 1 x 2048 x 32 x 64": 1,
+        "cast float16 2048 x 2048": 1,
+        "no operator float32 2048 x 2048": 1,
+    }
