@@ -44,9 +44,10 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """How busy the matrix unit of gfx942 is, forward beside the peer, and backward."""
+    """How busy the matrix unit is: of gfx942, forward beside the peer, and backward; of gfx1100, forward."""
     lines: list[str] = []
     forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
+    by_waves = [r for r in rows if "busy_by_waves" in r]
     keys = ("busy", "busy_loop", "busy_causal", "busy_causal_loop")
     cells = []
     for r in [*forward, PEER]:
@@ -67,6 +68,14 @@ def attention_busy(rows: list[Row]) -> list[str]:
         ]
         columns = ("kernel", "VGPR", "LDS", "causal, length 1,024", "its unmasked loop")
         lines += ["**Attention backward, gfx942: the same**", "", *table(columns, cells), ""]
+    if by_waves:
+        cells = [
+            [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"])]
+            + [percent(r[key][waves]) for waves in ("2", "4") for key in ("busy_by_waves", "busy_causal_by_waves")]
+            for r in by_waves
+        ]
+        columns = ("kernel", "VGPR", "LDS", "two waves a SIMD: no mask", "causal", "four waves: no mask", "causal")
+        lines += ["**Attention forward, gfx1100: the same, 2,304 keys**", "", *table(columns, cells), ""]
     return lines
 
 

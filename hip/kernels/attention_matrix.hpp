@@ -189,21 +189,13 @@ GPU_FN Piece piece_of(Acc d) {
 #pragma unroll
   for (int i = 0; i < ELEMENTS / 2; i++) p[i] = T::pack(d[2 * i], d[2 * i + 1]);
 #else
-  // Mine are the keys 2 e + half: the even ones go first.
-#if !defined(GPU_HOST)
-  u32 low_lanes = 0x76543210, high_lanes = 0xfedcba98;
-  asm("" : "+s"(low_lanes), "+s"(high_lanes));  // in registers: the executor of the tests does not see a literal there
-#endif
+  // Mine are the keys 2 e + half: the even ones go first. They cross by the LDS, which takes no slot of the vector unit.
+  const u32 lane = gpu::lane() % 16;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const u32 mine = T::pack(d[2 * i], d[2 * i + 1]);
-#if defined(GPU_HOST)
-    const u32 other = gpu::shuffle_xor(mine, 16);
-#else
-    const u32 other = __builtin_amdgcn_permlanex16(0u, mine, low_lanes, high_lanes, false, false);
-#endif
-    p[i] = group() ? other : mine;
-    p[i + 4] = group() ? mine : other;
+    p[i] = gpu::shuffle(mine, lane);
+    p[i + 4] = gpu::shuffle(mine, lane + 16);
   }
 #endif
   return p;

@@ -154,3 +154,12 @@ def test_matrix_unit_is_busy() -> None:
         assert row["busy_loop"]["300"] >= 0.759 and row["busy_loop"]["600"] >= 0.622
         for latency, share in row["busy"].items():
             assert row["busy_causal"][latency] >= share - 0.05
+
+
+def test_matrix_unit_of_rdna3_is_busy() -> None:
+    """One work-group, which is two waves a SIMD, and two of them; no mask and causal."""
+    with held("hip_attention", lambda r: r["arch"] == "gfx1100" and r["source"] == "attention_forward") as rows:
+        for r in rows:
+            for waves, least in ("2", 0.6), ("4", 0.7):
+                for key in "busy_by_waves", "busy_causal_by_waves":
+                    assert r[key][waves]["600"] >= least, (r["kernel"], key, waves)

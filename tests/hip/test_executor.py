@@ -250,6 +250,29 @@ def test_a_barrier_waits_for_every_wave() -> None:
     assert together > 1.9 * alone
 
 
+def test_a_barrier_is_of_one_work_group() -> None:
+    wait = ["global_load_dwordx4 v[0:3], v4, s[0:1]", "s_waitcnt vmcnt(0)", "v_mov_b32 v0, v1"]
+    programs = [["s_barrier", *wait]] * 2 + [[*wait, "s_barrier"]] * 2
+    one, two = (simulate("gfx942", 64, programs, 600, groups=groups)[0] for groups in (1, 2))
+    assert 150 <= two < 170 and 300 <= one < 320
+
+
+def test_waits_of_gfx12() -> None:
+    """A counter each, or two in one number; the barrier is two instructions."""
+    load, read = "global_load_b128 v[0:3], v4, s[0:1]", "ds_load_b128 v[8:11], v12"
+
+    def slots(*texts: str) -> int:
+        return simulate("gfx1201", 32, [texts], 600)[0]
+
+    assert slots(load, "s_wait_loadcnt 0x0", "v_mov_b32 v0, v1") >= 600 > slots(load, "v_mov_b32 v0, v1")
+    assert slots(load, "s_wait_loadcnt 0x1", "v_mov_b32 v0, v1") < 100
+    assert 100 <= slots(read, load, "s_wait_dscnt 0x0", "v_mov_b32 v0, v1") < 200
+    assert slots(read, load, "s_wait_loadcnt_dscnt 0x3f00", "v_mov_b32 v0, v1") < 200
+    assert slots(read, load, "s_wait_loadcnt_dscnt 0x0", "v_mov_b32 v0, v1") >= 600
+    waiting = [load, "s_wait_loadcnt 0x0", "s_barrier_signal -1", "s_barrier_wait -1", "v_mov_b32 v0, v1"]
+    assert simulate("gfx1201", 32, [waiting, waiting[2:] * 50], 600)[0] > 600 + 50
+
+
 def test_waves_that_fit() -> None:
     assert waves_by_registers("gfx942", 256) == 2 and waves_by_registers("gfx942", 257) == 1
     assert waves_by_registers("gfx1100", 96) == 16 and waves_by_registers("gfx1100", 193) == 7

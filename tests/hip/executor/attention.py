@@ -3,8 +3,8 @@
 Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On
 gfx942 a model has two waves that share a SIMD, by what they executed: the share of time that the matrix unit is busy
 at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length 1,024) and of
-its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`). A model, not a
-card.
+its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`). Of the forward
+on gfx1100 the same by waves of a SIMD (`busy_by_waves`). A model, not a card.
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
         forward = "_forward_" in name
         if made.architecture == "gfx942":
             row |= attention_forward.busy(Kernel(code, name)) if forward else busy(Kernel(code, name))
+        elif forward and made.architecture == "gfx1100":
+            row |= attention_forward.busy_of_groups(Kernel(code, name))
         kernel = Kernel(code, name)
         if forward:
             row |= attention_forward.errors(kernel)

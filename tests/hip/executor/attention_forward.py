@@ -17,6 +17,7 @@ LATENCIES = (300, 600, 1200)  # clocks
 L1_LATENCY = 600  # at which L1 is counted
 DIES = 3  # that the kernels are told of: work-groups divide by few numbers
 _LENGTHS = (2304, 4608)  # of keys, in the model: divisible by a work-group's 384 queries
+_RDNA_LENGTH = 2304
 
 
 def _problem(shape: tuple[int, ...], kind: str, cache_len: int, window: int) -> Arrays:
@@ -89,6 +90,21 @@ def _traced(kernel: Kernel, keys: int, causal: bool) -> list[list[str]]:
     waves = trace(made.launch, (0, 0, 0), (0, 4))
     made.free()
     return [[kernel.listing[a].text for a in wave] for wave in waves]
+
+
+def busy_of_groups(kernel: Kernel) -> dict[str, dict[str, dict[int, float]]]:
+    """Of RDNA, where a SIMD has waves of several work-groups: `busy` and `busy_causal` of _RDNA_LENGTH keys by waves
+    of a SIMD: two, of one work-group, and four, of two."""
+    result: dict[str, dict[str, dict[int, float]]] = {"busy_by_waves": {}, "busy_causal_by_waves": {}}
+    for causal, found in enumerate(result.values()):
+        traced = _traced(kernel, _RDNA_LENGTH, bool(causal))
+        for groups in (1, 2):
+            runs = {
+                n: simulate(kernel.code.architecture, kernel.lanes, traced * groups, n, groups=groups)
+                for n in LATENCIES
+            }
+            found[str(2 * groups)] = {n: round(m / slots, 4) for n, (slots, m) in runs.items()}
+    return result
 
 
 def busy(kernel: Kernel) -> dict[str, dict[int, float]]:

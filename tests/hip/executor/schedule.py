@@ -4,7 +4,7 @@ Waves issue in order, each at most one instruction a slot and each unit at most 
 latency; waits count outstanding accesses. A slot is 4 clocks on CDNA and 1 on RDNA, where a matrix instruction blocks
 the vector unit. The LDS, and where asked for L1, are shared by SIMDs that are taken to do the same at the same time.
 Not modelled: bank conflicts, cache misses. Rates of matrix units and caches: AMD, CDNA2, CDNA3 and RDNA3 white papers
-(FLOP and bytes a clock and compute unit).
+(FLOP and bytes a clock and compute unit); RDNA4: Radeon RX 9070 XT, 195 TFLOP/s of 64 compute units at 2.97 GHz.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.hip.executor.isa import is_matrix, is_pair, width
 LDS_LATENCY, SCALAR_LATENCY = 100, 200  # clocks
 _LDS_BYTES, _L1_BYTES = 128, 64  # a clock and compute unit
 _RATES = {"gfx90a": {"f16": 1024, "bf16": 1024, "f32": 256}, "gfx942": {"f16": 2048, "bf16": 2048, "f32": 256}}
-_WMMA_CLOCKS = 32
+_WMMA_CLOCKS = {"gfx11": 32, "gfx12": 16}  # of 16 x 16 x 16, 16 bits
 _QUEUED = 32  # slots of work that may wait in front of the LDS, or of L1
 _REGISTERS = re.compile(r"\b([vsa])\[(\d+):(\d+)\]|\b([vsa])(\d+)\b|\b(vcc|exec|scc|m0)\w*")
 _NO_RESULT = re.compile(
@@ -59,7 +59,7 @@ def _registers(text: str) -> list[Register]:
 def _matrix_slots(name: str, architecture: str) -> int:
     """Slots that the matrix unit is busy with one instruction."""
     if not architecture.startswith("gfx9"):
-        return _WMMA_CLOCKS
+        return _WMMA_CLOCKS[architecture[:5]]
     found = re.search(r"(\d+)x(\d+)x(\d+)_?(f16|bf16|f32)", name)
     if found is None:
         raise ValueError(f"{name}: no rate is known; add its type to _RATES in tests/hip/executor/schedule.py")
@@ -80,6 +80,14 @@ def _operands(step: Step, text: str) -> None:
         step.results = [("vcc", 0)]
 
 
+def _gfx12_waits(text: str) -> dict[str, int]:
+    """s_wait_loadcnt 0x3, s_wait_loadcnt_dscnt 0x103: a counter each, the last in the lowest byte."""
+    name, number = text.split()[:2]
+    counts = name.removeprefix("s_wait_").split("_")[::-1]
+    of = {"loadcnt": "vmcnt", "dscnt": "lgkmcnt", "kmcnt": "kmcnt"}
+    return {of[c]: int(number, 0) >> 8 * n & 63 for n, c in enumerate(counts) if c in of}
+
+
 def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool = False) -> Step:
     """An instruction's way. memory_latency: clocks; l1: counted?"""
     cdna = architecture.startswith("gfx9")
@@ -92,7 +100,9 @@ def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool
         made.waits = {k: int(n) for k, n in re.findall(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)", text)}
         if not made.waits and "vscnt" not in name:
             made.waits = {"vmcnt": 0, "lgkmcnt": 0}
-    elif name == "s_barrier":
+    elif name.startswith("s_wait_"):
+        made.unit, made.waits = "none", _gfx12_waits(text)
+    elif name in ("s_barrier", "s_barrier_wait"):
         made.unit, made.barrier = "none", True
     elif is_matrix(name):
         made.unit = "matrix"
@@ -111,7 +121,8 @@ def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool
         made.cost = max(1, width(name) // 32)
         made.shared = lanes * width(name) // 8 / _L1_BYTES * simds / clocks if l1 else 0.0
     elif name.startswith("s_load"):
-        made.queue, made.latency = "lgkmcnt", SCALAR_LATENCY // clocks
+        made.queue = "kmcnt" if architecture.startswith("gfx12") else "lgkmcnt"
+        made.latency = SCALAR_LATENCY // clocks
     elif name.startswith(("s_nop", "s_delay", "s_clause", "s_setprio", "s_sleep")):
         made.unit, made.cost = "none", 0
     return made
@@ -120,11 +131,11 @@ def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool
 class _Wave:
     """Where a wave stands."""
 
-    def __init__(self, program: list[Step]) -> None:
-        self.program, self.at, self.next_slot = program, 0, 0
+    def __init__(self, program: list[Step], group: int) -> None:
+        self.program, self.group, self.at, self.next_slot = program, group, 0, 0
         self.at_barrier = False
         self.ready: dict[Register, float] = {}
-        self.queues: dict[str, list[float]] = {"vmcnt": [], "lgkmcnt": []}
+        self.queues: dict[str, list[float]] = {"vmcnt": [], "lgkmcnt": [], "kmcnt": []}
 
     @property
     def ended(self) -> bool:
@@ -195,23 +206,29 @@ class Simd:
 
 
 def simulate(
-    architecture: str, lanes: int, programs: Sequence[Sequence[str]], memory_latency: int, *, l1: bool = False
+    architecture: str,
+    lanes: int,
+    programs: Sequence[Sequence[str]],
+    memory_latency: int,
+    *,
+    l1: bool = False,
+    groups: int = 1,
 ) -> tuple[int, int]:
     """Runs waves on one SIMD. programs: texts of the instructions that each wave executes; memory_latency: clocks; l1:
-    is its bandwidth counted?
+    is its bandwidth counted? groups: work-groups that the waves are of, as many of each, one after another; a barrier
+    is of one.
 
     Returns (slots, slots in which the matrix unit was busy).
     """
     steps = {t: step(t, architecture, lanes, memory_latency, l1) for program in programs for t in program}
-    waves = [_Wave([steps[t] for t in program]) for program in programs]
+    waves = [_Wave([steps[t] for t in p], n * groups // len(programs)) for n, p in enumerate(programs)]
     simd, now = Simd(architecture), 0
     while live := [w for w in waves if not w.ended]:
-        if all(w.at_barrier for w in live):
-            for w in live:
-                w.at_barrier = False
+        away = {w.group for w in live if not w.at_barrier}
+        for w in live:
+            if w.at_barrier and w.group not in away:
+                w.at_barrier, w.next_slot = False, now + 1
                 w.at += 1
-            now += 1
-            continue
         used: set[str] = set()
         rotated = [waves[(n + now) % len(waves)] for n in range(len(waves))]
         wakes = [at for w in rotated if (at := simd.advance(w, now, used)) is not None]
