@@ -53,7 +53,7 @@ def attention_busy(rows: list[Row]) -> list[str]:
     for r in [*forward, PEER]:
         name = r["kernel"] if r is PEER else f"`{r['kernel']}`"
         cells.append([name, str(r["vgpr"]), amount(r["lds"]), *(percent(r.get(key)) for key in keys)])
-    head = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
+    head: tuple[str, ...] = ("kernel", "VGPR", "LDS", "no mask", "its loop", "causal", "its unmasked loop")
     lines += ["**Attention forward, gfx942: % of time that the matrix unit is busy at 300 / 600 / 1,200 clocks**", ""]
     lines += [*table(head, cells), ""]
     lines += in_tflops(forward)
@@ -74,8 +74,8 @@ def attention_busy(rows: list[Row]) -> list[str]:
             + [percent(r[key][waves]) for waves in ("2", "4") for key in ("busy_by_waves", "busy_causal_by_waves")]
             for r in by_waves
         ]
-        columns = ("kernel", "VGPR", "LDS", "two waves a SIMD: no mask", "causal", "four waves: no mask", "causal")
-        lines += ["**Attention forward, gfx1100: the same, 2,304 keys**", "", *table(columns, cells), ""]
+        head = ("kernel", "VGPR", "LDS", "two waves a SIMD: no mask", "causal", "four waves: no mask", "causal")
+        lines += ["**Attention forward, gfx1100: the same, 2,304 keys**", "", *table(head, cells), ""]
     return lines
 
 
@@ -197,7 +197,7 @@ def render_hip(folder: Path) -> str:
         f"{len(everything)} compiled kernels (each architecture's counted apart); of these spill registers or use"
         f" scratch memory: {', '.join(spilling) or 'none'}.",
         "",
-        *attention_busy([r for r in attention if r["arch"] == "gfx942"]),
+        *attention_busy(attention),
         *filled(read(folder, "hip_grid")),
         *products(gemm),
         *executed(operators, gemm, attention),
