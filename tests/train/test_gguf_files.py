@@ -131,6 +131,8 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
     refused(
         "blk.0.attn_k.weight must begin at byte [0-9]+, after the tensor before it, got [0-9]+: fetch the file again"
     )
+    path.write_bytes(whole[: place - 4] + (99).to_bytes(4, "little") + whole[place:])
+    refused("model.gguf has a tensor of type 99, which the gguf package does not know: use a file in another format")
     head = whole[:16] + (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"a" + (9).to_bytes(4, "little")
     for kind, claimed in (
         (9, 1),

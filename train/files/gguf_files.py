@@ -25,6 +25,7 @@ from wgrad.train.files.input_files import one_line, open_input, reading, refuse_
 from wgrad.train.files.safetensors_files import TensorEntry
 
 _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -209,6 +210,11 @@ def _damage(path: Path, source: str) -> Iterator[None]:
         with np.errstate(over="raise"):  # of sums of the file's numbers
             yield
     except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, OSError) as error:
+        if found := _UNKNOWN_TYPE.search(str(error)):
+            raise WgradError(
+                f"{source}: {path} has a tensor of type {found[1]}, which the gguf package does not know: use a file "
+                "in another format, such as Q4_K or Q8_0, or fetch this one again if it should be in one of those"
+            ) from error
         raise WgradError(f"{source}: {path} is cut off or damaged ({one_line(str(error))}): {FETCH}") from error
 
 
