@@ -7,6 +7,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from wgrad.train.model.load_streamed import cached_files, load_streamed
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import load_frozen
 from wgrad.train.model.streamed_weights import StreamedWeights
+from wgrad.train.model.weights import EMBEDDING
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run import find_model
@@ -100,9 +102,12 @@ def test_an_embedding_that_is_no_head_is_read_from_main_memory(make_checkpoint: 
     assert plan.host_bytes == plan.host_weight_bytes == card.host_memory().peak_bytes
     assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes, rel=0.05)
     assert there.memory().peak_bytes - card.memory().peak_bytes == pytest.approx(table, rel=0.1)
-    card.host_buffers = False
-    weights = load_frozen(folder, model, dry := card.dry_run(), contents=False)
-    assert weights and dry.host_memory().peak_bytes == 0
+    without, refusing = card.dry_run(), card.dry_run()
+    without.host_buffers, refusing.empty_host = False, Mock(side_effect=OutOfMemory("none that a device may reach"))
+    for dry in (without, refusing):
+        weights = load_frozen(folder, model, dry, contents=False)
+        assert weights[EMBEDDING].lease.of(dry._pool) and dry.host_memory().peak_bytes == 0
+    assert refusing.empty_host.called == (not tied)
 
 
 def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint: Any, card: Any) -> None:

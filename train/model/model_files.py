@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from wgrad.device.contract import Array, Device
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
@@ -295,8 +295,12 @@ class Loader:
         shapes and dtypes are right, and hardly a thing is read."""
         if spec.kind == "projection" and self.files.is_frozen(spec):
             return self.files.read_frozen(spec, device, contents)
-        empty = device.empty_host if read_from_main_memory(spec, self._config, device) else None
-        full = place(self.files, spec, device, contents, empty, self.start)
+        if read_from_main_memory(spec, self._config, device):
+            try:
+                return place(self.files, spec, device, contents, device.empty_host)
+            except OutOfMemory:  # a system may limit what devices reach: then it lies on the device
+                pass
+        full = place(self.files, spec, device, contents, start=self.start)
         if spec.kind == "projection" and self.quantize:
             return device.quantize(full, self._block_size, double=self._double_quant)
         return full
