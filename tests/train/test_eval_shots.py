@@ -13,6 +13,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.choices import read_questions
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.choice_options import ChoiceOptions
+from wgrad.train.options.eval_options import eval_options
 
 QUESTIONS: list[dict[str, Any]] = [
     {"question": f"{word}?", "choices": ["no", word.upper()], "answer": word.upper()}
@@ -134,6 +135,13 @@ def test_wrong_options(words: list[str], message: str, make_checkpoint: Any, cap
     model = str(make_checkpoint())
     assert main(["eval", "--model", model, "--device", "cpu", "--choices", "questions.jsonl", *words]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_shots_are_drawn_by_the_seed_of_lm_eval_where_none_is_given() -> None:
+    shots = ChoiceOptions(choices="q.jsonl", shots=1)
+    assert eval_options({"model": "m"}, shots).seed == 1234
+    assert eval_options({"model": "m", "data": "d"}, ChoiceOptions()).seed == 0
+    assert eval_options({"model": "m", "seed": 5}, shots).seed == 5
 
 
 def test_without_choices_nothing_stands_before(capsys: Any) -> None:

@@ -168,6 +168,7 @@ def test_other_names_of_known_cuts(pre: str, written: Any, learn: Any, monkeypat
     beside, path = written("PhiForCausalLM")
     tokenizer, compared = load_tokenizer(find_model(str(path))), 0
     assert (tokenizer.encode(WORDS) == load_tokenizer(beside).encode(WORDS)) == (pre == "phi-2")  # GPT-2's own cut
+    assert tokenizer.decode(tokenizer.encode("cafe\u0301")) == "cafe\u0301"  # as it is, unlike Qwen's
     for end in range(len(WORDS), 9, -5):
         ids = np.array([tokenizer.encode(WORDS[:end])])
         try:
