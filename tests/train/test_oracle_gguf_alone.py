@@ -73,7 +73,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in IN_GGUF]
 CASES += [("LlamaForCausalLM", {"rope_scaling": rope, "rope_theta": 500_000.0}) for rope in (KNOWN, OWN, LINEAR)]
 CASES += [("StableLmForCausalLM", {"use_parallel_residual": False}), ("Starcoder2ForCausalLM", {"use_bias": False})]
-CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE)]
+CASES += [("Olmo3ForCausalLM", {"rope_scaling": YARN}), ("Phi3ForCausalLM", LONGROPE | {"tie_word_embeddings": True})]
 CASES += [("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})]
 
 
