@@ -133,8 +133,12 @@ def _check_uniform(text: str) -> None:
             raise ValueError(f"cooperative operations want uniform control flow, and this may differ: {found[1]}")
 
 
-def emulated(text: str) -> str:
-    """The assembled text of a variant without operations of subgroups. ValueError where one is left."""
+def emulated(text: str, *, short: bool = False) -> str:
+    """The assembled text of a variant without operations of subgroups. ValueError where one is left.
+
+    short: for small inputs, compiled in about half the time, as the compiler does not know how often a product's loops
+    turn, and leaves them as they are. llvmpipe ends the loops of an invocation after 65,535 turns in all.
+    """
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
     _check_uniform(text)
     text = _without_eights(text)
@@ -158,4 +162,5 @@ def emulated(text: str) -> str:
     choices = "".join(f"  if (which == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
     right = f"fn right(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
     helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
-    return text + "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
+    added = "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
+    return text + (re.sub(r"< (8|16)u;", r"< \1u + lane / 32u;", added) if short else added)  # a lane is less than 32

@@ -1,0 +1,173 @@
+"""No shader relies on workgroup memory that begins as zeros: each that has any gives its results, within the limits of
+the self-test, where it begins as infinities and ones (workgroup_poison.py). What a shader that reads them loses in time
+alone does not show."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.wgsl.matrix_emulation import emulated
+from tests.wgsl.test_shaders import FORMATS, INCLUDED, SHADERS
+from tests.wgsl.workgroup_poison import Variable, poisoned, variables
+from wgrad.autograd.bind import bind
+from wgrad.autograd.selftest.attention import attention_case
+from wgrad.autograd.selftest.case import F16, F32, Case
+from wgrad.autograd.selftest.cases import cases
+from wgrad.autograd.selftest.matrix import matrix_cases
+from wgrad.autograd.selftest.run import check_case
+from wgrad.wgsl import attention_matrix, gemm_matrix, gemm_matrix_skinny, gemm_skinny, roofs
+from wgrad.wgsl.attention_matrix import MatrixRows
+from wgrad.wgsl.attention_plan import Plan, Tile
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.runtime import compile as wgsl_compile
+
+# Masked at both ends of a tile of keys, and between documents.
+_ATTENTION = [
+    attention_case("poisoned", (1, 41, 2, 1, width), t, documents=2, window=13, backward=backward)
+    for width, t in ((10, F32), (32, F16))
+    for backward in (False, True)
+]
+_DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
+_BY_NAME = {case.name: case for case in [*cases(), *matrix_cases(), *_ATTENTION, _DECODING]}
+_BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
+_MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
+# Few, of sizes that divide no tile, with all that a shader declares and all its entry points.
+CASES = {
+    "attention": ["attention/poisoned/1x41x2x1x10/float32"],
+    "attention_backward_dkv": _BACKWARD,
+    "attention_backward_dq": _BACKWARD,
+    "attention_decode": ["attention/poisoned/2x1x4x2x64,53/float32"],
+    "attention_delta": _BACKWARD,
+    "attention_matrix": ["attention/poisoned/1x41x2x1x32/float16"],
+    "attention_matrix_dkv": _MATRIX_BACKWARD,
+    "attention_matrix_dq": _MATRIX_BACKWARD,
+    "decoding_sample": ["sample/rows/5x1003", "sample/greedy/123/0.5"],
+    "gemm": ["gemm_nn/batched/3x17x29x31/float32", "linear_nf4_backward/row lowrank double/1x72x128/float32"],
+    "gemm_matrix": ["linear_nf4_backward/lowrank 16 double/264x136x192/float16/medium tile"],
+    "gemm_matrix_skinny": [
+        "gemm_nt/skinny/208x20x624/float16*float32/any tile",
+        "gemm_tn/skinny/16x624x208/float32*float16/any tile",
+    ],
+    "gemm_skinny": ["lora_du/stack of 2/37x192x5/float32", "lora_db/stack of 2/37x192x5/float32"],
+    "gemv": ["gemm_nt/few rows/8x35x1003/float32", "linear_nf4/row double/1x130x192/float32"],
+    "loss_cross_entropy": ["linear_cross_entropy/one token/1x123x40/float32"],
+    "norm_layer": ["layer_norm/plain/7x123/float32>float32", "layer_norm_backward/plain/7x123/float32>float32"],
+    "norm_rms": ["rms_norm/plain/7x123/float32>float32"],
+    "norm_rms_backward": ["rms_norm_backward/residual/41x123/float32>float32"],
+    "quantize_decode": ["nf4_dequantize/double/35x67/float32"],
+    "quantize_nf4": ["nf4_quantize/block 64/35x67/float32"],
+    "quantize_nf4_nested": ["nf4_quantize/double block 64/35x67/float32"],
+    "reduce": ["sum/7x123/float32", "grad_norm/finite/1003"],
+    "reduce_rows": ["sum_rows/7x123/float32", "sum_rows/1x1/float32"],
+    "softmax": ["softmax/5x123/float32", "softmax_backward/5x123/float32"],
+}
+_ROOF = "roof_matrix"  # no operator, so no case
+_NEVER = {"gemm": {"table"}}  # its tiles leave no room for nested scales
+
+
+def _files(file: str) -> set[str]:
+    """The file and all that it may include; of what is included by a constant the weight formats, which alone have
+    workgroup memory."""
+    found = {file, *(FORMATS if "#include B_FORMAT" in SHADERS[file] else ())}
+    for name in re.findall(r'^#include "(\S+)"', SHADERS[file], re.MULTILINE):
+        found |= _files(name)
+    return found
+
+
+def _declared(shader: str) -> set[Variable]:
+    """The workgroup memory of all variants of a shader."""
+    return {variable for file in _files(f"{shader}.wgsl") for variable in variables(SHADERS[file])}
+
+
+@dataclass
+class Poisoned:
+    """A device with a card's ways and matrix units, all of whose shaders are poisoned. entries: those launched, and
+    variables: those filled, by shader."""
+
+    device: Any
+    entries: dict[str, set[str]] = field(default_factory=dict)
+    variables: dict[str, set[Variable]] = field(default_factory=dict)
+
+
+@cache
+def _poisoned() -> Poisoned:
+    device = bind(WgpuDevice)()
+    device.software, device.matrix_units = False, device.float16
+    return Poisoned(device)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that a software driver compiles soon."""
+    monkeypatch.setattr(gemm_matrix, "MEDIUM", MatrixTile(1, 2, 1, 1, 1))
+    monkeypatch.setattr(gemm_matrix_skinny, "_TILES", ((2, 16),))
+    monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
+    monkeypatch.setattr(attention_matrix, "TILES", (MatrixRows(2),))
+
+
+@pytest.fixture
+def on(wgpu_device: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> Poisoned:
+    on = _poisoned()
+    plain, launch = wgsl_compile.assemble, on.device.launch
+    launched = ""
+
+    def assemble(source: str, constants: dict) -> str:
+        text = plain(source, constants)
+        on.variables.setdefault(launched, set()).update(variables(text))
+        return poisoned(emulated(text, short=True) if "wgpu_cooperative_matrix" in text else text)
+
+    def noted(shader: str, *arguments: Any, entry: str = "main", **options: Any) -> None:
+        nonlocal launched
+        launched = shader
+        on.entries.setdefault(shader, set()).add(entry)
+        launch(shader, *arguments, entry=entry, **options)
+
+    monkeypatch.setattr(wgsl_compile, "assemble", assemble)
+    monkeypatch.setattr(on.device, "launch", noted)
+    return on
+
+
+def _check(case: Case, device: Any) -> None:
+    result = check_case(case, device)
+    assert result.ok, f"{case.name}: {result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+
+
+def test_every_shader_with_workgroup_memory_is_listed() -> None:
+    launched = {file.removesuffix(".wgsl") for file in set(SHADERS) - INCLUDED - FORMATS}
+    assert {shader for shader in launched if _declared(shader)} == {*CASES, _ROOF}
+
+
+@pytest.mark.parametrize("shader", CASES)
+def test_case(shader: str, on: Poisoned, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "matrix" in shader and not on.device.float16:
+        pytest.skip("the device has no float16")
+    tile = Tile(32, 32, 8, 8, 8, 4)
+    plan = None if shader == "attention_decode" else Plan(tile, tile, tile, wanted_groups=1)
+    monkeypatch.setattr(on.device, "attention_plan", plan)
+    for name in CASES[shader]:
+        _check(_BY_NAME[name], on.device)
+    missing = _declared(shader) - on.variables[shader]
+    if shader == "gemv":  # adds up by shuffles where there are any, or else in workgroup memory alone
+        monkeypatch.setattr(on.device, "subgroups", False)
+        _check(_BY_NAME[CASES[shader][0]], on.device)
+        missing = {v for v in _declared(shader) - on.variables[shader] if "SLOTS" not in v.type}
+    assert {v.name for v in missing} <= _NEVER.get(shader, set()), "no case takes a variant that has these"
+    entries = set(re.findall(r"@compute.*\nfn (\w+)", SHADERS[f"{shader}.wgsl"]))
+    assert entries == on.entries[shader], "no case launches the others"
+
+
+def test_roof_of_matrix_units(on: Poisoned) -> None:
+    if not on.device.float16:
+        pytest.skip("the device has no float16")
+    factors = ((np.arange(6 * 256) % 13) / 16).reshape(6, 16, 16)
+    total = sum(factors[i] @ factors[2 + j] for i in range(2) for j in range(4))
+    found = on.device.download(roofs.matrix_multiply_adds(on.device, 1, 1))
+    np.testing.assert_allclose(found, np.broadcast_to(total, found.shape), rtol=1e-6)
+    assert on.variables[_ROOF] == _declared(_ROOF)
