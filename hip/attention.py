@@ -54,7 +54,7 @@ def attention(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array]:
-    """float16 and bfloat16 with heads of 33 to 128 elements on the matrix units; the rest (float32, other widths,
+    """float16 and bfloat16 with heads of 33 to 256 elements on the matrix units; the rest (float32, other widths,
     unaligned arrays, a scale that is not positive, a soft-cap, one query and few keys) by the plain kernels."""
     # Two tiles beyond the last key are addressed too, and not read.
     rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
@@ -66,7 +66,7 @@ def attention(
     keys, kv_heads = k.shape[1], k.shape[2]
     kind = KINDS[q.dtype.name]
     mode = f"{kind}_{device.attention_rounding}" if kind == "bf16" else kind
-    block, threads = (384, 512) if device.wave == 64 else (128, 256)  # attention_forward.hip
+    block, threads = block_of(device.wave, width)
     blocks = -(-queries // block)
     splits = _shares(device, blocks * heads * batch, keys)
     o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
@@ -87,6 +87,13 @@ def attention(
             work=parts.nbytes + o.nbytes,
         )  # fmt: skip
     return narrowed(device, o, narrow), lse
+
+
+def block_of(wave: int, width: int) -> tuple[int, int]:
+    """Queries and work-items of a work-group of attention_forward.hip."""
+    if wave == 64:
+        return (128 if width > 128 else 384), 512
+    return (64 if width > 128 else 128), 256
 
 
 def _shares(device: Runtime, groups: int, keys: int) -> int:

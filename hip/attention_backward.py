@@ -28,7 +28,7 @@ def attention_backward(
     window: int,
     softcap: float,
 ) -> tuple[Array, Array, Array]:
-    """float16 and bfloat16 with heads of 33 to 128 elements on the matrix units; what they do not serve (float32, other
+    """float16 and bfloat16 with heads of 33 to 256 elements on the matrix units; what they do not serve (float32, other
     widths, a soft-cap, arrays that are not aligned to 16 bytes) by the plain kernels."""
     # A tile beyond the end is addressed too: one work-group's rows more.
     if softcap or not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
@@ -37,7 +37,7 @@ def attention_backward(
     do, q, k, v, o = (widened(device, x, kernel_width(narrow)) for x in (do, q, k, v, o))
     batch, length, heads, width = q.shape
     kv_heads, kind = k.shape[2], KINDS[q.dtype.name]
-    columns, threads = (256, 512) if device.wave == 64 else (64, 128)  # attention_gradient.hpp
+    columns, threads = columns_of(device.wave, width)
     delta = device.empty(lse.shape)
     # How far ds can go is only asked for float16.
     do_lengths = device.empty(lse.shape) if kind == "f16" else None
@@ -69,6 +69,12 @@ def attention_backward(
                 work=part.nbytes + out.nbytes,
             )  # fmt: skip
     return narrowed(device, dq, narrow), narrowed(device, dk, narrow), narrowed(device, dv, narrow)
+
+
+def columns_of(wave: int, width: int) -> tuple[int, int]:
+    """Rows that a work-group of attention_gradient.hpp owns, and its work-items."""
+    columns, threads = (256, 512) if wave == 64 else (64, 128)
+    return (columns // 2 if width > 128 else columns), threads
 
 
 def _row_dots(device: Runtime, x: Array, y: Array | None, dots: Array | None, lengths: Array | None) -> None:

@@ -7,7 +7,7 @@ from wgrad.device.memory import Array
 from wgrad.hip.columns import put, take
 from wgrad.hip.runtime.runtime import Runtime
 
-WIDTHS = (64, 128)  # that attention on the matrix units has kernels for
+WIDTHS = (64, 128, 256)  # that attention on the matrix units has kernels for
 _NARROW = 32  # heads up to here would be zeros for the most part
 
 

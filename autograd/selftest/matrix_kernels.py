@@ -68,10 +68,10 @@ def _weights() -> list[tuple[str, bool]]:
 
 
 def _attention(t: np.dtype) -> list[Case]:
-    """Both widths, and shares of the keys and of a key head's queries where one work-group would leave a card idle."""
+    """Each width, and shares of the keys and of a key head's queries where one work-group would leave a card idle."""
     found = [
         attention_case("width", (1, 37, 2, 1, width), t, backward=backward)
-        for width in (64, 128)
+        for width in (64, 128, 256)
         for backward in (False, True)
     ]
     return [*found, attention_case("shares", (1, 5, 2, 1, 64), t, keys=800, cache_len=795)]

@@ -4,11 +4,11 @@
 //     dk[j] = scale sum_t ds[t, j] q[t]            dv[j] = sum_t p[t, j] do[t]
 //
 // over the queries t, of all query heads of the key's head, that see key j (attention_mask.hpp, cache_len 0).
-// do, q: [B, T, H, D]; k, v, dk, dv: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T];
+// do, q: [B, T, H, D]; k, v, dk, dv: [B, T, G, D], float16 or bfloat16, D 64, 128 or 256; lse, delta float32 [B, H, T];
 // doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
-// Launch: (G splits, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline is in attention_gradient.hpp, float16's range
-// in attention_range.hpp. With splits > 1 each takes a share of the query heads and writes float32 dk and dv
+// Launch: (G splits, B, ceil(T / COLUMNS)) groups of THREADS; the pipeline is in attention_gradient.hpp, float16's
+// range in attention_range.hpp. With splits > 1 each takes a share of the query heads and writes float32 dk and dv
 // [splits, B, T, G, D], for attention_sum_parts.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2; sums in a fixed order, no atomics.
 #include "attention_gradient.hpp"
@@ -29,7 +29,7 @@ GPU_FN Shifts choose_shifts(const typename F::Source& from, const float* grad_le
       longest = gpu::max(longest, grad_lengths[(long)h * from.length + t]);
       largest = gpu::max(largest, gpu::abs(from.delta[(long)h * from.length + t]));
     }
-  for (int j = column0 + int(gpu::thread()); j < gpu::min(column0 + COLUMNS, from.length); j += THREADS)
+  for (int j = column0 + int(gpu::thread()); j < gpu::min(column0 + F::COLUMNS, from.length); j += THREADS)
     longest_v = gpu::max(longest_v, v_lengths[j]);
   longest = gpu::block_max<THREADS>(longest, memory);
   largest = gpu::block_max<THREADS>(largest, memory);
@@ -45,11 +45,11 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
                          void* dk, void* dv, const Sizes& p, int splits, float scale, u32x4* lds) {
   using F = Gradient<T, D, true>;
   const int kv_head = gpu::block_x() / splits, split = gpu::block_x() % splits, batch = gpu::block_y();
-  const int column0 = gpu::block_z() * COLUMNS, wave0 = column0 + WAVE_COLUMNS * int(gpu::wave());
+  const int column0 = gpu::block_z() * F::COLUMNS, wave0 = column0 + F::WAVE_COLUMNS * Share<D>::place();
   const int per = p.heads / p.kv_heads, share = (per + splits - 1) / splits;
   const int head = kv_head * per + split * share, last_head = gpu::min(head + share, (kv_head + 1) * per) - 1;
   const Sight<true> sight{Mask{doc_start + (long)batch * p.length, p.length, p.length, 0, p.window}};
-  const Span all(sight, column0, COLUMNS), mine(sight, wave0, WAVE_COLUMNS);
+  const Span all(sight, column0, F::COLUMNS), mine(sight, wave0, F::WAVE_COLUMNS);
   const u32 stride = u32(p.heads) * D * 2, kv_stride = u32(p.kv_heads) * D * 2, bytes = u32(p.length) * stride;
   const long slice = (long)batch * p.length * stride, row = (long)batch * p.heads * p.length;
   const long kv_slice = (long)batch * p.length * kv_stride + kv_head * D * 2;
@@ -60,7 +60,7 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   F f;
   f.lds = lds, f.scale = uniform(scale * LOG2E);
 #pragma unroll
-  for (int n = 0; n < TILES; n++) {
+  for (int n = 0; n < F::TILES; n++) {
     const int key = sight.mask.clamp(wave0 + 16 * n + column());
     f.first[n] = sight.begin(key), f.count[n] = sight.end(key) - f.first[n];
   }
@@ -70,22 +70,22 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
                               all, column0, head, last_head, (float*)lds);
   f.factor = power_of_two(shifts.ds - P_SHIFT - shifts.grad - shifts.v);
   f.lift_y2 = halves_of_two(shifts.grad), f.lift_delta = power_of_two(shifts.grad + shifts.v);
-  f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
-  f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::SLOTS - Held<D>::SLOTS);
+  f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds, F::HELD);
+  f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::HELD + Held<D>::SLOTS);
   if (F::LIFTS) {
-    u32 lift_x2[TILES];
+    u32 lift_x2[F::TILES];
 #pragma unroll
-    for (int n = 0; n < TILES; n++) lift_x2[n] = halves_of_two(shifts.v);
+    for (int n = 0; n < F::TILES; n++) lift_x2[n] = halves_of_two(shifts.v);
     f.x2.lift(lift_x2);
   }
   f.start(column0);
   f.run(from, all, mine, head, last_head);
-  float of_k[TILES], of_v[TILES];
+  float of_k[F::TILES], of_v[F::TILES];
 #pragma unroll
-  for (int n = 0; n < TILES; n++)
+  for (int n = 0; n < F::TILES; n++)
     of_k[n] = power_of_two(-shifts.ds), of_v[n] = power_of_two(F::NARROW ? -P_SHIFT - shifts.grad : 0);
 #pragma unroll
-  for (int n = 0; n < TILES; n++)
+  for (int n = 0; n < F::TILES; n++)
 #pragma unroll
     for (int i = 0; i < F::PIECES; i++) f.result1[i][n] *= scale;
   const long width = (long)p.kv_heads * D;
@@ -113,5 +113,7 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   }
 BACKWARD_DKV(f16, F16, 64)
 BACKWARD_DKV(f16, F16, 128)
+BACKWARD_DKV(f16, F16, 256)
 BACKWARD_DKV(bf16, BF16<gpu::Round::RTNE>, 64)
 BACKWARD_DKV(bf16, BF16<gpu::Round::RTNE>, 128)
+BACKWARD_DKV(bf16, BF16<gpu::Round::RTNE>, 256)

@@ -3,7 +3,7 @@
 //     p[t, j] = exp(scale q[t] k[j] - lse[t])      ds[t, j] = p[t, j] (do[t] v[j] - delta[t])
 //     dq[t] = scale sum_j ds[t, j] k[j]            over the keys j that query t sees (attention_mask.hpp, cache_len 0)
 //
-// do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64 or 128; lse, delta float32 [B, H, T];
+// do, q, dq: [B, T, H, D]; k, v: [B, T, G, D], float16 or bfloat16, D 64, 128 or 256; lse, delta float32 [B, H, T];
 // doc_start int32 [B, T]. For float16 also the lengths of the rows of do, float32 [B, H, T], and of v, [B, G, T]
 // (attention_row_dots).
 // Launch: (H B, ceil(T / COLUMNS)) groups of THREADS, placed by attention_order.hpp; `dies` of the card take them in
@@ -20,17 +20,17 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
                         void* dq, const Sizes& p, int dies, float scale, u32x4* lds) {
   using F = Gradient<T, D, false>;
   const Place at = place(p.heads, 1, dies);
-  const int head = at.head, batch = at.batch, column0 = at.block * COLUMNS, kv_head = head / (p.heads / p.kv_heads);
+  const int head = at.head, batch = at.batch, column0 = at.block * F::COLUMNS, kv_head = head / (p.heads / p.kv_heads);
   const Sight<false> sight{Mask{doc_start + (long)batch * p.length, p.length, p.length, 0, p.window}};
-  const int wave0 = column0 + WAVE_COLUMNS * int(gpu::wave());
-  const Span all(sight, column0, COLUMNS), mine(sight, wave0, WAVE_COLUMNS);
+  const int wave0 = column0 + F::WAVE_COLUMNS * Share<D>::place();
+  const Span all(sight, column0, F::COLUMNS), mine(sight, wave0, F::WAVE_COLUMNS);
   const u32 stride = u32(p.heads) * D * 2, kv_stride = u32(p.kv_heads) * D * 2;
   const long slice = (long)batch * p.length * stride + head * D * 2, kv_slice = (long)batch * p.length * kv_stride;
 
   F f;
   f.lds = lds, f.scale = uniform(scale * LOG2E);
-  float longest = 0.f, back[TILES];
-  u32 lift_x2[TILES];
+  float longest = 0.f, back[F::TILES];
+  u32 lift_x2[F::TILES];
   if (F::NARROW) {
     const float* lengths = v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length;
     for (int i = all.begin + int(gpu::thread()); i < all.end; i += THREADS) longest = gpu::max(longest, lengths[i]);
@@ -40,7 +40,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   const int lift_v = F::LIFTS ? lift_for(uniform(longest)) : 0;
   f.lift_y2 = halves_of_two(lift_v);
 #pragma unroll
-  for (int n = 0; n < TILES; n++) {
+  for (int n = 0; n < F::TILES; n++) {
     const int query = sight.mask.clamp(wave0 + 16 * n + column());
     const long row = ((long)batch * p.heads + head) * p.length + query;
     f.first[n] = sight.begin(query), f.count[n] = sight.end(query) - f.first[n];
@@ -54,8 +54,8 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
     }
     f.less_delta[n] = optimization_barrier(Splat(-own_delta));
   }
-  f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::SLOTS - 2 * Held<D>::SLOTS);
-  f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::SLOTS - Held<D>::SLOTS);
+  f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::HELD);
+  f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::HELD + Held<D>::SLOTS);
   if (F::LIFTS) f.x2.lift(lift_x2);
   f.start(column0);
   const u32 bytes = u32(p.length) * kv_stride;
@@ -65,7 +65,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   f.run(from, all, mine, kv_head, kv_head);
   if (F::NARROW) {
 #pragma unroll
-    for (int n = 0; n < TILES; n++)
+    for (int n = 0; n < F::TILES; n++)
 #pragma unroll
       for (int i = 0; i < F::PIECES; i++) f.result1[i][n] *= scale;
   }
@@ -86,5 +86,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   }
 BACKWARD_DQ(f16, F16, 64)
 BACKWARD_DQ(f16, F16, 128)
+BACKWARD_DQ(f16, F16, 256)
 BACKWARD_DQ(bf16, BF16<gpu::Round::RTNE>, 64)
 BACKWARD_DQ(bf16, BF16<gpu::Round::RTNE>, 128)
+BACKWARD_DQ(bf16, BF16<gpu::Round::RTNE>, 256)

@@ -3,8 +3,8 @@
 //     attention_row_dots:  dots[b, h, t] = sum_d x[b, t, h, d] y[b, t, h, d],   lengths[b, h, t] = |x[b, t, h]|
 //     attention_sum_parts: out[i] = sum_s parts[s, i]
 //
-// x, y [B, T, H, D] float16 or bfloat16, D 64 or 128; dots, lengths float32 [B, H, T], each may be missing (delta is
-// the dots of do and o). parts float32 [splits, n], out [n], n a multiple of 4. Sums in float32, in a fixed order.
+// x, y [B, T, H, D] float16 or bfloat16, D 64, 128 or 256; dots, lengths float32 [B, H, T], each may be missing (delta
+// is the dots of do and o). parts float32 [splits, n], out [n], n a multiple of 4. Sums in float32, in a fixed order.
 // Launch: groups of 256; row_dots: D / 8 work-items a row, the rows in memory's order; sum_parts: 4 results a
 // work-item.
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2, line 4.
@@ -13,6 +13,14 @@
 namespace attention {
 
 constexpr u32 GROUP = 256;
+
+// Of 32 lanes that are two rows of 16, the lanes of a row alike; by scalar registers.
+GPU_FN float sum_of_two_rows(float x) {
+  const float first = gpu::lane_value(x, 0) + gpu::lane_value(x, 16);
+  if constexpr (GPU_WAVE == 32) return first;
+  const float second = gpu::lane_value(x, GPU_WAVE - 32) + gpu::lane_value(x, GPU_WAVE - 16);
+  return gpu::lane() < 32 ? first : second;
+}
 
 template <class T>
 GPU_FN void row_dots(const void* x, const void* y, float* dots, float* lengths, u32 rows, u32 length, u32 heads,
@@ -33,6 +41,7 @@ GPU_FN void row_dots(const void* x, const void* y, float* dots, float* lengths, 
   } else {
     dot = gpu::row_reduce<16>(dot, gpu::Sum{}), square = gpu::row_reduce<16>(square, gpu::Sum{});
   }
+  if (lanes == 32) dot = sum_of_two_rows(dot), square = sum_of_two_rows(square);
   if (item % lanes || found >= rows) return;
   const u32 h = row % heads, t = row / heads % length, batch = row / heads / length;
   const gpu::u64 to = (gpu::u64(batch) * heads + h) * length + t;

@@ -7,7 +7,7 @@
 //     s = y1 x1^T        p = exp(scale s - lse)       result1^T += y1^T ds    (dq^T = k^T ds, or dk^T = q^T ds)
 //     g = y2 x2^T        ds = p (g - delta)           result2^T += y2^T p     (dv^T = do^T p; not for dq)
 //
-//     y1, y2 tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2, by all waves together, 128 bits at a time
+//     y1, y2 tile t + 1: memory -> registers -> LDS buffer (t + 1) % 2 (attention_walked_rows.hpp)
 //     y1, y2 tile t:     LDS buffer t % 2 -> operand A twice: along the head width, and transposed in registers
 //     x1, x2:            operand B, from start to end: in registers (CDNA), in LDS (RDNA)
 //     p, ds:             leave the matrix unit as operand B of the next product (attention_matrix.hpp)
@@ -17,37 +17,40 @@
 // Source: Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2.
 #pragma once
 #include "attention_operands.hpp"
-#include "attention_range.hpp"
-#include "attention_walk.hpp"
+#include "attention_pairs.hpp"
+#include "attention_walked_rows.hpp"
 
 namespace attention {
-
-constexpr float LOG2E = 1.4426950408889634f, NOTHING = 1e30f;  // a lse that leaves no probability
 
 // x is the same in all lanes: into a scalar register.
 GPU_FN float uniform(float x) { return gpu::bits_to_float(gpu::uniform(gpu::float_to_bits(x))); }
 GPU_FN int uniform(int x) { return int(gpu::uniform(u32(x))); }
-// The lane's number, found again wherever this stands.
-GPU_FN u32 fresh_lane() { return optimization_barrier(gpu::lane()); }
 
 template <class T, int D, bool KEYS>
-struct Gradient {
-  // A tile of ROWS is walked in STEPS_Y steps of PARTS_Y times 16 rows.
-  static constexpr int ROWS = GPU_CDNA ? 4096 / D : 16, PARTS_Y = GPU_CDNA ? 128 / D : 1;
-  static constexpr int STEPS_Y = ROWS / (16 * PARTS_Y), DEPTHS = D / DEPTH, CHUNKS = PARTS_Y * DEPTHS, PIECES = D / 16;
-  static constexpr u32 PART_BYTES = 32 * D, STEP_BYTES = PARTS_Y * PART_BYTES;
-  static constexpr bool NARROW = Narrow<T>::YES, LIFTS = NARROW && FLUSHES_HALVES;
-  static constexpr bool ROOM = GPU_CDNA && (!KEYS || D == 64);  // registers for more that is under way
-  static constexpr int READS = GPU_CDNA ? (ROOM ? 3 : 2) : 0;   // chunks of y that are on their way from LDS
-  using Y = Tile<ROWS, D, THREADS>;
+struct Gradient : WalkedRows<T, D, KEYS> {
+  using Base = WalkedRows<T, D, KEYS>;
+  using S = Share<D>;
   using V = TransposedTile<D>;
-  // LDS: y1 and y2 twice, lse and delta of their rows twice, x1 and x2 where they are held there.
-  static constexpr int BUFFER = 2 * Y::SLOTS, STATS = KEYS ? ROWS / 2 : 0;
-  static constexpr int SLOTS = 2 * BUFFER + 2 * STATS + 2 * Held<D>::SLOTS;
+  using typename Base::Source, typename Base::Y;
+  using Base::ROWS, Base::BUFFER, Base::NARROW, Base::LIFTS, Base::lds, Base::wave;
+  using Base::lift_y2, Base::lift_delta, Base::rows_at, Base::stats, Base::stats_of;
+  using Base::fetch1, Base::fetch2, Base::put1, Base::put2;
+  static constexpr int TILES = S::TILES, WAVE_COLUMNS = S::WAVE_COLUMNS, COLUMNS = S::COLUMNS;
+  // A tile of ROWS is walked in STEPS_Y steps of PARTS_Y times 16 rows.
+  static constexpr int PARTS_Y = GPU_CDNA && D == 64 ? 2 : 1, STEPS_Y = ROWS / (16 * PARTS_Y);
+  static constexpr int DEPTHS = S::WIDTH / DEPTH, CHUNKS = PARTS_Y * DEPTHS, PIECES = S::WIDTH / 16;
+  static constexpr u32 PART_BYTES = 32 * D, STEP_BYTES = PARTS_Y * PART_BYTES;
+  static constexpr bool ROOM = GPU_CDNA && (!KEYS || D == 64);  // registers for more that is under way
+  // Of y, transposed, how many parts are read a phase before they are used. Dk and dv of 256 have registers for one.
+  static constexpr bool TIGHT = GPU_CDNA && KEYS && V::PARTS > 1;
+  static constexpr int EARLY_PARTS = TIGHT ? 1 : V::PARTS;
+  static constexpr int LAST_PHASE = KEYS ? 3 : 1, PUT1_PHASE = TIGHT ? 2 : LAST_PHASE;
+  static constexpr int READS = GPU_CDNA ? (ROOM ? 3 : 2) : 0;   // chunks of y that are on their way from LDS
+  // LDS behind the walked rows: what waves in pairs hand over, a tile of scores and one of their gradients; x1 and x2
+  // where they are held there.
+  static constexpr int HANDED = Base::ALL_SLOTS, HELD = HANDED + (S::PAIRED ? 2 * WAVES * HANDED_TILE : 0);
+  static constexpr int SLOTS = HELD + 2 * Held<D>::SLOTS;
 
-  u32x4* lds;
-  Y y1, y2;
-  float row_lse, row_delta;  // of a row of the next tile
   Held<D> x1, x2;
   Lanes<D> lanes;
   Chunk ahead[CHUNKS];             // of y: CDNA reads the first READS of a product in the phase before it
@@ -56,16 +59,12 @@ struct Gradient {
   float lse[TILES];                // dq: of the columns
   Splat less_delta[TILES];         // dq: what g starts from, -delta of the columns
   float factor;                    // dk, dv of float16: of ds
-  u32 lift_y2;                     // where LIFTS: two float16 powers of two
-  float lift_delta;                // dk, dv where LIFTS: the power of two that g has too much
   float scale;                     // of the scores, times log2 e
-  int wave, wave_column;  // the wave's first column
-
-  GPU_FN float* stats(int buffer) const { return (float*)(lds + 2 * BUFFER + buffer * STATS); }
+  int wave_column;                 // the wave's first
 
   GPU_FN void start(int column0) {
     lanes.start();
-    wave = int(gpu::wave()), wave_column = column0 + WAVE_COLUMNS * wave;
+    wave = int(gpu::wave()), wave_column = column0 + WAVE_COLUMNS * S::place();
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -73,51 +72,6 @@ struct Gradient {
         result1[i][n] = Acc(0.f);
         if (KEYS) result2[i][n] = Acc(0.f);
       }
-  }
-
-  // ---- the walked rows: memory -> registers, registers -> LDS -------------------------------------------------------
-  struct Source {
-    Walked y1, y2;
-    const float *lse, *delta;  // dk, dv: of this batch element, [heads, length]
-    int length;
-  };
-  GPU_FN void fetch1(const Source& from, const Walk& w) {
-    y1.load(from.y1.of_head(w.fetched<KEYS>(), D * 2), w.row, uniform_barrier(from.y1.stride));
-  }
-  // The first wave brings lse and delta of y2's rows.
-  GPU_FN void fetch2(const Source& from, const Walk& w) {
-    const int head = w.fetched<KEYS>();
-    y2.load(from.y2.of_head(head, D * 2), w.row, uniform_barrier(from.y2.stride));
-    if (KEYS) {
-      const long at = (long)head * from.length;
-      const u32 row = u32(gpu::min(w.row + int(fresh_lane() % ROWS), from.length - 1));
-      row_lse = (from.lse + at)[row], row_delta = (from.delta + at)[row];
-    }
-  }
-  GPU_FN void put1(int buffer) { y1.store(lds + buffer * BUFFER); }
-  GPU_FN void put2(const Source& from, const Walk& w) {
-    if (LIFTS) y2.lift(lift_y2);
-    y2.store(lds + w.now * BUFFER + Y::SLOTS);
-    if (KEYS && wave == 0) {
-      const u32 row = fresh_lane() % ROWS, in_tile = row % 16;
-      // In the order in which lanes hold rows of a result: a lane's lie together.
-      const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
-      const bool there = w.row + int(row) < from.length;
-      stats(w.now)[place] = there ? (NARROW ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
-      stats(w.now)[place + ROWS] = there ? -(LIFTS ? row_delta * lift_delta : row_delta) : 0.f;
-    }
-  }
-  // Stats of the rows that a lane has of a result.
-  GPU_FN static Acc stats_of(const float* rows) {
-    const float* mine = rows + fresh_lane() / 16 * ELEMENTS;
-    Acc x;
-#pragma unroll
-    for (int e = 0; e < ELEMENTS; e += 4) {
-      const gpu::f32x4 v = gpu::load16<gpu::f32x4>(mine + e);
-#pragma unroll
-      for (int i = 0; i < 4; i++) x[e + i] = v[i];
-    }
-    return x;
   }
 
   // ---- a step of walked rows ----------------------------------------------------------------------------------------
@@ -147,18 +101,21 @@ struct Gradient {
   GPU_FN void transpose(V& v, u32 at, int part = 0) const {
     v.load(lds, optimization_barrier(lanes.across) + at, part);
   }
-  // `v`: part 0 of y, transposed.
+  // result^T += y^T b, of one part of y, transposed; and of all of them, with registers for one: part 0 is there.
+  GPU_FN static void accumulate_part(Acc (&to)[PIECES][TILES], const V& v, int part, const Piece (&b)[TILES]) {
+#pragma unroll
+    for (int j = 0; j < V::WIDE; j++) {
+      const Piece a = v.piece(j);
+#pragma unroll
+      for (int n = 0; n < TILES; n++) to[part * V::WIDE + j][n] = mma(T{}, a, b[n], to[part * V::WIDE + j][n]);
+    }
+  }
   GPU_FN void accumulate(Acc (&to)[PIECES][TILES], V& v, u32 at, const Piece (&b)[TILES]) const {
 #pragma unroll
     for (int part = 0; part < V::PARTS; part++) {
       if (part > 0) transpose(v, at, part);
-#pragma unroll
-      for (int j = 0; j < V::WIDE; j++) {
-        const Piece a = v.piece(j);
-#pragma unroll
-        for (int n = 0; n < TILES; n++) to[part * V::WIDE + j][n] = mma(T{}, a, b[n], to[part * V::WIDE + j][n]);
-      }
-      if (!GPU_CDNA) gpu::sched_fence();
+      accumulate_part(to, v, part, b);
+      gpu::sched_fence();
     }
   }
   GPU_FN void hide(Acc (&s)[TILES], int row0) const {
@@ -191,9 +148,17 @@ struct Gradient {
 #pragma unroll
     for (int n = 0; n < TILES; n++) to[n] = piece_of<T>(x[n]);
   }
+  // Of waves in pairs. `which`: of two places in LDS.
+  GPU_FN void exchange(Acc& tile, int which) const {
+    if (!S::PAIRED) return;
+    u32x4* handed = lds + HANDED + which * WAVES * HANDED_TILE;
+    hand_over(handed + wave * HANDED_TILE, tile);
+    meet();
+    add_handed(tile, handed + (wave ^ 1) * HANDED_TILE);
+  }
   // RDNA: each matrix is read when it is used.
   GPU_FN void step(int buffer, int row0, bool partly) {
-    const u32 at1 = u32(buffer) * (BUFFER * 16), at2 = at1 + Y::SLOTS * 16;
+    const u32 at1 = u32(rows_at(buffer)) * 16, at2 = at1 + Y::SLOTS * 16;
     const float* rows = stats(buffer);
     Acc s[1][TILES], g[1][TILES];
     Piece rounded[TILES];
@@ -202,6 +167,7 @@ struct Gradient {
 #pragma unroll
     for (int n = 0; n < TILES; n++) s[0][n] = Acc(0.f);
     product<false>(s, at1, x1, 0);
+    exchange(s[0][0], 0);
     if constexpr (KEYS) {
       gpu::sched_fence();
       if (partly) hide(s[0], row0);
@@ -215,8 +181,12 @@ struct Gradient {
       of_row = stats_of(rows + ROWS);
     }
 #pragma unroll
-    for (int n = 0; n < TILES; n++) g[0][n] = KEYS ? of_row : Acc(optimization_barrier(less_delta[n]));
+    for (int n = 0; n < TILES; n++) {
+      g[0][n] = KEYS ? of_row : Acc(optimization_barrier(less_delta[n]));
+      if (S::PAIRED && S::first_element() > 0) g[0][n] = Acc(0.f);  // -delta counts once
+    }
     product<false>(g, at2, x2, 0);
+    exchange(g[0][0], 1);
     gpu::sched_fence();
     if (!KEYS && partly) hide(s[0], row0);
     if (!KEYS) probabilities(s[0], of_row);
@@ -228,18 +198,14 @@ struct Gradient {
     gpu::sched_fence();
   }
   // CDNA: waves w and w + 4 share a SIMD, and one of them is a phase behind the other, so that one is at products while
-  // the other is at exponentials and reads what its next products need. A phase ends where they meet.
-  GPU_FN static void meet() {
-    gpu::sched_fence();
-    gpu::lds_barrier();
-    gpu::sched_fence();
-  }
+  // the other is at exponentials and reads what its next products need. A phase ends where they meet().
   template <class F>
   GPU_FN static void each(F what) {
 #pragma unroll
     for (int y = 0; y < PARTS_Y; y++) what(y);
   }
-  // `then`: where the step after this one has its rows of y1. between(): done before the last products.
+  // `then`: where the step after this one has its rows of y1. between(phase): done at the start of phase 2 (of
+  // dk and dv) and at the end of the last.
   template <class F>
   GPU_FN void phases(int buffer, int i, int row0, bool partly, u32 then, F between) {
     const u32 at1 = u32(buffer) * (BUFFER * 16) + u32(i) * STEP_BYTES, at2 = at1 + Y::SLOTS * 16;
@@ -247,9 +213,12 @@ struct Gradient {
     const int first_row = row0 + i * (16 * PARTS_Y);
     Acc s[PARTS_Y][TILES], g[PARTS_Y][TILES], of_row[PARTS_Y];
     Piece rounded[PARTS_Y][TILES];
-    V v[PARTS_Y];
+    V v[PARTS_Y][V::PARTS];
     const auto read = [&](u32 at, u32 next) {
-      each([&](int y) { transpose(v[y], at + u32(y) * PART_BYTES); });
+      each([&](int y) {
+#pragma unroll
+        for (int part = 0; part < EARLY_PARTS; part++) transpose(v[y][part], at + u32(y) * PART_BYTES, part);
+      });
       if (ROOM) read_ahead(next);
       gpu::sched_fence();
     };
@@ -270,14 +239,20 @@ struct Gradient {
       if (!ROOM) read_ahead(at2);
       each([&](int y) { of_row[y] = stats_of(rows + ROWS + 16 * y); });
       meet();
-      each([&](int y) { accumulate(result2, v[y], at2, rounded[y]); });
+      between(2);
+      each([&](int y) {
+#pragma unroll
+        for (int part = 0; part < EARLY_PARTS; part++) accumulate_part(result2, v[y][part], part, rounded[y]);
+      });
       gpu::sched_fence();
+      if (TIGHT) transpose(v[0][1], at2, 1);
     }
     each([&](int y) {
 #pragma unroll
       for (int n = 0; n < TILES; n++) g[y][n] = KEYS ? of_row[y] : Acc(less_delta[n]);
     });
     product<false>(g, at2, x2, 0);
+    if constexpr (TIGHT) accumulate_part(result2, v[0][1], 1, rounded[0]);
     meet();
     read(at1, then);
     each([&](int y) {
@@ -286,20 +261,29 @@ struct Gradient {
       score_gradients(g[y], s[y]);
       round(rounded[y], g[y]);
     });
-    if (!ROOM) read_ahead(then);
-    between();
+    if (!ROOM && !TIGHT) read_ahead(then);
+    between(LAST_PHASE);
     meet();
-    each([&](int y) { accumulate(result1, v[y], at1, rounded[y]); });
+    if (TIGHT) transpose(v[0][1], at1, 1), read_ahead(then);
+    gpu::sched_fence();
+    each([&](int y) {
+#pragma unroll
+      for (int part = 0; part < V::PARTS; part++) accumulate_part(result1, v[y][part], part, rounded[y]);
+    });
     gpu::sched_fence();
   }
   // The same of rows that no column of the wave sees.
   template <class F>
   GPU_FN void idle(u32 then, F between) {
-    if (KEYS) meet(), meet();
+    if (KEYS) {
+      meet(), meet();
+      between(2);
+    }
     meet();
-    read_ahead(then);
-    between();
+    if (!TIGHT) read_ahead(then);
+    between(LAST_PHASE);
     meet();
+    if (TIGHT) read_ahead(then);
   }
 
   // ---- all of them --------------------------------------------------------------------------------------------------
@@ -314,29 +298,36 @@ struct Gradient {
       for (int i = 0; i < STEPS_Y; i++) {
         const bool last = i == STEPS_Y - 1;
         const u32 then = u32(last ? next.now : w.now) * (BUFFER * 16) + (last ? 0 : u32(i + 1) * STEP_BYTES);
-        const auto between = [&] {
-          if (i == STEPS_Y / 2 - 1) {
+        const auto between = [&](int phase) {
+          if (i == 0 && phase == PUT1_PHASE) {
             put1(next.now);
             if (ROOM) put2(from, next);
             else fetch2(from, next);  // registers for one matrix on its way at a time
           }
-          if (last) {
+          if (last && phase == LAST_PHASE) {
             Walk after = next;
             after.template step<ROWS>();
             if (!ROOM) put2(from, next);
-            fetch1(from, after);
+            if (!TIGHT) fetch1(from, after);
             if (ROOM) fetch2(from, after);
           }
         };
         if (touched) phases(w.now, i, w.row, partly, then, between);
         else idle(then, between);
       }
+      if (TIGHT) {  // on its way from one tile to the next, in registers that both branches above would have to copy
+        Walk after = next;
+        after.template step<ROWS>();
+        fetch1(from, after);
+      }
     } else {
       fetch1(from, next);
       fetch2(from, next);
       gpu::sched_fence();
       if (touched) step(w.now, w.row, partly);
+      else if (S::PAIRED) meet(), meet();
       gpu::sched_fence();
+      if (S::PAIRED) meet();  // all have read what is overwritten
       put1(next.now);
       put2(from, next);
       gpu::lds_barrier();
@@ -372,7 +363,7 @@ struct Gradient {
                            int columns, long stride) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int c = column0 + WAVE_COLUMNS * int(gpu::wave()) + 16 * n + column();
+      const int c = column0 + WAVE_COLUMNS * S::place() + 16 * n + column();
       if (c >= columns) continue;
 #pragma unroll
       for (int part = 0; part < V::PARTS; part++)
@@ -381,7 +372,7 @@ struct Gradient {
           float out[V::WIDE];
 #pragma unroll
           for (int j = 0; j < V::WIDE; j++) out[j] = x[part * V::WIDE + j][n][e] * factor[n];
-          Out* place = to + c * stride + V::WIDE * (16 * part + row(e));
+          Out* place = to + c * stride + S::first_element() + V::WIDE * (16 * part + row(e));
           if constexpr (sizeof(Out) == 4) Pairs<T>::store_floats(place, out);
           else Pairs<T>::store(place, out);
         }

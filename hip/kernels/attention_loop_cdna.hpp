@@ -15,6 +15,7 @@
 //     (attention_matrix.hpp)
 // Source: Shah et al., FlashAttention-3 (arXiv:2407.08608, two groups).
 #pragma once
+#include "attention_pairs.hpp"
 #include "attention_softmax.hpp"
 
 namespace attention {
@@ -29,7 +30,7 @@ struct Keys {
 template <class T, int D>
 struct Forward : Keys<D>, Softmax<T, D> {
   using Base = Softmax<T, D>;
-  using Base::DEPTHS, Base::PIECES, Base::q, Base::o;
+  using Base::DEPTHS, Base::PIECES, Base::TILES, Base::q, Base::o;
   using Keys<D>::k, Keys<D>::own;
   using V = Transposed<D>;
   using typename Keys<D>::K;
@@ -79,11 +80,6 @@ struct Forward : Keys<D>, Softmax<T, D> {
     }
   }
 
-  GPU_FN static void meet() {
-    gpu::sched_fence();
-    gpu::lds_barrier();
-    gpu::sched_fence();
-  }
   template <int AT>  // 0 or 1: which step of the tile
   GPU_FN void step(const Walk& w) {
     const int key0 = w.key0 + STEP * AT, after = AT == 0 ? w.now : next(w);

@@ -105,7 +105,7 @@ struct Across {
 template <class T, int D>
 struct Forward : Softmax<T, D> {
   using Base = Softmax<T, D>;
-  using Base::DEPTHS, Base::PIECES, Base::q, Base::o;
+  using Base::DEPTHS, Base::PIECES, Base::TILES, Base::q, Base::o;
   using K = Along<D>;
   using V = Across<D>;
   static constexpr u32 V_AT = K::SLOTS * 16, BUFFER = V_AT + V::SLOTS * 16;  // bytes

@@ -207,7 +207,7 @@ GPU_FN Piece piece_of(Acc d) {
 template <int D>
 struct Transposed {
 #if GPU_CDNA || GPU_RDNA4
-  static constexpr int WIDE = D / 16;
+  static constexpr int WIDE = D < 128 ? D / 16 : 8;
 #else
   static constexpr int WIDE = 4;  // registers
 #endif

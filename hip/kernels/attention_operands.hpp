@@ -7,13 +7,26 @@
 namespace attention {
 
 #if GPU_CDNA
-constexpr int WAVES = 8, TILES = 2;
+constexpr int WAVES = 8;
 using Splat = Acc;  // of one number in all elements: four registers, not four moves at each use
 #else
-constexpr int WAVES = 4, TILES = 1;
+constexpr int WAVES = 4;
 using Splat = float;
 #endif
-constexpr int THREADS = WAVES * GPU_WAVE, WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES * WAVE_COLUMNS;
+constexpr int THREADS = WAVES * GPU_WAVE;
+
+// How waves share the owned rows, the columns of every product. Heads of 256: on CDNA a wave has half as many of them;
+// on RDNA, where one has no registers for results of that width, two neighbouring waves have the same ones, and a half
+// of the width each.
+template <int D>
+struct Share {
+  static constexpr int HALVES = !GPU_CDNA && D > 128 ? 2 : 1, WIDTH = D / HALVES;
+  static constexpr bool PAIRED = HALVES > 1;
+  static constexpr int TILES = GPU_CDNA && D <= 128 ? 2 : 1;
+  static constexpr int WAVE_COLUMNS = 16 * TILES, COLUMNS = WAVES / HALVES * WAVE_COLUMNS;
+  GPU_FN static int place() { return int(gpu::wave()) / HALVES; }  // which WAVE_COLUMNS are the wave's
+  GPU_FN static int first_element() { return PAIRED ? int(gpu::wave() % HALVES) * WIDTH : 0; }
+};
 
 // ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
 // Chunk c (128 bits) of row r lies in slot c ^ swizzle(r) of the row. CDNA serves 128-bit reads eight lanes at a time,
@@ -55,9 +68,10 @@ struct Lanes {
   u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
   GPU_FN void start() {
     const u32 row = u32(column());
-    along = row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ swizzle(row)) * 16;
+    const u32 part = u32(Share<D>::first_element()) * 2;
+    along = part + row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ swizzle(row)) * 16;
     const u32 first = u32(inner(0)), byte = row * Transposed<D>::WIDE * 2;
-    across = first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
+    across = part + first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
   }
 };
 GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
@@ -77,13 +91,14 @@ GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
 }
 // A of the second products, as Transposed from memory.
 template <int D>
-struct TransposedTile : Transposed<D> {
-  using Transposed<D>::WIDE;
+struct TransposedTile : Transposed<Share<D>::WIDTH> {
+  using Transposed<Share<D>::WIDTH>::WIDE;
   GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
 #pragma unroll
     for (int r = 0; r < INNER; r++) {
       const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
-      const char* from = (const char*)lds + ((lane_at ^ swizzle(down) * 16) + (down * (D * 2) + u32(part) * 128));
+      const u32 further = down * (D * 2) + u32(part) * (32 * WIDE);
+      const char* from = (const char*)lds + ((lane_at ^ swizzle(down) * 16) + further);
       if constexpr (WIDE == 8) {
         const u32x4 v = *(const u32x4*)from;
 #pragma unroll
@@ -96,17 +111,18 @@ struct TransposedTile : Transposed<D> {
   }
 };
 
-// The owned rows of a wave as operand B: rows 16 (TILES wave + n) of the work-group's.
+// The owned rows of a wave as operand B.
 template <int D>
 struct Held {
-  static constexpr int DEPTHS = D / DEPTH;
+  using S = Share<D>;
+  static constexpr int TILES = S::TILES, DEPTHS = S::WIDTH / DEPTH;
 #if GPU_CDNA
   static constexpr int SLOTS = 0;
   Chunk at[TILES][DEPTHS];
   GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*, int) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const char* mine = slice + (long)mask.clamp(column0 + 16 * (TILES * int(gpu::wave()) + n) + column()) * stride;
+      const char* mine = slice + (long)mask.clamp(column0 + S::WAVE_COLUMNS * S::place() + 16 * n + column()) * stride;
 #pragma unroll
       for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
     }
@@ -121,14 +137,14 @@ struct Held {
   }
   GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
 #else
-  using Owned = Tile<COLUMNS, D, THREADS>;
+  using Owned = Tile<S::COLUMNS, D, THREADS>;
   static constexpr int SLOTS = Owned::SLOTS;
   u32 at;  // bytes in LDS, of the wave's
   GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
     Owned tile;
     tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
     tile.store(lds + slot);
-    at = u32(slot) * 16 + gpu::wave() * (WAVE_COLUMNS * D * 2);
+    at = u32(slot) * 16 + u32(S::place()) * (S::WAVE_COLUMNS * D * 2);
   }
   GPU_FN void lift(const u32 (&)[TILES]) {}  // CDNA's alone
   GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {

@@ -1,5 +1,5 @@
 // What a wave of the forward keeps of its queries, and what it does with their scores; the loops over keys are in
-// attention_loop_cdna.hpp and attention_loop_rdna.hpp.
+// attention_loop_cdna.hpp, attention_loop_rdna.hpp and, for heads of 256, attention_loop_pairs.hpp.
 //
 // The running maximum is only raised when a score outgrows it by 2^8 (Range): o and the sum are rescaled rarely.
 // Rounding of P, of kernels for bfloat16: RTNE, RTNA or RTZ (the result is always RTNE).
@@ -10,10 +10,19 @@
 
 namespace attention {
 
-constexpr int TILES = GPU_CDNA ? 3 : 1;          // of 16 queries, of a wave
 constexpr int WAVES = 8, KEYS = 64, STEP = 32;  // KEYS: of a tile of K; STEP: that go through the softmax together
 constexpr int THREADS = WAVES * GPU_WAVE, PARTS_K = STEP / 16;
-constexpr int WAVE_QUERIES = 16 * TILES, QUERIES = WAVES * WAVE_QUERIES;
+
+// How waves share queries. Heads of 256: two have the same ones, and a half of the width each.
+template <int D>
+struct Shape {
+  static constexpr int HALVES = D > 128 ? 2 : 1, WIDTH = D / HALVES;
+  static constexpr int TILES = GPU_CDNA ? HALVES > 1 ? 2 : 3 : 1;  // of 16 queries, of a wave
+  static constexpr int WAVE_QUERIES = 16 * TILES, QUERIES = WAVES / HALVES * WAVE_QUERIES;
+  static constexpr int TILE_KEYS = HALVES > 1 ? STEP : KEYS;
+  // The first element of the width that is the wave's.
+  GPU_FN static int first_element() { return HALVES > 1 ? int(gpu::wave() % HALVES) * WIDTH : 0; }
+};
 // Where the maximum stands when it is raised, and how far a score may come before it is raised again, as powers of two
 // of the probability. Where float16 subnormals are flushed, the product would lose what is below 2^-14 of the maximum,
 // while the sum keeps its share. So all of it moves up by 2^13; of what is lost, below 2^-27, float16 itself keeps
@@ -52,8 +61,10 @@ struct Walk {
 
 template <class T, int D>
 struct Softmax {
-  static constexpr int DEPTHS = D / DEPTH, PIECES = D / 16;
-  static constexpr int WIDE = D / 16;  // neighbours of the head width that a lane's results of one row are
+  using S = Shape<D>;
+  static constexpr int TILES = S::TILES, DEPTHS = S::WIDTH / DEPTH, PIECES = S::WIDTH / 16;
+  // Neighbours of the head width that a lane's results of one row are.
+  static constexpr int WIDE = S::HALVES > 1 ? Transposed<S::WIDTH>::WIDE : PIECES;
 
   Chunk q[TILES][DEPTHS];
   Acc o[PIECES][TILES];
@@ -65,7 +76,8 @@ struct Softmax {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
       const int query = mask.clamp(query0 + 16 * n + column());
-      const char* mine = (const char*)p.q + ((long)at.batch * p.queries + query) * stride + at.head * D * 2;
+      const char* mine = (const char*)p.q + ((long)at.batch * p.queries + query) * stride + at.head * D * 2 +
+                         S::first_element() * 2;
 #pragma unroll
       for (int d = 0; d < DEPTHS; d++) q[n][d] = chunk(d, [&](int c) { return gpu::load16(mine + 16 * c); });
       top[n] = HIDDEN, sum[n] = gpu::f32x2(0.f);
@@ -140,18 +152,20 @@ struct Softmax {
       if (query >= p.queries) continue;
       const long place = ((long)at.batch * p.queries + query) * p.heads + at.head;
       const long part = (long)at.split * p.batch * p.queries * p.heads;
-      if (group() == 0)
+      if (group() == 0 && S::first_element() == 0)
         p.lse[part + ((long)at.batch * p.heads + at.head) * p.queries + query] =
             total > 0.f ? top[n] * LN2 + gpu::log(total) : HIDDEN;
 #pragma unroll
-      for (int e = 0; e < ELEMENTS; e++) {
-        const int d = WIDE * row(e);
-        float x[WIDE];
+      for (int first = 0; first < PIECES; first += WIDE)
 #pragma unroll
-        for (int j = 0; j < WIDE; j++) x[j] = o[j][n][e] * inverse;
-        if (p.splits > 1) Out::store_floats((float*)p.o + (part + place) * D + d, x);
-        else Out::store((char*)p.o + (place * D + d) * 2, x);
-      }
+        for (int e = 0; e < ELEMENTS; e++) {
+          const int d = S::first_element() + first * 16 + WIDE * row(e);
+          float x[WIDE];
+#pragma unroll
+          for (int j = 0; j < WIDE; j++) x[j] = o[first + j][n][e] * inverse;
+          if (p.splits > 1) Out::store_floats((float*)p.o + (part + place) * D + d, x);
+          else Out::store((char*)p.o + (place * D + d) * 2, x);
+        }
     }
   }
 };

@@ -57,6 +57,8 @@ SIZES = [
     case((1, 83, 3, 1, 128), "float16", window=19),
     case((2, 70, 2, 1, 128), "bfloat16", documents=False),
     case((1, 67, 2, 2, 64), "float16", window=1),
+    case((1, 83, 3, 1, 256), "float16", window=19),
+    case((2, 131, 2, 1, 256), "bfloat16"),
 ]
 
 
@@ -72,9 +74,13 @@ def test_sizes_that_divide_nothing(hip_device: Any, wanted: Case, order: str, mo
     check(hip_device, wanted)
 
 
-@pytest.mark.parametrize("wanted", SIZES[:2], ids=lambda c: c.name)
+@pytest.mark.parametrize("wanted", [*SIZES[:2], SIZES[4]], ids=lambda c: c.name)
 def test_rdna4(emulator: Any, wanted: Case) -> None:
     check(emulator.device("gfx1201"), wanted)
+
+
+def test_cdna2(emulator: Any) -> None:
+    check(emulator.device("gfx90a"), SIZES[4])
 
 
 @pytest.mark.parametrize("powers", [(-10, -6, -8, 8), (-10, -6, 8, -8), (7, 7, -7, -7)])
@@ -131,8 +137,10 @@ def test_table_keeps_its_bars() -> None:
             assert all(e < (2.0**-7 if "bf16" in r["kernel"] else 2.0**-10) for e in errors.values()), r
 
 
-@pytest.mark.parametrize(("width", "least"), [(128, 0.65), (64, 0.6)])
-@pytest.mark.parametrize("half", ["dq", "dkv"])
+@pytest.mark.parametrize(
+    ("half", "width", "least"),
+    [("dq", 128, 0.65), ("dkv", 128, 0.65), ("dq", 64, 0.6), ("dkv", 64, 0.6), ("dq", 256, 0.58), ("dkv", 256, 0.41)],
+)
 def test_matrix_unit_is_busy(half: str, width: int, least: float) -> None:
     """Of a whole run (causal, length 1,024) at 600 clocks of memory latency, with L1's bandwidth counted too."""
     source = f"attention_backward_{half}"

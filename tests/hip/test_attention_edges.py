@@ -38,10 +38,14 @@ def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("first", "window"), [(0, 0), (0, 31), (0, 65), (31, 0), (33, 32), (64, 33), (65, 1), (63, 64)]
+    ("width", "first", "window"),
+    [
+        *((64, *at) for at in ((0, 0), (0, 31), (0, 65), (31, 0), (33, 32), (64, 33), (65, 1), (63, 64))),
+        *((256, *at) for at in ((0, 0), (33, 32), (30, 65))),
+    ],
 )
-def test_forward(hip_device: Any, first: int, window: int) -> None:
-    queries, width, dtype = 131, 64, ml_dtypes.bfloat16
+def test_forward(hip_device: Any, width: int, first: int, window: int) -> None:
+    queries, dtype = 131, ml_dtypes.bfloat16
     keys = first + queries
     doc_start = starts(queries, first)
     v = values((len(doc_start), keys, 1, width), dtype)
@@ -72,10 +76,10 @@ def test_forward_in_shares_of_the_keys(hip_device: Any, keys: int, start: int) -
     np.testing.assert_allclose(hip_device.download(o)[:, :, 0].astype(np.float64), wanted, atol=2.0**-11)
 
 
-@pytest.mark.parametrize("window", [0, 1, 31, 33, 64])
-def test_backward(hip_device: Any, window: int) -> None:
+@pytest.mark.parametrize(("width", "window"), [*((64, window) for window in (0, 1, 31, 33, 64)), (256, 0), (256, 33)])
+def test_backward(hip_device: Any, width: int, window: int) -> None:
     """dv is a sum of 1 / (keys that a query sees) over the queries that see a key: of do = 1, exactly that."""
-    queries, width, dtype = 131, 64, np.float16
+    queries, dtype = 131, np.float16
     doc_start = starts(queries, 0)
     batch = len(doc_start)
     zeros, ones = np.zeros((batch, queries, 1, width), dtype), np.ones((batch, queries, 1, width), dtype)

@@ -19,6 +19,7 @@ from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case, check_case
 from wgrad.hip.attention import ROUNDINGS
+from wgrad.hip.attention_widths import WIDTHS
 from wgrad.hip.runtime.architectures import SHIPPED
 
 # Cases of the self-test that reach what neither one case of each operator nor the self-check of `auto` does.
@@ -51,7 +52,7 @@ def pool() -> list[Case]:
     named = {case.name: case for case in CASES}
     found = [*EACH_OPERATOR, *chosen_cases(), *(named[name] for name in MORE)]
     found.append(gemm_case("split", 40, 136, 72, F32, BF16, dtype=F32))
-    for width in (64, 128):
+    for width in WIDTHS:
         case = attention_case("rounding", (1, 37, 2, 1, width), BF16)
         found += [with_rounding(case, mode) for mode in ROUNDINGS[1:]]
     return list({case.name: case for case in found}.values())

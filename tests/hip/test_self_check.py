@@ -38,7 +38,7 @@ OBJECTIVES: list[dict[str, Any]] = [{"objective": name} for name in ("dpo", "orp
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A tiny model of each family; LLaMAs with heads for the matrix units, and rows of a wave."""
     kinds: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in FAMILIES]
-    kinds += [("LlamaForCausalLM", {"head_dim": width, **WIDE}) for width in (64, 128)]
+    kinds += [("LlamaForCausalLM", {"head_dim": width, **WIDE}) for width in (64, 128, 256)]
     kinds += [("Qwen3ForCausalLM", {"head_dim": 64, "hidden_size": 320}), ("PhiForCausalLM", {"hidden_size": 1088})]
     folder, made = tmp_path_factory.mktemp("models"), []
     for number, (family, changes) in enumerate(kinds):

@@ -25,6 +25,7 @@ from tests.hip.executor.operators import ORDERS
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.table import Object, Row
 from tests.hip.executor.waves import Grid, Order, trace
+from wgrad.hip.attention_backward import columns_of
 
 Arrays = dict[str, Any]
 
@@ -77,7 +78,7 @@ def _launch(
 ) -> tuple[Grid, int, list[Any], tuple[str, ...]]:
     """Grid, threads, arguments and the results' names of attention_backward_dq_* or dkv_*."""
     (b, t, h, d), g, dtype = x["q"].shape, x["k"].shape[2], x["q"].dtype
-    columns, threads = (256, 512) if kernel.lanes == 64 else (64, 128)
+    columns, threads = columns_of(kernel.lanes, d)
     blocks = -(-t // columns)
     inputs = [x[n] for n in ("grad", "q", "k", "v", "lse", "delta", "grad_lengths", "v_lengths", "doc_start")]
     numbers = [np.int32(n) for n in (t, h, g)]

@@ -11,6 +11,7 @@ from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.numbers import DTYPES, encode
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.waves import Grid, Order, trace
+from wgrad.hip.attention import block_of
 
 Arrays = dict[str, Any]
 LATENCIES = (300, 600, 1200)  # clocks
@@ -50,7 +51,7 @@ def _problem(shape: tuple[int, ...], kind: str, cache_len: int, window: int) -> 
 def _launch(kernel: Kernel, x: Arrays, window: int = 0, splits: int = 1) -> tuple[Grid, int, list[Any]]:
     """Grid, threads and arguments of attention_forward_*; o and lse are the last two arrays."""
     (b, t, h, d), (s, g) = x["q"].shape, x["k"].shape[1:3]
-    queries, threads = (384, 512) if kernel.lanes == 64 else (128, 256)
+    queries, threads = block_of(kernel.lanes, d)
     parts = (splits,) if splits > 1 else ()
     dtype = np.float32 if splits > 1 else x["q"].dtype
     out = [Out((*parts, b, t, h, d), dtype), Out((*parts, b, h, t), np.float32)]
