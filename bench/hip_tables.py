@@ -148,8 +148,10 @@ def products(rows: list[Row]) -> list[str]:
             size = f"{max(r['vgpr'] for r in of)}, {amount(max(r['lds'] for r in of))}"
             wide.append([arch, f"`{name}`", size, percent(lowest, WAVES), percent(with_l1, WAVES)])
         elif arch.startswith("gfx1") and re.match("gemm_(f32|mix|nf4_f32|nf4_nested_f32)_", name):
-            paired = min(r["dual_issued"] for r in of)
-            narrow.append([arch, f"`{name}`", str(max(r["vgpr"] for r in of)), f"{100 * paired:.1f} %"])
+            paired, others = min(r["dual_issued"] for r in of), max(r["vector_others"] for r in of)
+            shares = (percent(least(r.get(key, {}) for r in of), WAVES) for key in ("peak_600", "peak_600_l1"))
+            size = str(max(r["vgpr"] for r in of))
+            narrow.append([arch, f"`{name}`", size, f"{100 * paired:.1f} %", str(others), *shares])
     lines = []
     if wide:
         title = "16-bit products: % of time that the matrix unit is busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
@@ -157,9 +159,10 @@ def products(rows: list[Row]) -> list[str]:
         columns = ("architecture", "kernels", "VGPR, LDS", "least of its layouts", "with L1's bandwidth counted")
         lines += [f"**{title}**", "", *table(columns, wide), ""]
     if narrow:
-        head = ("architecture", "kernels", "VGPR", "least of its layouts")
-        lines += ["**float32 products of RDNA: multiply-adds of the inner loop that are dual-issued**", ""]
-        lines += [*table(head, narrow), ""]
+        title = "float32 products of RDNA, the worst layout: of the multiply-adds of a turn of the loop, those in pairs"
+        title += "; other vector instructions; % of the peak at 600 clocks with 1 / 2 / 4 waves a SIMD (gfx1100)"
+        head = ("architecture", "kernels", "VGPR", "in pairs", "others", "% of the peak", "with L1's bandwidth counted")
+        lines += [f"**{title}**", "", *table(head, narrow), ""]
     return lines
 
 

@@ -8,6 +8,7 @@ SHORT = ("f32", "f16", "bf16")  # by kind: 0 float32, 1 float16, 2 bfloat16
 DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of kernels/weight_formats.hpp
 SKINNY = 64  # results at most this wide take the kernels for LoRA's products
 _MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
+_FAR = 1 << 23  # elements of a row: of 128 such rows in float32, all bytes have numbers of 32 bits
 _DEPTH = 32  # splits of K are multiples of a tile's
 
 
@@ -23,7 +24,7 @@ class Tile:
 # The shapes of gemm_product.hpp; the other files have one each.
 _CDNA = {"big": Tile(256, 256, 512), "small": Tile(128, 128, 256)}
 _RDNA = {"big": Tile(128, 128, 256), "small": Tile(64, 128, 128)}
-_F32 = Tile(128, 128, 256)
+_SPLIT = Tile(128, 128, 256)
 _GEMV = Tile(1, 4, 256)
 
 
@@ -80,7 +81,7 @@ def dense(
         return _skinny(card, layout, mnk)
     if card.split and kinds[1] == 2 and layout != "tn" and by8:
         return _split(card, f"gemm_split_{SHORT[kinds[0]]}_bf16_{layout}", mnk, batch)
-    if by4:
+    if by4 and max(rows) < _FAR:
         return _wide(card, f"gemm_mix_{layout}" if any(kinds) else f"gemm_f32_{layout}", mnk, batch, any(kinds))
     return _wide(card, f"gemm_any_{layout}", mnk, batch, True)
 
@@ -115,11 +116,12 @@ def _shape(card: Card, m: int, n: int, batch: int) -> tuple[str, Tile]:
 
 
 def _wide(card: Card, name: str, mnk: tuple[int, int, int], batch: int, kinds: bool) -> Plan:
-    return Plan("gemm_f32", name, _F32, *_splits(card, mnk, batch, _F32), kinds=kinds)
+    tile = Tile(128, 128, 4 * card.wave)
+    return Plan("gemm_f32", name, tile, *_splits(card, mnk, batch, tile), kinds=kinds)
 
 
 def _split(card: Card, name: str, mnk: tuple[int, int, int], batch: int) -> Plan:
-    return Plan("gemm_split", name, _F32, *_splits(card, mnk, batch, _F32))
+    return Plan("gemm_split", name, _SPLIT, *_splits(card, mnk, batch, _SPLIT))
 
 
 def _skinny(card: Card, layout: str, mnk: tuple[int, int, int]) -> Plan:

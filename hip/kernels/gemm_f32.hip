@@ -3,16 +3,21 @@
 //     C[m, n] = alpha * sum_k A[m, k] B[k, n] + sum_r u[m, r] v[r, n] + bias[n] + residual[m, n] (+ C[m, n])
 //
 // Shapes, layouts (nn, nt, tn, here also tt), epilogue, splits of K and launch are those of gemm.hip; the tile is 128 x
-// 128, 256 threads. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_FORMAT_f32_*:
+// 128, of 4 waves. Kernels: gemm_f32_*: a, b float32; gemm_mix_*: each of a kind given at run time; gemm_FORMAT_f32_*:
 // b a frozen weight (weight_formats.hpp), a of any kind; gemm_any_*: every kind, every alignment, one element a load.
 //
-// CDNA: v_mfma_f32_16x16x4_f32, 4 waves of 64 x 64. RDNA: 8 waves of 32 x 64, 8 x 8 results a lane in four blocks:
+// CDNA: v_mfma_f32_16x16x4_f32, waves of 64 x 64. RDNA: the same of 32 lanes, 16 x 8 results a lane in eight blocks:
 //
-//     wave:  4 x 8 lanes; lane (y, x) owns rows 4 y .. + 3 and 16 + 4 y .. + 3, columns 4 x .. + 3 and 32 + 4 x .. + 3
-//     a step of K: 4 LDS reads of 128 bits (rows are broadcasts), one step ahead, for 64 FMAs in an order that
+//     wave:  4 x 8 lanes; lane (y, x) owns rows 16 i + 4 y .. + 3 (i < 4), columns 32 j + 4 x .. + 3 (j < 2)
+//     a step of K: 6 LDS reads of 128 bits (rows are broadcasts), one step ahead, for 128 FMAs in an order that
 //     the compiler can pair (v_dual_fmac_f32)
 //
-// Tiles are double-buffered in LDS, the next one is on its way in registers: one barrier a tile of 16 along K.
+// A read of 128 bits takes the LDS, which two SIMDs share, 4 clocks; 8 x 8 results would take 4 reads for 32 clocks of
+// paired FMAs, all that the LDS can give.
+//
+// Tiles are double-buffered in LDS, the next one is on its way in registers: one barrier a tile of 16 along K. The first
+// tile takes what whole tiles leave of K, so the loop masks nothing; the last one is multiplied behind it. In the loop
+// of RDNA no vector instruction computes an address in global memory, and addresses in LDS are made once a tile.
 // Sources: Goto and van de Geijn 2008; Volkov and Demmel 2008 (register blocking); the RDNA3 ISA manual, 7.6
 // (dual issue).
 #include "gemm_f32.hpp"
@@ -21,7 +26,7 @@ namespace gemm {
 
 enum Layout { NN, NT, TN, TT };
 constexpr int TILE = 128, STRIDE = TILE, BUFFER = 2 * DEPTH_F32 * STRIDE;  // floats of one of the two buffers
-constexpr int THREADS = 256;
+constexpr int THREADS = 4 * (GPU_CDNA ? 64 : 32);
 
 #if GPU_CDNA
 struct Core {
@@ -30,7 +35,9 @@ struct Core {
   int row_a, row_b, lane;
 
   GPU_FN Core(int wave, int l) : row_a(wave / 2 * 64), row_b(wave % 2 * 64), lane(l) {}
-  GPU_FN void multiply(const float* a, const float* b) {
+  // The tiles that lie `now` bytes behind lds, 0 or a power of two beyond a buffer.
+  GPU_FN void multiply(const float* lds, int now) {
+    const float *a = lds + now / 4, *b = a + BUFFER / 2;
 #pragma unroll
     for (int step = 0; step < DEPTH_F32 / 4; ++step) {
       const int k = 4 * step + lane / 16, at = lane % 16;
@@ -46,38 +53,49 @@ struct Core {
     }
   }
   GPU_FN void finish_all(const Epilogue& e, float* lds, int wave, int m0, int n0, long offset) {
+    gpu::local_barrier();  // the results of a wave go where others may still read tiles
     epilogue<U, 4, 4>(e, acc, lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane, offset);
   }
 };
 #else
 struct Core {
-  gpu::f32x4 acc[8][2] = {};
+  static constexpr int ROWS = 16, BLOCKS = ROWS / 4;
+  gpu::f32x4 acc[ROWS][2] = {};
   int row_a, row_b;
 
-  GPU_FN Core(int wave, int lane) : row_a(wave / 2 * 32 + lane / 8 * 4), row_b(wave % 2 * 64 + lane % 8 * 4) {}
+  GPU_FN Core(int wave, int lane) : row_a(wave / 2 * 64 + lane / 8 * 4), row_b(wave % 2 * 64 + lane % 8 * 4) {}
   GPU_FN static int row(int i) { return i / 4 * 16 + i % 4; }
-  GPU_FN void multiply(const float* a, const float* b) {
-    gpu::f32x4 x[2][2], y[2][2];
-    load(a, b, 0, x[0], y[0]);
+  GPU_FN void multiply(const float* lds, int now) {
+    // place() has two forms for the rows of a lane, four for its columns, constants apart: what k flips of bits 3 and 4.
+    int at_a[2], at_b[4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) at_a[i] = gpu::optimization_barrier((4 * row_a + now) ^ 32 * i);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) at_b[i] = gpu::optimization_barrier((4 * row_b + now) ^ 32 * i);
+    gpu::f32x4 x[2][BLOCKS], y[2][2];
+    load(lds, 0, at_a, at_b, x[0], y[0]);
 #pragma unroll
     for (int k = 0; k < DEPTH_F32; ++k) {
-      if (k + 1 < DEPTH_F32) load(a, b, k + 1, x[(k + 1) % 2], y[(k + 1) % 2]);
+      if (k + 1 < DEPTH_F32) load(lds, k + 1, at_a, at_b, x[(k + 1) % 2], y[(k + 1) % 2]);
       step(x[k % 2], y[k % 2]);
       gpu::sched_fence();  // pairs are found within a step of K
     }
   }
-  GPU_FN void load(const float* a, const float* b, int k, gpu::f32x4 (&x)[2], gpu::f32x4 (&y)[2]) const {
+  // place(STRIDE, k, row_a + 16 h) and place(STRIDE, k, row_b + 32 h).
+  GPU_FN static void load(const float* lds, int k, const int (&at_a)[2], const int (&at_b)[4],
+                          gpu::f32x4 (&x)[BLOCKS], gpu::f32x4 (&y)[2]) {
+    const auto read = [](const float* p, int bytes) { return *(const gpu::f32x4*)((const char*)p + bytes); };
+    const int flip = k / 4 ^ k % 2 * 2;  // in eights
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      x[h] = *(const gpu::f32x4*)(a + place(STRIDE, k, row_a + 16 * h));
-      y[h] = *(const gpu::f32x4*)(b + place(STRIDE, k, row_b + 32 * h));
-    }
+    for (int h = 0; h < BLOCKS; ++h) x[h] = read(lds, at_a[flip % 2] + 4 * (k * STRIDE + 16 * (h ^ flip / 2)));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) y[h] = read(lds + BUFFER / 2, at_b[flip] + 4 * (k * STRIDE + 32 * h));
   }
   // acc += x y^T. Along the diagonals of 2 x 2 blocks: neighbours then differ in both sources, which come from
   // different register banks, and one result is even and one odd, so that the compiler can issue them as a pair.
-  GPU_FN void step(const gpu::f32x4 (&x)[2], const gpu::f32x4 (&y)[2]) {
+  GPU_FN void step(const gpu::f32x4 (&x)[BLOCKS], const gpu::f32x4 (&y)[2]) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 2)
+    for (int i = 0; i < ROWS; i += 2)
 #pragma unroll
       for (int j = 0; j < 8; j += 2)
 #pragma unroll
@@ -88,7 +106,7 @@ struct Core {
   }
   GPU_FN void finish_all(const Epilogue& e, float*, int, int m0, int n0, long offset) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < ROWS; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) acc[i][h] *= e.alpha;
 #pragma unroll 1
@@ -97,14 +115,14 @@ struct Core {
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j / 4][j % 4] = v_at(e, n0 + row_b + j / 4 * 32 + j % 4, r);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < ROWS; ++i) {
         const float u = u_at(e, m0 + row_a + row(i), r);
 #pragma unroll
         for (int j = 0; j < 8; ++j) acc[i][j / 4][j % 4] += u * v[j / 4][j % 4];
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < ROWS; ++i)
 #pragma unroll
       for (int h = 0; h < 2; ++h) finish(e, acc[i][h], m0 + row_a + row(i), n0 + row_b + 32 * h, offset);
   }
@@ -127,34 +145,35 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
   TileF32<SourceA, TILE, THREADS, L == NN || L == NT> a(source_a, split ? 0 : z * stride_a, m0, e.m, k, thread);
   TileF32<SourceB, TILE, THREADS, L == NT || L == TT> b(source_b, split ? 0 : z * stride_b, n0, e.n, k, thread);
   Core core(wave, lane);
+  const int part = (end - begin - 1) % DEPTH_F32 + 1;  // of K, in the first tile
   if (begin < end) {
-    a.fetch(begin, thread);
-    b.fetch(begin, thread);
-    a.store(lds, begin, thread);
-    b.store(lds + BUFFER / 2, begin, thread);
+    a.template fetch<false>(begin, part, thread);
+    b.template fetch<false>(begin, part, thread);
+    a.template store<false>(lds, 0, part, thread);
+    b.template store<false>(lds + BUFFER / 2, 0, part, thread);
   }
   gpu::local_barrier();
   int now = 0;
 #pragma unroll 1
-  for (int k0 = begin; k0 < end; k0 += DEPTH_F32) {
-    const int next = k0 + DEPTH_F32 < end ? k0 + DEPTH_F32 : k0;  // no branch: the last tile once more, not used
-    a.fetch(next, thread);
-    b.fetch(next, thread);
+  for (int next = begin + part; next < end; next += DEPTH_F32) {
+    a.template fetch<true>(next, DEPTH_F32, thread);
+    b.template fetch<true>(next, DEPTH_F32, thread);
     gpu::sched_fence();
-    core.multiply(lds + now, lds + now + BUFFER / 2);
+    core.multiply(lds, now);
     gpu::sched_fence();
-    now = BUFFER - now;
-    a.store(lds + now, next, thread);
-    b.store(lds + now + BUFFER / 2, next, thread);
+    now ^= 4 * BUFFER;
+    a.template store<true>(lds, now, DEPTH_F32, thread);
+    b.template store<true>(lds + BUFFER / 2, now, DEPTH_F32, thread);
     gpu::local_barrier();
   }
+  if (begin < end) core.multiply(lds, now);
   core.finish_all(e, lds, wave, m0, n0, (long)z * e.m * e.n);
 }
 
 }  // namespace gemm
 
 #define DENSE(name, LAYOUT)                                                                                           \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, EPILOGUE_ARGUMENTS, \
+  extern "C" GPU_KERNEL(gemm::THREADS) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, EPILOGUE_ARGUMENTS, \
                                                              long stride_a, long stride_b) {                          \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     using Source = gemm::DenseF32<false>;                                                                             \
@@ -165,7 +184,7 @@ DENSE(gemm_f32_nt, NT)
 DENSE(gemm_f32_tn, TN)
 
 #define KINDS(name, SOURCE, LAYOUT)                                                                                    \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, int a_kind, int b_kind, \
+  extern "C" GPU_KERNEL(gemm::THREADS) GPU_WAVES_PER_SIMD(2) void name(const void* a, const void* b, int a_kind, int b_kind, \
                                                              EPILOGUE_ARGUMENTS, long stride_a, long stride_b) {      \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     using Source = gemm::SOURCE;                                                                                      \
@@ -181,7 +200,7 @@ KINDS(gemm_any_tn, AnyF32, TN)
 KINDS(gemm_any_tt, AnyF32, TT)
 
 #define WEIGHT(name, LAYOUT, TAG)                                                                                     \
-  extern "C" GPU_KERNEL(256) GPU_WAVES_PER_SIMD(2) void name(const void* a, TAG##_PARAMETERS, int a_kind,             \
+  extern "C" GPU_KERNEL(gemm::THREADS) GPU_WAVES_PER_SIMD(2) void name(const void* a, TAG##_PARAMETERS, int a_kind,             \
                                                              EPILOGUE_ARGUMENTS) {                                    \
     GPU_SHARED(float, lds, 2 * gemm::BUFFER);                                                                         \
     const gemm::WeightF32<decltype(TAG##_WEIGHT)> w{TAG##_WEIGHT};                                                    \

@@ -4,7 +4,8 @@
 // chunks of 8 rows (operand with K contiguous) meets 32 different banks; a 128-bit read of 4 successive rows stays one;
 // and the 16 lanes of a matrix instruction that read row k lie 16 banks from those that read row k + 1.
 // Operands are read 4 elements at a time: 128 bits of float32, 64 of a 16-bit type, or what a weight's format
-// takes for them.
+// takes for them. Which of them a lane reads is worked out once: in the loop a load is a base that all lanes share and
+// a lane's register. A source: scaled(offset in elements) gives what its fetch(origin, scaled offset, count) takes.
 #pragma once
 #include "gemm_epilogue.hpp"
 
@@ -19,17 +20,18 @@ template <bool MIXED> struct DenseF32 {
   using Raw = gpu::u32x4;  // of a 16-bit kind only the lower half
   const void* data;
   int kind;
+  GPU_FN int shift() const { return MIXED && kind != 0 ? 1 : 2; }
+  GPU_FN unsigned scaled(unsigned offset) const { return offset << shift(); }  // bytes, for a load needs no more
   // RDNA: no branch on the kind, or the compiler spills in the multiply-add loop. CDNA: one, which saves conversions.
-  GPU_FN Raw fetch(long origin, unsigned offset, int) const {
-    if (!MIXED) return gpu::load16((const float*)data + origin + (unsigned long)offset);
-    if (GPU_CDNA && kind == 0) return gpu::load16((const float*)data + origin + (unsigned long)offset);
+  GPU_FN Raw fetch(long origin, unsigned bytes, int) const {
+    const char* p = (const char*)data + (origin << shift());
+    if (!MIXED || (GPU_CDNA && kind == 0)) return gpu::load16(p + (unsigned long)bytes);
     if (GPU_CDNA) {
-      const gpu::u32x2 x = *(const gpu::u32x2*)((const unsigned short*)data + origin + (unsigned long)offset);
+      const gpu::u32x2 x = *(const gpu::u32x2*)(p + (unsigned long)bytes);
       return gpu::u32x4{x[0], x[1], 0u, 0u};
     }
-    const int shift = kind == 0 ? 2 : 1;
-    const char* p = (const char*)data + (origin << shift) + ((unsigned long)offset << shift);
-    const gpu::u32x2 lo = *(const gpu::u32x2*)p, hi = *(const gpu::u32x2*)(p + (kind == 0 ? 8 : 0));
+    const gpu::u32x2 lo = *(const gpu::u32x2*)(p + (unsigned long)bytes);
+    const gpu::u32x2 hi = *(const gpu::u32x2*)(p + (kind == 0 ? 8 : 0) + (unsigned long)bytes);
     return gpu::u32x4{lo[0], lo[1], hi[0], hi[1]};
   }
   GPU_FN gpu::f32x4 decode(Raw raw) const {
@@ -49,6 +51,7 @@ struct AnyF32 {  // any kind, any alignment: one element at a time
   using Raw = gpu::f32x4;
   const void* data;
   int kind;
+  GPU_FN unsigned scaled(unsigned offset) const { return offset; }
   GPU_FN Raw fetch(long origin, unsigned offset, int count) const {
     Raw x;
 #pragma unroll
@@ -64,6 +67,7 @@ struct AnyF32 {  // any kind, any alignment: one element at a time
 // A frozen weight of some format.
 template <class Format> struct WeightF32 : Format {
   using Raw = typename Format::Raw4;
+  GPU_FN unsigned scaled(unsigned offset) const { return offset; }
   GPU_FN Raw fetch(long origin, unsigned offset, int) const { return this->fetch4(origin, offset); }
   GPU_FN gpu::f32x4 decode(Raw raw) const {
     const float s = this->scale(raw);
@@ -74,47 +78,63 @@ template <class Format> struct WeightF32 : Format {
   }
 };
 
+// WHOLE: all of a tile's K is there, and nothing is masked. Otherwise the first `there` of it are.
 template <class S, int ROWS, int THREADS, bool ALONG_K> struct TileF32 {
   static constexpr int CHUNKS_K = DEPTH_F32 / 4, LOADS = ROWS * CHUNKS_K / THREADS, STRIDE = ROWS;
+  static constexpr int STEP = THREADS / (ALONG_K ? CHUNKS_K : ROWS / 4);  // rows (k) from a load to the next
   static_assert(ROWS * CHUNKS_K % THREADS == 0, "every thread has the same number of chunks");
+  static_assert(STEP % (ALONG_K ? 32 : 4) == 0, "in place() loads of a thread differ in bits that it has not");
   S source;
   long origin;
-  int k_total, stride, row0, rows;
+  int stride;
+  unsigned first[LOADS], offsets[LOADS];  // of a load, scaled: with the tile's first k, with its own
+  int counts[LOADS];                      // rows from a load's own on
   typename S::Raw raw[LOADS];
 
-  GPU_FN TileF32(const S& s, long base, int first_row, int all_rows, int k, int)
-      : source(s), k_total(k), stride(ALONG_K ? k : all_rows), row0(first_row), rows(all_rows - first_row) {
-    origin = base + (ALONG_K ? (long)first_row * k : first_row);
-  }
-  GPU_FN static int row(int thread, int i) {
-    return ALONG_K ? thread / CHUNKS_K + i * (THREADS / CHUNKS_K) : (thread + i * THREADS) % (ROWS / 4) * 4;
-  }
-  GPU_FN static int depth(int thread, int i) {
-    return ALONG_K ? 4 * (thread % CHUNKS_K) : (thread + i * THREADS) / (ROWS / 4);
-  }
-  GPU_FN void fetch(int k0, int thread) {
+  GPU_FN TileF32(const S& s, long base, int row0, int all_rows, int k, int thread)
+      : source(s), origin(base + (ALONG_K ? (long)row0 * k : row0)), stride(ALONG_K ? k : all_rows) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int r = row(thread, i), k = depth(thread, i), left = k_total - k0 - k;
-      const int k_in = left > 0 ? k : 0;
-      const unsigned along = (unsigned)(r < rows ? r : rows - 1) * (unsigned)stride + k_in;
-      const unsigned across = (unsigned)k_in * (unsigned)stride + (r < rows ? r : 0);
-      raw[i] = ALONG_K ? source.fetch(origin + k0, along, left)
-                       : source.fetch(origin + (long)k0 * stride, across, rows - r);
+      const int r = row(thread, i), rows = all_rows - row0;
+      const unsigned inside = ALONG_K ? (unsigned)(r < rows ? r : rows - 1) * (unsigned)stride : r < rows ? r : 0;
+      first[i] = source.scaled(inside);
+      offsets[i] = source.scaled(inside + (unsigned)depth(thread, i) * (ALONG_K ? 1u : (unsigned)stride));
+      counts[i] = rows - r;
     }
   }
-  GPU_FN void store(float* lds, int k0, int thread) {
+  GPU_FN static int row(int thread, int i) {
+    return ALONG_K ? thread / CHUNKS_K + i * STEP : thread % (ROWS / 4) * 4;
+  }
+  GPU_FN static int depth(int thread, int i) {
+    return ALONG_K ? 4 * (thread % CHUNKS_K) : thread / (ROWS / 4) + i * STEP;
+  }
+  template <bool WHOLE> GPU_FN void fetch(int k0, int there, int thread) {
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
-      const int r = row(thread, i), k = depth(thread, i), left = k_total - k0 - k;
-      const float keep = left > 0 ? 1.0f : 0.0f;
+      const int left = there - depth(thread, i);
+      // Else the compiler keeps 64-bit addresses instead, and moves them all in each turn of the loop.
+      offsets[i] = gpu::optimization_barrier(offsets[i]);
+      raw[i] = source.fetch(origin + (ALONG_K ? k0 : (long)k0 * stride), WHOLE || left > 0 ? offsets[i] : first[i],
+                            !ALONG_K ? counts[i] : WHOLE ? 4 : left);
+    }
+  }
+  // To lds + `to` bytes, 0 or a power of two beyond the tile. Addresses of place() that differ by more than a constant
+  // differ by its bits of k alone: by 16 (k % 2) between elements of a chunk, by 8 (k / 4) between loads across K.
+  template <bool WHOLE> GPU_FN void store(float* lds, int to, int there, int thread) {
+    constexpr int FORMS = ALONG_K ? 2 : LOADS, BYTES = 4 * (ALONG_K ? 16 : 2 * STEP);
+    const int first_at = 4 * place(STRIDE, depth(thread, 0), row(thread, 0)) + to;
+    int at[FORMS];
+#pragma unroll
+    for (int i = 0; i < FORMS; ++i) at[i] = gpu::optimization_barrier(first_at ^ BYTES * i);
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
       gpu::f32x4 x = source.decode(raw[i]);
-      x = keep != 0.0f ? x : gpu::f32x4{0.0f, 0.0f, 0.0f, 0.0f};
+      if (!WHOLE) x = depth(thread, i) < there ? x : gpu::f32x4{0.0f, 0.0f, 0.0f, 0.0f};
       if (ALONG_K) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) lds[place(STRIDE, k + j, r)] = x[j];
+        for (int j = 0; j < 4; ++j) *(float*)((char*)lds + at[j % 2] + 4 * (j * STRIDE + i * STEP)) = x[j];
       } else {
-        *(gpu::f32x4*)(lds + place(STRIDE, k, r)) = x;
+        *(gpu::f32x4*)((char*)lds + at[i] + 4 * i * STEP * STRIDE) = x;
       }
     }
   }

@@ -116,6 +116,21 @@ def test_nf4_of_a_view_that_starts_anywhere(hip_device: Any) -> None:
         hip_device.linear_quantized(hip_device.upload(x), weight)
 
 
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+def test_nothing_is_read_behind_a_k_shorter_than_a_tile(emulator: Any, layout: str, dtype: Any) -> None:
+    """Operands end where memory does: what a tile has beyond K is neither there nor NaN."""
+    m, n, k = 128, 192, 8
+    device = emulator.new("gfx1100")
+    a, b = normal(1, (k, m) if layout[0] == "t" else (m, k)), normal(2, (n, k) if layout[1] == "t" else (k, n), dtype)
+    x, y = device.upload(a), device.upload(b)
+    assert not x.nbytes % 256 and not y.nbytes % 256
+    product = device.gemm(x, y, trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype=F32)
+    wide = [v.astype(np.float64) for v in (a, b)]
+    wanted = (wide[0].T if layout[0] == "t" else wide[0]) @ (wide[1].T if layout[1] == "t" else wide[1])
+    np.testing.assert_allclose(device.download(product), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_arrays_of_another_device_launch_nothing(emulator: Any) -> None:
     device, other = emulator.new("gfx942"), emulator.new("gfx942")
     weight = device.quantize(device.upload(normal(1, (72, 64))))

@@ -88,6 +88,13 @@ def test_long_sums_are_split_until_the_card_is_full(card: Card) -> None:
     assert dense(card, (F32, F32), "nn", (TOKENS, MLP, HIDDEN), 1, True).splits == 1
 
 
+def test_rows_far_apart_are_read_by_elements() -> None:
+    """Bytes of 128 rows of float32 have numbers of 32 bits up to rows of 2^23 elements."""
+    assert dense(RX7900, (F32, F32), "nt", (128, 72, (1 << 23) - 8), 1, True).name == "gemm_f32_nt"
+    assert dense(RX7900, (F32, F32), "nt", (128, 72, 1 << 23), 1, True).name == "gemm_any_nt"
+    assert dense(RX7900, (F32, F16), "nn", (128, 1 << 23, 72), 1, True).name == "gemm_any_nn"
+
+
 def test_addresses_choose_the_kernel() -> None:
     assert dense(RX7900, (F16, F16), "nt", (128, 128, 64), 1, False).name == "gemm_f16_nt_unaligned"
     assert dense(RX7900, (F32, F32), "nn", (128, 128, 64), 1, False).name == "gemm_any_nn"

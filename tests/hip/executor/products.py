@@ -2,20 +2,21 @@
 
 A row has registers, spills, how many instructions of loops invalidate a cache, widths of the hot loop's accesses, the
 share of time that the matrix unit is busy at 600 clocks of memory latency by waves a SIMD, as many as fit, without and
-with L1's bandwidth counted (schedule.py), and for the float32 kernels of RDNA the share of multiply-adds that the
-compiler pairs. A model, not a card.
+with L1's bandwidth counted (schedule.py). For the float32 kernels of RDNA, which have no matrix unit: the share of
+multiply-adds that the compiler pairs, the vector instructions beside them in a turn of the loop, and, of the aligned
+ones of gfx1100, the share of the time that paired multiply-adds alone would take. A model, not a card.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tests.hip.executor.call import call
-from tests.hip.executor.code_object import CodeObject
+from tests.hip.executor.code_object import Instruction
 from tests.hip.executor.device import shipped
 from tests.hip.executor.isa import hot_loop, instructions, invalidations, is_matrix, loops, registers, widths
 from tests.hip.executor.kernel import Kernel
@@ -42,7 +43,7 @@ def _tile(name: str, cdna: bool) -> tuple[int, int, int]:
     if "skinny" in name:
         return 128, int(name.rpartition("_")[2]), 256
     if re.search("_f32_|_any_|_mix_|_split_", name):
-        return 128, 128, 256
+        return 128, 128, 256 if cdna else 128
     if name.endswith("_big"):
         return (256, 256, 512) if cdna else (128, 128, 256)
     return (128, 128, 256) if cdna else (64, 128, 128)
@@ -110,23 +111,47 @@ def execute(kernel: Kernel) -> dict[str, float]:
     return errors
 
 
-def dual_issued(code: CodeObject, name: str) -> float | None:
-    """Share of the multiply-adds of the largest loop that are issued in pairs."""
-    found, best = instructions(code, name), Counter[str]()
-    for loop in loops(found):
-        body = " ; ".join(i.text for i in found[loop.first : loop.last + 1])
-        best = max(best, Counter(re.findall(r"(v_dual_fmac|v_fmac|v_fma)_", body)), key=lambda c: c.total())
-    return round(best["v_dual_fmac"] / best.total(), 3) if best.total() else None
+def _multiply_adds(texts: list[str]) -> Counter[str]:
+    return Counter(re.findall(r"(v_dual_fmac|v_fmac|v_fma)_", " ; ".join(texts)))
+
+
+def multiply_add_loop(found: Sequence[Instruction]) -> list[str]:
+    """The instructions of the loop that has the most multiply-adds; none where there is no such loop."""
+    made = ([i.text for i in found[loop.first : loop.last + 1]] for loop in loops(found))
+    best: list[str] = max(made, key=lambda texts: _multiply_adds(texts).total(), default=[])
+    return best if _multiply_adds(best) else []
+
+
+def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: int, *, modelled: bool) -> Row:
+    """What a row says of a loop of multiply-adds; most: waves a SIMD that fit; modelled: with the share of the peak?"""
+    count = _multiply_adds(loop)
+    vector = sum(t.startswith("v_") and not _multiply_adds([t]) for t in loop)
+    row: Row = {"dual_issued": round(count["v_dual_fmac"] / count.total(), 3), "vector_others": vector}
+    if modelled:
+        for key, l1 in ("peak_600", False), ("peak_600_l1", True):
+            turns = _turns(architecture, lanes, loop, most, l1=l1, apart=True)  # a work-group has four waves
+            row[key] = {waves: round(count.total() / 2 * waves / slots, 4) for waves, (slots, _) in turns.items()}
+    return row
+
+
+def _turns(
+    architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool, apart: bool = False
+) -> dict[int, tuple[float, float]]:
+    """By waves a SIMD, of which `most` fit: slots of a turn of the loop, without its start, and those of them in which
+    the matrix unit is busy. apart: each wave is of another work-group?"""
+    turns = {}
+    for waves in (n for n in (1, 2, 4) if n <= most):
+        groups = waves if apart else 1
+        start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY, l1=l1, groups=groups)
+        whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY, l1=l1, groups=groups)
+        turns[waves] = ((whole[0] - start[0]) / _ROUNDS, (whole[1] - start[1]) / _ROUNDS)
+    return turns
 
 
 def busy(architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool = False) -> dict[int, float]:
     """Share of time that the matrix unit is busy in a loop, by waves a SIMD, of which `most` fit; without its start."""
-    shares = {}
-    for waves in (n for n in (1, 2, 4) if n <= most):
-        start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY, l1=l1)
-        whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY, l1=l1)
-        shares[waves] = round((whole[1] - start[1]) / (whole[0] - start[0]), 4)
-    return shares
+    turns = _turns(architecture, lanes, loop, most, l1=l1)
+    return {waves: round(matrix / slots, 4) for waves, (slots, matrix) in turns.items()}
 
 
 def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
@@ -136,15 +161,16 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
         listing = instructions(code, name)
         row: Row = {"kernel": name, **registers(code, name), "invalidations": invalidations(listing)}
         loop = hot_loop(listing)
+        group = code.kernels[name][".max_flat_workgroup_size"] // code.lanes(name)
+        most = waves_that_fit(made.architecture, row["vgpr"], row["lds"], group)
         if loop:
             texts = [i.text for i in loop]
             row |= {"loop_instructions": len(loop), "matrix": sum(map(is_matrix, texts)), "widths": widths(loop)}
-            group = code.kernels[name][".max_flat_workgroup_size"] // code.lanes(name)
-            most = waves_that_fit(made.architecture, row["vgpr"], row["lds"], group)
             row["busy_600"] = busy(made.architecture, code.lanes(name), texts, most)
             row["busy_600_l1"] = busy(made.architecture, code.lanes(name), texts, most, l1=True)
-        elif not name.endswith("reduce"):
-            row["dual_issued"] = dual_issued(code, name)
+        elif adds := multiply_add_loop(listing):
+            modelled = made == ("gfx1100", "gemm_f32") and "_any_" not in name
+            row |= without_matrix_unit(made.architecture, code.lanes(name), adds, most, modelled=modelled)
         if not name.endswith("reduce"):
             row["error"] = execute(Kernel(code, name))
             say(f"{name}: {row['error']}")
