@@ -53,7 +53,6 @@ struct Core {
     }
   }
   GPU_FN void finish_all(const Epilogue& e, float* lds, int wave, int m0, int n0, long offset) {
-    gpu::local_barrier();  // the results of a wave go where others may still read tiles
     epilogue<U, 4, 4>(e, acc, lds + wave * STAGE_FLOATS, m0 + row_a, n0 + row_b, lane, offset);
   }
 };
@@ -164,7 +163,7 @@ GPU_FN void product(const SourceA& source_a, const SourceB& source_b, Epilogue e
     now ^= 4 * BUFFER;
     a.template store<true>(lds, now, DEPTH_F32, thread);
     b.template store<true>(lds + BUFFER / 2, now, DEPTH_F32, thread);
-    gpu::local_barrier();
+    gpu::local_barrier();  // the only one of a tile
   }
   if (begin < end) core.multiply(lds, now);
   core.finish_all(e, lds, wave, m0, n0, (long)z * e.m * e.n);
