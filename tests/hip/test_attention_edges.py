@@ -62,12 +62,12 @@ def test_forward(hip_device: Any, width: int, first: int, window: int) -> None:
 @pytest.mark.parametrize("keys", [576, 640, 641])
 @pytest.mark.parametrize("start", [0, 63, 64, 65, 319])
 def test_forward_in_shares_of_the_keys(hip_device: Any, keys: int, start: int) -> None:
-    """The whole of a share may be hidden from a query."""
+    """The whole of a share may be hidden from a query. Two rows, each with its place in every share."""
     queries, width, dtype = 3, 64, np.float16
     first = keys - queries
-    doc_start = np.array([[0, start, start]], np.int32)
-    v = values((1, keys, 1, width), dtype)
-    x = {"q": np.zeros((1, queries, 1, width), dtype), "k": values(v.shape, dtype), "v": v}
+    doc_start = np.array([[0, start, start], [0, 0, start]], np.int32)
+    v = values((2, keys, 1, width), dtype)
+    x = {"q": np.zeros((2, queries, 1, width), dtype), "k": values(v.shape, dtype), "v": v}
     x |= {"doc_start": doc_start, "cache_len": np.array([first], np.int32)}
     o, lse = hip_device.attention(*(hip_device.upload(x[n]) for n in NAMES), scale=1.0)
     mask = seen(doc_start, keys, first, 0)
