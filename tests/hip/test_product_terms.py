@@ -64,20 +64,20 @@ def test_terms_of_a_frozen_weight_beside_splits(
     assert launched[-1] == ("gemm_f32", "gemm_reduce")
 
 
-@pytest.mark.parametrize("k", [72, 67])
+@pytest.mark.parametrize(("n", "k"), [(136, 72), (136, 67), (133, 72)])
 @pytest.mark.parametrize("dtypes", [(F16, F16), (F32, F32), (F16, F32), (F32, BF16)], ids=str)
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
-def test_batches_that_accumulate(hip_device: Any, compare: Any, dtypes: Any, layout: str, k: int) -> None:
-    """Each has its operands, its result and what was there; more results than a tile has."""
-    shape_a, shape_b = (3, 40, k), (3, k, 136)
+def test_batches_that_accumulate(hip_device: Any, compare: Any, dtypes: Any, layout: str, n: int, k: int) -> None:
+    """Each has its operands, its result and what was there; more results than a tile has, four at a time and one."""
+    shape_a, shape_b = (3, 40, k), (3, k, n)
     a = normal(1, *(shape_a if layout[0] == "n" else (3, k, 40)), dtype=dtypes[0])
-    b = normal(2, *(shape_b if layout[1] == "n" else (3, 136, k)), dtype=dtypes[1])
+    b = normal(2, *(shape_b if layout[1] == "n" else (3, n, k)), dtype=dtypes[1])
 
     def call(device: Any, x: Any) -> Any:
         options: dict[str, Any] = {"trans_a": layout[0] == "t", "trans_b": layout[1] == "t", "accumulate": True}
         return {"y": device.gemm(x["a"], x["b"], out=x["c"], **options)}
 
-    compare(hip_device, call, {"a": a, "b": b, "c": 40 * normal(3, 3, 40, 136)})
+    compare(hip_device, call, {"a": a, "b": b, "c": 40 * normal(3, 3, 40, n)})
 
 
 @pytest.mark.parametrize("x_type", [F16, BF16], ids=str)
