@@ -15,6 +15,8 @@ def cases(t: np.dtype) -> list[Case]:
 
         def build(rng: np.random.Generator, shape: tuple[int, int] = shape) -> Inputs:
             x = normal(rng, shape, t, 3.0)
+            if shape[1] == 7:  # far below the zeros that a device may read beyond a row
+                x -= t.type(200)
             return {"x": x, "y": ReferenceDevice().softmax(x), "dy": normal(rng, shape, t)}
 
         def forward(device: Device, x: Inputs) -> Outputs:
