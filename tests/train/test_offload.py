@@ -179,3 +179,15 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
         WgradError, match=r"even with .* --batch-size 1 it takes about .*: allow it that, or use a smal"
     ):
         plan_run(options(memory_limit="1KiB"), model, folder, card, 1)
+
+
+def test_attention_that_is_kept_is_what_a_limit_takes_first(make_checkpoint: Any, card: Any) -> None:
+    folder = make_checkpoint()
+    model, rows = load_model_config(folder), {"seq_len": 70, "batch_size": 64}
+    kept, again = (plan_run(options(**rows, keep_attention=k), model, folder, card, 1) for k in (True, False))
+    assert kept is not None and again is not None
+    o_and_lse = model.q_size * 4 + model.num_attention_heads * 4  # of a token
+    assert kept.peak_bytes - again.peak_bytes >= (model.num_hidden_layers - 1) * 64 * 70 * o_and_lse
+    limit = str((kept.peak_bytes + again.peak_bytes) // 2)
+    with pytest.raises(WgradError, match="with --no-keep-attention"):
+        plan_run(options(**rows, keep_attention=True, memory_limit=limit), model, folder, card, 1)

@@ -1,6 +1,6 @@
 """No shader relies on workgroup memory that begins as zeros: each that has any gives its results, within the limits of
 the self-test, where it begins as infinities and ones (workgroup_poison.py). What a shader that reads them loses in time
-alone does not show."""
+alone shows in one place, where it was seen: the rescaling of attention's sums."""
 
 from __future__ import annotations
 
@@ -161,6 +161,28 @@ def test_case(shader: str, on: Poisoned, monkeypatch: pytest.MonkeyPatch) -> Non
     assert {v.name for v in missing} <= _NEVER.get(shader, set()), "no case takes a variant that has these"
     entries = set(re.findall(r"@compute.*\nfn (\w+)", SHADERS[f"{shader}.wgsl"]))
     assert entries == on.entries[shader], "no case launches the others"
+
+
+def test_sums_are_rescaled_for_what_subgroups_wrote_alone(on: Poisoned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of zeros: no row's maximum grows, so the rescaling, which is made wrong here, must not run. Right results
+    do not show that it runs for nothing, as it did at every tile where other kernels had left something."""
+    if not on.device.float16:
+        pytest.skip("the device has no float16")
+    poison, changed = wgsl_compile.assemble, []
+
+    def assemble(source: str, constants: dict) -> str:
+        text = poison(source, constants)
+        changed.append("*= shrink" in text)
+        return text.replace("*= shrink", "*= 3.0")
+
+    monkeypatch.setattr(wgsl_compile, "assemble", assemble)
+    device = bind(WgpuDevice)()
+    device.software, device.matrix_units = False, True
+    q, ones = device.zeros((1, 70, 1, 32), np.float16), device.upload(np.ones((1, 70, 1, 32), np.float16))
+    doc_start, cache_len = device.zeros((1, 70), np.int32), device.zeros((1,), np.int32)
+    o, _ = device.attention(q, ones, ones, doc_start, cache_len, scale=1.0)
+    np.testing.assert_allclose(device.download(o), 1.0, atol=2.0**-10)
+    assert any(changed)
 
 
 def test_roof_of_matrix_units(on: Poisoned) -> None:
