@@ -55,11 +55,7 @@ struct Forward : Keys<D>, Softmax<T, D> {
       if (next < CHUNKS)
         a[next % (READS + 1)] = K::read(w.lds + w.now, own, PARTS_K * step + next / DEPTHS, next % DEPTHS);
       beside(c);
-#pragma unroll
-      for (int part = 0; part < STEPS; part++)
-#pragma unroll
-        for (int n = 0; n < TILES; n++)
-          s[i][n] = mma(T{}, a[c % (READS + 1)].at[part], q[n][d].at[part], d + part == 0 ? zero : s[i][n]);
+      this->score(s[i], a[c % (READS + 1)], d, zero);
       gpu::sched_fence();
     }
   }

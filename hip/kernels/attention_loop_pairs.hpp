@@ -52,11 +52,7 @@ struct Forward<T, 256> : Softmax<T, 256> {
       if (c + READS < CHUNKS) read_chunk(w, w.now, c + READS);
       gpu::sched_fence();
       beside(c);
-#pragma unroll
-      for (int part = 0; part < STEPS; part++)
-#pragma unroll
-        for (int n = 0; n < TILES; n++)
-          s[i][n] = mma(T{}, a[c % (READS + 1)].at[part], q[n][d].at[part], d + part == 0 ? zero : s[i][n]);
+      this->score(s[i], a[c % (READS + 1)], d, zero);
       gpu::sched_fence();
     }
   }

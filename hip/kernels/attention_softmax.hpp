@@ -86,6 +86,14 @@ struct Softmax {
     }
   }
 
+  // s += K Q^T of 16 keys, by chunk d of the width; the first begins at `zero`.
+  GPU_FN void score(Acc (&s)[TILES], const Chunk& k, int d, const Acc& zero) const {
+#pragma unroll
+    for (int part = 0; part < STEPS; part++)
+#pragma unroll
+      for (int n = 0; n < TILES; n++)
+        s[n] = mma(T{}, k.at[part], q[n][d].at[part], d + part == 0 ? zero : s[n]);
+  }
   // Rare: what a query sees is worked out again here rather than kept in registers.
   GPU_FN static void hide(Acc (&s)[PARTS_K][TILES], const Walk& w, int key0) {
 #pragma unroll
