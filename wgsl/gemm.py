@@ -203,7 +203,8 @@ def _choose(
     """Tile, which stands for a kernel, and splits of K. few_rows, on_units: gemv.wgsl, gemm_matrix.wgsl serve it."""
     m, n, k = mnk
     if few_rows and not on_units:
-        return gemv.choose_tile(m, n, k, 4 if isinstance(b, Array) else b.unit, device.software), 1
+        unit = 4 if isinstance(b, Array) else gemv.unit_of(b, m)
+        return gemv.choose_tile(m, n, k, unit, device.software), 1
     if device.software and isinstance(b, Array):
         return software_tile(m, n), 1
     if on_units:
@@ -217,7 +218,11 @@ def _kernel(
     """-> shader, right operand, and the constants that follow from the two and the tile."""
     dense = isinstance(b, Array)
     table = isinstance(tile, MatrixTile) or (isinstance(tile, VectorTile) and not device.software)
-    operand = dense_operand(b, tile) if dense else weight_operand(b, table=table, barrier=not isinstance(tile, Tile))
+    if dense:
+        operand = dense_operand(b, tile)
+    else:
+        unit = gemv.unit_of(b, mnk[0]) if isinstance(tile, VectorTile) else b.unit
+        operand = weight_operand(b, unit, table=table, barrier=not isinstance(tile, Tile))
     constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
     if isinstance(tile, MatrixTile):
         return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out)}

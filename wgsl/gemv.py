@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.wgsl.runtime.compile import Constant
 
 MOST_ROWS = 16  # sums of all rows stand in registers
@@ -14,6 +15,10 @@ _THREADS, _MOST_LANES = 128, 256
 _WIDE_ROWS = 8  # more rows take half as many lanes: the sums of a team must fit into workgroup memory
 # WebGPU does not tell how many invocations a card runs at once: teams grow until there are about this many.
 _WANTED_INVOCATIONS = 1 << 17
+
+# Of one row: elements that are read at once, so that what scales them is read and unpacked for more of them. With more
+# rows of A that costs more than it saves: neighbouring invocations read A further apart.
+_ONE_ROW_UNITS = {"mxfp4": 16, "q4_k": 16, "q5_k": 16, "q6_k": 16}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ SOFTWARE = VectorTile(8, 1)  # a software driver's vector; an invocation alone w
 def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
     """Products of few rows with the rows of a weight: x Wᵀ."""
     return m <= MOST_ROWS and batch == 1 and trans_b and not trans_a
+
+
+def unit_of(weight: FrozenWeight, m: int) -> int:
+    """Elements of the weight that are read at once."""
+    return _ONE_ROW_UNITS.get(weight.format, weight.unit) if m == 1 else weight.unit
 
 
 def choose_tile(m: int, n: int, k: int, unit: int, software: bool) -> VectorTile:

@@ -6,6 +6,6 @@
 
 fn scale_and_least(words: vec4<u32>, group: u32) -> vec2<f32> {
   let low = (words.yz >> vec2<u32>(4u * group)) & vec2<u32>(15u);
-  let high = (vec2<u32>(words.w, words.w >> 16u) >> vec2<u32>(2u * group)) & vec2<u32>(3u);
-  return vec2<f32>(half_of(words.x, 0u), half_of(words.x, 1u)) * vec2<f32>(low | (high << vec2<u32>(4u)));
+  let high = (vec2<u32>(words.w << 4u, words.w >> 12u) >> vec2<u32>(2u * group)) & vec2<u32>(48u);
+  return vec2<f32>(half_of(words.x, 0u), half_of(words.x, 1u)) * vec2<f32>(low | high);
 }

@@ -1,18 +1,19 @@
 // The operand b as a Q4_0 weight (nf4.wgsl says what such a file gives): codes of an [out, in] matrix, 8 in a u32 from the
 // lowest bits on, and the float16 scale of each 32 of them, 2 in a u32. Rows are multiples of 32 elements.
 // Source: ggml's dequantize_row_q4_0 (github.com/ggml-org/llama.cpp).
-@group(0) @binding(2) var<storage, read> b: array<u32>;
-@group(0) @binding(8) var<storage, read> scales: array<u32>;
+#include "words.wgsl"
 #include "half.wgsl"
+@group(0) @binding(2) var<storage, read> b: array<Words>;
+@group(0) @binding(8) var<storage, read> scales: array<u32>;
 
-struct Unit_b { codes: u32, scales: u32, odd: u32 }
-struct Ready_b { codes: u32, scale: f32 }
+struct Unit_b { codes: Words, scales: u32, odd: u32 }
+struct Ready_b { codes: Words, scale: f32 }
 
 fn prepare_b(lid: u32) {}
 
 fn fetch_b(at: u32, inside: u32) -> Unit_b {
   let block = (first_element() + at) >> 5u;
-  return Unit_b(b[at >> 3u], scales[block >> 1u], block & 1u);
+  return Unit_b(b[at / UNIT], scales[block >> 1u], block & 1u);
 }
 
 fn ready_b(unit: Unit_b) -> Ready_b {
@@ -20,6 +21,5 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  let codes = (vec4<u32>(unit.codes >> (4u * first)) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
-  return Four(unit.scale * (vec4<f32>(codes) - vec4<f32>(8.0)));
+  return Four(unit.scale * nibbles(word_of(unit.codes, first), 8.0));
 }

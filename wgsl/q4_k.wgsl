@@ -1,17 +1,18 @@
 // The operand b as a Q4_K weight (nf4.wgsl says what such a file gives): codes of an [out, in] matrix, 8 in a u32 from the
 // lowest bits on, and what scales them (k_scales.wgsl). Rows are multiples of 256 elements.
 // Source: ggml's dequantize_row_q4_K (github.com/ggml-org/llama.cpp).
-@group(0) @binding(2) var<storage, read> b: array<u32>;
+#include "words.wgsl"
+@group(0) @binding(2) var<storage, read> b: array<Words>;
 #include "k_scales.wgsl"
 
-struct Unit_b { codes: u32, group: u32, scales: vec4<u32> }
-struct Ready_b { codes: u32, scale: f32, least: f32 }
+struct Unit_b { codes: Words, group: u32, scales: vec4<u32> }
+struct Ready_b { codes: Words, scale: f32, least: f32 }
 
 fn prepare_b(lid: u32) {}
 
 fn fetch_b(at: u32, inside: u32) -> Unit_b {
   let element = first_element() + at;
-  return Unit_b(b[at >> 3u], (element >> 5u) & 7u, scales[element >> 8u]);
+  return Unit_b(b[at / UNIT], (element >> 5u) & 7u, scales[element >> 8u]);
 }
 
 fn ready_b(unit: Unit_b) -> Ready_b {
@@ -20,6 +21,5 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  let codes = (vec4<u32>(unit.codes >> (4u * first)) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
-  return Four(unit.scale * vec4<f32>(codes) - vec4<f32>(unit.least));
+  return Four(unit.scale * nibbles(word_of(unit.codes, first), 0.0) - vec4<f32>(unit.least));
 }

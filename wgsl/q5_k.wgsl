@@ -1,27 +1,32 @@
 // The operand b as a Q5_K weight (nf4.wgsl says what such a file gives): as Q4_K, and a fifth bit of each code, 32 in a u32
 // from the lowest on. Rows are multiples of 256 elements.
 // Source: ggml's dequantize_row_q5_K (github.com/ggml-org/llama.cpp).
-@group(0) @binding(2) var<storage, read> b: array<u32>;
+#include "words.wgsl"
+@group(0) @binding(2) var<storage, read> b: array<Words>;
 @group(0) @binding(9) var<storage, read> fifth: array<u32>;
 #include "k_scales.wgsl"
 
-struct Unit_b { codes: u32, fifth: u32, element: u32, scales: vec4<u32> }
-struct Ready_b { codes: u32, fifth: u32, scale: f32, least: f32 }
+struct Unit_b { codes: Words, fifth: u32, element: u32, scales: vec4<u32> }
+struct Ready_b { even: Words, odd: Words, scale: f32, least: f32 }  // codes as bytes, of elements 0, 2, 4, 6 and 1, 3, 5, 7
 
 fn prepare_b(lid: u32) {}
 
 fn fetch_b(at: u32, inside: u32) -> Unit_b {
   let element = first_element() + at;
-  return Unit_b(b[at >> 3u], fifth[element >> 5u], element, scales[element >> 8u]);
+  return Unit_b(b[at / UNIT], fifth[element >> 5u], element, scales[element >> 8u]);
 }
 
+// Bits 2j (2j + 1) of eight go to bits 8j + 4 by a product: bits 6j apart, what meets elsewhere carries into none of these.
 fn ready_b(unit: Unit_b) -> Ready_b {
   let group = scale_and_least(unit.scales, (unit.element >> 5u) & 7u);
-  return Ready_b(unit.codes, unit.fifth >> (unit.element & 31u), group.x, group.y);
+  let high = each(unit.fifth >> (unit.element & 31u), 8u);
+  let even = ((high & Words(0x55u)) * Words(0x410410u)) & Words(0x10101010u);
+  let odd = ((high & Words(0xaau)) * Words(0x208208u)) & Words(0x10101010u);
+  let low = Words(0x0f0f0f0fu);
+  return Ready_b((unit.codes & low) | even, ((unit.codes >> Words(4u)) & low) | odd, group.x, group.y);
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  let low = (vec4<u32>(unit.codes >> (4u * first)) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u);
-  let high = (vec4<u32>(unit.fifth >> first) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u);
-  return Four(unit.scale * vec4<f32>(low | (high << vec4<u32>(4u))) - vec4<f32>(unit.least));
+  let codes = bytes(word_of(unit.even, first), word_of(unit.odd, first), 0.0);
+  return Four(unit.scale * codes - vec4<f32>(unit.least));
 }

@@ -64,7 +64,7 @@ def _nested_tables(device: Runtime) -> tuple[Array, Array]:
 def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
     y = device.empty(w.shape, dtype)
     vec = vector_width(y.size)
-    operand = weight_operand(w, table=True)
+    operand = weight_operand(w, w.unit, table=True)
     constants: dict[str, Constant] = {**operand.constants, "VEC": vec, "Y_T": wgsl_type(y.dtype, vec)}
     per = max(1, round(y.size / operand.codes.size))
     for first, (part,) in flat_parts(device, [y]):

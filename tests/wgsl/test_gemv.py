@@ -94,6 +94,20 @@ def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pyte
     assert ("gemv" in names) == (m <= MOST_ROWS)
 
 
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("name", sorted(formats()))
+def test_one_row_of_every_format(name: str, kind: str, devices: Any) -> None:
+    """Some read more elements at once than with more rows. Each row of the weight has its own scales in every group."""
+    device, rng, (n, k) = devices[kind], np.random.default_rng(3), (45, 1280)
+    values = rng.standard_normal((n, k // 16, 16)) * np.exp2(rng.integers(-6, 3, (n, k // 16, 1)))
+    weight = formats()[name].quantize(values.reshape(n, k).astype(F32))
+    x = rng.standard_normal((1, k)).astype(F32)
+    y = device.linear_quantized(device.upload(x), weight.map_arrays(device.upload))
+    decoded = weight.rows(0, n, np.dtype(np.float64))
+    exact, size = x.astype(np.float64) @ decoded.T, np.abs(x.astype(np.float64)) @ np.abs(decoded.T)
+    assert np.all(np.abs(device.download(y) - exact) <= 2e-6 * size)
+
+
 @pytest.mark.parametrize(
     "tile", [VectorTile(128, 32), VectorTile(64, 64), VectorTile(256, 256), VectorTile(64, 4)], ids=str
 )
