@@ -16,9 +16,9 @@ _WIDE_ROWS = 8  # more rows take half as many lanes: the sums of a team must fit
 # WebGPU does not tell how many invocations a card runs at once: teams grow until there are about this many.
 _WANTED_INVOCATIONS = 1 << 17
 
-# Of one row: elements that are read at once, so that what scales them is read and unpacked for more of them. With more
-# rows of A that costs more than it saves: neighbouring invocations read A further apart.
-_ONE_ROW_UNITS = {"mxfp4": 16, "q4_k": 16, "q5_k": 16, "q6_k": 16}
+# Of one row: elements that are read at once, so that what scales them is read and unpacked for more of them, up to all
+# that one scale is for.
+_ONE_ROW_UNITS = {"mxfp4": 32, "q4_0": 32, "q4_k": 32, "q5_k": 32, "q6_k": 16}
 
 
 @dataclass(frozen=True)

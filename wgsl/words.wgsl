@@ -1,5 +1,6 @@
-// Part of the weight formats: UNIT codes of which 4 bits each lie in words of 8, from the lowest on; and codes to floats.
-//   each(word, bits)           the word for the first eight codes, and from so many bits on for the second
+// Part of the weight formats: UNIT codes (8, 16, 32) of which 4 bits each lie in words of 8, from the lowest on; and codes
+// to floats.
+//   each(word, bits)           the word for the first eight codes, and from so many bits on for each next eight
 //   word_of(words, first)      the word that has code `first`, that code lowest
 //
 // A float whose last bit is worth 2^-s has an integer of few bits that lies at bit s of a word in the right place: with the
@@ -10,8 +11,13 @@ alias Words = u32;
 fn each(word: u32, bits: u32) -> Words { return word; }
 fn word_of(words: Words, first: u32) -> u32 { return words >> (4u * first); }
 #else
-alias Words = vec2<u32>;  // UNIT 16
+#if UNIT == 16
+alias Words = vec2<u32>;
 fn each(word: u32, bits: u32) -> Words { return vec2<u32>(word, word >> bits); }
+#else
+alias Words = vec4<u32>;
+fn each(word: u32, bits: u32) -> Words { return vec4<u32>(word) >> (vec4<u32>(0u, 1u, 2u, 3u) * bits); }
+#endif
 fn word_of(words: Words, first: u32) -> u32 { return words[first >> 3u] >> (4u * (first & 7u)); }
 #endif
 

@@ -94,11 +94,12 @@ def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pyte
     assert ("gemv" in names) == (m <= MOST_ROWS)
 
 
+@pytest.mark.parametrize(("n", "k"), [(45, 1280), (5, 256)])  # units for all lanes of a team, and for some
 @pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize("name", sorted(formats()))
-def test_one_row_of_every_format(name: str, kind: str, devices: Any) -> None:
+def test_one_row_of_every_format(name: str, kind: str, n: int, k: int, devices: Any) -> None:
     """Some read more elements at once than with more rows. Each row of the weight has its own scales in every group."""
-    device, rng, (n, k) = devices[kind], np.random.default_rng(3), (45, 1280)
+    device, rng = devices[kind], np.random.default_rng(3)
     values = rng.standard_normal((n, k // 16, 16)) * np.exp2(rng.integers(-6, 3, (n, k // 16, 1)))
     weight = formats()[name].quantize(values.reshape(n, k).astype(F32))
     x = rng.standard_normal((1, k)).astype(F32)
