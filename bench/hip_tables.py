@@ -44,7 +44,7 @@ def amount(nbytes: int) -> str:
 
 
 def attention_busy(rows: list[Row]) -> list[str]:
-    """How busy the matrix unit is: of gfx942, forward beside the peer, and backward; of gfx1100, forward."""
+    """How busy the matrix unit is: of gfx942, forward beside the peer, and backward; of gfx1100, both."""
     lines: list[str] = []
     forward = [r for r in rows if r["kernel"].startswith("attention_forward") and "busy" in r]
     by_waves = [r for r in rows if "busy_by_waves" in r]
@@ -76,7 +76,21 @@ def attention_busy(rows: list[Row]) -> list[str]:
         ]
         head = ("kernel", "VGPR", "LDS", "two waves a SIMD: no mask", "causal", "four waves: no mask", "causal")
         lines += ["**Attention forward, gfx1100: the same, 2,304 keys**", "", *table(head, cells), ""]
-    return lines
+    return [*lines, *rdna_backward(rows)]
+
+
+def rdna_backward(rows: list[Row]) -> list[str]:
+    cells = []
+    for r in rows:
+        if r["kernel"].startswith("attention_backward") and "busy_causal_by_waves" in r:
+            shares = r["busy_causal_by_waves"]
+            most = max(shares, key=int)
+            size = [f"`{r['kernel']}`", str(r["vgpr"]), amount(r["lds"])]
+            cells.append([*size, percent(shares["2"]), f"{most}: {percent(shares[most])}"])
+    if not cells:
+        return []
+    head = ("kernel", "VGPR", "LDS", "two waves a SIMD", "as many as fit")
+    return ["**Attention backward, gfx1100: the same, causal, length 2,304**", "", *table(head, cells), ""]
 
 
 def in_tflops(forward: list[Row]) -> list[str]:

@@ -69,16 +69,15 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
     shifts = choose_shifts<F>(from, grad_lengths + row, v_lengths + ((long)batch * p.kv_heads + kv_head) * p.length,
                               all, column0, head, last_head, (float*)lds);
   f.factor = power_of_two(shifts.ds - P_SHIFT - shifts.grad - shifts.v);
-  f.lift_y2 = halves_of_two(shifts.grad), f.lift_delta = power_of_two(shifts.grad + shifts.v);
-  f.x1.load((const char*)k + kv_slice, sight.mask, column0, kv_stride, lds, F::HELD);
-  f.x2.load((const char*)v + kv_slice, sight.mask, column0, kv_stride, lds, F::HELD + Held<D>::SLOTS);
-  if (F::LIFTS) {
+  f.load_columns((const char*)k + kv_slice, (const char*)v + kv_slice, sight.mask, column0, kv_stride);
+  if constexpr (F::LIFTS) {
+    f.lift_y2 = halves_of_two(shifts.grad), f.lift_delta = power_of_two(shifts.grad + shifts.v);
     u32 lift_x2[F::TILES];
 #pragma unroll
     for (int n = 0; n < F::TILES; n++) lift_x2[n] = halves_of_two(shifts.v);
     f.x2.lift(lift_x2);
   }
-  f.start(column0);
+  f.start(column0, stride);
   f.run(from, all, mine, head, last_head);
   float of_k[F::TILES], of_v[F::TILES];
 #pragma unroll

@@ -38,7 +38,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
     gpu::barrier();
   }
   const int lift_v = F::LIFTS ? lift_for(uniform(longest)) : 0;
-  f.lift_y2 = halves_of_two(lift_v);
+  if constexpr (F::LIFTS) f.lift_y2 = halves_of_two(lift_v);
 #pragma unroll
   for (int n = 0; n < F::TILES; n++) {
     const int query = sight.mask.clamp(wave0 + 16 * n + column());
@@ -54,10 +54,9 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
     }
     f.less_delta[n] = optimization_barrier(Splat(-own_delta));
   }
-  f.x1.load((const char*)q + slice, sight.mask, column0, stride, lds, F::HELD);
-  f.x2.load((const char*)grad + slice, sight.mask, column0, stride, lds, F::HELD + Held<D>::SLOTS);
-  if (F::LIFTS) f.x2.lift(lift_x2);
-  f.start(column0);
+  f.load_columns((const char*)q + slice, (const char*)grad + slice, sight.mask, column0, stride);
+  if constexpr (F::LIFTS) f.x2.lift(lift_x2);
+  f.start(column0, kv_stride);
   const u32 bytes = u32(p.length) * kv_stride;
   const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes},
                                 {(const char*)v + kv_slice, kv_stride, bytes},

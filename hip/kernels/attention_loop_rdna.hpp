@@ -76,17 +76,7 @@ struct Across {
   }
   GPU_FN void load(const Rows& rows, u32 from, u32 stride) {
 #pragma unroll
-    for (int i = 0; i < FOUR; i++) {
-      const u32 offset = from + i * APART * stride;
-      if constexpr (WIDE == 8) {
-        const u32x4 v = rows.load16(offset);
-#pragma unroll
-        for (int w = 0; w < 4; w++) at[i][w] = v[w];
-      } else {
-        const u32x2 v = rows.load8(offset);
-        at[i][0] = v[0], at[i][1] = v[1];
-      }
-    }
+    for (int i = 0; i < FOUR; i++) load_words(at[i], rows, from + i * APART * stride);
   }
   GPU_FN void store(char* to) const {
 #pragma unroll

@@ -156,6 +156,19 @@ struct Rows {
 };
 #endif
 
+// 16 or 8 bytes of a row.
+template <int WORDS>
+GPU_FN void load_words(u32 (&to)[WORDS], const Rows& rows, u32 at) {
+  if constexpr (WORDS == 4) {
+    const u32x4 v = rows.load16(at);
+#pragma unroll
+    for (int w = 0; w < 4; w++) to[w] = v[w];
+  } else {
+    const u32x2 v = rows.load8(at);
+    to[0] = v[0], to[1] = v[1];
+  }
+}
+
 // ---- operands -------------------------------------------------------------------------------------------------------
 // DEPTH of the head width of 16 rows, read along it.
 struct Chunk {
@@ -214,6 +227,8 @@ struct Transposed {
   static constexpr int PARTS = D / 16 / WIDE, WORDS = WIDE / 2;
   u32 at[INNER][WORDS];
 
+  GPU_FN static int first(int part, int row) { return WIDE * (16 * part + row); }
+
   GPU_FN void clear() {
 #pragma unroll
     for (int r = 0; r < INNER; r++)
@@ -226,14 +241,7 @@ struct Transposed {
 #pragma unroll
     for (int r = 0; r < INNER; r++) {
       const u32 offset = mine + (place + u32(INNER == 16 ? inner(r) : r) * stride);
-      if constexpr (WIDE == 8) {
-        const u32x4 v = rows.load16(offset);
-#pragma unroll
-        for (int w = 0; w < 4; w++) at[r][w] = v[w];
-      } else {
-        const u32x2 v = rows.load8(offset);
-        at[r][0] = v[0], at[r][1] = v[1];
-      }
+      load_words(at[r], rows, offset);
     }
   }
   GPU_FN Piece piece(int j) const {

@@ -31,8 +31,10 @@ struct Share {
 // ---- tiles of rows in LDS -------------------------------------------------------------------------------------------
 // Chunk c (128 bits) of row r lies in slot c ^ swizzle(r) of the row. CDNA serves 128-bit reads eight lanes at a time,
 // 0-3 with 20-23, 4-7 with 16-19 and so on: along, rows 0-3 of chunk c with rows 4-7 of chunk c ^ 1; across, chunks
-// 0-3 of row r with chunks 4-7 of row r + 4. Both meet all banks once. swizzle(a ^ b) = swizzle(a) ^ swizzle(b).
-GPU_FN u32 swizzle(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8; }
+// 0-3 of row r with chunks 4-7 of row r + 4. RDNA serves eight neighbours: along, eight rows that follow each other;
+// when rows are stored (attention_walked_twice.hpp), four chunks of row r with the same four of row r + 8 (RDNA3) or
+// r + 4. All meet all banks once. swizzle(a ^ b) = swizzle(a) ^ swizzle(b).
+GPU_FN constexpr u32 swizzle(u32 row) { return GPU_CDNA ? row % 4 * 2 : row % 8 ^ row / 8 % 2 * 4; }
 
 // Float16 pairs times a power of two, which both halves of `lift` hold.
 template <class Words>
@@ -63,13 +65,18 @@ struct Tile : Staged<ROWS, D, THREADS> {
 // ---- operands from a Tile -------------------------------------------------------------------------------------------
 // What changes from one access of a lane to the next is an exclusive or of bits 4 to 6 of its first address, and a
 // constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
+// Where `row` begins for a lane that reads rows of D elements along.
+template <int D>
+GPU_FN u32 own_along(u32 row) {
+  return row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ swizzle(row)) * 16;
+}
 template <int D>
 struct Lanes {
   u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
   GPU_FN void start() {
     const u32 row = u32(column());
     const u32 part = u32(Share<D>::first_element()) * 2;
-    along = part + row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ swizzle(row)) * 16;
+    along = part + own_along<D>(row);
     const u32 first = u32(inner(0)), byte = row * Transposed<D>::WIDE * 2;
     across = part + first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
   }
@@ -109,48 +116,6 @@ struct TransposedTile : Transposed<Share<D>::WIDTH> {
       }
     }
   }
-};
-
-// The owned rows of a wave as operand B.
-template <int D>
-struct Held {
-  using S = Share<D>;
-  static constexpr int TILES = S::TILES, DEPTHS = S::WIDTH / DEPTH;
-#if GPU_CDNA
-  static constexpr int SLOTS = 0;
-  Chunk at[TILES][DEPTHS];
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4*, int) {
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      const char* mine = slice + (long)mask.clamp(column0 + S::WAVE_COLUMNS * S::place() + 16 * n + column()) * stride;
-#pragma unroll
-      for (int s = 0; s < DEPTHS; s++) at[n][s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
-    }
-  }
-  GPU_FN void lift(const u32 (&by)[TILES]) {
-#pragma unroll
-    for (int n = 0; n < TILES; n++)
-#pragma unroll
-      for (int s = 0; s < DEPTHS; s++)
-#pragma unroll
-        for (int part = 0; part < STEPS; part++) at[n][s].at[part] = lifted(at[n][s].at[part], by[n]);
-  }
-  GPU_FN Chunk read(const u32x4*, u32, int n, int step) const { return at[n][step]; }
-#else
-  using Owned = Tile<S::COLUMNS, D, THREADS>;
-  static constexpr int SLOTS = Owned::SLOTS;
-  u32 at;  // bytes in LDS, of the wave's
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
-    Owned tile;
-    tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
-    tile.store(lds + slot);
-    at = u32(slot) * 16 + u32(S::place()) * (S::WAVE_COLUMNS * D * 2);
-  }
-  GPU_FN void lift(const u32 (&)[TILES]) {}  // CDNA's alone
-  GPU_FN Chunk read(const u32x4* lds, u32 along, int n, int step) const {
-    return read_along(lds, along + (at + u32(n) * (32 * D)), step);
-  }
-#endif
 };
 
 }  // namespace attention

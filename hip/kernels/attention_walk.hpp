@@ -8,6 +8,11 @@
 
 namespace attention {
 
+constexpr float LOG2E = 1.4426950408889634f, NOTHING = 1e30f;  // a lse that leaves no probability
+
+// The lane's number, found again wherever this stands.
+GPU_FN u32 fresh_lane() { return optimization_barrier(gpu::lane()); }
+
 struct Sizes {
   int length, heads, kv_heads, window;
 };

@@ -3,8 +3,8 @@
 Every kernel runs at a size that divides nothing (packed documents, grouped heads), waves forward and reversed. On
 gfx942 a model has two waves that share a SIMD, by what they executed: the share of time that the matrix unit is busy
 at 300, 600 and 1,200 clocks of memory latency, of the whole run (`busy`; of the backward: causal, length 1,024) and of
-its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`). Of the forward
-on gfx1100 the same by waves of a SIMD (`busy_by_waves`). A model, not a card.
+its inner loop (`busy_loop`); at 600 clocks with L1's bandwidth counted too (`busy_l1`, `busy_loop_l1`). On gfx1100 that
+of the whole run by waves of a SIMD (`busy_by_waves`, `busy_causal_by_waves`). A model, not a card.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 
 from tests.hip.executor import attention_forward
-from tests.hip.executor.attention_forward import DIES, L1_LATENCY, LATENCIES, kind_of
+from tests.hip.executor.attention_forward import (
+    DIES,
+    L1_LATENCY,
+    LATENCIES,
+    RDNA_LENGTH,
+    kind_of,
+    shares_by_waves,
+)
 from tests.hip.executor.call import Call, Out, call
 from tests.hip.executor.device import shipped
 from tests.hip.executor.isa import hot_loop, instructions, registers, widths
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.numbers import encode
+from tests.hip.executor.occupancy import SIMDS, waves_that_fit
 from tests.hip.executor.operators import ORDERS
 from tests.hip.executor.schedule import simulate
 from tests.hip.executor.table import Object, Row
@@ -125,14 +133,25 @@ def _phases(wave: list[str]) -> list[list[str]]:
     return found
 
 
-def busy(kernel: Kernel, length: int = 1024) -> dict[str, dict[int, float]]:
-    """Model of the first and the middle wave of the longest work-group, together on one SIMD, by memory latency."""
+def _traced(kernel: Kernel, length: int) -> list[list[str]]:
+    """What the waves of the longest work-group execute, causal, that share a SIMD with its first wave."""
     kind, width = kind_of(kernel)
     grid, threads, arguments, _ = _launch(kernel, _problem(kind, (1, length, 1, 1, width), False, 0))
     made = Call(kernel, grid, threads, arguments)
-    addresses = trace(made.launch, (0, 0, 0), (0, threads // kernel.lanes // 2))
+    addresses = trace(made.launch, (0, 0, 0), tuple(range(0, threads // kernel.lanes, SIMDS)))
     made.free()
-    waves = [[kernel.listing[a].text for a in wave] for wave in addresses]
+    return [[kernel.listing[a].text for a in wave] for wave in addresses]
+
+
+def busy_of_groups(kernel: Kernel, size: Row) -> dict[str, dict[str, dict[int, float]]]:
+    """Of RDNA, causal, by waves of a SIMD, each of a work-group of its own: two, and as many as fit."""
+    fit = waves_that_fit(kernel.code.architecture, size["vgpr"], size["lds"], SIMDS)
+    return {"busy_causal_by_waves": shares_by_waves(kernel, _traced(kernel, RDNA_LENGTH), sorted({2, fit}))}
+
+
+def busy(kernel: Kernel, length: int = 1024) -> dict[str, dict[int, float]]:
+    """Model of the first and the middle wave of the longest work-group, together on one SIMD, by memory latency."""
+    waves = _traced(kernel, length)
     middle = len(_phases(waves[0])) // 2  # what is masked is at one end
     loop = [sum(_phases(w)[middle - 16 : middle + 16], []) for w in waves]  # of 4 or 8 phases a tile
     result: dict[str, dict[int, float]] = {}
@@ -152,8 +171,9 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
         forward = "_forward_" in name
         if made.architecture == "gfx942":
             row |= attention_forward.busy(Kernel(code, name)) if forward else busy(Kernel(code, name))
-        elif forward and made.architecture == "gfx1100":
-            row |= attention_forward.busy_of_groups(Kernel(code, name))
+        elif made.architecture == "gfx1100":
+            kernel = Kernel(code, name)
+            row |= attention_forward.busy_of_groups(kernel) if forward else busy_of_groups(kernel, row)
         kernel = Kernel(code, name)
         if forward:
             row |= attention_forward.errors(kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ LATENCIES = (300, 600, 1200)  # clocks
 L1_LATENCY = 600  # at which L1 is counted
 DIES = 3  # that the kernels are told of: work-groups divide by few numbers
 _LENGTHS = (2304, 4608)  # of keys, in the model: divisible by a work-group's 384 queries
-_RDNA_LENGTH = 2304
+RDNA_LENGTH = 2304
 
 
 def _problem(shape: tuple[int, ...], kind: str, cache_len: int, window: int) -> Arrays:
@@ -93,19 +94,21 @@ def _traced(kernel: Kernel, keys: int, causal: bool) -> list[list[str]]:
     return [[kernel.listing[a].text for a in wave] for wave in waves]
 
 
+def shares_by_waves(kernel: Kernel, traced: list[list[str]], groups: Iterable[int]) -> dict[str, dict[int, float]]:
+    """Share of time that the matrix unit is busy by waves of a SIMD, and by latency. traced: what the waves of a
+    work-group that share a SIMD execute; groups: how many of these it has."""
+    found = {}
+    for count in groups:
+        runs = {n: simulate(kernel.code.architecture, kernel.lanes, traced * count, n, groups=count) for n in LATENCIES}
+        found[str(len(traced) * count)] = {n: round(m / slots, 4) for n, (slots, m) in runs.items()}
+    return found
+
+
 def busy_of_groups(kernel: Kernel) -> dict[str, dict[str, dict[int, float]]]:
-    """Of RDNA, where a SIMD has waves of several work-groups: `busy` and `busy_causal` of _RDNA_LENGTH keys by waves
+    """Of RDNA, where a SIMD has waves of several work-groups: `busy` and `busy_causal` of RDNA_LENGTH keys by waves
     of a SIMD: two, of one work-group, and four, of two."""
-    result: dict[str, dict[str, dict[int, float]]] = {"busy_by_waves": {}, "busy_causal_by_waves": {}}
-    for causal, found in enumerate(result.values()):
-        traced = _traced(kernel, _RDNA_LENGTH, bool(causal))
-        for groups in (1, 2):
-            runs = {
-                n: simulate(kernel.code.architecture, kernel.lanes, traced * groups, n, groups=groups)
-                for n in LATENCIES
-            }
-            found[str(2 * groups)] = {n: round(m / slots, 4) for n, (slots, m) in runs.items()}
-    return result
+    keys = {"busy_by_waves": False, "busy_causal_by_waves": True}
+    return {key: shares_by_waves(kernel, _traced(kernel, RDNA_LENGTH, causal), (1, 2)) for key, causal in keys.items()}
 
 
 def busy(kernel: Kernel) -> dict[str, dict[int, float]]:

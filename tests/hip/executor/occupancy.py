@@ -5,7 +5,7 @@ from __future__ import annotations
 # Registers of a SIMD for a lane, the block that they come in, the most waves; bytes of LDS that four SIMDs share.
 _SIMD = {"gfx90a": (512, 8, 8), "gfx942": (512, 8, 8), "gfx1100": (1536, 24, 16), "gfx1201": (1536, 24, 16)}
 _LDS = {"gfx90a": 65536, "gfx942": 65536, "gfx1100": 131072, "gfx1201": 131072}
-_SIMDS = 4  # of a compute unit (CDNA), of a work-group processor (RDNA)
+SIMDS = 4  # of a compute unit (CDNA), of a work-group processor (RDNA)
 
 
 def waves_by_registers(architecture: str, vgprs: int) -> int:
@@ -16,4 +16,4 @@ def waves_by_registers(architecture: str, vgprs: int) -> int:
 def waves_that_fit(architecture: str, vgprs: int, lds: int, waves: int) -> int:
     """By registers and LDS. lds: bytes of a work-group of `waves` waves. At least 1."""
     groups = _LDS[architecture] // max(lds, 1)
-    return max(1, min(waves_by_registers(architecture, vgprs), groups * waves // _SIMDS))
+    return max(1, min(waves_by_registers(architecture, vgprs), groups * waves // SIMDS))

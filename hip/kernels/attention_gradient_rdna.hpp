@@ -1,0 +1,204 @@
+// The loop of attention's gradient on RDNA, heads of 64 and 128. attention_gradient.hpp says what is what. As in the
+// forward, a wave does one thing after the other, and the others of its SIMD hide what it waits for.
+//
+//     y1, y2 tile t + 2: memory -> registers in tile t: when it begins where there are registers for it, between its
+//                        halves where not
+//     y1, y2 tile t + 1: registers -> LDS buffer (t + 1) % 2 when tile t begins, along and across
+//                        (attention_walked_twice.hpp); one barrier a tile
+//     y1, y2 tile t:     LDS buffer t % 2 -> operand A of s and of g, of dv and of dq or dk, each read ahead
+//     x1, x2:            operand B, in registers as far as these go, the rest in LDS
+//
+// A tile's first half ends with p and ds as operands: what ds takes is hidden by p's way through the LDS, and ds's way by
+// the products of dv.
+#pragma once
+#include "attention_gradient_columns.hpp"
+#include "attention_walked_twice.hpp"
+
+namespace attention {
+
+// Chunks of x1 and x2 that a wave has in registers, all or half of them; the others are read from LDS, whose time is as
+// scarce as registers are.
+template <int D, bool KEYS>
+struct Kept {
+  static constexpr int X1 = D == 64 ? 4 : KEYS ? 4 : 8, X2 = D == 64 ? 4 : KEYS ? 0 : 4;
+};
+
+// The owned rows of a wave as operand B: KEPT chunks of the head width in registers, the rest in LDS.
+template <int D, int KEPT>
+struct Columns16 {
+  static constexpr int REST = D - DEPTH * KEPT, COLUMNS = Share<D>::COLUMNS, BYTES = COLUMNS * REST * 2;
+  Chunk at[KEPT > 0 ? KEPT : 1];
+  u32 along;  // in LDS: where a lane's row begins
+  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, u32 to) {
+    const char* mine = slice + (long)mask.clamp(column0 + 16 * Share<D>::place() + column()) * stride;
+#pragma unroll
+    for (int s = 0; s < KEPT; s++) at[s] = chunk(s, [&](int c) { return gpu::load16(mine + 16 * c); });
+    if constexpr (REST > 0) {
+      Tile<COLUMNS, REST, THREADS> tile;
+      tile.load(Rows(slice + 32 * KEPT, u32(mask.queries - 1) * stride + REST * 2), column0, stride);
+      tile.store(lds + to / 16);
+      along = to + own_along<REST>(u32(16 * Share<D>::place() + column()));
+    }
+  }
+  GPU_FN Chunk read(const u32x4* lds, int step) const {
+    return step < KEPT ? at[step] : read_along(lds, optimization_barrier(along), step - KEPT);
+  }
+};
+
+template <class T, int D, bool KEYS>
+struct Gradient : WalkedTwice<T, D, KEYS>, GradientColumns<T, D, KEYS> {
+  using Base = WalkedTwice<T, D, KEYS>;
+  using Columns = GradientColumns<T, D, KEYS>;
+  using typename Base::Source;
+  using Base::ROWS, Base::BYTES, Base::BUFFER, Base::lds, Base::stats_of, Base::fetch, Base::put;
+  using Columns::TILES, Columns::PIECES, Columns::result1, Columns::result2, Columns::less_delta;
+  using Columns::hide, Columns::probabilities, Columns::score_gradients, Columns::round;
+  using Columns::NARROW, Columns::LIFTS;
+  using Across = AcrossTile<D>;
+  static constexpr int PARTS = ROWS / 16, OF = PARTS * PIECES;  // operands of a product
+  static constexpr int OPERANDS = (KEYS ? 4 : 3) * OF;          // of a tile: of s, of g, of dv, of dq or dk
+  static constexpr int READS = 2;                               // of them on their way from LDS, and of x
+  static constexpr bool ROOM = D == 64;  // registers for y beside the scores
+  using X1 = Columns16<D, Kept<D, KEYS>::X1>;
+  using X2 = Columns16<D, Kept<D, KEYS>::X2>;
+  static constexpr u32 X1_AT = Base::WALKED_BYTES, X2_AT = X1_AT + X1::BYTES;
+  static constexpr int SLOTS = int(X2_AT + X2::BYTES) / 16;
+  static_assert(TILES == 1 && (PARTS == 1 || X1::REST + X2::REST == 0), "what is in LDS is read once a tile");
+
+  X1 x1;
+  X2 x2;
+  u32 along, across;  // in LDS: where a lane's row of 16 begins
+  Piece operand[READS + 1];
+  Chunk of_x[READS + 1];  // of x1, then of x2
+
+  GPU_FN void load_columns(const char* slice1, const char* slice2, const Mask& mask, int column0, u32 stride) {
+    x1.load(slice1, mask, column0, stride, lds, X1_AT);
+    x2.load(slice2, mask, column0, stride, lds, X2_AT);
+  }
+  // stride: of the walked rows.
+  GPU_FN void start(int column0, u32 stride) {
+    along = own_along<D>(u32(column())), across = Across::own();
+    this->start_walked(stride);
+    this->start_columns(column0);
+  }
+
+  // Where a lane's rows begin in a buffer.
+  struct Own {
+    u32 along, across;
+  };
+  // The n-th operand A of a tile, and the n-th of x1, then x2.
+  GPU_FN void read(const Own& own, int n) {
+    if (n >= OPERANDS) return;
+    const int product = n / OF, i = n % PIECES;
+    const u32 part = u32(n % OF / PIECES) * (32 * D);
+    Piece& to = operand[n % (READS + 1)];
+    if (product < 2) {
+      to = read_along(lds, own.along + (part + u32(product) * BYTES), i).at[0];
+    } else {
+      const u32 matrix = KEYS && product == 2 ? Base::ACROSS2 : Base::ACROSS1;
+      to = Across::read(lds, own.across, matrix + part, i);
+    }
+  }
+  GPU_FN void read_x(int n) {
+    if (n < 2 * OF) of_x[n % (READS + 1)] = n < OF ? x1.read(lds, n % PIECES) : x2.read(lds, n % PIECES);
+  }
+  // s = y1 x1^T, or (WHICH 1) g += y2 x2^T. `later`: reads what comes after the product, near its end.
+  template <int WHICH, class F>
+  GPU_FN void scores(Acc (&s)[PARTS][TILES], const Own& at, F later) {
+    const Own own{optimization_barrier(at.along), at.across};
+#pragma unroll
+    for (int c = 0; c < OF; c++) {
+      const int n = WHICH * OF + c;
+      read(own, n + READS);
+      read_x(n + READS);
+      if (c == OF - 2 + WHICH) later();
+      Acc& to = s[c / PIECES][0];
+      const bool from_zero = WHICH == 0 && c % PIECES == 0;
+      to = mma(T{}, operand[n % (READS + 1)], of_x[n % (READS + 1)].at[0], from_zero ? Acc(0.f) : to);
+      gpu::sched_fence();
+    }
+    // Here, and not behind the branch around hide().
+#pragma unroll
+    for (int y = 0; y < PARTS; y++) s[y][0] = optimization_barrier(s[y][0]);
+  }
+  // result^T += y^T b.
+  template <int PRODUCT>
+  GPU_FN void accumulate(Acc (&to)[PIECES][TILES], const Own& own, const Piece (&b)[PARTS][TILES]) {
+#pragma unroll
+    for (int c = 0; c < OF; c++) {
+      const int n = PRODUCT * OF + c, i = c % PIECES;
+      read(own, n + READS);
+      to[i][0] = mma(T{}, operand[n % (READS + 1)], b[c / PIECES][0], to[i][0]);
+      gpu::sched_fence();
+    }
+  }
+  GPU_FN void first_operands(const Own& own) {
+#pragma unroll
+    for (int n = 0; n < READS; n++) read(own, n), read_x(n);
+    gpu::sched_fence();
+  }
+  // Up to p and ds of rows row0 ..
+  GPU_FN void first_half(Piece (&p)[PARTS][TILES], Piece (&ds)[PARTS][TILES], const Own& own, u32 buffer, int row0,
+                         bool partly) {
+    Acc s[PARTS][TILES], g[PARTS][TILES], of_row[PARTS];
+    const auto each = [](auto what) {
+#pragma unroll
+      for (int y = 0; y < PARTS; y++) what(y);
+    };
+    each([&](int y) { of_row[y] = Acc(0.f); });
+    scores<0>(s, own, [&] { each([&](int y) { if (KEYS) g[y][0] = stats_of(buffer, 1, y); }); });
+    if (!KEYS) each([&](int y) { g[y][0] = Acc(optimization_barrier(less_delta[0])); });
+    scores<1>(g, own, [&] { each([&](int y) { if (KEYS) of_row[y] = stats_of(buffer, 0, y); }); });
+    each([&](int y) {
+      if (partly) hide(s[y], row0 + 16 * y);
+    });
+    each([&](int y) {
+      probabilities(s[y], of_row[y]);
+      if (KEYS) round(p[y], s[y]);
+      score_gradients(g[y], s[y]);
+      round(ds[y], g[y]);
+    });
+    gpu::sched_fence();
+  }
+  // From rows `all` of heads [head, last_head].
+  GPU_FN void run(const Source& from, const Span& all, const Span& mine, int head, int last_head) {
+    const int begin = all.begin / ROWS * ROWS;
+    Walk w{begin, head, begin, all.end, last_head, 0};
+    fetch(from, w);
+    put(from, w);
+    Walk next = w;
+    next.template step<ROWS>();
+    fetch(from, next);
+    gpu::lds_barrier();
+#pragma unroll 1
+    while (!w.over()) {
+      Walk after = next;
+      after.template step<ROWS>();
+      const u32 buffer = u32(w.now) * BUFFER;
+      const Own own{along + buffer, across + buffer};
+      const bool touched = mine.touches(w.row, ROWS);
+      Piece p[PARTS][TILES], ds[PARTS][TILES];
+      first_operands(own);
+      put(from, next);
+      if (ROOM) fetch(from, after);
+      gpu::sched_fence();
+      if (touched) first_half(p, ds, own, buffer, w.row, !mine.whole(w.row, ROWS));
+      if (!ROOM) fetch(from, after);
+      gpu::sched_fence();
+      if (touched) {
+        if constexpr (KEYS) accumulate<2>(result2, own, p);
+        accumulate<KEYS ? 3 : 2>(result1, own, ds);
+      }
+      gpu::sched_fence();
+      gpu::lds_barrier();  // tile t is read, tile t + 1 is there
+      w = next, next = after;
+    }
+  }
+  template <class Out>
+  GPU_FN static void store(const Acc (&x)[PIECES][TILES], const float (&factor)[TILES], Out* to, int column0,
+                           int columns, long stride) {
+    Columns::template store_in_order<Across>(x, factor, to, column0, columns, stride);
+  }
+};
+
+}  // namespace attention
