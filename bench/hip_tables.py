@@ -158,9 +158,11 @@ def products(rows: list[Row]) -> list[str]:
     wide, narrow = [], []
     for (arch, name), of in sorted(families(rows).items(), key=lambda item: ARCHITECTURES.index(item[0][0])):
         if all("busy_600" in r for r in of) and (name.endswith(("_big", "_small")) or "_split_" in name):
-            lowest, with_l1 = (least(r.get(key, {}) for r in of) for key in ("busy_600", "busy_600_l1"))
+            keys = "busy_600", "busy_600_l1", "busy_600_l2"
             size = f"{max(r['vgpr'] for r in of)}, {amount(max(r['lds'] for r in of))}"
-            wide.append([arch, f"`{name}`", size, percent(lowest, WAVES), percent(with_l1, WAVES)])
+            read = f"{max(r['lines_64'] for r in of):.0f}" if all("lines_64" in r for r in of) else "–"
+            busy = (percent(least(r.get(key, {}) for r in of), WAVES) for key in keys)
+            wide.append([arch, f"`{name}`", size, *busy, read])
         elif arch.startswith("gfx1") and re.match("gemm_(f32|mix|nf4_f32|nf4_nested_f32)_", name):
             paired, others = min(r["dual_issued"] for r in of), max(r["vector_others"] for r in of)
             shares = (percent(least(r.get(key, {}) for r in of), WAVES) for key in ("peak_600", "peak_600_l1"))
@@ -169,9 +171,9 @@ def products(rows: list[Row]) -> list[str]:
     lines = []
     if wide:
         title = "16-bit products: % of time that the matrix unit is busy at 600 clocks, with 1 / 2 / 4 waves a SIMD"
-        title += " (–: do not fit)"
+        title += " (–: do not fit, or not counted); lines of 128 bytes that L1 reads for 64 of K, the most"
         columns = ("architecture", "kernels", "VGPR, LDS", "least of its layouts", "with L1's bandwidth counted")
-        lines += [f"**{title}**", "", *table(columns, wide), ""]
+        lines += [f"**{title}**", "", *table((*columns, "with L2's too", "lines"), wide), ""]
     if narrow:
         title = "float32 products of RDNA, the worst layout: of the multiply-adds of a turn of the loop, those in pairs"
         title += "; other vector instructions; % of the peak at 600 clocks with 1 / 2 / 4 waves a SIMD (gfx1100)"

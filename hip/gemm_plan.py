@@ -9,7 +9,7 @@ DECODED_IN_PRODUCTS = ("nf4", "nf4_nested", "q8_0")  # WEIGHT_FORMATS of kernels
 SKINNY = 64  # results at most this wide take the kernels for LoRA's products
 _MIN_K_PER_SPLIT, _MAX_SPLITS, _MIN_K_PER_SKINNY_SPLIT, _MAX_SKINNY_SPLITS = 256, 16, 128, 32
 _FAR = 1 << 23  # elements of a row: of 128 such rows in float32, all bytes have numbers of 32 bits
-_DEPTH = 32  # splits of K are multiples of a tile's
+_DEPTH = 64  # splits of K are multiples of what a turn of a kernel's loop takes
 
 
 @dataclass(frozen=True)

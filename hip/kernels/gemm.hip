@@ -8,7 +8,7 @@
 // rank are run-time arguments; *_unaligned take rows and addresses of any alignment, the others rows of multiples of
 // 8 elements.
 //
-// Launch: (ceil(N / TILE_N), ceil(M / TILE_M), batch) groups, or with k_per_split > 0 (a multiple of 32) as many in z
+// Launch: (ceil(N / TILE_N), ceil(M / TILE_M), batch) groups, or with k_per_split > 0 (a multiple of 64) as many in z
 // as there are splits: each writes its own float32 [M, N] behind `c`, and gemm_reduce adds them and does the epilogue.
 // Sources: Goto and van de Geijn 2008 (blocking); AMD's instruction set manuals (fragments).
 #include "gemm_product.hpp"

@@ -1,11 +1,16 @@
 // The loop over K of a product on CDNA (gemm_product.hpp): all waves of a SIMD are busy with both kinds of work at once.
 //
-//     tile t:  | rows of fragments 0 .. TM - TAIL - 1 of the wave                     | barrier | the last TAIL rows     |
-//              | beside each matrix instruction a little of this, as `beside` says:   |         | fragments of t + 1:    |
-//              | words of t + 1 decoded and stored into the other LDS buffer, then    |         | LDS -> the registers   |
-//              | their registers loaded again, with t + 2 (and what t + 3 waits for)  |         | that become free       |
+// A turn takes 64 of K, an even tile t and the odd one behind it, each with an LDS buffer and registers of its own:
 //
-// So nothing waits for LDS behind the barrier, and loads from memory have most of a tile's time.
+//     even t:     | rows of fragments 0 .. TM - TAIL - 1 of the wave               | barrier | the last TAIL rows   |
+//                 | beside each matrix instruction a little of this:               |         | fragments of t + 1:  |
+//                 | words of t + 1 decoded and stored into its LDS buffer          |         | LDS -> the registers |
+//                 | (`beside`); registers of both tiles loaded again, with t + 2   |         | that become free     |
+//                 | and t + 3 (`load`)                                             |         |                      |
+//     odd t + 1:  | the same, with words of t + 2 and no loads                     | barrier | fragments of t + 2   |
+//
+// So nothing waits for LDS behind a barrier, and loads from memory have most of a tile's time. A row of 64 is a line of
+// 128 bytes: its second half is loaded shortly after the first, while L1 still has the line.
 #pragma once
 #include "gemm_tile.hpp"
 
@@ -25,40 +30,53 @@ template <int FROM, int TO, class F> GPU_FN void each(F f) {
 template <class U, class S> struct Product {
   static constexpr int TM = S::WAVE_M / 16, TN = S::WAVE_N / 16, RING = 4, TAIL = TM / 4;
   static constexpr int BEFORE = U::STEPS * TN * (TM - TAIL), GRAIN = BEFORE / 24;  // matrix instructions
+  // Of BEFORE's 24 parts: how long behind the first half of a line the second is loaded. The registers are free then.
+  static constexpr int ODD_LAG = 5;
   static_assert(U::LOADS == 1 && TM % RING == 0 && BEFORE % 24 == 0, "a fragment is 16 rows x DEPTH");
   typename U::Acc acc[TM][TN];
   typename U::Fragment a[RING], b[TN];
 
+  // begin: a multiple of 64, as is end, where it is not K.
   template <class A, class B>
-  GPU_FN void run(A& tile_a, B& tile_b, gpu::u32x4* lds, int row_a, int row_b, int begin, int end) {
+  GPU_FN void run(A& even_a, B& even_b, gpu::u32x4* lds, int row_a, int row_b, int begin, int end) {
     constexpr bool ZERO = !B::DECODES;
+    A odd_a = even_a;
+    B odd_b = even_b;
+    gpu::u32x4* const odd_lds = lds + S::SLOTS;
     const int thread = gpu::thread(), at = slot(gpu::lane() % 16, gpu::lane() / 16);
     const int lane_a = 16 * (4 * row_a + at), lane_b = 16 * (S::TILE_M * CHUNKS + 4 * row_b + at);  // bytes
-    const auto after = [&](int k0) { return k0 + DEPTH < end ? k0 + DEPTH : k0; };
-    fetch_all(tile_a, begin, thread);
-    look_all(tile_b, begin, thread);
-    fetch_all(tile_b, begin, thread);
-    look_all(tile_b, after(begin), thread);
-    store<ZERO>(tile_a, lds, begin, thread, 0, A::OWNED);
-    store<ZERO>(tile_b, lds + S::TILE_M * CHUNKS, begin, thread, 0, B::OWNED);
-    fetch_all(tile_a, after(begin), thread);
-    fetch_all(tile_b, after(begin), thread);
-    look_all(tile_b, after(after(begin)), thread);
+    const auto after = [&](int k0) { return k0 + 2 * DEPTH < end ? k0 + 2 * DEPTH : k0; };
+    const auto odd = [&](int k0) { return k0 + DEPTH < end ? k0 + DEPTH : k0; };  // where it may be read
+    const int second = after(begin);
+    look_all(even_b, begin, thread);
+    look_all(odd_b, odd(begin), thread);
+    fetch_all(even_a, begin, thread);
+    fetch_all(even_b, begin, thread);
+    fetch_all(odd_a, odd(begin), thread);
+    fetch_all(odd_b, odd(begin), thread);
+    look_all(even_b, second, thread);
+    look_all(odd_b, odd(second), thread);
+    store<ZERO>(even_a, lds, begin, thread, 0, A::OWNED);
+    store<ZERO>(even_b, lds + S::TILE_M * CHUNKS, begin, thread, 0, B::OWNED);
     gpu::local_barrier();
 #pragma unroll
     for (int i = 0; i < TAIL; ++i) a[i] = fragment(lds, lane_a, i);
 #pragma unroll
     for (int j = 0; j < TN; ++j) b[j] = fragment(lds, lane_b, j);
-    int now = 0;
 #pragma unroll 1
-    for (int k0 = begin; k0 < end; k0 += DEPTH) {
-      // The last tile is fetched again instead of one beyond it: no branch in the loop, and the copy is not used.
-      const int next = after(k0), later = after(next), other = S::SLOTS - now;
-      body(lds, gpu::optimization_barrier(16 * now + lane_a),
-           [&](auto n) { beside<n.value>(tile_a, tile_b, lds + other, next, later, after(later), thread); });
+    for (int k0 = begin; k0 < end; k0 += 2 * DEPTH) {
+      // The last tiles are fetched again instead of those beyond: no branch in the loop, and the copy is not used.
+      const int next = after(k0), later = after(next);
+      body(lds, lane_a, [&](auto n) {
+        beside<n.value>(odd_a, odd_b, odd_lds, k0 + DEPTH, thread);
+        load<n.value, 0>(even_a, even_b, next, later, thread);
+        load<n.value, ODD_LAG>(odd_a, odd_b, odd(next), odd(later), thread);
+      });
       gpu::local_barrier();
-      now = other;
-      tail(lds, gpu::optimization_barrier(16 * now + lane_a), gpu::optimization_barrier(16 * now + lane_b));
+      tail(odd_lds, lane_a, lane_b);
+      body(odd_lds, lane_a, [&](auto n) { beside<n.value>(even_a, even_b, lds, next, thread); });
+      gpu::local_barrier();
+      tail(lds, lane_a, lane_b);
     }
   }
 
@@ -91,28 +109,36 @@ template <class U, class S> struct Product {
     }
   }
 
-  // What is done beside matrix instruction n of BEFORE. A decoded word is looked up some time before it is made, and loads
-  // are spread: L1 takes 64 bytes a clock.
+  // What is done beside matrix instruction n of BEFORE with the tile at k0, which has arrived. A decoded word is looked
+  // up some time before it is made.
   template <int n, class A, class B>
-  GPU_FN static void beside(A& tile_a, B& tile_b, gpu::u32x4* lds, int next, int later, int last, int thread) {
+  GPU_FN static void beside(A& tile_a, B& tile_b, gpu::u32x4* lds, int k0, int thread) {
     static_assert(A::OWNED == 2 && B::OWNED == 2, "BEFORE is divided among them");
     constexpr bool DECODES = B::DECODES, ZERO = !DECODES;
-    constexpr int OPEN_B = DECODES ? 0 : 8, MAKE_A = DECODES ? 2 : 0, MAKE_B = DECODES ? 5 : 8, STEP_B = DECODES ? 2 : 1;
-    constexpr int FETCH_A = DECODES ? 10 : 8, FETCH_B = DECODES ? 8 : 16;
+    constexpr int OPEN_B = DECODES ? 0 : 8, MAKE_A = DECODES ? 2 : 0;
+    constexpr int MAKE_B = DECODES ? 5 : 8, STEP_B = DECODES ? 2 : 1;
     each<0, 2>([&](auto i) {
-      if constexpr (n == GRAIN * MAKE_A) tile_a.open(next, thread, i.value);
-      if constexpr (n == GRAIN * OPEN_B) tile_b.open(next, thread, i.value);
+      if constexpr (n == GRAIN * MAKE_A) tile_a.open(k0, thread, i.value);
+      if constexpr (n == GRAIN * OPEN_B) tile_b.open(k0, thread, i.value);
     });
     each<0, 8>([&](auto word) {
       if constexpr (n == GRAIN * word.value) tile_b.look_up(word.value);
-      if constexpr (n == GRAIN * (MAKE_A + word.value)) tile_a.template make<ZERO>(lds, next, thread, word.value);
+      if constexpr (n == GRAIN * (MAKE_A + word.value)) tile_a.template make<ZERO>(lds, k0, thread, word.value);
       if constexpr (n == GRAIN * (MAKE_B + STEP_B * word.value))
-        tile_b.template make<ZERO>(lds + S::TILE_M * CHUNKS, next, thread, word.value);
+        tile_b.template make<ZERO>(lds + S::TILE_M * CHUNKS, k0, thread, word.value);
     });
+  }
+  // The loads beside it: of a tile, and of what those of the one after it wait for. Spread, as L1 takes 64 bytes a
+  // clock.
+  template <int n, int LAG, class A, class B>
+  GPU_FN static void load(A& tile_a, B& tile_b, int next, int later, int thread) {
+    static_assert(18 + LAG < 24, "beside one of BEFORE");
     each<0, 2>([&](auto i) {
-      if constexpr (n == GRAIN * (FETCH_A + 3 * i.value)) tile_a.fetch(later, thread, i.value);
-      if constexpr (n == GRAIN * (FETCH_B + 2 * i.value)) tile_b.fetch(later, thread, i.value);
-      if constexpr (n == GRAIN * (FETCH_B + 2 * (2 + i.value))) tile_b.look(last, thread, i.value);
+      if constexpr (n == GRAIN * (6 * i.value + LAG)) tile_a.fetch(next, thread, i.value);
+      if constexpr (n == GRAIN * (12 + 6 * i.value + LAG)) {
+        tile_b.fetch(next, thread, i.value);
+        tile_b.look(later, thread, i.value);
+      }
     });
   }
 };

@@ -44,11 +44,13 @@ template <bool ALIGNED> struct Dense {
   GPU_FN Raw fetch(long origin, unsigned offset, int count, Ahead) const {
     const char* p = (const char*)(data + origin);
     if (ALIGNED) return gpu::load16(p + (unsigned long)(2u * offset));
+    // Compared again once the elements are there: results kept until then, of CDNA's two tiles, spill scalar registers.
+    const int inside = GPU_CDNA ? gpu::optimization_barrier(count) : count;
     gpu::u32x4 x = {0u, 0u, 0u, 0u};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const unsigned e = *(const unsigned short*)(p + (unsigned long)(2u * (offset + (i < count ? i : 0))));
-      x[i / 2] |= (i < count ? e : 0u) << (16 * (i & 1));
+      x[i / 2] |= (i < inside ? e : 0u) << (16 * (i & 1));
     }
     return x;
   }

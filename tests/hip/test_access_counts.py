@@ -46,6 +46,11 @@ extern "C" GPU_KERNEL(64) void global_loop(const float* x, float* y) {
   for (u32 i = 0; i <= thread() % 3; i++) sum += x[i * 64 + thread()];
   y[thread()] = sum;
 }
+extern "C" GPU_KERNEL(64) void lines_twice(const float* x, float* y, u32 n) {
+  float sum = 0.f;
+  for (u32 i = 0; i < 2 * n; i++) sum += x[i % n * 32 + thread() % 32];
+  y[thread()] = sum;
+}
 extern "C" GPU_KERNEL(64) void spill(float* y, u32 n) {
   float kept[64];
   for (u32 i = 0; i < 64; i++) kept[(i * n + thread()) % 64] = float(i);
@@ -119,9 +124,12 @@ def planted(emulator: Any, request: pytest.FixtureRequest, tmp_path: Path) -> An
     device = emulator.counting(request.param, tmp_path)
     x, y = device.zeros((4096,)), device.zeros((4096,))
 
-    def launch(kernel: str, *numbers: int, reads: bool = False) -> dict[tuple[str, str], tuple[int, int, int]]:
+    def launch(
+        kernel: str, *numbers: int, reads: bool = False, l1: int = 256
+    ) -> dict[tuple[str, str], tuple[int, int, int]]:
         arguments = [x, y, *numbers] if reads else [y, *numbers]
-        found = emulator.count(lambda: device.launch("planted", kernel, arguments, (1, 1, 1), threads=64))
+        found = emulator.count(lambda: device.launch("planted", kernel, arguments, (1, 1, 1), threads=64), l1=l1)
+        launch.fetched = found[kernel].fetched  # type: ignore[attr-defined]
         return {(s.memory, s.direction): (s.accesses, s.cost, s.least) for s in found[kernel].sites}
 
     launch.waves = 64 // device.wave  # type: ignore[attr-defined]
@@ -159,6 +167,15 @@ def test_lines_of_global_memory(planted: Any, stride: int, shift: int, lines: in
 def test_lines_of_128_bits(planted: Any) -> None:
     for direction in ("load", "store"):
         assert planted("global_wide", reads=True)["global", direction] == (planted.waves, 8, 8)
+
+
+@pytest.mark.parametrize(("lines", "times"), [(8, 1), (9, 2)])
+def test_l1_keeps_what_was_read_last(planted: Any, lines: int, times: int) -> None:
+    """Read twice in the same order through an L1 of 8 lines; each wave finds what the one before has left."""
+    planted("lines_twice", lines, reads=True, l1=8)
+    assert planted.fetched == (lines if times == 1 else planted.waves * lines * times)
+    planted("global_wide", reads=True)
+    assert planted.fetched == 8  # stores fetch nothing
 
 
 def test_lanes_that_leave_a_loop_are_not_mixed_up(planted: Any) -> None:

@@ -243,6 +243,18 @@ def test_simds_share_lds_and_l1(arch: str, lanes: int, text: str, l1: bool, slot
     assert long - short == 400 * slots
 
 
+def test_l1_waits_for_l2() -> None:
+    """What it reads from L2 is counted where it takes longer than what it hands on: 53.9 bytes a clock beside 64."""
+
+    def clocks(text: str, fetched: float) -> float:
+        short, long = (simulate("gfx942", 64, [[text] * n], 600, l1=True, fetched=fetched)[0] for n in (200, 600))
+        return (long - short) / 400
+
+    load, store = "global_load_dwordx4 v[0:3], v4, s[0:1]", "global_store_dwordx4 v4, v[0:3], s[0:1]"
+    assert clocks(load, 512) == 16 and clocks(load, 2048) == pytest.approx(38, abs=0.1)
+    assert clocks(store, 2048) == 16
+
+
 def test_a_barrier_waits_for_every_wave() -> None:
     slow = ["v_exp_f32 v1, v1"] * 50
     together, _ = simulate("gfx942", 64, [[*slow, "s_barrier", "s_endpgm"], ["s_barrier", *slow, "s_endpgm"]], 600)

@@ -84,7 +84,7 @@ def test_long_sums_are_split_until_the_card_is_full(card: Card) -> None:
     plan = dense(card, (F32, F32), "tn", (RANK, HIDDEN, TOKENS), 1, True)
     assert plan.swapped and plan.tile.n == 128
     assert plan.splits * (HIDDEN // 128) >= 0.8 * card.compute_units
-    assert plan.per_split % 32 == 0 and (plan.splits - 1) * plan.per_split < TOKENS <= plan.splits * plan.per_split
+    assert plan.per_split % 64 == 0 and (plan.splits - 1) * plan.per_split < TOKENS <= plan.splits * plan.per_split
     assert dense(card, (F32, F32), "nn", (TOKENS, MLP, HIDDEN), 1, True).splits == 1
 
 
@@ -111,12 +111,12 @@ def test_precise_float16_products_stay_off_a_matrix_unit_that_flushes_denormals(
 
 
 def test_splits_of_k() -> None:
-    """No more than the card has work-groups left for, multiples of a tile's depth; none of a batch."""
+    """No more than the card has work-groups left for, multiples of what a turn of a loop takes; none of a batch."""
     card, mnk = Card(64, 4, True, True), (41, 136, 1064)
     for kinds in ((F16, F16), (F32, F32)):
         one, many = (dense(card, kinds, "nt", mnk, batch, True) for batch in (1, 3))
         tiles = 2 if one.tile.n == 128 else 1
-        assert (one.splits, one.per_split) == {1: (4, 288), 2: (2, 544)}[tiles]
+        assert (one.splits, one.per_split) == {1: (4, 320), 2: (2, 576)}[tiles]
         assert (many.splits, many.per_split) == (1, 0)
 
 

@@ -3,6 +3,7 @@
 //
 // Global memory, in cache lines: those that the wave touches; at least its distinct bytes / bytes of a line.
 //   Sources: ROCm Compute Profiler, Vector L1 cache (a line is 64 bytes on MI200, 128 on MI300); RDNA white paper.
+//   Of the lines that are read, L2 hands over those that are not among the last that L1 has read (count_l1).
 // LDS, in cycles: 32 banks of 4 bytes; in a cycle a bank serves one 4-byte word, to any number of lanes. Lanes are
 //   served in groups: 32 for accesses of up to 4 bytes, 16 for 8, 8 for 16, neighbours all, except that CDNA's 16-byte
 //   reads take lanes 0-3 with 20-23, 4-7 with 16-19, 8-11 with 28-31, 12-15 with 24-27, and so on from lane 32. A group
@@ -15,7 +16,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <list>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 #include "machine.hpp"
@@ -33,7 +36,7 @@ struct Access {
 struct Site {
   unsigned bytes;
   bool store, lds;
-  unsigned long accesses, cost, least;
+  unsigned long accesses, cost, least, fetched;
 };
 struct Kernel {
   unsigned long launches;
@@ -48,6 +51,9 @@ std::map<std::string, Kernel> kernels;
 Kernel* current = nullptr;
 unsigned line_bytes, lanes_of_wave;
 bool cdna_rules;
+size_t l1_lines = 256;  // 16 KiB on MI200, 32 KiB on the others
+std::list<uintptr_t> l1;  // the last line first
+std::unordered_map<uintptr_t, std::list<uintptr_t>::iterator> in_l1;
 std::vector<Access> logs[MOST];  // by work-item
 bool logged = false;
 
@@ -74,6 +80,22 @@ Cost global_cost(const Access* first, const Access* last) {
   return {units(first, last, line_bytes).size(), (bytes + line_bytes - 1) / line_bytes};
 }
 
+// Does L1 read a line from L2?
+bool fetches(uintptr_t line) {
+  auto [found, missing] = in_l1.try_emplace(line);
+  if (!missing) l1.erase(found->second);
+  l1.push_front(line);
+  found->second = l1.begin();
+  if (l1.size() > l1_lines) in_l1.erase(l1.back()), l1.pop_back();
+  return missing;
+}
+
+unsigned long fetched(const Access* first, const Access* last) {
+  if (first->lds || first->store) return 0;
+  std::vector<uintptr_t> lines = units(first, last, line_bytes);
+  return std::count_if(lines.begin(), lines.end(), fetches);
+}
+
 Cost lds_cost(const Access* first, const Access* last) {
   std::map<unsigned, std::vector<Access>> groups;
   for (; first != last; first++) groups[lds_group(*first)].push_back(*first);
@@ -90,11 +112,12 @@ Cost lds_cost(const Access* first, const Access* last) {
 
 void count_one(const Access* first, const Access* last) {
   Cost cost = first->lds ? lds_cost(first, last) : global_cost(first, last);
-  Site fresh = {first->bytes, first->store, first->lds, 0, 0, 0};
+  Site fresh = {first->bytes, first->store, first->lds, 0, 0, 0, 0};
   Site& site = current->sites.try_emplace(first->site, fresh).first->second;
   site.accesses++;
   site.cost += cost.spent;
   site.least += cost.least;
+  site.fetched += fetched(first, last);
 }
 
 }  // namespace
@@ -105,7 +128,9 @@ void count_launch(const char* kernel, unsigned wave, unsigned line, bool cdna) {
   lanes_of_wave = wave;
   line_bytes = line;
   cdna_rules = cdna;
+  l1.clear(), in_l1.clear();
 }
+void count_l1(size_t lines) { l1_lines = lines; }
 
 void count_access(unsigned thread, const void* address, unsigned bytes, bool store, const void* site) {
   bool lds = in_lds(address);
@@ -159,7 +184,7 @@ std::string counts_as_json() {
       size_t offset = size_t(static_cast<const char*>(address) - static_cast<const char*>(info.dli_fbase));
       text += std::string(more ? ", [" : "[") + std::to_string(offset) + (site.lds ? ", \"lds\"" : ", \"global\"");
       text += site.store ? ", \"store\"" : ", \"load\"";
-      for (unsigned long number : {(unsigned long)site.bytes, site.accesses, site.cost, site.least})
+      for (unsigned long number : {(unsigned long)site.bytes, site.accesses, site.cost, site.least, site.fetched})
         text += ", " + std::to_string(number);
       text += "]";
       more = true;

@@ -30,6 +30,7 @@ class Site(NamedTuple):
     accesses: int
     cost: int
     least: int
+    fetched: int  # lines that L1 read from L2
 
 
 class Counts:
@@ -43,6 +44,11 @@ class Counts:
         chosen = [s for s in self.sites if s.memory == memory and direction in (None, s.direction)]
         return sum(s.cost for s in chosen), sum(s.least for s in chosen)
 
+    @property
+    def fetched(self) -> int:
+        """Lines that L1 read from L2."""
+        return sum(s.fetched for s in self.sites)
+
 
 class Emulator:
     """The emulated libamdhip64.so in this process, and kernels built for it."""
@@ -55,6 +61,7 @@ class Emulator:
         self.library.emulator_last_failure.restype = ctypes.c_char_p
         self.library.emulator_launches.restype = ctypes.c_ulong
         self.library.emulator_counts.restype = ctypes.c_char_p
+        self.library.emulator_l1.argtypes = [ctypes.c_size_t]
         self._devices: dict[str, Any] = {}
 
     @property
@@ -84,9 +91,11 @@ class Emulator:
         device.modules._image = build_and_load  # type: ignore[method-assign]
         return device
 
-    def count(self, work: Callable[[], Any]) -> dict[str, Counts]:
-        """What the kernels that `work` launches on a counting device do in memory, by kernel."""
+    def count(self, work: Callable[[], Any], *, l1: int = 256) -> dict[str, Counts]:
+        """What the kernels that `work` launches on a counting device do in memory, by kernel. l1: lines that L1 keeps;
+        a launch finds none of its own there."""
         self.library.emulator_clear_counts()
+        self.library.emulator_l1(l1)
         work()
         return {name: Counts(**found) for name, found in json.loads(self.library.emulator_counts()).items()}
 

@@ -83,6 +83,7 @@ API const char* emulator_counts() {
   finish_all();
   return (text = counts_as_json()).c_str();
 }
+API void emulator_l1(size_t lines) { finish_all(), count_l1(lines); }
 API void emulator_clear_counts() { finish_all(), clear_counts(); }
 API void emulator_clear() { clear(); }
 // What a pool takes back is NaN from then on, in the order of the stream; not while the stream captures: it would be part of

@@ -160,14 +160,15 @@ def as_row(kernel: str, counts: Counts) -> Row:
 
 
 @cache
-def _emulator() -> Emulator:
+def emulator() -> Emulator:
+    """One for all rows."""
     kept = os.environ.get("WGRAD_EMULATOR_DIR")
     return start(Path(kept or mkdtemp(prefix="wgrad-emulator-")))
 
 
 def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
     """Those of the kernels of one code object, in every family that launches one of them."""
-    device, found = _emulator().counting(made.architecture), []
+    device, found = emulator().counting(made.architecture), []
     for family in FAMILIES:
         for dtype in DTYPES:
             dry = device.dry_run()
@@ -175,7 +176,7 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
             if made.source not in {source for source, _ in dry.kernels}:
                 continue
             about = {"family": family.__name__, "dtype": dtype}
-            counts = count(_emulator(), device, family, dtype)
+            counts = count(emulator(), device, family, dtype)
             found += [about | as_row(kernel, n) for kernel, n in counts.items() if kernel in kernels]
             say(f"{family.__name__} {dtype}: {len(counts)} kernels")
     return found

@@ -2,8 +2,9 @@
 
 A row has registers, spills, how many instructions of loops invalidate a cache, widths of the hot loop's accesses, the
 share of time that the matrix unit is busy at 600 clocks of memory latency by waves a SIMD, as many as fit, without and
-with L1's bandwidth counted (schedule.py). For the float32 kernels of RDNA, which have no matrix unit: the share of
-multiply-adds that the compiler pairs, the vector instructions beside them in a turn of the loop, and, of the aligned
+with L1's bandwidth counted (schedule.py), and of MI300's products of 16 bits with what L1 reads from L2 counted too,
+whose lines for 64 of K stand beside it (l2.py). For the float32 kernels of RDNA, which have no matrix unit: the share
+of multiply-adds that the compiler pairs, the vector instructions beside them in a turn of the loop, and, of the aligned
 ones of gfx1100, the share of the time that paired multiply-adds alone would take. A model, not a card.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tests.hip.executor import l2
 from tests.hip.executor.call import call
 from tests.hip.executor.code_object import Instruction
 from tests.hip.executor.device import shipped
@@ -135,23 +137,39 @@ def without_matrix_unit(architecture: str, lanes: int, loop: list[str], most: in
 
 
 def _turns(
-    architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool, apart: bool = False
+    architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool, fetched: float = 0.0, apart: bool = False
 ) -> dict[int, tuple[float, float]]:
     """By waves a SIMD, of which `most` fit: slots of a turn of the loop, without its start, and those of them in which
-    the matrix unit is busy. apart: each wave is of another work-group?"""
+    the matrix unit is busy. fetched: bytes from L2 for a load. apart: each wave is of another work-group?"""
     turns = {}
     for waves in (n for n in (1, 2, 4) if n <= most):
         groups = waves if apart else 1
-        start = simulate(architecture, lanes, [loop * 2] * waves, _LATENCY, l1=l1, groups=groups)
-        whole = simulate(architecture, lanes, [loop * (2 + _ROUNDS)] * waves, _LATENCY, l1=l1, groups=groups)
+        start, whole = (
+            simulate(architecture, lanes, [loop * n] * waves, _LATENCY, l1=l1, fetched=fetched, groups=groups)
+            for n in (2, 2 + _ROUNDS)
+        )
         turns[waves] = ((whole[0] - start[0]) / _ROUNDS, (whole[1] - start[1]) / _ROUNDS)
     return turns
 
 
-def busy(architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool = False) -> dict[int, float]:
-    """Share of time that the matrix unit is busy in a loop, by waves a SIMD, of which `most` fit; without its start."""
-    turns = _turns(architecture, lanes, loop, most, l1=l1)
+def busy(
+    architecture: str, lanes: int, loop: list[str], most: int, *, l1: bool = False, fetched: float = 0.0
+) -> dict[int, float]:
+    """Share of time that the matrix unit is busy in a loop, by waves a SIMD, of which `most` fit; without its start.
+    fetched: bytes from L2 for a load."""
+    turns = _turns(architecture, lanes, loop, most, l1=l1, fetched=fetched)
     return {waves: round(matrix / slots, 4) for waves, (slots, matrix) in turns.items()}
+
+
+def with_l2(made: Object, name: str, lanes: int, loop: list[str], most: int) -> Row:
+    """Of MI300's products of 16 bits: lines that L1 reads from L2 for 64 of K, and `busy` with those counted."""
+    tile_m, tile_n, threads = tile = _tile(name, lanes == 64)
+    waves = threads // lanes
+    lines = l2.lines(made, name, tile, _format(name), groups=max(1, 4 * most // waves))
+    depth = 16 * sum(map(is_matrix, loop)) * waves / (tile_m // 16 * (tile_n // 16))  # of K, in a turn
+    loads = waves * sum(text.startswith(("global_load", "buffer_load")) for text in loop)
+    fetched = lines * depth / 64 * l2.LINE / loads
+    return {"lines_64": lines, "busy_600_l2": busy(made.architecture, lanes, loop, most, l1=True, fetched=fetched)}
 
 
 def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[Row]:
@@ -168,6 +186,8 @@ def rows(made: Object, kernels: list[str], say: Callable[[str], None]) -> list[R
             row |= {"loop_instructions": len(loop), "matrix": sum(map(is_matrix, texts)), "widths": widths(loop)}
             row["busy_600"] = busy(made.architecture, code.lanes(name), texts, most)
             row["busy_600_l1"] = busy(made.architecture, code.lanes(name), texts, most, l1=True)
+            if made.architecture == "gfx942" and name.endswith(("_big", "_small")):
+                row |= with_l2(made, name, code.lanes(name), texts, most)
         elif adds := multiply_add_loop(listing):
             modelled = made == ("gfx1100", "gemm_f32") and "_any_" not in name
             row |= without_matrix_unit(made.architecture, code.lanes(name), adds, most, modelled=modelled)

@@ -3,7 +3,8 @@
 Waves issue in order, each at most one instruction a slot and each unit at most one; a result is there after its
 latency; waits count outstanding accesses. A slot is 4 clocks on CDNA and 1 on RDNA, where a matrix instruction blocks
 the vector unit. The LDS, and where asked for L1, are shared by SIMDs that are taken to do the same at the same time.
-Not modelled: bank conflicts, cache misses. Rates of matrix units and caches: AMD, CDNA2, CDNA3 and RDNA3 white papers
+With L1 goes what it reads from L2, where a caller says how much; latency is the same for hits and misses. Not
+modelled: bank conflicts, what L2 misses. Rates of matrix units and caches: AMD, CDNA2, CDNA3 and RDNA3 white papers
 (FLOP and bytes a clock and compute unit); RDNA4: Radeon RX 9070 XT, 195 TFLOP/s of 64 compute units at 2.97 GHz.
 """
 
@@ -18,6 +19,7 @@ from tests.hip.executor.isa import is_matrix, is_pair, width
 
 LDS_LATENCY, SCALAR_LATENCY = 100, 200  # clocks
 _LDS_BYTES, _L1_BYTES = 128, 64  # a clock and compute unit
+_L2_BYTES = 2048 / 38  # the same: of a die of MI300X, whose compute units read at once
 _RATES = {"gfx90a": {"f16": 1024, "bf16": 1024, "f32": 256}, "gfx942": {"f16": 2048, "bf16": 2048, "f32": 256}}
 _WMMA_CLOCKS = {"gfx11": 32, "gfx12": 16}  # of 16 x 16 x 16, 16 bits
 _QUEUED = 32  # slots of work that may wait in front of the LDS, or of L1
@@ -88,8 +90,8 @@ def _gfx12_waits(text: str) -> dict[str, int]:
     return {of[c]: int(number, 0) >> 8 * n & 63 for n, c in enumerate(counts) if c in of}
 
 
-def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool = False) -> Step:
-    """An instruction's way. memory_latency: clocks; l1: counted?"""
+def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool = False, fetched: float = 0.0) -> Step:
+    """An instruction's way. memory_latency: clocks; l1: counted? fetched: bytes that L1 reads from L2 for a load."""
     cdna = architecture.startswith("gfx9")
     clocks, simds = (4, 4) if cdna else (1, 2)  # of a slot; that share an LDS and an L1
     name = text.split()[0]
@@ -119,7 +121,9 @@ def step(text: str, architecture: str, lanes: int, memory_latency: int, l1: bool
     elif name.startswith(("global_", "buffer_", "flat_", "scratch_")):
         made.unit, made.queue, made.latency = "vmem", "vmcnt", memory_latency // clocks
         made.cost = max(1, width(name) // 32)
-        made.shared = lanes * width(name) // 8 / _L1_BYTES * simds / clocks if l1 else 0.0
+        if l1:
+            from_l2 = fetched / _L2_BYTES if "_load" in name else 0.0
+            made.shared = max(lanes * width(name) // 8 / _L1_BYTES, from_l2) * simds / clocks
     elif name.startswith("s_load"):
         made.queue = "kmcnt" if architecture.startswith("gfx12") else "lgkmcnt"
         made.latency = SCALAR_LATENCY // clocks
@@ -212,15 +216,16 @@ def simulate(
     memory_latency: int,
     *,
     l1: bool = False,
+    fetched: float = 0.0,
     groups: int = 1,
 ) -> tuple[int, int]:
     """Runs waves on one SIMD. programs: texts of the instructions that each wave executes; memory_latency: clocks; l1:
-    is its bandwidth counted? groups: work-groups that the waves are of, as many of each, one after another; a barrier
-    is of one.
+    is its bandwidth counted? fetched: bytes that it reads from L2 for a load, on average. groups: work-groups that the
+    waves are of, as many of each, one after another; a barrier is of one.
 
     Returns (slots, slots in which the matrix unit was busy).
     """
-    steps = {t: step(t, architecture, lanes, memory_latency, l1) for program in programs for t in program}
+    steps = {t: step(t, architecture, lanes, memory_latency, l1, fetched) for program in programs for t in program}
     waves = [_Wave([steps[t] for t in p], n * groups // len(programs)) for n, p in enumerate(programs)]
     simd, now = Simd(architecture), 0
     while live := [w for w in waves if not w.ended]:
