@@ -10,7 +10,22 @@
 @group(0) @binding(10) var<storage, read> d: array<u32>;
 
 struct Unit_b { low: Words, high: u32, scales: u32, d: u32, element: u32 }
-struct Ready_b { even: Words, odd: Words, scale: f32 }  // codes as bytes, of elements 0, 2, 4, 6 and 1, 3, 5, 7
+struct Ready_b { low: Words, high: Words, scale: Scale }
+
+// What makes a float of the code at bit 0, 4, 8, 12 (words.wgsl), and what code 32, which stands for 0, then is. With one
+// exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, matrix units, which take units of 8, are
+// slower (docs/rejected.md).
+#if UNIT == 8
+alias Scale = f32;
+const EXPONENTS = vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
+const ZERO = vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + 32.0;
+const STEP = 1.0;
+#else
+alias Scale = vec4<f32>;
+const EXPONENTS = vec4<u32>(0x4b000000u);
+const ZERO = 8388608.0 + 32.0 * vec4<f32>(1.0, 16.0, 256.0, 4096.0);
+const STEP = vec4<f32>(1.0, 0.0625, 0.00390625, 0.000244140625);
+#endif
 
 fn prepare_b(lid: u32) {}
 
@@ -19,18 +34,22 @@ fn fetch_b(at: u32, inside: u32) -> Unit_b {
   return Unit_b(b[at / UNIT], high_bits[i >> 4u], scales[i >> 6u], d[i >> 9u], i);
 }
 
-// Bits 4j and 4j + 1 (4j + 2 and 4j + 3) of sixteen go to bits 8j + 4 and 8j + 5 by two products, of which the first sets
-// the upper eight apart; what meets elsewhere carries into none of these.
 fn ready_b(unit: Unit_b) -> Ready_b {
   let i = unit.element;
   let scale = bitcast<i32>(unit.scales << (24u - 8u * ((i >> 4u) & 3u))) >> 24u;
   let high = each(unit.high >> (2u * (i & 15u)), 16u);
-  let even = ((((high & Words(0x3333u)) * Words(0x101u)) & Words(0x330033u)) * Words(0x110u)) & Words(0x30303030u);
-  let odd = ((((high & Words(0xccccu)) * Words(0x101u)) & Words(0xcc00ccu)) * Words(0x44u)) & Words(0x30303030u);
-  let low = Words(0x0f0f0f0fu);
-  return Ready_b((unit.low & low) | even, ((unit.low >> Words(4u)) & low) | odd, half_of(unit.d, (i >> 8u) & 1u) * f32(scale));
+  return Ready_b(unit.low, high, half_of(unit.d, (i >> 8u) & 1u) * f32(scale) * STEP);
+}
+
+// The high bits of codes `first` to first + 3, each above its low ones.
+fn above(high: u32, first: u32) -> vec4<u32> {
+  let mask = vec4<u32>(0x30u, 0x300u, 0x3000u, 0x30000u);
+  if ((first & 7u) == 0u) { return vec4<u32>(high << 4u, high << 6u, high << 8u, high << 10u) & mask; }
+  return vec4<u32>(high >> 4u, high >> 2u, high, high << 2u) & mask;
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  return Four(unit.scale * bytes(word_of(unit.even, first), word_of(unit.odd, first), 32.0));
+  let low = vec4<u32>(word_of(unit.low, first)) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u);
+  let code = bitcast<vec4<f32>>(low | EXPONENTS | above(eight_of(unit.high, first), first));
+  return Four(unit.scale * (code - ZERO));
 }

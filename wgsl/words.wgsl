@@ -1,7 +1,8 @@
 // Part of the weight formats: UNIT codes (8, 16, 32) of which 4 bits each lie in words of 8, from the lowest on; and codes
 // to floats.
 //   each(word, bits)           the word for the first eight codes, and from so many bits on for each next eight
-//   word_of(words, first)      the word that has code `first`, that code lowest
+//   eight_of(words, first)     the word of the eight that code `first` is one of
+//   word_of(words, first)      the same, code `first` lowest
 //
 // A float whose last bit is worth 2^-s has an integer of few bits that lies at bit s of a word in the right place: with the
 // exponent set, and the power of 2 that this stands for taken off again, it is that integer, exactly. That is a logical
@@ -9,7 +10,7 @@
 #if UNIT == 8
 alias Words = u32;
 fn each(word: u32, bits: u32) -> Words { return word; }
-fn word_of(words: Words, first: u32) -> u32 { return words >> (4u * first); }
+fn eight_of(words: Words, first: u32) -> u32 { return words; }
 #else
 #if UNIT == 16
 alias Words = vec2<u32>;
@@ -18,8 +19,9 @@ fn each(word: u32, bits: u32) -> Words { return vec2<u32>(word, word >> bits); }
 alias Words = vec4<u32>;
 fn each(word: u32, bits: u32) -> Words { return vec4<u32>(word) >> (vec4<u32>(0u, 1u, 2u, 3u) * bits); }
 #endif
-fn word_of(words: Words, first: u32) -> u32 { return words[first >> 3u] >> (4u * (first & 7u)); }
+fn eight_of(words: Words, first: u32) -> u32 { return words[first >> 3u]; }
 #endif
+fn word_of(words: Words, first: u32) -> u32 { return eight_of(words, first) >> (4u * (first & 7u)); }
 
 // The four lowest nibbles, less an integer.
 fn nibbles(word: u32, less: f32) -> vec4<f32> {

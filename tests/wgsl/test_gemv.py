@@ -96,13 +96,16 @@ def test_every_number_of_rows(m: int, kind: str, devices: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize(("n", "k"), [(45, 1280), (5, 256)])  # units for all lanes of a team, and for some
 @pytest.mark.parametrize("kind", KINDS[:2])
-@pytest.mark.parametrize("name", sorted(formats()))
-def test_one_row_of_every_format(name: str, kind: str, n: int, k: int, devices: Any) -> None:
-    """Some read more elements at once than with more rows. Each row of the weight has its own scales in every group."""
+@pytest.mark.parametrize(
+    ("name", "m"),
+    [*((name, 1) for name in sorted(formats())), *((name, m) for name in ("q5_k", "q6_k") for m in (4, 8, MOST_ROWS))],
+)
+def test_few_rows_of_every_format(name: str, m: int, kind: str, n: int, k: int, devices: Any) -> None:
+    """The fewer, the more elements are read at once. Each row of the weight has its own scales in every group."""
     device, rng = devices[kind], np.random.default_rng(3)
     values = rng.standard_normal((n, k // 16, 16)) * np.exp2(rng.integers(-6, 3, (n, k // 16, 1)))
     weight = formats()[name].quantize(values.reshape(n, k).astype(F32))
-    x = rng.standard_normal((1, k)).astype(F32)
+    x = rng.standard_normal((m, k)).astype(F32)
     y = device.linear_quantized(device.upload(x), weight.map_arrays(device.upload))
     decoded = weight.rows(0, n, np.dtype(np.float64))
     exact, size = x.astype(np.float64) @ decoded.T, np.abs(x.astype(np.float64)) @ np.abs(decoded.T)
@@ -131,6 +134,14 @@ def test_the_same_input_gives_the_same_bits(kind: str, devices: Any) -> None:
     x = device.upload(rng.standard_normal((3, 1096)).astype(F32))
     one, other = (device.download(device.linear_quantized(x, weight)).tobytes() for _ in range(2))
     assert one == other
+
+
+def test_elements_read_at_once() -> None:
+    """As many as one scale is for, up to 128 products of an element and a row; never fewer than with many rows."""
+    rows = (1, 3, 4, 5, 8, 9, MOST_ROWS)
+    for name, units in (("q5_k", (32, 32, 32, 16, 16, 8, 8)), ("q6_k", (16, 16, 16, 16, 16, 8, 8)), ("nf4", (8,) * 7)):
+        weight = formats()[name].quantize(np.zeros((1, 256), F32))
+        assert tuple(gemv.unit_of(weight, m) for m in rows) == units, name
 
 
 def test_what_a_team_is() -> None:
