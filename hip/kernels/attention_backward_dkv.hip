@@ -21,7 +21,7 @@ struct Shifts {
   int ds, grad, v;
 };
 template <class F>
-GPU_FN Shifts choose_shifts(const typename F::Source& from, const float* grad_lengths, const float* v_lengths,
+GPU_FN Shifts choose_shifts(const Source& from, const float* grad_lengths, const float* v_lengths,
                         const Span& all, int column0, int head, int last_head, float* memory) {
   float longest = 0.f, largest = 0.f, longest_v = 0.f;
   for (int h = head; h <= last_head; h++)
@@ -53,7 +53,7 @@ GPU_FN void backward_dkv(const void* grad, const void* q, const void* k, const v
   const u32 stride = u32(p.heads) * D * 2, kv_stride = u32(p.kv_heads) * D * 2, bytes = u32(p.length) * stride;
   const long slice = (long)batch * p.length * stride, row = (long)batch * p.heads * p.length;
   const long kv_slice = (long)batch * p.length * kv_stride + kv_head * D * 2;
-  const typename F::Source from{
+  const Source from{
       {(const char*)q + slice, stride, bytes}, {(const char*)grad + slice, stride, bytes}, lse + row, delta + row,
       p.length};
 

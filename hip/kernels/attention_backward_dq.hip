@@ -58,7 +58,7 @@ GPU_FN void backward_dq(const void* grad, const void* q, const void* k, const vo
   if constexpr (F::LIFTS) f.x2.lift(lift_x2);
   f.start(column0, kv_stride);
   const u32 bytes = u32(p.length) * kv_stride;
-  const typename F::Source from{{(const char*)k + kv_slice, kv_stride, bytes},
+  const Source from{{(const char*)k + kv_slice, kv_stride, bytes},
                                 {(const char*)v + kv_slice, kv_stride, bytes},
                                 nullptr, nullptr, p.length};
   f.run(from, all, mine, kv_head, kv_head);

@@ -11,6 +11,38 @@
 
 namespace attention {
 
+// First address of a lane: reading its row (l % 16) along, or its inner() rows across.
+template <int D>
+struct Lanes {
+  u32 along, across;
+  GPU_FN void start() {
+    const u32 row = u32(column());
+    along = own_along<D>(row);
+    const u32 first = u32(inner(0)), byte = row * Transposed<D>::WIDE * 2;
+    across = first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
+  }
+};
+// A of the second products, as Transposed from memory.
+template <int D>
+struct TransposedTile : Transposed<D> {
+  using Transposed<D>::WIDE;
+  GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
+#pragma unroll
+    for (int r = 0; r < INNER; r++) {
+      const u32 further = u32(r) * (D * 2) + u32(part) * (32 * WIDE);
+      const char* from = (const char*)lds + ((lane_at ^ swizzle(u32(r)) * 16) + further);
+      if constexpr (WIDE == 8) {
+        const u32x4 v = *(const u32x4*)from;
+#pragma unroll
+        for (int w = 0; w < 4; w++) this->at[r][w] = v[w];
+      } else {
+        const u32x2 v = *(const u32x2*)from;
+        this->at[r][0] = v[0], this->at[r][1] = v[1];
+      }
+    }
+  }
+};
+
 // The owned rows of a wave as operand B.
 template <int D>
 struct Held {
@@ -40,8 +72,8 @@ struct Gradient : WalkedRows<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   using Base = WalkedRows<T, D, KEYS>;
   using Columns = GradientColumns<T, D, KEYS>;
   using V = TransposedTile<D>;
-  using typename Base::Source, typename Base::Y;
-  using Base::ROWS, Base::BUFFER, Base::lds, Base::wave, Base::stats, Base::stats_of;
+  using typename Base::Y;
+  using Base::ROWS, Base::BUFFER, Base::lds, Base::wave, Base::stats;
   using Base::fetch1, Base::fetch2, Base::put1, Base::put2;
   using Columns::TILES, Columns::DEPTHS, Columns::PIECES, Columns::result1, Columns::result2, Columns::less_delta;
   using Columns::hide, Columns::probabilities, Columns::score_gradients, Columns::round;

@@ -1,169 +1,83 @@
 // The loop of attention's gradient on RDNA, heads of 256: two neighbouring waves have the same columns, and a half of
-// the width each. attention_gradient.hpp says what is what.
+// the width each. attention_gradient.hpp says what is what. What each makes of s and of g is a part of the sum; both
+// parts go to the other through LDS at once, and both waves make p and ds, on the same bits.
 //
-//     y1, y2 tile t + 1: memory -> registers -> LDS when all have read tile t (attention_walked_rows.hpp)
-//     y1, y2 tile t:     LDS -> operand A twice: along the head width, and transposed in registers
-//     x1, x2:            operand B, in LDS
+//     dq        tile t + 1 is stored at the end of tile t: y1 and y2 along where all have read tile t, and y1 across
+//               where tile t - 1 was
+//     dk, dv    y1 and y2 lie along, then across, in one place: each stored when all have read the other
 #pragma once
-#include "attention_gradient_columns.hpp"
 #include "attention_gradient_rdna.hpp"
 #include "attention_pairs.hpp"
-#include "attention_walked_rows.hpp"
 
 namespace attention {
 
-// The owned rows of a wave as operand B, in LDS.
-template <int D>
-struct Held {
-  using S = Share<D>;
-  using Owned = Tile<S::COLUMNS, D, THREADS>;
-  static constexpr int SLOTS = Owned::SLOTS;
-  u32 at;  // bytes in LDS, of the wave's
-  GPU_FN void load(const char* slice, const Mask& mask, int column0, u32 stride, u32x4* lds, int slot) {
-    Owned tile;
-    tile.load(Rows(slice, u32(mask.queries - 1) * stride + D * 2), column0, stride);
-    tile.store(lds + slot);
-    at = u32(slot) * 16 + u32(S::place()) * (S::WAVE_COLUMNS * D * 2);
-  }
-  GPU_FN Chunk read(const u32x4* lds, u32 along, int step) const { return read_along(lds, along + at, step); }
-};
-
 template <class T, bool KEYS>
-struct Gradient<T, 256, KEYS> : WalkedRows<T, 256, KEYS>, GradientColumns<T, 256, KEYS> {
-  static constexpr int D = 256;
-  using S = Share<D>;
-  using Base = WalkedRows<T, D, KEYS>;
-  using Columns = GradientColumns<T, D, KEYS>;
-  using V = TransposedTile<D>;
-  using typename Base::Source, typename Base::Y;
-  using Base::ROWS, Base::BUFFER, Base::lds, Base::wave, Base::rows_at, Base::stats, Base::stats_of;
-  using Base::fetch1, Base::fetch2, Base::put1, Base::put2;
-  using Columns::TILES, Columns::DEPTHS, Columns::PIECES, Columns::result1, Columns::result2, Columns::less_delta;
-  using Columns::hide, Columns::probabilities, Columns::score_gradients, Columns::round;
-  using Columns::NARROW, Columns::LIFTS;
-  // LDS behind the walked rows: what waves hand over, a tile of scores and one of their gradients; x1 and x2.
-  static constexpr int HANDED = Base::ALL_SLOTS, HELD = HANDED + 2 * WAVES * HANDED_TILE;
-  static constexpr int SLOTS = HELD + 2 * Held<D>::SLOTS;
+struct Gradient<T, 256, KEYS> : GradientProducts<T, 256, KEYS> {
+  using Base = GradientProducts<T, 256, KEYS>;
+  using typename Base::Own;
+  using Base::ROWS, Base::TILES, Base::READS, Base::OF, Base::TURNS, Base::lds, Base::wave;
+  using Base::result1, Base::result2, Base::fetch, Base::put_along, Base::put_across;
+  // LDS behind the rows: what waves hand over, a tile of scores and one of their gradients.
+  static constexpr int HANDED = Base::END / 16, SLOTS = HANDED + 2 * WAVES * HANDED_TILE;
 
-  Held<D> x1, x2;
-  Lanes<D> lanes;
-
-  GPU_FN void load_columns(const char* slice1, const char* slice2, const Mask& mask, int column0, u32 stride) {
-    x1.load(slice1, mask, column0, stride, lds, HELD);
-    x2.load(slice2, mask, column0, stride, lds, HELD + Held<D>::SLOTS);
+  GPU_FN u32x4* handed(int of, int which) const { return lds + HANDED + (which * WAVES + of) * HANDED_TILE; }
+  // This wave's parts of s and g, handed over.
+  GPU_FN void parts(Acc (&s)[1][TILES], Acc (&g)[1][TILES], const Own& own) {
+    this->template scores<0>(s, own, [] {});
+    this->template scores<1>(g, own, [] {});
+    hand_over(handed(wave, 0), s[0][0]), hand_over(handed(wave, 1), g[0][0]);
   }
-  GPU_FN void start(int column0, u32) {
-    lanes.start();
-    wave = int(gpu::wave());
-    this->start_columns(column0);
-  }
-
-  // s += y x^T. `at`: bytes from the start of LDS to the rows of y.
-  GPU_FN void product(Acc (&s)[TILES], u32 at, const Held<D>& x) {
-    const u32 along = optimization_barrier(lanes.along);
-#pragma unroll
-    for (int c = 0; c < DEPTHS; c++) {
-      s[0] = multiply(T{}, read_along(lds, along + at, c), x.read(lds, along, c), s[0]);
-      if (c % 2) gpu::sched_fence();
-    }
-  }
-  GPU_FN void transpose(V& v, u32 at, int part) const {
-    v.load(lds, optimization_barrier(lanes.across) + at, part);
-  }
-  // result^T += y^T b, of one part of y, transposed; and of all of them, with registers for one: part 0 is there.
-  GPU_FN static void accumulate_part(Acc (&to)[PIECES][TILES], const V& v, int part, const Piece (&b)[TILES]) {
-#pragma unroll
-    for (int j = 0; j < V::WIDE; j++) {
-      const Piece a = v.piece(j);
-#pragma unroll
-      for (int n = 0; n < TILES; n++) to[part * V::WIDE + j][n] = mma(T{}, a, b[n], to[part * V::WIDE + j][n]);
-    }
-  }
-  GPU_FN void accumulate(Acc (&to)[PIECES][TILES], V& v, u32 at, const Piece (&b)[TILES]) const {
-#pragma unroll
-    for (int part = 0; part < V::PARTS; part++) {
-      if (part > 0) transpose(v, at, part);
-      accumulate_part(to, v, part, b);
-      gpu::sched_fence();
-    }
-  }
-  // `which`: of two places in LDS.
-  GPU_FN void exchange(Acc& tile, int which) const {
-    u32x4* handed = lds + HANDED + which * WAVES * HANDED_TILE;
-    hand_over(handed + wave * HANDED_TILE, tile);
-    meet();
-    add_handed(tile, handed + (wave ^ 1) * HANDED_TILE);
-  }
-  GPU_FN void step(int buffer, int row0, bool partly) {
-    const u32 at1 = u32(rows_at(buffer)) * 16, at2 = at1 + Y::SLOTS * 16;
-    const float* rows = stats(buffer);
-    Acc s[TILES], g[TILES];
-    Piece rounded[TILES];
-    V v;
-    Acc of_row = Acc(0.f);
-#pragma unroll
-    for (int n = 0; n < TILES; n++) s[n] = Acc(0.f);
-    product(s, at1, x1);
-    exchange(s[0], 0);
-    if constexpr (KEYS) {
-      gpu::sched_fence();
-      if (partly) hide(s, row0);
-      of_row = stats_of(rows);
-      probabilities(s, of_row);
-      round(rounded, s);
-      gpu::sched_fence();
-      transpose(v, at2, 0);
-      accumulate(result2, v, at2, rounded);
-      gpu::sched_fence();
-      of_row = stats_of(rows + ROWS);
-    }
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      g[n] = KEYS ? of_row : Acc(optimization_barrier(less_delta[n]));
-      if (S::first_element() > 0) g[n] = Acc(0.f);  // -delta counts once
-    }
-    product(g, at2, x2);
-    exchange(g[0], 1);
-    gpu::sched_fence();
-    if (!KEYS && partly) hide(s, row0);
-    if (!KEYS) probabilities(s, of_row);
-    score_gradients(g, s);
-    round(rounded, g);
-    gpu::sched_fence();
-    transpose(v, at1, 0);
-    accumulate(result1, v, at1, rounded);
+  // Up to p and ds.
+  GPU_FN void both(Piece (&p)[1][TILES], Piece (&ds)[1][TILES], Acc (&s)[1][TILES], Acc (&g)[1][TILES], const Walk& w,
+                   bool partly) {
+    const Acc of_row = KEYS ? this->stats(w, 0, 0) : Acc(0.f);
+    add_handed(s[0][0], handed(wave ^ 1, 0)), add_handed(g[0][0], handed(wave ^ 1, 1));
+    g[0][0] += KEYS ? this->stats(w, 1, 0) : Acc(this->less_delta[0]);
+    if (partly) this->hide(s[0], w.row);
+    this->probabilities(s[0], of_row);
+    if (KEYS) this->round(p[0], s[0]);
+    this->score_gradients(g[0], s[0]);
+    this->round(ds[0], g[0]);
     gpu::sched_fence();
   }
   // From rows `all` of heads [head, last_head].
   GPU_FN void run(const Source& from, const Span& all, const Span& mine, int head, int last_head) {
     const int begin = all.begin / ROWS * ROWS;
     Walk w{begin, head, begin, all.end, last_head, 0};
-    fetch1(from, w);
-    fetch2(from, w);
-    put1(0);
-    put2(from, w);
+    fetch(from, w);
+    put_along(from, w);
+    if (!TURNS) put_across(w);
     gpu::lds_barrier();
 #pragma unroll 1
     while (!w.over()) {
       Walk next = w;
       next.template step<ROWS>();
-      fetch1(from, next);
-      fetch2(from, next);
+      const Own own = this->own_rows(w);
+      const bool touched = mine.touches(w.row, ROWS);
+      Acc s[1][TILES], g[1][TILES];
+      Piece p[1][TILES], ds[1][TILES];
+      if (touched) this->first_operands(own), parts(s, g, own);
+      meet();  // all have read y along
+      if (TURNS) put_across(w);
       gpu::sched_fence();
-      if (mine.touches(w.row, ROWS)) step(w.now, w.row, !mine.whole(w.row, ROWS));
-      else meet(), meet();
+      fetch(from, next);
       gpu::sched_fence();
-      meet();  // all have read what is overwritten
-      put1(next.now);
-      put2(from, next);
-      gpu::lds_barrier();
+      if (touched) both(p, ds, s, g, w, !mine.whole(w.row, ROWS));
+      if (TURNS) {
+        meet();  // y across is there
+#pragma unroll
+        for (int n = 0; n < READS; n++) this->read(own, 2 * OF + n);
+      }
+      if (touched) {
+        if constexpr (KEYS) this->template accumulate<2>(result2, own, p);
+        this->template accumulate<KEYS ? 3 : 2>(result1, own, ds);
+      }
+      if (TURNS) meet();  // all have read it
+      else put_across(next);
+      put_along(from, next);
+      meet();  // tile t is read, tile t + 1 is there
       w = next;
     }
-  }
-  template <class Out>
-  GPU_FN static void store(const Acc (&x)[PIECES][TILES], const float (&factor)[TILES], Out* to, int column0,
-                           int columns, long stride) {
-    Columns::template store_in_order<V>(x, factor, to, column0, columns, stride);
   }
 };
 

@@ -64,58 +64,28 @@ struct Tile : Staged<ROWS, D, THREADS> {
 
 // ---- operands from a Tile -------------------------------------------------------------------------------------------
 // What changes from one access of a lane to the next is an exclusive or of bits 4 to 6 of its first address, and a
-// constant. `at`: bytes from the start of LDS to the 16 rows, a multiple of 128.
+// constant.
 // Where `row` begins for a lane that reads rows of D elements along.
 template <int D>
 GPU_FN u32 own_along(u32 row) {
   return row * (D * 2) + ((GPU_RDNA3 ? 0 : u32(group())) ^ swizzle(row)) * 16;
 }
-template <int D>
-struct Lanes {
-  u32 along, across;  // first address of a lane: reading its row (l % 16) along, or its inner() rows across
-  GPU_FN void start() {
-    const u32 row = u32(column());
-    const u32 part = u32(Share<D>::first_element()) * 2;
-    along = part + own_along<D>(row);
-    const u32 first = u32(inner(0)), byte = row * Transposed<D>::WIDE * 2;
-    across = part + first * (D * 2) + ((byte / 16 ^ swizzle(first)) * 16 + byte % 16);
-  }
-};
 GPU_FN u32x4 read_at(const u32x4* lds, u32 lane_at, u32 bytes) {
   return *(const u32x4*)((const char*)lds + ((lane_at ^ bytes % 128) + bytes / 128 * 128));
 }
-GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step) {
+// `further`: bytes, a multiple of 128.
+GPU_FN Chunk read_along(const u32x4* lds, u32 lane_at, int step, u32 further = 0) {
   Chunk x;
 #if GPU_CDNA
-  const u32x4 v = read_at(lds, lane_at, u32(step) * 64);
+  const u32x4 v = read_at(lds, lane_at, u32(step) * 64 + further);
   x.at[0] = v.lo, x.at[1] = v.hi;
 #elif GPU_RDNA4
-  x.at[0] = read_at(lds, lane_at, u32(step) * 32);
+  x.at[0] = read_at(lds, lane_at, u32(step) * 32 + further);
 #else
-  x.at[0].lo = read_at(lds, lane_at, u32(step) * 32), x.at[0].hi = read_at(lds, lane_at, u32(step) * 32 + 16);
+  x.at[0].lo = read_at(lds, lane_at, u32(step) * 32 + further);
+  x.at[0].hi = read_at(lds, lane_at, u32(step) * 32 + further + 16);
 #endif
   return x;
 }
-// A of the second products, as Transposed from memory.
-template <int D>
-struct TransposedTile : Transposed<Share<D>::WIDTH> {
-  using Transposed<Share<D>::WIDTH>::WIDE;
-  GPU_FN void load(const u32x4* lds, u32 lane_at, int part) {
-#pragma unroll
-    for (int r = 0; r < INNER; r++) {
-      const u32 down = u32(INNER == 16 ? 2 * (r % 8) + r / 8 : r);  // inner(r) - inner(0)
-      const u32 further = down * (D * 2) + u32(part) * (32 * WIDE);
-      const char* from = (const char*)lds + ((lane_at ^ swizzle(down) * 16) + further);
-      if constexpr (WIDE == 8) {
-        const u32x4 v = *(const u32x4*)from;
-#pragma unroll
-        for (int w = 0; w < 4; w++) this->at[r][w] = v[w];
-      } else {
-        const u32x2 v = *(const u32x2*)from;
-        this->at[r][0] = v[0], this->at[r][1] = v[1];
-      }
-    }
-  }
-};
 
 }  // namespace attention

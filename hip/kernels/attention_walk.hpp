@@ -5,6 +5,7 @@
 #pragma once
 #include "attention_mask.hpp"
 #include "attention_matrix.hpp"
+#include "attention_range.hpp"
 
 namespace attention {
 
@@ -65,6 +66,13 @@ struct Walked {
   }
 };
 
+// What a kernel walks over: y1, y2; for dk and dv lse and delta of this batch element, [heads, length].
+struct Source {
+  Walked y1, y2;
+  const float *lse, *delta;
+  int length;
+};
+
 // Where a work-group stands: rows [row, row + ROWS) of `head`, in LDS buffer `now`; `next` is what comes then.
 struct Walk {
   int row, head, begin, end, last_head, now;
@@ -78,5 +86,36 @@ struct Walk {
   GPU_FN int fetched() const { return MANY ? gpu::min(head, last_head) : last_head; }
   GPU_FN bool over() const { return head > last_head; }
 };
+
+// lse and delta of the ROWS rows of a tile, for dk and dv: a wave brings them to LDS, in the order in which lanes hold
+// rows of a result: a lane's lie together. LIFTS: delta times `lift_delta`.
+template <class T, int ROWS, bool LIFTS>
+struct RowStats {
+  float lse, delta;
+  GPU_FN void fetch(const Source& from, int head, int row0) {
+    const long at = (long)head * from.length;
+    const u32 row = u32(gpu::min(row0 + int(fresh_lane() % ROWS), from.length - 1));
+    lse = (from.lse + at)[row], delta = (from.delta + at)[row];
+  }
+  GPU_FN void put(float* stats, int row0, int length, float lift_delta) const {
+    const u32 row = fresh_lane() % ROWS, in_tile = row % 16;
+    const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
+    const bool there = row0 + int(row) < length;
+    stats[place] = there ? (Narrow<T>::YES ? float(P_SHIFT) : 0.f) - lse * LOG2E : -NOTHING;
+    stats[place + ROWS] = there ? -(LIFTS ? delta * lift_delta : delta) : 0.f;
+  }
+};
+// lse or delta of the 16 rows at `rows` that a lane has of a result.
+GPU_FN Acc stats_of(const float* rows) {
+  const float* mine = rows + fresh_lane() / 16 * ELEMENTS;
+  Acc x;
+#pragma unroll
+  for (int e = 0; e < ELEMENTS; e += 4) {
+    const gpu::f32x4 v = gpu::load16<gpu::f32x4>(mine + e);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[e + i] = v[i];
+  }
+  return x;
+}
 
 }  // namespace attention

@@ -1,9 +1,9 @@
 // The rows that attention's gradient walks over on RDNA, on their way: memory -> registers -> LDS. There they lie
 // twice: along the head width, as they come, and across it, transposed when they are stored: once for all waves, not by
-// each of them beside its products. The first half of the waves brings y1, the other half y2.
+// each of them beside its products. The first half of the waves brings y1, the other half y2; heads of 256: all bring
+// both.
 #pragma once
 #include "attention_operands.hpp"
-#include "attention_range.hpp"
 #include "attention_walk.hpp"
 
 namespace attention {
@@ -34,7 +34,7 @@ struct AcrossTile {
 // What a thread brings of a tile: eight elements of FOUR rows that are neighbours in the order of inner().
 template <int ROWS, int D>
 struct FourRows {
-  using Across = AcrossTile<D>;
+  using Across = AcrossTile<(D < 128 ? D : 128)>;  // of 256: a half of the width behind the other
   static constexpr int FOUR = 4, CHUNKS = D / 8, THREADS = ROWS / FOUR * CHUNKS;
   static constexpr u32 ROW = D * 2, APART = GPU_RDNA3 ? 2 : 1;  // bytes of a row; rows from inner() to the next
   u32x4 at[FOUR];
@@ -52,7 +52,8 @@ struct FourRows {
   GPU_FN static u32 along(u32 thread) { return row(thread) * ROW + (chunk(thread) ^ swizzle(row(thread))) * 16; }
   GPU_FN static u32 across(u32 thread) {
     const u32 in = four(thread), c = chunk(thread);
-    return part(thread) * (16 * ROW) + c * Across::ROW + (in / 2 ^ Across::swap(c)) * 16 + in % 2 * 8;
+    const u32 first = c / 16 * (128 * Across::ROW) + c % 16 * Across::ROW;
+    return part(thread) * (16 * ROW) + first + (in / 2 ^ Across::swap(c)) * 16 + in % 2 * 8;
   }
   GPU_FN void load(const Rows& rows, u32 from, u32 stride) {
 #pragma unroll
@@ -75,70 +76,59 @@ struct FourRows {
 
 template <class T, int D, bool KEYS>
 struct WalkedTwice {
-  static constexpr int ROWS = 16 * THREADS / D;  // of a tile: a thread has one share of y1 or of y2
+  static constexpr bool PAIRED = Share<D>::PAIRED;
+  static constexpr int ROWS = PAIRED ? 16 : 16 * THREADS / D;  // of a tile
   using Y = FourRows<ROWS, D>;
-  static_assert(2 * Y::THREADS == THREADS, "half of the threads bring y1, the others y2");
-  // LDS, in bytes: a buffer has y1 and y2 along, y1 and (dk, dv) y2 across, and (dk, dv) lse and delta of the rows.
-  static constexpr u32 BYTES = ROWS * D * 2, ALONG2 = BYTES, ACROSS1 = 2 * BYTES, ACROSS2 = 3 * BYTES;
-  static constexpr u32 STATS = (KEYS ? 4 : 3) * BYTES, BUFFER = STATS + (KEYS ? ROWS * 8 : 0);
-  static constexpr u32 WALKED_BYTES = 2 * BUFFER;
+  static constexpr int MINE = 2 * Y::THREADS / THREADS;  // of y1 and y2, a thread has a share of so many
+  // LDS has no room for both forms of dk's and dv's 256: they take turns in one place. Of dq's 256 it has for y1 across
+  // twice; of narrower heads for all twice.
+  static constexpr bool TURNS = PAIRED && KEYS;
+  // LDS, in bytes: y1 and y2 along, y1 and (dk, dv) y2 across, and (dk, dv) lse and delta of the rows.
+  static constexpr u32 BYTES = ROWS * D * 2, ACROSS1 = TURNS ? 0 : 2 * BYTES, ACROSS2 = ACROSS1 + BYTES;
+  static constexpr u32 STATS = ACROSS1 + (KEYS ? 2 : 1) * BYTES, BUFFER = STATS + (KEYS ? ROWS * 8 : 0);
+  static constexpr u32 APART = PAIRED ? 0 : BUFFER, APART_ACROSS = PAIRED ? TURNS ? 0 : BYTES : BUFFER;  // two tiles
+  static constexpr u32 WALKED_BYTES = BUFFER + APART_ACROSS;
 
   u32x4* lds;
   int wave;
-  Y y;
-  u32 y_from, y_along, y_across;  // in memory and in LDS
-  float row_lse, row_delta;       // of a row of the next tile
+  Y y[MINE];
+  u32 y_from, y_along, y_across;     // in memory and in LDS
+  RowStats<T, ROWS, false> of_rows;  // of the next tile
 
-  struct Source {
-    Walked y1, y2;
-    const float *lse, *delta;  // dk, dv: of this batch element, [heads, length]
-    int length;
-  };
-  GPU_FN bool second() const { return wave >= WAVES / 2; }  // brings y2
+  // Is a thread's share `i` one of y2?
+  GPU_FN bool second(int i) const { return MINE > 1 ? i > 0 : wave >= WAVES / 2; }
   GPU_FN void start_walked(u32 stride) {
     wave = int(gpu::wave());
-    const u32 thread = gpu::thread() % Y::THREADS, matrix = second() ? 1 : 0;
+    const u32 thread = gpu::thread() % Y::THREADS, matrix = second(0) ? 1 : 0;
     y_from = Y::source(thread, stride);
-    y_along = Y::along(thread) + matrix * ALONG2, y_across = Y::across(thread) + ACROSS1 + matrix * BYTES;
+    y_along = Y::along(thread) + matrix * BYTES, y_across = Y::across(thread) + ACROSS1 + matrix * BYTES;
   }
   // The first wave brings lse and delta of the rows.
   GPU_FN void fetch(const Source& from, const Walk& w) {
     const int head = w.fetched<KEYS>();
     const u32 stride = uniform_barrier(from.y1.stride);
-    const Walked mine{second() ? from.y2.base : from.y1.base, stride, from.y1.bytes};
-    y.load(mine.of_head(head, D * 2), y_from + u32(w.row) * stride, stride);
-    if (KEYS && wave == 0) {
-      const long at = (long)head * from.length;
-      const u32 row = u32(gpu::min(w.row + int(fresh_lane() % ROWS), from.length - 1));
-      row_lse = (from.lse + at)[row], row_delta = (from.delta + at)[row];
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+      const Walked mine{second(i) ? from.y2.base : from.y1.base, stride, from.y1.bytes};
+      y[i].load(mine.of_head(head, D * 2), y_from + u32(w.row) * stride, stride);
     }
+    if (KEYS && wave == 0) of_rows.fetch(from, head, w.row);
   }
-  GPU_FN void put(const Source& from, const Walk& w) {
-    char* buffer = (char*)lds + u32(w.now) * BUFFER;
-    y.store_along(buffer, y_along);
-    if (KEYS || !second()) y.store_across(buffer, y_across);
-    if (KEYS && wave == 0) {
-      const u32 row = fresh_lane() % ROWS, in_tile = row % 16;
-      // In the order in which lanes hold rows of a result: a lane's lie together.
-      const u32 place = row - in_tile + (GPU_RDNA3 ? in_tile % 2 * 8 + in_tile / 2 : in_tile);
-      const bool there = w.row + int(row) < from.length;
-      float* stats = (float*)(buffer + STATS) + place;
-      stats[0] = there ? (Narrow<T>::YES ? float(P_SHIFT) : 0.f) - row_lse * LOG2E : -NOTHING;
-      stats[ROWS] = there ? -row_delta : 0.f;
-    }
+  GPU_FN void put_along(const Source& from, const Walk& w) {
+    char* buffer = (char*)lds + u32(w.now) * APART;
+#pragma unroll
+    for (int i = 0; i < MINE; i++) y[i].store_along(buffer + i * BYTES, y_along);
+    if (KEYS && wave == 0) of_rows.put((float*)(buffer + STATS), w.row, from.length, 1.f);
+  }
+  GPU_FN void put_across(const Walk& w) {
+    char* buffer = (char*)lds + u32(w.now) * APART_ACROSS;
+#pragma unroll
+    for (int i = 0; i < MINE; i++)
+      if (KEYS || !second(i)) y[i].store_across(buffer + i * BYTES, y_across);
   }
   // lse or delta (`which`) of the rows that a lane has of a result.
-  GPU_FN Acc stats_of(u32 buffer, int which, int part) const {
-    const float* stats = (const float*)((const char*)lds + buffer + STATS) + which * ROWS + 16 * part;
-    const float* mine = stats + fresh_lane() / 16 * ELEMENTS;
-    Acc x;
-#pragma unroll
-    for (int e = 0; e < ELEMENTS; e += 4) {
-      const gpu::f32x4 v = gpu::load16<gpu::f32x4>(mine + e);
-#pragma unroll
-      for (int i = 0; i < 4; i++) x[e + i] = v[i];
-    }
-    return x;
+  GPU_FN Acc stats(const Walk& w, int which, int part) const {
+    return stats_of((const float*)((const char*)lds + u32(w.now) * APART + STATS) + which * ROWS + 16 * part);
   }
 };
 

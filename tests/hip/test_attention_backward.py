@@ -168,5 +168,6 @@ def test_matrix_unit_of_rdna3_is_busy() -> None:
     """Of a whole run (causal, length 2,304) at 600 clocks of memory latency: two waves a SIMD, and as many as fit."""
     with held("hip_attention", lambda r: r["arch"] == "gfx1100" and "_backward_" in r["source"]) as rows:
         for r in rows:
-            least = 0.38 if r["kernel"].endswith("_256") else 0.6
+            halves = 0.54 if "_dq_" in r["kernel"] else 0.42
+            least = halves if r["kernel"].endswith("_256") else 0.65
             assert all(share["600"] >= least for share in r["busy_causal_by_waves"].values()), r
