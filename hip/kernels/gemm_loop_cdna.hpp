@@ -67,16 +67,21 @@ template <class U, class S> struct Product {
     for (int k0 = begin; k0 < end; k0 += 2 * DEPTH) {
       // The last tiles are fetched again instead of those beyond: no branch in the loop, and the copy is not used.
       const int next = after(k0), later = after(next);
-      body(lds, lane_a, [&](auto n) {
-        beside<n.value>(odd_a, odd_b, odd_lds, k0 + DEPTH, thread);
-        load<n.value, 0>(even_a, even_b, next, later, thread);
-        load<n.value, ODD_LAG>(odd_a, odd_b, odd(next), odd(later), thread);
-      });
-      gpu::local_barrier();
-      tail(odd_lds, lane_a, lane_b);
-      body(odd_lds, lane_a, [&](auto n) { beside<n.value>(even_a, even_b, lds, next, thread); });
-      gpu::local_barrier();
-      tail(lds, lane_a, lane_b);
+      // Of `from`, beside it `k` into `to`. Inlined early: elsewhere the tiles' registers would be memory.
+      const auto half = [&](const gpu::u32x4* from, gpu::u32x4* to, A& tile_a, B& tile_b, int k,
+                            bool loads) __attribute__((always_inline)) {
+        body(from, lane_a, [&](auto n) {
+          beside<n.value>(tile_a, tile_b, to, k, thread);
+          if (loads) {
+            load<n.value, 0>(even_a, even_b, next, later, thread);
+            load<n.value, ODD_LAG>(odd_a, odd_b, odd(next), odd(later), thread);
+          }
+        });
+        gpu::local_barrier();
+        tail(to, lane_a, lane_b);
+      };
+      half(lds, odd_lds, odd_a, odd_b, k0 + DEPTH, true);
+      half(odd_lds, lds, even_a, even_b, next, false);
     }
   }
 
