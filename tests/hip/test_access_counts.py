@@ -51,6 +51,11 @@ extern "C" GPU_KERNEL(64) void lines_twice(const float* x, float* y, u32 n) {
   for (u32 i = 0; i < 2 * n; i++) sum += x[i % n * 32 + thread() % 32];
   y[thread()] = sum;
 }
+extern "C" GPU_KERNEL(64) void line_often(const float* x, float* y, u32 n) {
+  float sum = 0.f;
+  for (u32 i = 0; i < n; i++) sum += x[i % 2 * i * 32 + thread() % 32];
+  y[thread()] = sum;
+}
 extern "C" GPU_KERNEL(64) void spill(float* y, u32 n) {
   float kept[64];
   for (u32 i = 0; i < 64; i++) kept[(i * n + thread()) % 64] = float(i);
@@ -176,6 +181,8 @@ def test_l1_keeps_what_was_read_last(planted: Any, lines: int, times: int) -> No
     assert planted.fetched == (lines if times == 1 else planted.waves * lines * times)
     planted("global_wide", reads=True)
     assert planted.fetched == 8  # stores fetch nothing
+    planted("line_often", 8, reads=True, l1=2)  # lines 0, 1, 0, 3, 0, 5, 0, 7
+    assert planted.fetched == 5 + 4 * (planted.waves - 1)
 
 
 def test_lanes_that_leave_a_loop_are_not_mixed_up(planted: Any) -> None:
