@@ -180,6 +180,8 @@ def product(
     if isinstance(tile, MatrixTile):
         bounds = [bound - column for bound in part_bounds(parts, column)]  # the tile's column 0 where there is none
         constants |= tile.lowrank_constants(rank, trans_a, trans_b, out, bounds)
+        last_k = k - (-(-k // k_per_split) - 1) * k_per_split  # of the last split
+        constants["AHEAD"] = tile.ahead and isinstance(b, Array) and last_k > tile.k
     else:
         constants |= {"U_T": "f32", "V_T": "f32"}
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]

@@ -20,7 +20,8 @@ _PAD = 8  # elements after each row of a tile in workgroup memory
 class MatrixTile:
     """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
 
-    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
+    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles. ahead: with operands
+    that are arrays, tiles are read two before they are multiplied, for twice the registers.
     """
 
     sg_m: int
@@ -29,6 +30,7 @@ class MatrixTile:
     groups: int
     sub_j: int
     k: int = 32
+    ahead: bool = False
 
     @property
     def m(self) -> int:
@@ -82,8 +84,8 @@ class MatrixTile:
         }
 
 
-# Measured on an H200 (bench/bench_gemm.py): 256 x 128 is best wherever it gives work to most of the card.
-LARGE = MatrixTile(4, 2, 4, 2, 2)  # 256 x 128
+# Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it gives work to most of the card.
+LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64)  # 16 x 64: decoding several prompts, half of what gemv.wgsl takes for 16 rows
 _ENOUGH_LARGE, _WANTED_MEDIUM, _WANTED_NARROW = 96, 132, 256

@@ -4,7 +4,7 @@
 // invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
 // SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
 // that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
-// The next tile is fetched into registers while this one is multiplied. Sums leave through workgroup memory, where each
+// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through workgroup memory, where each
 // subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
 // Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of 32.
 // Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
@@ -77,9 +77,9 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #end
 #end
-  // Tile t is multiplied while tile t + 1 is on its way into registers, from where it is staged in workgroup memory in
-  // the same pass: registers that live from one pass to the next cost a third of the speed (docs/rejected.md). No
-  // condition stands around any of it: cooperative operations want uniform control flow.
+  // No condition stands around any of this: cooperative operations want uniform control flow.
+#include "gemm_matrix_mine.wgsl" x=a loads=LOADS_A cols=A_COLS
+#include "gemm_matrix_mine.wgsl" x=b loads=LOADS_B cols=B_COLS
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
 #if HAS_LOWRANK
   let rank = select(0u, p.rank, !SPLIT || wg.z == 0u);
@@ -92,22 +92,58 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     let s0 = 0u;
 #include "gemm_matrix_lowrank_stage.wgsl"
   }
-  for (var t = 0u; t < tiles; t++) {
+  let first = 0u;
 #else
   {
     let k0 = k_first;
 #include "gemm_matrix_fetch.wgsl"
-#include "gemm_matrix_stage.wgsl"
+#include "gemm_matrix_stage.wgsl" from=next
   }
-  for (var t = 1u; t < tiles; t++) {
+  let first = 1u;
 #endif
+#if AHEAD
+  // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged behind the
+  // loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there (docs/rejected.md).
+#unroll i LOADS_A
+  var ahead_a_$i: Unit_a;
+#end
+#unroll i LOADS_B
+  var ahead_b_$i: Unit_b;
+#end
+  {
+    let k0 = k_first + first * TILE_K;
+#include "gemm_matrix_fetch.wgsl"
+#include "gemm_matrix_keep.wgsl"
+  }
+  for (var t = first + 1u; t < tiles; t++) {
     let k0 = k_first + t * TILE_K;
     workgroupBarrier();
 #include "gemm_matrix_fetch.wgsl"
 #include "gemm_matrix_multiply.wgsl"
     workgroupBarrier();
-#include "gemm_matrix_stage.wgsl"
+    {
+      let k0 = k_first + (t - 1u) * TILE_K;
+#include "gemm_matrix_stage.wgsl" from=ahead
+    }
+#include "gemm_matrix_keep.wgsl"
   }
+  workgroupBarrier();
+#include "gemm_matrix_multiply.wgsl"
+  workgroupBarrier();
+  {
+    let k0 = k_first + (tiles - 1u) * TILE_K;
+#include "gemm_matrix_stage.wgsl" from=ahead
+  }
+#else
+  for (var t = first; t < tiles; t++) {
+    let k0 = k_first + t * TILE_K;
+    workgroupBarrier();
+#include "gemm_matrix_fetch.wgsl"
+#include "gemm_matrix_multiply.wgsl"
+    workgroupBarrier();
+#include "gemm_matrix_stage.wgsl" from=next
+  }
+#endif
   workgroupBarrier();
 #include "gemm_matrix_multiply.wgsl"
 #if LOWRANK_LAST

@@ -2,9 +2,6 @@
 // loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is never stored;
 // beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
 #unroll i LOADS_A
-  let a_place_$i = place_of(lid + $iu * THREADS, A_COLS / 8u);
-  let a_row_$i = a_place_$i.x;
-  let a_col_$i = a_place_$i.y * 8u;
 #if TRANS_A
   let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);
 #else
@@ -13,9 +10,6 @@
   let next_a_$i = fetch_a(a_from_$i, 8u);
 #end
 #unroll i LOADS_B
-  let b_place_$i = place_of(lid + $iu * THREADS, B_COLS / 8u);
-  let b_row_$i = b_place_$i.x;
-  let b_col_$i = b_place_$i.y * 8u;
 #if TRANS_B
   let b_from_$i = b_base + min(n0 + b_row_$i, p.n - 1u) * p.k + inside_k(k0 + b_col_$i, 8u);
 #else

@@ -73,6 +73,7 @@ def product_cases() -> list[Case]:
 def _matrix_epilogues() -> list[Case]:
     return [
         gemm_case("long inner", 72, 136, 4104, F16, trans_b=True, dtype=F32),
+        gemm_case("short inner", 72, 136, 40, F16, trans_b=True),
         gemm_case("epilogue", 200, 136, 96, F16, trans_b=True, alpha=0.37, bias=True, residual=F32, rank=20, dtype=F32),
         gemm_case("lowrank", 200, 136, 72, F16, rank=40, residual=F16),
         gemm_case("lowrank", 136, 200, 72, F16, trans_a=True, rank=7),

@@ -16,7 +16,7 @@ from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm import SMALL, product
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
-SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1)
+SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 
 
@@ -31,7 +31,14 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def few_cases() -> list[Case]:
     """Every form on one tile, and on the other what hangs on the tile's layout. A compilation takes seconds."""
     medium = [c for c in product_cases() if "large tile" not in c.name and "x256/" not in c.name]
-    words = ("gemm_nn/plain", "gemm_tt/plain", "gemm_nt/epilogue", "linear_nf4_backward/lowrank")
+    words = (
+        "gemm_nn/plain",
+        "gemm_tt/plain",
+        "gemm_nt/epilogue",
+        "gemm_nt/short",
+        "gemm_tn/lowrank",
+        "linear_nf4_backward/lowrank",
+    )
     skinny = [c for c in skinny_cases() if max(map(int, c.shape.split("x"))) < 4112 or c.shape == "64x64x4112"]
     return [*medium, *skinny] + [
         c for c in product_cases() if "large tile" in c.name and "x256/" not in c.name and c.name.startswith(words)
@@ -145,6 +152,17 @@ def test_which_skinny_products_are_served(matrix_device: Any) -> None:
     assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=8192) is None
     assert tile((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
     assert tile((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
+
+
+@pytest.mark.parametrize(("k", "splits"), [(24, 1), (72, 2)])
+def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
+    """There is none to read ahead, in the whole product or in its last part."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((72, k), (k, 64)))
+    out = matrix_device.empty((72, 64))
+    operands = matrix_device.upload(a), matrix_device.upload(b)
+    product(matrix_device, *operands, out, (72, 64, k), tile=SMALL_LARGE, splits=splits)
+    np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
 def test_tiles_fit_the_device() -> None:
