@@ -186,7 +186,8 @@ def product(
         constants |= {"U_T": "f32", "V_T": "f32"}
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
     groups = (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split))
-    switches = {"SPLIT": splits > 1, "HAS_LOWRANK": lowrank is not None, "PARTS": bool(parts)}
+    grouped = isinstance(tile, MatrixTile) and groups[0] >= gemm_matrix.MANY_COLUMNS
+    switches = {"SPLIT": splits > 1, "GROUPED": grouped, "HAS_LOWRANK": lowrank is not None, "PARTS": bool(parts)}
     device.launch(
         shader,
         [a, operand.codes, target, bias, residual, u, v, *operand.scales],

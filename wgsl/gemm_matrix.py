@@ -20,8 +20,8 @@ _PAD = 8  # elements after each row of a tile in workgroup memory
 class MatrixTile:
     """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
 
-    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles. ahead: with operands
-    that are arrays, tiles are read two before they are multiplied, for twice the registers.
+    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
+    ahead: of operands that are arrays, tiles are read two before they are multiplied, for twice the registers.
     """
 
     sg_m: int
@@ -89,6 +89,8 @@ LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64)  # 16 x 64: decoding several prompts, half of what gemv.wgsl takes for 16 rows
 _ENOUGH_LARGE, _WANTED_MEDIUM, _WANTED_NARROW = 96, 132, 256
+# Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
+MANY_COLUMNS = 64
 _MIN_K_PER_SPLIT, _MAX_SPLITS = 512, 8
 _MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a tile empty
 _MIN_ROWS = 8  # fewer are faster in gemv.wgsl

@@ -165,6 +165,17 @@ def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
     np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
+def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine rows of tiles, of which eight and then one go along N together."""
+    monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 3)
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 264, 40), (2, 40, 88)))
+    out = matrix_device.empty((2, 264, 88))
+    operands = matrix_device.upload(a), matrix_device.upload(b)
+    product(matrix_device, *operands, out, (264, 88, 40), batch=2, tile=SMALL_LARGE, splits=1)
+    np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
+
+
 def test_tiles_fit_the_device() -> None:
     assert gemm_matrix.choose_tile(8192, 8192, 64, 1, 49152)[0] is gemm_matrix.LARGE
     assert gemm_matrix.choose_tile(8192, 8192, 64, 1, 32768)[0] is gemm_matrix.MEDIUM
