@@ -1,6 +1,8 @@
-"""TFLOP/s of gemm and of the NF4 product, by tile, beside torch in float32 (cuBLAS) in the same run.
+"""TFLOP/s of gemm and of the NF4 product, by tile, beside torch in the same type (cuBLAS) in the same run.
 
-    python bench/bench_gemm.py [--device wgpu] [--sweep] [--out FILE]
+    python bench/bench_gemm.py [--device wgpu] [--compute float16] [--sweep] [--out FILE]
+
+float16: gemm alone, on matrix units where they are on; every result goes to the same array.
 
 Each timed result is checked against float64 first, on a few rows.
 """
@@ -22,8 +24,10 @@ from wgrad.autograd.bind import bind
 from wgrad.device.contract import Array
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.nf4 import NF4Array
+from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
+from wgrad.wgsl.gemm_matrix import MatrixTile
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]
 # SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B at 2048 tokens: projections, head
@@ -65,21 +69,26 @@ def check(device: WgpuDevice, a: np.ndarray, b: np.ndarray, kind: str, c: np.nda
     return float(np.linalg.norm(c[rows] - exact) / np.linalg.norm(exact))
 
 
-def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k: int, sweep: bool) -> None:
+def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k: int, sweep: bool, dtype: str) -> None:
     rng = np.random.default_rng(0)
-    a = rng.standard_normal((k, m) if kind[0] == "t" else (m, k)).astype(np.float32)
-    b = rng.standard_normal((n, k) if kind[1] == "t" else (k, n)).astype(np.float32)
-    da, db, out = device.upload(a), device.upload(b), device.empty((m, n))
-    chosen = choose_tile(m, n, k)
-    variants: list[tuple[Tile, int]] = [chosen]
-    if sweep:
+    a = rng.standard_normal((k, m) if kind[0] == "t" else (m, k)).astype(dtype)
+    b = rng.standard_normal((n, k) if kind[1] == "t" else (k, n)).astype(dtype)
+    da, db, out = device.upload(a), device.upload(b), device.empty((m, n), np.dtype(dtype))
+    on_units = device.matrix_units and gemm_matrix.served(
+        da, db, out, (m, n, k), kind[0] == "t", kind[1] == "t", a.shape[1]
+    )
+    chosen = gemm_matrix.choose_tile(m, n, k, 1, device.workgroup_bytes) if on_units else choose_tile(m, n, k)
+    variants: list[tuple[Tile | MatrixTile, int]] = [chosen]
+    if sweep and on_units:
+        variants += [(t, s) for t in (gemm_matrix.LARGE, gemm_matrix.MEDIUM) for s in (1, 2, 4) if (t, s) != chosen]
+    elif sweep:
         tiles = SKINNY_TILES if min(m, n) <= 16 else SWEEP_TILES
         splits = [1, 2, 4, 8, 16, 32] if m * n <= 2048 * 600 else [1]
         variants += [(t, s) for t in tiles for s in splits if s * 64 <= k and (t, s) != chosen]
     for tile, split in variants:
         try:
 
-            def work(tile: Tile = tile, split: int = split) -> None:
+            def work(tile: Tile | MatrixTile = tile, split: int = split) -> None:
                 ways = {"trans_a": kind[0] == "t", "trans_b": kind[1] == "t"}
                 product(device, da, db, out, (m, n, k), tile=tile, splits=split, **ways)
 
@@ -96,18 +105,19 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
             spread=spread, error=error,
         )  # fmt: skip
     if has_cuda():
-        torch_peer(report, kind, m, n, k)
+        torch_peer(report, kind, m, n, k, dtype)
 
 
-def torch_peer(report: Report, kind: str, m: int, n: int, k: int) -> None:
+def torch_peer(report: Report, kind: str, m: int, n: int, k: int, dtype: str) -> None:
     import torch
 
-    a = torch.randn((k, m) if kind[0] == "t" else (m, k), device="cuda")
-    b = torch.randn((n, k) if kind[1] == "t" else (k, n), device="cuda")
+    given = {"device": "cuda", "dtype": getattr(torch, dtype)}
+    a = torch.randn((k, m) if kind[0] == "t" else (m, k), **given)
+    b = torch.randn((n, k) if kind[1] == "t" else (k, n), **given)
     x, y = (a.T if kind[0] == "t" else a), (b.T if kind[1] == "t" else b)
     seconds, spread = time_torch(lambda: x @ y)
     report.row(
-        op=f"gemm_{kind}", m=m, n=n, k=k, tile="torch float32", tflops=product_flop(m, n, k) / seconds / 1e12,
+        op=f"gemm_{kind}", m=m, n=n, k=k, tile=f"torch {dtype}", tflops=product_flop(m, n, k) / seconds / 1e12,
         us=seconds * 1e6, spread=spread,
     )  # fmt: skip
 
@@ -169,13 +179,14 @@ def time_nf4(
     report.row(**row, tflops=flop / seconds / 1e12, us=seconds * 1e6, spread=spread, error=error)
 
 
-def name_of(tile: Tile) -> str:
-    return f"{tile.m}x{tile.n}x{tile.k}/{tile.tm4}{tile.tn4}"
+def name_of(tile: Tile | MatrixTile) -> str:
+    return f"{tile.m}x{tile.n}x{tile.k}/" + (f"{tile.tm4}{tile.tn4}" if isinstance(tile, Tile) else "units")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
+    parser.add_argument("--compute", default="float32", choices=("float32", "float16"))
     parser.add_argument("--sweep", action="store_true", help="all tiles, not only the one that is chosen")
     parser.add_argument("--nf4-only", action="store_true")
     parser.add_argument("--small", action="store_true", help="small sizes, to try the script on a slow device")
@@ -188,14 +199,14 @@ def main() -> None:
     if args.sweep:
         common.WARM_SECONDS = 0.1  # hundreds of variants one after another keep the card warm
     device = bind(WgpuDevice)(args.device)
-    report = Report("gemm", device, args.out)
+    report = Report("gemm" if args.compute == "float32" else "gemm-float16", device, args.out)
     if args.small:
         dense, nf4 = [("nn", 64, 64, 64), ("tn", 64, 16, 128)], [(64, 64, 128)]
     else:
         dense, nf4 = SQUARE + MODEL, NF4
     for kind, m, n, k in [] if args.nf4_only else dense:
-        bench_shape(device, report, kind, m, n, k, args.sweep)
-    for m, n, k in nf4:
+        bench_shape(device, report, kind, m, n, k, args.sweep, args.compute)
+    for m, n, k in nf4 if args.compute == "float32" else []:
         bench_nf4(device, report, m, n, k, args.sweep)
 
 
