@@ -12,7 +12,7 @@ from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
 
 _IDLE = "the card's matrix units are idle"
-_GAIN = "steps 2.5 to 5 times as fast (135M and 1B, measured on an H200)"  # docs/benchmarks.md
+_GAIN = "steps 2.9 to 6 times as fast (135M and 1B, measured on an H200)"  # docs/benchmarks.md
 
 
 @dataclass(frozen=True)

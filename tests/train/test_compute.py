@@ -45,7 +45,7 @@ def test_auto_is_what_the_device_is_fastest_in() -> None:
     hip: Any = SimpleNamespace(name="hip", fastest_compute=HipDevice.fastest_compute, facts={})
     for device, dtype, words in (
         (card(in_use=True), "float16", "matrix units take it; with loss scaling"),
-        (card(), "float32", "the card's matrix units are idle: wgrad matrix-units enable makes steps 2.5 to 5"),
+        (card(), "float32", "the card's matrix units are idle: wgrad matrix-units enable makes steps 2.9 to 6"),
         (card(listed=False), "float32", "no matrix units are in use"),
         (card(float16=False), "float32", "no matrix units are in use"),
         (hip, "bfloat16", "needs no loss scale"),
