@@ -65,6 +65,7 @@ def product_cases() -> list[Case]:
         forms = [(False, False), (False, True), (True, False), (True, True)]
         plain = [gemm_case("plain", 264, 136, k, F16, trans_a=ta, trans_b=tb) for ta, tb in forms for k in (136, 256)]
         found += [_on_tile(case, tile) for case in plain + _matrix_epilogues() + _matrix_frozen()]
+    found.append(_on_tile(gemm_case("many columns", 264, 16640, 40, F16, trans_b=True), "large"))
     found.append(_on_tile(gemm_case("split", 72, 136, 4104, F16, trans_b=True, dtype=F32), ""))
     found.append(_on_tile(gemm_case("split lowrank", 72, 136, 1032, F16, trans_b=True, rank=16), ""))
     return found
