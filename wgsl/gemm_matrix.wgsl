@@ -4,8 +4,8 @@
 // invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
 // SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
 // that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
-// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through workgroup memory, where each
-// subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
+// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through
+// workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
 // Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of 32.
 // Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
 enable f16;
