@@ -16,7 +16,7 @@ struct Gradient<T, 256, KEYS> : GradientProducts<T, 256, KEYS> {
   using Base = GradientProducts<T, 256, KEYS>;
   using typename Base::Own;
   using Base::ROWS, Base::TILES, Base::READS, Base::OF, Base::TURNS, Base::lds, Base::wave;
-  using Base::result1, Base::result2, Base::fetch, Base::put_along, Base::put_across;
+  using Base::fetch, Base::put_along, Base::put_across;
   // LDS behind the rows: what waves hand over, a tile of scores and one of their gradients.
   static constexpr int HANDED = Base::END / 16, SLOTS = HANDED + 2 * WAVES * HANDED_TILE;
 
@@ -34,10 +34,7 @@ struct Gradient<T, 256, KEYS> : GradientProducts<T, 256, KEYS> {
     add_handed(s[0][0], handed(wave ^ 1, 0)), add_handed(g[0][0], handed(wave ^ 1, 1));
     g[0][0] += KEYS ? this->stats(w, 1, 0) : Acc(this->less_delta[0]);
     if (partly) this->hide(s[0], w.row);
-    this->probabilities(s[0], of_row);
-    if (KEYS) this->round(p[0], s[0]);
-    this->score_gradients(g[0], s[0]);
-    this->round(ds[0], g[0]);
+    this->second_operands(p[0], ds[0], s[0], g[0], of_row);
     gpu::sched_fence();
   }
   // From rows `all` of heads [head, last_head].
@@ -68,10 +65,7 @@ struct Gradient<T, 256, KEYS> : GradientProducts<T, 256, KEYS> {
 #pragma unroll
         for (int n = 0; n < READS; n++) this->read(own, 2 * OF + n);
       }
-      if (touched) {
-        if constexpr (KEYS) this->template accumulate<2>(result2, own, p);
-        this->template accumulate<KEYS ? 3 : 2>(result1, own, ds);
-      }
+      if (touched) this->add_to_results(own, p, ds);
       if (TURNS) meet();  // all have read it
       else put_across(next);
       put_along(from, next);

@@ -58,7 +58,7 @@ struct GradientProducts : WalkedTwice<T, D, KEYS>, GradientColumns<T, D, KEYS> {
   using Base = WalkedTwice<T, D, KEYS>;
   using Columns = GradientColumns<T, D, KEYS>;
   using Base::ROWS, Base::BYTES, Base::lds;
-  using Columns::TILES, Columns::PIECES, Columns::NARROW, Columns::LIFTS;
+  using Columns::TILES, Columns::PIECES, Columns::NARROW, Columns::LIFTS, Columns::result1, Columns::result2;
   using Across = AcrossTile<Share<D>::WIDTH>;
   static constexpr int PARTS = ROWS / 16, OF = PARTS * PIECES;  // operands of a product
   static constexpr int OPERANDS = (KEYS ? 4 : 3) * OF;          // of a tile: of s, of g, of dv, of dq or dk
@@ -142,6 +142,18 @@ struct GradientProducts : WalkedTwice<T, D, KEYS>, GradientColumns<T, D, KEYS> {
       gpu::sched_fence();
     }
   }
+  GPU_FN void add_to_results(const Own& own, const Piece (&p)[PARTS][TILES], const Piece (&ds)[PARTS][TILES]) {
+    if constexpr (KEYS) accumulate<2>(result2, own, p);
+    accumulate<KEYS ? 3 : 2>(result1, own, ds);
+  }
+  // p and ds, of 16 rows, from scores and what their gradients are made of.
+  GPU_FN void second_operands(Piece (&p)[TILES], Piece (&ds)[TILES], Acc (&s)[TILES], Acc (&g)[TILES],
+                              const Acc& of_row) const {
+    this->probabilities(s, of_row);
+    if (KEYS) this->round(p, s);
+    this->score_gradients(g, s);
+    this->round(ds, g);
+  }
   GPU_FN void first_operands(const Own& own) {
 #pragma unroll
     for (int n = 0; n < SCORE_READS; n++) read(own, n), read_x(n);
@@ -158,7 +170,7 @@ template <class T, int D, bool KEYS>
 struct Gradient : GradientProducts<T, D, KEYS> {
   using Base = GradientProducts<T, D, KEYS>;
   using typename Base::Own;
-  using Base::ROWS, Base::PARTS, Base::TILES, Base::result1, Base::result2, Base::fetch;
+  using Base::ROWS, Base::PARTS, Base::TILES, Base::fetch;
   static constexpr bool ROOM = D == 64;  // registers for y beside the scores
   static constexpr int SLOTS = Base::END / 16;
 
@@ -178,12 +190,7 @@ struct Gradient : GradientProducts<T, D, KEYS> {
     each([&](int y) {
       if (partly) this->hide(s[y], w.row + 16 * y);
     });
-    each([&](int y) {
-      this->probabilities(s[y], of_row[y]);
-      if (KEYS) this->round(p[y], s[y]);
-      this->score_gradients(g[y], s[y]);
-      this->round(ds[y], g[y]);
-    });
+    each([&](int y) { this->second_operands(p[y], ds[y], s[y], g[y], of_row[y]); });
     gpu::sched_fence();
   }
   // From rows `all` of heads [head, last_head].
@@ -210,10 +217,7 @@ struct Gradient : GradientProducts<T, D, KEYS> {
       if (touched) first_half(p, ds, own, w, !mine.whole(w.row, ROWS));
       if (!ROOM) fetch(from, after);
       gpu::sched_fence();
-      if (touched) {
-        if constexpr (KEYS) this->template accumulate<2>(result2, own, p);
-        this->template accumulate<KEYS ? 3 : 2>(result1, own, ds);
-      }
+      if (touched) this->add_to_results(own, p, ds);
       gpu::sched_fence();
       gpu::lds_barrier();  // tile t is read, tile t + 1 is there
       w = next, next = after;
