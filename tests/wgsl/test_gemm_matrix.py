@@ -176,6 +176,25 @@ def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
+def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No result shows it: arrays are read two tiles ahead by tiles that are for it, and from so many tiles side by side on
+    rows of them go in groups."""
+    found: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(matrix_device, "launch", lambda *a, **_: found.append((a[4]["AHEAD"], a[4]["GROUPED"])))
+    a = matrix_device.empty((64, 64), np.dtype(np.float16))
+    weight = ReferenceDevice().quantize(np.ones((64, 64), np.float32)).map_arrays(matrix_device.upload)
+
+    def of(b: Any, tile: gemm_matrix.MatrixTile) -> tuple[bool, bool]:
+        product(matrix_device, a, b, matrix_device.empty((64, 64)), (64, 64, 64), tile=tile, splits=1)
+        return found.pop()
+
+    large = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=gemm_matrix.LARGE.ahead)
+    assert of(a, large) == (True, False)
+    assert of(a, gemm_matrix.MEDIUM) == of(weight, large) == (False, False)
+    monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 64 // large.n)
+    assert of(a, large) == (True, True)
+
+
 def test_tiles_fit_the_device() -> None:
     assert gemm_matrix.choose_tile(8192, 8192, 64, 1, 49152)[0] is gemm_matrix.LARGE
     assert gemm_matrix.choose_tile(8192, 8192, 64, 1, 32768)[0] is gemm_matrix.MEDIUM
