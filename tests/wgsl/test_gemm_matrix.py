@@ -177,8 +177,8 @@ def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No result shows it: arrays are read two tiles ahead by tiles that are for it, and from so many tiles side by side on
-    rows of them go in groups."""
+    """No result shows it: arrays are read two tiles ahead by tiles that are for it, and from so many tiles side by side
+    on rows of them go in groups."""
     found: list[tuple[bool, bool]] = []
     monkeypatch.setattr(matrix_device, "launch", lambda *a, **_: found.append((a[4]["AHEAD"], a[4]["GROUPED"])))
     a = matrix_device.empty((64, 64), np.dtype(np.float16))
