@@ -30,6 +30,8 @@ def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tenso
     """fn(x) of x [N, C] -> [N, D], computed `rows` rows (a multiple of 64) at a time; x alone is saved, and the
     backward computes fn again.
 
+    A frozen weight that the device decodes before its products is decoded once for all chunks, forward and backward.
+
     fn must treat each row by itself. Inside of `checkpoint` it must be the last thing there, and of x's shape and
     dtype: when the stretch is made again its output is not, because nobody reads it.
     """
@@ -52,7 +54,7 @@ def _part(array: Array, device: Device, first: int, rows: int) -> Array:
 
 def _forward(fn: Callable[[Tensor], Tensor], x: Array, device: Device, rows: int) -> Array:
     out = None
-    with recording(False):
+    with recording(False), device.holding_decoded():
         for first in range(0, x.shape[0], rows):
             made = fn(Tensor(_part(x, device, first, rows), device)).data
             if out is None:
@@ -66,12 +68,13 @@ def _backward(fn: Callable[[Tensor], Tensor], ctx: Context, dy: Array, rows: int
     (x,), device = ctx.saved, ctx.device
     (needs,) = ctx.needs_grad
     dx = device.empty(x.shape, x.dtype) if needs else None
-    for first in range(0, x.shape[0], rows):
-        leaf = Tensor(_part(x, device, first, rows), device, needs)
-        with recomputing():
-            made = fn(leaf)
-        run_backward([made], [_part(dy, device, first, rows)])
-        if dx is not None:
-            device.copy(leaf.grad, _part(dx, device, first, rows))
-        del leaf, made
+    with device.holding_decoded():
+        for first in range(0, x.shape[0], rows):
+            leaf = Tensor(_part(x, device, first, rows), device, needs)
+            with recomputing():
+                made = fn(leaf)
+            run_backward([made], [_part(dy, device, first, rows)])
+            if dx is not None:
+                device.copy(leaf.grad, _part(dx, device, first, rows))
+            del leaf, made
     return [dx]

@@ -10,7 +10,7 @@ import functools
 import platform
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,9 @@ class ReferenceDevice:
 
     def profile_table(self) -> str:
         return ""
+
+    def holding_decoded(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def capture(self) -> Iterator[ReferenceReplay]:

@@ -105,17 +105,27 @@ class Pool:
         self._serial = 0
         self._touched: set[Block] | None = None
         self.limit: int | None = None  # bytes that all blocks together may have
+        # Called where there is no memory: lets arrays go that are kept for speed alone. False: there were none.
+        self.spare: Callable[[], bool] = lambda: False
         self.in_use_bytes = self.peak_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
 
     def allocate(self, nbytes: int) -> Lease:
         wanted = max(16, (nbytes + 15) // 16 * 16) if self._exact else size_class(nbytes)
-        block = self._take(self._scratch, wanted) if self._touched is not None else None
-        block = block or self._take(self._free, wanted) or self._within_limit(wanted) or self._new(wanted)
+        try:
+            block = self._find(wanted)
+        except OutOfMemory:
+            if not self.spare():
+                raise
+            block = self._find(wanted)
         if self._touched is not None:
             self._touched.add(block)
         self.in_use_bytes += block.nbytes
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return Lease(block, self)
+
+    def _find(self, wanted: int) -> Block:
+        block = self._take(self._scratch, wanted) if self._touched is not None else None
+        return block or self._take(self._free, wanted) or self._within_limit(wanted) or self._new(wanted)
 
     def _within_limit(self, wanted: int) -> Block | None:
         """Make room below the limit for `wanted` more bytes: free blocks go. Where that is not enough, a free block of

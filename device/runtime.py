@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,9 @@ class PooledRuntime:
 
     def roofs(self) -> list[Roof]:
         return []
+
+    def holding_decoded(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     # ---- recording -----------------------------------------------------------------------
     def flush(self) -> None:

@@ -47,12 +47,16 @@ def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, *
     few_rows = gemv.served(x.shape[0], False, options["trans_b"], 1)
     if weight.shape[1] % weight.unit or (device.software and not few_rows):
         # A row would start inside a unit of codes; or decoding once is cheaper than once a tile.
-        matmul(device, x, decode(device, weight, np.dtype(np.float32)), out, **options)
+        matmul(device, x, _decoded(device, weight, np.dtype(np.float32)), out, **options)
     elif mnk[0] >= _DECODE_FIRST_ROWS and _on_units(device, x, weight, out, mnk, options["trans_b"]):
-        product(device, x, decode(device, weight, np.dtype(np.float16)), out, mnk, **options)
+        product(device, x, _decoded(device, weight, np.dtype(np.float16)), out, mnk, **options)
     else:
         product(device, x, weight, out, mnk, **options)
     return out
+
+
+def _decoded(device: Runtime, weight: FrozenWeight, dtype: np.dtype) -> Array:
+    return device.held.get(weight, dtype, lambda: decode(device, weight, dtype))
 
 
 def _on_units(

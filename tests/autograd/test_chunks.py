@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from wgrad.autograd.checkpoint import checkpoint
 from wgrad.autograd.chunks import even_rows, in_row_chunks
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.tensor import Tensor, no_grad, parameter
+from wgrad.device.formats.nf4 import NF4Array
 
 N, C, WIDE = 200, 7, 50
 
@@ -80,6 +82,42 @@ def test_what_is_made_on_the_way_never_stands_for_all_rows(cpu: ReferenceDevice)
     y = in_row_chunks(stretch(up, down), x, 64)
     y.backward(cpu.upload(np.ones((4096, C))))
     assert cpu.memory().peak_bytes - start < 4096 * WIDE * 8
+
+
+def test_a_weight_is_decoded_once_a_pass(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every chunk; the bits are the same, and nothing is kept from the forward for the backward."""
+    device, rng = wgpu_device, np.random.default_rng(0)
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((N, 64), (96, 64), (64, 96))]
+    up, down = (NF4Array.quantize(value).map_arrays(device.upload) for value in values[1:])
+    decodes, launch = list[str](), device.launch
+
+    def noted(shader: str, *arguments: Any, **options: Any) -> None:
+        if shader == "quantize_decode":
+            decodes.append(shader)
+        launch(shader, *arguments, **options)
+
+    def fn(t: Tensor) -> Tensor:
+        return F.linear_quantized(F.silu(F.linear_quantized(t, up)), down, residual=t)
+
+    def run() -> tuple[list[int], list[np.ndarray]]:
+        """-> decodes up to the forward's and the backward's end, and y and dx."""
+        decodes.clear()
+        x = Tensor(device.upload(values[0]), device, requires_grad=True)
+        start = device.memory().in_use_bytes
+        y = in_row_chunks(fn, x, 128)
+        counts = [len(decodes)]
+        assert device.memory().in_use_bytes - start < 2 * y.data.nbytes
+        F.sum(F.mul(y, y)).backward()
+        return [*counts, len(decodes)], [device.download(array) for array in (y.data, x.grad)]
+
+    monkeypatch.setattr(device, "launch", noted)
+    counts, found = run()
+    assert counts == [2, 4]
+    monkeypatch.setattr(device, "holding_decoded", nullcontext)
+    counts, expected = run()
+    assert counts == [4, 12]  # of two chunks; without an operator's `unread` the backward makes down's product again
+    for value, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
 
 
 def test_chunks_are_even() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from wgrad.device import memory
+from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Pool
 
 
@@ -25,6 +26,26 @@ class Driver:
     def destroy(self, block: Any) -> None:
         self.destroyed.append(block.buffer)
         self.during()
+
+
+def test_what_is_spared_goes_where_memory_is_short_and_is_asked_for_no_oftener() -> None:
+    pool, asked = Pool(lambda nbytes: None, lambda block: None), list[bool]()
+    pool.limit = 8192
+    spared = [pool.allocate(4096)]
+
+    def spare() -> bool:
+        asked.append(bool(spared))
+        had, spared[:] = bool(spared), []
+        return had
+
+    pool.spare = spare
+    kept = [pool.allocate(4096)]
+    assert not asked
+    kept.append(pool.allocate(4096))
+    assert asked == [True] and not spared and pool.in_use_bytes == pool.reserved_bytes == 8192
+    with pytest.raises(OutOfMemory, match="the memory limit of 8,192 bytes leaves no room for 4,096 more"):
+        pool.allocate(4096)
+    assert asked == [True, False]
 
 
 def _is_consistent(pool: Any, driver: Driver) -> None:

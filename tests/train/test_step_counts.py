@@ -43,12 +43,21 @@ def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
         ("llama-3.2-1b", 1, False, 1.99),
         ("llama-3.2-1b", 4, True, 2.37),
         ("llama-3.1-8b", 1, False, 6.54),
+        ("llama-3.1-8b", 4, True, 8.17),
     ],
 )
 def test_a_step_takes_no_more_than_unsloths(counter: Any, shape: str, batch: int, parked: bool, gib: float) -> None:
     """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step)."""
     counted = counter.count(shape, 2048, "float16", True, batch=batch, checkpointing=True, offload=parked)
     assert counted.peak_bytes <= gib * 2**30
+
+
+def test_rows_in_chunks_decode_a_weight_once_a_pass(counter: Any) -> None:
+    """Four weights of a layer, multiplied with forward, again and for dx, decode once each time, those that four chunks
+    take too. `down_proj` is not made again, gate and up are one for both; dx ends above the first q, k and v."""
+    counts = counter.count("llama-3.2-1b", 2048, "float16", True, batch=4, checkpointing=True).launches
+    decodes = {operator: number for (operator, shader), number in counts.items() if shader == "quantize_decode"}
+    assert decodes == {"linear_quantized": 16 * 7, "linear_quantized_backward": 16 * 3 - 1}
 
 
 def activations(counted: Any) -> dict[str, int]:

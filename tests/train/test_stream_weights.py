@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -85,6 +86,20 @@ def test_the_bits_are_those_of_weights_on_the_device(make_checkpoint: Any, card:
         np.testing.assert_array_equal(value, wanted)
     assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
     assert plan.host_bytes == pytest.approx(card.host_memory().peak_bytes, rel=0.05)
+
+
+def test_rows_in_chunks_share_what_is_decoded_of_a_streamed_weight(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this layer's: the next one comes to the same memory. In recordings too, and as the plan says."""
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
+    folder, config = make_checkpoint(**SHAPE), options(seq_len=70, stream_weights="on", accumulate=1)
+    expected = train(replace(config, stream_weights="off"), folder, bind(WgpuDevice)())
+    plan, kept = plan_run(config, load_model_config(folder), folder, card, 3), card.memory().in_use_bytes
+    for value, wanted in zip(train(config, folder, card), expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    assert plan is not None and plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
 
 
 @pytest.mark.parametrize("tied", [False, True])

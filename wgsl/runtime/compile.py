@@ -51,6 +51,7 @@ class Pipeline:
     layout: Any
     handle: Any
     bindings: tuple[int, ...]  # the numbers declared, without 0
+    written: tuple[int, ...]  # those of them that it may write to
 
 
 def _condition(text: str, constants: dict[str, Constant]) -> bool:
@@ -184,4 +185,6 @@ class Compiler:
             ) from error
         self.compiled += 1
         name = shader if entry == "main" else f"{shader}:{entry}"
-        return Pipeline(name, pipeline, layout, native.handle(pipeline), tuple(n for n in sorted(kinds) if n))
+        bindings = tuple(n for n in sorted(kinds) if n)
+        written = tuple(n for n in bindings if types[kinds[n]] == "storage")
+        return Pipeline(name, pipeline, layout, native.handle(pipeline), bindings, written)

@@ -66,6 +66,7 @@ class DryRun(DryRuntime, Runtime):
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes, self.stacks_weights = device.workgroup_bytes, device.stacks_weights
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
+        self._hold()
         self.variants: dict[Variant, None] = {}
 
     def _create_nothing(self, nbytes: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.wgsl.runtime import adapters, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
+from wgrad.wgsl.runtime.held import Held
 from wgrad.wgsl.runtime.profiler import Profiler
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
@@ -98,6 +100,7 @@ class Runtime(PooledRuntime):
         self._compiler = Compiler(self._device)
         self._pool = Pool(self._create_buffer, self._destroy_block)
         self._host_pool = Pool(self._create_host_buffer, self._destroy_block)
+        self._hold()
         self._bind_groups: dict[Any, tuple[Any, Any]] = {}
         self._block_keys: dict[int, list[Any]] = {}
         self._params: dict[bytes, tuple[Any, int]] = {}
@@ -111,6 +114,23 @@ class Runtime(PooledRuntime):
     @property
     def fastest_compute(self) -> str:
         return "float16" if self.matrix_units else "float32"
+
+    def _hold(self) -> None:
+        self.held = Held()
+        self._pool.spare = self.held.drop
+
+    def holding_decoded(self) -> AbstractContextManager[None]:
+        return self.held.holding()
+
+    @contextmanager
+    def capture(self) -> Iterator[Any]:
+        # A replay decodes what it reads: nothing is carried into a recording, or out of one.
+        self.held.drop()
+        with super().capture() as replay:
+            try:
+                yield replay
+            finally:
+                self.held.drop()
 
     # ---- storage -------------------------------------------------------------------------
     def _check_buffer(self, nbytes: int) -> None:
@@ -169,6 +189,7 @@ class Runtime(PooledRuntime):
     def _write(self, array: Array, host: np.ndarray, tail: np.ndarray) -> None:
         # A write takes its place in the queue at once, so what was recorded before it goes first.
         self.flush()
+        self.held.written(array)
         data = np.ascontiguousarray(host, dtype=array.dtype).reshape(-1).view(np.uint8)
         if data.nbytes % 4:
             data = np.resize(np.append(data, tail), -(-data.nbytes // 4) * 4)
@@ -195,6 +216,7 @@ class Runtime(PooledRuntime):
 
     def transfer(self, src: Array, out: Array) -> None:
         """out = src, by a copy command: between two passes of what is recorded."""
+        self.held.written(out)
         if self._replay is not None:
             self._keep([src, out])
         buffers = native.handle(src.lease.block.buffer), native.handle(out.lease.block.buffer)
@@ -261,6 +283,8 @@ class Runtime(PooledRuntime):
                 f"{pipeline.name}: a dispatch of {groups} workgroups exceeds {MAX_GROUPS} in one dimension"
             )
         bind_group = self._bind(pipeline, arrays, params)
+        for n in pipeline.written:
+            self.held.written(arrays[n - 1])
         if self._replay is not None:
             self._keep(arrays)
         self._pending.append((pipeline.handle, bind_group, *groups))

@@ -1,0 +1,193 @@
+"""Weights that are decoded once for a stretch of work: the same bits, gone afterwards, never those of before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.wgsl.test_gemm_matrix import SMALL_LARGE, SMALL_MEDIUM
+from wgrad.autograd.bind import bind
+from wgrad.device.formats.frozen_weight import FrozenWeight, formats
+from wgrad.device.formats.nf4 import NF4Array
+from wgrad.wgsl import gemm_matrix, linear
+from wgrad.wgsl.device import WgpuDevice
+
+ROWS, OUT, IN = 24, 64, 256
+
+
+@pytest.fixture(params=["software", "matrix units"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Both ways in which a weight is decoded before its product: into float32, and into float16 for matrix units."""
+    monkeypatch.setattr(linear, "_DECODE_FIRST_ROWS", ROWS)
+    monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
+    monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    return request.getfixturevalue("wgpu_device" if request.param == "software" else "matrix_device")
+
+
+def counted(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Its launches that decode, from here on."""
+    found, launch = [], device.launch
+
+    def noted(shader: str, *arguments: Any, **options: Any) -> None:
+        if shader == "quantize_decode":
+            found.append(shader)
+        launch(shader, *arguments, **options)
+
+    monkeypatch.setattr(device, "launch", noted)
+    return found
+
+
+@pytest.fixture
+def decodes(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return counted(device, monkeypatch)
+
+
+def weight_of(device: Any, seed: int, format: str = "nf4", double: bool = False, rows: int = OUT) -> FrozenWeight:
+    values = np.random.default_rng(seed).standard_normal((rows, IN)).astype(np.float32)
+    return formats()[format].quantize(values, double=double).map_arrays(device.upload)
+
+
+def products(device: Any, weight: FrozenWeight) -> list[np.ndarray]:
+    """Forward and backward."""
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal((ROWS, width)).astype(np.float16) for width in weight.shape[::-1])
+    y = device.linear_quantized(device.upload(x), weight)
+    return [device.download(y), device.download(device.linear_quantized_backward(device.upload(dy), weight))]
+
+
+def same(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("format", [*formats(), "nf4 double", "nf4 stack"])
+def test_each_is_decoded_once_to_the_same_bits_and_then_gone(device: Any, decodes: list[str], format: str) -> None:
+    name, _, kind = format.partition(" ")
+    weights = [weight_of(device, seed, name, kind == "double") for seed in (1, 2)]
+    if kind == "stack":
+        stack = NF4Array.stack(weights, device)  # type: ignore[arg-type]
+        weights = [stack, weight_of(device, 3)]  # type: ignore[list-item]
+    expected = [products(device, weight) for weight in weights]
+    assert len(decodes) == 4
+    start = device.memory().in_use_bytes
+    with device.holding_decoded():
+        for _ in range(2):
+            assert all(same(products(device, weight), wanted) for weight, wanted in zip(weights, expected))
+        assert len(decodes) == 4 + 2 and device.memory().in_use_bytes > start
+    assert device.memory().in_use_bytes == start
+    products(device, weights[0])
+    assert len(decodes) == 4 + 2 + 2
+
+
+def test_the_outermost_stretch_ends_it_with_or_without_an_error(device: Any, decodes: list[str]) -> None:
+    weight = weight_of(device, 1)
+    start = device.memory().in_use_bytes
+    with device.holding_decoded():
+        with device.holding_decoded():
+            products(device, weight)
+        products(device, weight)
+        assert len(decodes) == 1
+    assert device.memory().in_use_bytes == start
+    with pytest.raises(KeyError), device.holding_decoded():
+        products(device, weight)
+        raise KeyError
+    assert device.memory().in_use_bytes == start
+    products(device, weight)
+    assert len(decodes) == 4
+
+
+def _write(device: Any, codes: Any, new: np.ndarray) -> None:
+    device.write(codes, new)
+
+
+def _transfer(device: Any, codes: Any, new: np.ndarray) -> None:
+    host = device.empty_host(new.shape, new.dtype)
+    device.write(host, new)
+    device.transfer(host, codes)
+
+
+def _copy_to_a_view(device: Any, codes: Any, new: np.ndarray) -> None:
+    device.copy(device.upload(new), device.view(codes, codes.shape))
+
+
+@pytest.mark.parametrize("change", [_write, _transfer, _copy_to_a_view])
+def test_a_weight_that_is_written_to_is_decoded_again(
+    device: Any, decodes: list[str], change: Callable[[Any, Any, np.ndarray], None]
+) -> None:
+    weight, other, third = (weight_of(device, seed) for seed in (1, 2, 3))
+    expected = products(device, other)
+    decodes.clear()
+    with device.holding_decoded():
+        products(device, weight)
+        products(device, third)
+        for name, array in weight.arrays().items():
+            if array is not None:
+                change(device, array, device.download(other.arrays()[name]))
+        assert same(products(device, weight), expected)
+        products(device, third)
+    assert len(decodes) == 3  # of the third, whose memory nobody wrote to, once
+
+
+def test_a_weight_that_is_gone_leaves_its_memory_to_none_before_the_end(device: Any) -> None:
+    """A new one of the same place and shape would be taken for it."""
+    expected = products(device, weight_of(device, 2))
+    with device.holding_decoded():
+        for seed in (1, 2):
+            found = products(device, weight_of(device, seed))
+    assert same(found, expected)
+
+
+def test_a_recording_decodes_what_it_reads(device: Any, decodes: list[str]) -> None:
+    """What was decoded before it is not carried in, nor out what was decoded in it."""
+    weight, other = weight_of(device, 1), weight_of(device, 2)
+    x = device.upload(np.ones((ROWS, IN), np.float16))
+    expected = device.download(device.linear_quantized(x, other))
+    decodes.clear()
+    with device.holding_decoded():
+        device.linear_quantized(x, weight)
+        with device.capture() as replay:
+            found = [device.linear_quantized(x, weight) for _ in range(2)]
+        assert len(decodes) == 2
+        device.linear_quantized(x, weight)
+        assert len(decodes) == 3
+    for name, array in weight.arrays().items():
+        if array is not None:
+            device.write(array, device.download(other.arrays()[name]))
+    device.zeros((OUT, IN))  # may be where a decoded one was
+    replay.run()
+    for array in found:
+        np.testing.assert_array_equal(device.download(array), expected)
+
+
+def test_where_memory_is_short_they_go(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two weights' decoded forms has room: all is computed, in memory that one at a time takes."""
+    device = bind(WgpuDevice)()
+    rows = 4096
+    weights = [weight_of(device, seed, rows=rows) for seed in (1, 2)]
+    expected = [products(device, weight) for weight in weights]
+    device.trim()
+    decodes = counted(device, monkeypatch)
+    limit = device.memory().reserved_bytes + rows * IN * 4 * 3 // 2
+    device.limit_memory(limit)
+    with device.holding_decoded():
+        for _ in range(2):
+            assert all(same(products(device, weight), wanted) for weight, wanted in zip(weights, expected))
+    assert len(decodes) == 4 and device.memory().peak_reserved_bytes <= limit
+
+
+def test_a_dry_run_decodes_as_often_in_the_same_memory(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(device: Any) -> tuple[int, int, int]:
+        decodes, kept = counted(device, monkeypatch), device.memory().in_use_bytes
+        weights = [weight_of(device, seed) for seed in (1, 2)]
+        for _ in range(2):
+            with device.capture(), device.holding_decoded():
+                for weight in (*weights, *weights):
+                    products(device, weight)
+        memory = device.memory()
+        return len(decodes), memory.peak_bytes - kept, memory.in_use_bytes - kept
+
+    device = bind(WgpuDevice)()
+    dry = work(device.dry_run())
+    assert dry == work(device) and dry[0] == 4

@@ -1,0 +1,52 @@
+"""Weights in decoded form, kept for a stretch of work that multiplies with each of them several times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.memory import Array
+
+
+class Held:
+    """What was decoded while `holding` is open, by weight and dtype; empty at all other times."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._arrays: dict[tuple[FrozenWeight, np.dtype], Array] = {}  # a weight that is a key keeps its memory
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """May be nested: the outermost ends it."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self.drop()
+
+    def get(self, weight: FrozenWeight, dtype: np.dtype, decode: Callable[[], Array]) -> Array:
+        """The weight's values in this dtype: those that are held, or what `decode` gives."""
+        if not self._depth:
+            return decode()
+        found = self._arrays.get((weight, dtype))
+        if found is None:
+            found = self._arrays[weight, dtype] = decode()
+        return found
+
+    def drop(self) -> bool:
+        """Whether there was anything to let go; it is decoded again where it is wanted."""
+        held, self._arrays = bool(self._arrays), {}
+        return held
+
+    def written(self, array: Array | None) -> None:
+        """Work that writes to this array was issued: what was decoded from that memory is no longer right."""
+        if array is None or not self._arrays:
+            return
+        for weight, dtype in list(self._arrays):
+            if any(part is not None and part.lease is array.lease for part in weight.arrays().values()):
+                del self._arrays[weight, dtype]
