@@ -23,8 +23,9 @@ from wgrad.wgsl.runtime.runtime import Runtime
 DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
 
 
-def _types(vec: bool, **arrays: Array) -> dict[str, Constant]:
-    return {name: wgsl_element(array, vec) for name, array in arrays.items()}
+def _types(vec: bool, words: bool = False, **arrays: Array) -> dict[str, Constant]:
+    """Elements of arrays as shaders declare them; words: 16 bytes each."""
+    return {name: "vec4<u32>" if words else wgsl_element(array, vec) for name, array in arrays.items()}
 
 
 def _plan(device: Runtime, width: int) -> Plan:
@@ -83,14 +84,14 @@ def _attention(
     batch, queries, heads, width = q.shape
     if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
         return _decode(device, views, cache_len, scale, window, softcap)
-    chosen, units = _plan(device, width), _on_units(device, softcap, q, k, v)
+    chosen, units = _plan(device, width), _on_units("forward", device, softcap, q, k, v)
     tile = units or chosen.forward
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
     splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
     part, part_lse = _forward_parts(device, splits, o, lse)
     vec = width % 4 == 0
-    types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
+    types = {**_types(vec, units is not None, Q_T=q, K_T=k, V_T=v), **_types(vec, O_T=part)}
     device.launch(
         "attention_matrix" if units else "attention",
         [q, k, v, doc_start, cache_len, part, part_lse],
@@ -102,10 +103,10 @@ def _attention(
     _combine(device, part, part_lse, o, lse)
 
 
-def _on_units(device: Runtime, softcap: Constant, *arrays: Array) -> MatrixRows | None:
+def _on_units(kernel: str, device: Runtime, softcap: Constant, *arrays: Array) -> MatrixRows | None:
     """The tile on matrix units, where the device has them and they serve these arrays; they know no soft-cap."""
     wanted = device.matrix_units and not softcap
-    return attention_matrix.served(device.workgroup_bytes, *arrays) if wanted else None
+    return attention_matrix.served(kernel, device.workgroup_bytes, *arrays) if wanted else None
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:
@@ -188,10 +189,8 @@ def attention_backward(
 def _attention_backward(device: Runtime, views: list[Array], scale: float, window: int, softcap: float) -> None:
     do, q, k, v, o, lse, doc_start, dq, dk, dv = views
     stats = _delta(device, do, o, lse)
-    vec = q.shape[3] % 4 == 0
-    types = {**_types(vec, DO_T=do, Q_T=q, K_T=k, V_T=v), "SOFTCAP": softcap}
-    _backward_dq(device, [do, q, k, v, stats, doc_start], dq, types, scale, window)
-    _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, types, scale, window)
+    _backward_dq(device, [do, q, k, v, stats, doc_start], dq, scale, window, softcap)
+    _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, scale, window, softcap)
 
 
 def _delta(device: Runtime, do: Array, o: Array, lse: Array) -> Array:
@@ -212,11 +211,16 @@ def _delta(device: Runtime, do: Array, o: Array, lse: Array) -> Array:
     return stats
 
 
+def _read_types(units: MatrixRows | None, reads: list[Array]) -> dict[str, Constant]:
+    do, q, k, v = reads[:4]
+    return _types(q.shape[3] % 4 == 0, units is not None, DO_T=do, Q_T=q, K_T=k, V_T=v)
+
+
 def _backward_dq(
-    device: Runtime, reads: list[Array], dq: Array, types: dict[str, Constant], scale: float, window: int
+    device: Runtime, reads: list[Array], dq: Array, scale: float, window: int, softcap: float
 ) -> None:
     batch, queries, heads, width = dq.shape
-    chosen, units = _plan(device, width), _on_units(device, types["SOFTCAP"], *reads[:4])
+    chosen, units = _plan(device, width), _on_units("dq", device, softcap, *reads[:4])
     tile = units or chosen.dq
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
@@ -228,19 +232,19 @@ def _backward_dq(
         [*reads, part],
         [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
         device.groups(splits * groups, 1),
-        {**tile.constants(width), **types, "DQ_T": wgsl_element(part, vec)},
+        {**tile.constants(width), **_read_types(units, reads), "DQ_T": wgsl_element(part, vec), "SOFTCAP": softcap},
         work=3.0 * dq.size * queries,
     )
     _reduce_parts(device, [part], [dq])
 
 
 def _backward_dkv(
-    device: Runtime, reads: list[Array], dk: Array, dv: Array, types: dict[str, Constant], scale: float, window: int
+    device: Runtime, reads: list[Array], dk: Array, dv: Array, scale: float, window: int, softcap: float
 ) -> None:
     batch, queries, kv_heads, width = dk.shape
     heads = reads[1].shape[2]
     group = heads // kv_heads
-    chosen, units = _plan(device, width), _on_units(device, types["SOFTCAP"], *reads[:4])
+    chosen, units = _plan(device, width), _on_units("dkv", device, softcap, *reads[:4])
     tile = units or chosen.dkv
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * kv_heads
@@ -257,9 +261,10 @@ def _backward_dkv(
         device.groups(splits * groups, 1),
         {
             **(units.key_constants(width) if units else tile.constants(width)),
-            **types,
+            **_read_types(units, reads),
             "DK_T": wgsl_element(parts[0], vec),
             "DV_T": wgsl_element(parts[1], vec),
+            "SOFTCAP": softcap,
         },
         work=4.0 * reads[1].size * queries,
     )

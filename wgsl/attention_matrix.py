@@ -9,75 +9,96 @@ import numpy as np
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 
-_PAD = 2  # vec4 after each row of a tile in workgroup memory
+_PAD = 8  # elements after each row of a tile in workgroup memory
 MOST_WIDTH = 128  # what a subgroup keeps of a query, and of its sums, stands in registers
 
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """subgroups x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`."""
+    """subgroups x fragments x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`."""
 
     subgroups: int
     columns: int = 32
+    fragments: int = 1
 
     @property
     def rows(self) -> int:
-        return 16 * self.subgroups
+        return 16 * self.subgroups * self.fragments
+
+    def _parts(self, width: int) -> int:
+        """Parts of the columns, of at least 16, in which the rows pass through the place of the tiles before the walk
+        begins: as few as go there."""
+        return next((n for n in (1, 2) if self._rows(width, n) <= self._tiles(width)), min(4, width // 16))
+
+    def _rows(self, width: int, parts: int) -> int:
+        """Elements of a part of the rows, in workgroup memory."""
+        return self.rows * (width // parts + _PAD)
+
+    def _tiles(self, width: int) -> int:
+        """Elements of two operand tiles, in workgroup memory."""
+        return 2 * self.columns * (width + _PAD)
 
     def _operands(self, width: int) -> int:
-        """Bytes of two operand tiles; before the walk begins the rows pass through them."""
-        return 8 * max(self.rows, 2 * self.columns) * (width // 4 + _PAD)
+        return max(self._tiles(width), self._rows(width, self._parts(width)))
 
     def _scores(self, element: int) -> int:
-        return element * self.rows * (self.columns + 4 * _PAD)
+        return element * self.rows * (self.columns + _PAD)
 
-    def workgroup_bytes(self, width: int) -> int:
-        """Of attention_matrix_dkv.wgsl, which takes most."""
-        return self._operands(width) + 2 * self._scores(4) + 2 * self._scores(2) + 12 * self.columns
+    def workgroup_bytes(self, kernel: str, width: int) -> int:
+        """Of a kernel of TILES."""
+        wide, narrow, rest = {"forward": (1, 1, 32), "dq": (2, 1, 0), "dkv": (2, 2, 12 * self.columns)}[kernel]
+        return 2 * self._operands(width) + wide * self._scores(4) + narrow * self._scores(2) + rest
 
     def constants(self, width: int) -> dict[str, Constant]:
         """What attention_matrix.wgsl and attention_matrix_dq.wgsl call it, for heads of `width` elements."""
-        loads = width // 4 * self.rows // (32 * self.subgroups)
+        return {**self._shape(width), **self._loads(width, 32 * self.subgroups)}
+
+    def key_constants(self, width: int) -> dict[str, Constant]:
+        """What attention_matrix_dkv.wgsl calls it: twice the subgroups, which share rows."""
+        own = {"HALF_NF": self.columns // 32, "QUARTER": self.columns // 16}
+        return {**self._shape(width), **self._loads(width, 64 * self.subgroups), **own}
+
+    def _shape(self, width: int) -> dict[str, Constant]:
         return {
             "SG": self.subgroups,
+            "RF": self.fragments,
             "BN": self.columns,
             "WIDTH": width,
             "W4": width // 4,
             "VEC": True,
-            "TILE_ROWS": max(self.rows, 2 * self.columns),
-            "DF": width // 16,
+            "TILE": self._operands(width) // 8,
+            "LEFT_PARTS": self._parts(width),
+            "LEFT_DF": width // 16 // self._parts(width),
             "NF": self.columns // 16,
             "OUT_PARTS": width // self.columns,
             "PAIRS": self.columns // 8,
-            "LOADS_ROWS": loads,
-            "LOADS_COLUMNS": loads * self.columns // self.rows,
         }
 
-    def key_constants(self, width: int) -> dict[str, Constant]:
-        """What attention_matrix_dkv.wgsl calls it: twice the subgroups, which share rows."""
-        loads = width // 4 * self.rows // (64 * self.subgroups)
-        own = {
-            "HALF_NF": self.columns // 32,
-            "QUARTER": self.columns // 16,
-            "LOADS_ROWS": loads,
-            "LOADS_COLUMNS": loads * self.columns // self.rows,
+    def _loads(self, width: int, threads: int) -> dict[str, Constant]:
+        """Of 16 bytes, by an invocation: of a part of the rows, and of a tile, of which it may read some twice."""
+        return {
+            "LOADS_ROWS": self.rows * width // 8 // self._parts(width) // threads,
+            "LOADS_COLUMNS": -(-self.columns * width // 8 // threads),
         }
-        return {**self.constants(width), **own}
 
 
-# Best first, measured on an H200: 64 rows for 48 KiB of workgroup memory, 32 for less.
-TILES = (MatrixRows(4), MatrixRows(2))
+# By kernel, best first (measured on an H200): for 48 KiB of workgroup memory, and for less.
+TILES = {
+    "forward": (MatrixRows(4), MatrixRows(2)),
+    "dq": (MatrixRows(4), MatrixRows(2)),
+    "dkv": (MatrixRows(4), MatrixRows(2)),
+}
 
 
-def tile(width: int, workgroup_bytes: int) -> MatrixRows | None:
-    """The tile for heads of `width`, or None where none fits `workgroup_bytes`."""
-    return next((t for t in TILES if t.workgroup_bytes(width) <= workgroup_bytes), None)
+def tile(kernel: str, width: int, workgroup_bytes: int) -> MatrixRows | None:
+    """The tile of a kernel of TILES for heads of `width`, or None where none fits `workgroup_bytes`."""
+    return next((t for t in TILES[kernel] if t.workgroup_bytes(kernel, width) <= workgroup_bytes), None)
 
 
-def served(workgroup_bytes: int, *arrays: Array) -> MatrixRows | None:
-    """The tile for attention on q, k, v (and do) [B, T, H, D], or None: all float16, at least 16 queries, D a multiple
-    of 32 up to 128."""
+def served(kernel: str, workgroup_bytes: int, *arrays: Array) -> MatrixRows | None:
+    """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: all float16, at least 16 queries, D a
+    multiple of 32 up to 128."""
     _, queries, _, width = arrays[0].shape
     if any(a.dtype != np.float16 for a in arrays) or queries < 16 or width % 32 or width > MOST_WIDTH:
         return None
-    return tile(width, workgroup_bytes)
+    return tile(kernel, width, workgroup_bytes)

@@ -10,6 +10,7 @@ enable f16;
 enable wgpu_cooperative_matrix;
 
 #include "attention_dkv_bindings.wgsl"
+#include "eight.wgsl"
 
 const THREADS: u32 = 64u * SG;
 #include "attention_matrix_tiles.wgsl"
@@ -66,7 +67,8 @@ fn main(
   let first_tile = j0 / BN + query_split;
   let tiles = (max((end_query + BN - 1u) / BN, first_tile) - first_tile + p.query_splits - 1u) / p.query_splits;
 
-  let ld = TILE_LD;
+  let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ld_left = 2u * (LEFT_W8 + 1u);
   let ld_s = S_LD;
 #include "attention_matrix_left.wgsl" x=k first=j0 heads=kv_heads head=kv_head row=keys16*16u
 #include "attention_matrix_left.wgsl" x=v first=j0 heads=kv_heads head=kv_head row=keys16*16u
@@ -121,10 +123,10 @@ fn main(
 #unroll g OUT_PARTS
 #unroll i HALF_NF
       {
-        let q_at = (16u * $ju) * TILE_LD + side * (W4 / 2u) + 4u * ($gu * HALF_NF + $iu);
-        let dy_at = q_at + BN * TILE_LD;
-        let q_b = coopLoadT<coop_mat16x16<f16, B>>(&tile[q_at], ld);
-        let dy_b = coopLoadT<coop_mat16x16<f16, B>>(&tile[dy_at], ld);
+        let q_at_$i = (16u * $ju) * TILE_LD + side * (W8 / 2u) + 2u * ($gu * HALF_NF + $iu);
+        let q_b = coopLoadT<coop_mat16x16<f16, B>>(&tile[q_at_$i].low, ld);
+        let dy_at_$i = (BN + 16u * $ju) * TILE_LD + side * (W8 / 2u) + 2u * ($gu * HALF_NF + $iu);
+        let dy_b = coopLoadT<coop_mat16x16<f16, B>>(&tile[dy_at_$i].low, ld);
         acc_k_$g_$i = coopMultiplyAdd(ds_a, q_b, acc_k_$g_$i);
         acc_v_$g_$i = coopMultiplyAdd(p_a, dy_b, acc_v_$g_$i);
       }

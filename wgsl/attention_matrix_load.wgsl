@@ -2,8 +2,10 @@
 // row again.
 #unroll n $loads
   {
-    let at = lid + $nu * THREADS;
-    let token = min($first + at / W4, $end - 1u);
-    tile[($place + at / W4) * TILE_LD + at % W4] = $x[((b * p.$tokens + token) * p.$heads + $head) * W4 + at % W4];
+    let at = (lid + $nu * THREADS) % (BN * W8);
+    let token = min($first + at / W8, $end - 1u);
+    let words = $x[((b * p.$tokens + token) * p.$heads + $head) * W8 + at % W8];
+    let to = ($place + at / W8) * TILE_LD + at % W8;
+    tile[to] = Eight(four_of(words.xy), four_of(words.zw));
   }
 #end

@@ -1,14 +1,21 @@
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc times $factor to the workgroup's rows of $y, through the strips.
-  let stores = t0 + row < p.queries && !extra;
-  let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc times $factor_0, ... to the workgroup's rows of $y, through the
+// strips.
+#unroll r RF
+  let stores_$r = t0 + row_$r < p.queries && !extra;
+  let out_$r = (((split * p.batch + b) * p.queries + t_$r) * p.heads + h) * W4;
+#end
 #unroll g OUT_PARTS
   workgroupBarrier();
+#unroll r RF
 #unroll j NF
-  let out_at_$g_$j = strip + 4u * $ju;
-  coopStoreT(acc_$g_$j, &strips[out_at_$g_$j], ld_s);
+  let out_from_$r_$g_$j = strip + 16u * $ru * S_LD + 4u * $ju;
+  coopStoreT(acc_$r_$g_$j, &strips[out_from_$r_$g_$j], ld_s);
+#end
 #end
   workgroupBarrier();
+#unroll r RF
 #unroll i PAIRS
-  if (stores) { $y[out + 4u * NF * $gu + 2u * $iu + half] = $type(strips[mine + 2u * $iu] * $factor); }
+  if (stores_$r) { $y[out_$r + 4u * NF * $gu + 2u * $iu + half] = $type(strips[mine_$r + 2u * $iu] * $factor_$r); }
+#end
 #end
 #end

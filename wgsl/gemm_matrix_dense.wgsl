@@ -16,7 +16,7 @@ fn fetch_$x(at: u32, inside: u32) -> Unit_$x {
   return Unit_$x(words.xy, words.zw);
 }
 #if $kind == 1
-fn half_$x(four: Four_$x) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x16float(four.x), unpack2x16float(four.y))); }
+fn half_$x(four: Four_$x) -> vec4<f16> { return four_of(four); }
 #else
 fn half_$x(four: Four_$x) -> vec4<f16> {
   return vec4<f16>(vec4<f32>(bitcast<f32>(four.x << 16u), bitcast<f32>(four.x & 0xffff0000u),

@@ -1,8 +1,7 @@
 // Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: what stands in workgroup memory for cooperative matrices, and float32
 // as two pieces of f16.
 
-// Of 16 bytes, so that one store writes them and cooperative matrices are read as such.
-struct Eight { low: vec4<f16>, high: vec4<f16> }
+#include "eight.wgsl"
 
 // What f16 holds of x; the other piece is x minus that. Without the barrier f32(f16(x)) is taken for x (seen on NVIDIA), and
 // nothing would be left out.
