@@ -84,7 +84,8 @@ def _attention(
     batch, queries, heads, width = q.shape
     if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
         return _decode(device, views, cache_len, scale, window, softcap)
-    chosen, units = _plan(device, width), _on_units("forward", device, softcap, q, k, v)
+    chosen = _plan(device, width)
+    units = _on_units("forward", device, chosen, softcap, q, k, v)
     tile = units or chosen.forward
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
@@ -103,10 +104,12 @@ def _attention(
     _combine(device, part, part_lse, o, lse)
 
 
-def _on_units(kernel: str, device: Runtime, softcap: Constant, *arrays: Array) -> MatrixRows | None:
+def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *arrays: Array) -> MatrixRows | None:
     """The tile on matrix units, where the device has them and they serve these arrays; they know no soft-cap."""
     wanted = device.matrix_units and not softcap
-    return attention_matrix.served(kernel, device.workgroup_bytes, *arrays) if wanted else None
+    if not wanted:
+        return None
+    return attention_matrix.served(kernel, device.workgroup_bytes, chosen.wanted_groups, *arrays)
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:
@@ -220,7 +223,8 @@ def _backward_dq(
     device: Runtime, reads: list[Array], dq: Array, scale: float, window: int, softcap: float
 ) -> None:
     batch, queries, heads, width = dq.shape
-    chosen, units = _plan(device, width), _on_units("dq", device, softcap, *reads[:4])
+    chosen = _plan(device, width)
+    units = _on_units("dq", device, chosen, softcap, *reads[:4])
     tile = units or chosen.dq
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * heads
@@ -244,7 +248,8 @@ def _backward_dkv(
     batch, queries, kv_heads, width = dk.shape
     heads = reads[1].shape[2]
     group = heads // kv_heads
-    chosen, units = _plan(device, width), _on_units("dkv", device, softcap, *reads[:4])
+    chosen = _plan(device, width)
+    units = _on_units("dkv", device, chosen, softcap, *reads[:4])
     tile = units or chosen.dkv
     tiles = ceil_div(queries, tile.rows)
     groups = tiles * batch * kv_heads

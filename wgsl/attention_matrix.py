@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ class MatrixRows:
     subgroups: int
     columns: int = 32
     fragments: int = 1
+    one_strip: bool = False
 
     @property
     def rows(self) -> int:
@@ -46,7 +48,7 @@ class MatrixRows:
 
     def workgroup_bytes(self, kernel: str, width: int) -> int:
         """Of a kernel of TILES."""
-        wide, narrow, rest = {"forward": (1, 1, 32), "dq": (2, 1, 0), "dkv": (2, 2, 12 * self.columns)}[kernel]
+        wide, narrow, rest = {"forward": (1, 1, 32), "dq": (1 if self.one_strip else 2, 1, 0), "dkv": (2, 2, 12 * self.columns)}[kernel]
         return 2 * self._operands(width) + wide * self._scores(4) + narrow * self._scores(2) + rest
 
     def constants(self, width: int) -> dict[str, Constant]:
@@ -72,6 +74,7 @@ class MatrixRows:
             "NF": self.columns // 16,
             "OUT_PARTS": width // self.columns,
             "PAIRS": self.columns // 8,
+            "ONE_STRIP": self.one_strip,
         }
 
     def _loads(self, width: int, threads: int) -> dict[str, Constant]:
@@ -82,23 +85,26 @@ class MatrixRows:
         }
 
 
-# By kernel, best first (measured on an H200): for 48 KiB of workgroup memory, and for less.
+# By kernel, best first (measured on an H200); which fit depends on a device's workgroup memory.
 TILES = {
-    "forward": (MatrixRows(4), MatrixRows(2)),
+    "forward": (MatrixRows(8), MatrixRows(4), MatrixRows(2)),
     "dq": (MatrixRows(4), MatrixRows(2)),
     "dkv": (MatrixRows(4), MatrixRows(2)),
 }
+_MANY_ROWS = 64  # tiles of more are for as many workgroups as fill a card
 
 
-def tile(kernel: str, width: int, workgroup_bytes: int) -> MatrixRows | None:
-    """The tile of a kernel of TILES for heads of `width`, or None where none fits `workgroup_bytes`."""
-    return next((t for t in TILES[kernel] if t.workgroup_bytes(kernel, width) <= workgroup_bytes), None)
+def tile(kernel: str, width: int, workgroup_bytes: int, most_rows: float = math.inf) -> MatrixRows | None:
+    """The tile of a kernel of TILES for heads of `width`, or None where none fits `workgroup_bytes`. most_rows: of a
+    tile that leaves enough workgroups."""
+    fits = (t for t in TILES[kernel] if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
+    return next((t for t in fits if t.rows <= max(most_rows, _MANY_ROWS)), None)
 
 
-def served(kernel: str, workgroup_bytes: int, *arrays: Array) -> MatrixRows | None:
+def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array) -> MatrixRows | None:
     """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: all float16, at least 16 queries, D a
-    multiple of 32 up to 128."""
-    _, queries, _, width = arrays[0].shape
+    multiple of 32 up to 128. wanted_groups: workgroups that fill the device."""
+    batch, queries, heads, width = arrays[0].shape
     if any(a.dtype != np.float16 for a in arrays) or queries < 16 or width % 32 or width > MOST_WIDTH:
         return None
-    return tile(kernel, width, workgroup_bytes)
+    return tile(kernel, width, workgroup_bytes, batch * heads * queries / wanted_groups)

@@ -12,7 +12,9 @@ enable wgpu_cooperative_matrix;
 const THREADS: u32 = 32u * SG;
 #include "attention_matrix_tiles.wgsl"
 
+#if !ONE_STRIP
 var<workgroup> dp_strips: array<vec4<f32>, BM * S_LD>;
+#endif
 var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
 
 @compute @workgroup_size(THREADS)
@@ -41,6 +43,31 @@ fn main(
     let j0 = (first_tile + n * p.splits) * BN;
     workgroupBarrier();
 #include "attention_matrix_scores.wgsl" x=q y=dy count=NF first=0u strip=strip
+#if ONE_STRIP
+    workgroupBarrier();
+#unroll r RF
+#unroll i PAIRS
+    var e_$r_$i = exp2(strips[mine_$r + 2u * $iu] * to_base2 - vec4<f32>(stat_$r.x));
+    if (j0 + BN > t0 + 1u || j0 < last_low) {
+      let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
+      e_$r_$i = select(vec4<f32>(), e_$r_$i, (key >= vec4<u32>(low_$r)) & (key <= vec4<u32>(t_$r)));
+    }
+#end
+#end
+    workgroupBarrier();
+#unroll r RF
+#unroll j NF
+    let dp_from_$r_$j = strip + 16u * $ru * S_LD + 4u * $ju;
+    coopStoreT(dp_$r_$j, &strips[dp_from_$r_$j], ld_s);
+#end
+#end
+    workgroupBarrier();
+#unroll r RF
+#unroll i PAIRS
+    ds_tile[row_$r * S_LD + half + 2u * $iu] = vec4<f16>(e_$r_$i * (strips[mine_$r + 2u * $iu] - vec4<f32>(stat_$r.y)));
+#end
+#end
+#else
     workgroupBarrier();
 #unroll r RF
 #unroll i PAIRS
@@ -54,6 +81,7 @@ fn main(
     }
 #end
 #end
+#endif
     let next_j0 = j0 + p.splits * BN;
 #include "attention_matrix_fetch.wgsl" x=k y=v first=next_j0 heads=kv_heads head=kv_head
     workgroupBarrier();

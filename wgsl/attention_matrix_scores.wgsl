@@ -26,6 +26,8 @@
 #unroll j $count
     let s_from_$r_$j = $strip + 16u * $ru * S_LD + 4u * $ju;
     coopStoreT(s_$r_$j, &strips[s_from_$r_$j], ld_s);
+#if !ONE_STRIP
     coopStoreT(dp_$r_$j, &dp_strips[s_from_$r_$j], ld_s);
+#endif
 #end
 #end

@@ -66,7 +66,7 @@ def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: A
 
 def test_which_attention_is_served(matrix_device: Any) -> None:
     def tile(*shape: int, dtype: Any = np.float16, memory: int = 49152) -> Any:
-        return attention_matrix.served("dkv", memory, matrix_device.empty(shape, dtype))
+        return attention_matrix.served("dkv", memory, 256, matrix_device.empty(shape, dtype))
 
     assert tile(1, 64, 2, 64) == tile(1, 16, 2, 128) == attention_matrix.TILES["dkv"][0]
     assert tile(1, 64, 2, 64, memory=32768) == attention_matrix.TILES["dkv"][1]
