@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +15,14 @@ MOST_WIDTH = 128  # what a subgroup keeps of a query, and of its sums, stands in
 
 @dataclass(frozen=True)
 class MatrixRows:
-    """subgroups x fragments x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`."""
+    """subgroups x 16 rows (queries; in dk and dv keys) of a workgroup, which walks tiles of `columns`."""
 
     subgroups: int
     columns: int = 32
-    fragments: int = 1
-    one_strip: bool = False
 
     @property
     def rows(self) -> int:
-        return 16 * self.subgroups * self.fragments
+        return 16 * self.subgroups
 
     def _parts(self, width: int) -> int:
         """Parts of the columns, of at least 16, in which the rows pass through the place of the tiles before the walk
@@ -48,8 +45,8 @@ class MatrixRows:
 
     def workgroup_bytes(self, kernel: str, width: int) -> int:
         """Of a kernel of TILES."""
-        wide, narrow, rest = {"forward": (1, 1, 32), "dq": (1 if self.one_strip else 2, 1, 0), "dkv": (2, 2, 12 * self.columns)}[kernel]
-        return 2 * self._operands(width) + wide * self._scores(4) + narrow * self._scores(2) + rest
+        scores, rest = {"forward": (1, 32), "dq": (1, 0), "dkv": (2, 12 * self.columns)}[kernel]
+        return 2 * self._operands(width) + scores * (self._scores(4) + self._scores(2)) + rest
 
     def constants(self, width: int) -> dict[str, Constant]:
         """What attention_matrix.wgsl and attention_matrix_dq.wgsl call it, for heads of `width` elements."""
@@ -63,7 +60,6 @@ class MatrixRows:
     def _shape(self, width: int) -> dict[str, Constant]:
         return {
             "SG": self.subgroups,
-            "RF": self.fragments,
             "BN": self.columns,
             "WIDTH": width,
             "W4": width // 4,
@@ -74,7 +70,6 @@ class MatrixRows:
             "NF": self.columns // 16,
             "OUT_PARTS": width // self.columns,
             "PAIRS": self.columns // 8,
-            "ONE_STRIP": self.one_strip,
         }
 
     def _loads(self, width: int, threads: int) -> dict[str, Constant]:
@@ -85,26 +80,21 @@ class MatrixRows:
         }
 
 
-# By kernel, best first (measured on an H200); which fit depends on a device's workgroup memory.
+# By kernel, best first (measured on an H200): the least width of a head, and the tile.
 TILES = {
-    "forward": (MatrixRows(8), MatrixRows(4), MatrixRows(2)),
-    "dq": (MatrixRows(4), MatrixRows(2)),
-    "dkv": (MatrixRows(4), MatrixRows(2)),
+    "forward": ((0, MatrixRows(8)), (0, MatrixRows(4)), (0, MatrixRows(2))),
+    "dq": ((96, MatrixRows(8)), (0, MatrixRows(4)), (0, MatrixRows(2))),
+    "dkv": ((0, MatrixRows(4)), (0, MatrixRows(2))),
 }
-_MANY_ROWS = 64  # tiles of more are for as many workgroups as fill a card
-
-
-def tile(kernel: str, width: int, workgroup_bytes: int, most_rows: float = math.inf) -> MatrixRows | None:
-    """The tile of a kernel of TILES for heads of `width`, or None where none fits `workgroup_bytes`. most_rows: of a
-    tile that leaves enough workgroups."""
-    fits = (t for t in TILES[kernel] if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
-    return next((t for t in fits if t.rows <= max(most_rows, _MANY_ROWS)), None)
+_FEW_ROWS = 64  # tiles of more are for as many queries as fill a card with them
 
 
 def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array) -> MatrixRows | None:
-    """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: all float16, at least 16 queries, D a
-    multiple of 32 up to 128. wanted_groups: workgroups that fill the device."""
+    """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: where they are not all float16, of at
+    least 16 queries, D a multiple of 32 up to 128, or no tile fits. wanted_groups: workgroups that fill the device."""
     batch, queries, heads, width = arrays[0].shape
     if any(a.dtype != np.float16 for a in arrays) or queries < 16 or width % 32 or width > MOST_WIDTH:
         return None
-    return tile(kernel, width, workgroup_bytes, batch * heads * queries / wanted_groups)
+    most_rows = max(_FEW_ROWS, batch * heads * queries // wanted_groups)
+    tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
+    return next((t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes), None)

@@ -1,7 +1,7 @@
 // o and lse of attention.wgsl on matrix units: f16 q, k, v; f32 sums. Heads of WIDTH elements, a multiple of 32.
 //
-// Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of 32 invocations owns BM = 16 RF SG
-// queries of one head, 16 RF a subgroup, and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
+// Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of 32 invocations owns BM = 16 SG
+// queries of one head, 16 a subgroup, and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
 // K of the next tile is read as V of this one is, and both are stored once the scores stand. What a cooperative matrix holds
 // cannot be indexed, so the scores pass through workgroup memory (strips), where two invocations share a row of 16, and
 // come back as f16 (p_tile).
@@ -31,23 +31,20 @@ fn main(
 ) {
 #include "attention_matrix_rows.wgsl"
 
-  // What a row sees, and the range that all see. Both bounds rise with t.
+  // What this row sees, and the range that all see. Both bounds rise with t.
   let before = u32(cache_len[0]);
-#unroll r RF
-  let low_$r = first_seen(doc_start[b * p.queries + t_$r], before + t_$r);
-  let high_$r = min(before + t_$r, p.keys - 1u);
-#end
+  let position = before + t;
+  let low = first_seen(doc_start[b * p.queries + t], position);
   let first_key = first_seen(doc_start[b * p.queries + t0], before + t0);
   let last_low = first_seen(doc_start[b * p.queries + t_last], before + t_last);
+  let high = min(position, p.keys - 1u);
   let end_key = min(before + t_last + 1u, p.keys);
   let first_tile = first_key / BN + split;
   let tiles = (max((end_key + BN - 1u) / BN, first_tile) - first_tile + p.splits - 1u) / p.splits;
 
   if (lid < 8u) { grown[lid] = 0u; }  // wgpu-native does not: what another kernel left there made every tile rescale
-#unroll r RF
-  var top_$r = FLOOR;
-  var row_sum_$r = 0.0;
-#end
+  var top = FLOOR;
+  var row_sum = 0.0;
 #include "attention_matrix_load.wgsl" loads=LOADS_COLUMNS x=k first=first_tile*BN end=end_key tokens=keys heads=kv_heads head=kv_head place=0u
 
   workgroupBarrier();
@@ -61,10 +58,8 @@ fn main(
     let v_next_$n = v[((b * p.keys + v_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
     let k_next_$n = k[((b * p.keys + k_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
 #end
-#unroll r RF
 #unroll j NF
-    var s_$r_$j = coop_mat16x16<f32, C>();
-#end
+    var s_$j = coop_mat16x16<f32, C>();
 #end
 #unroll part LEFT_PARTS
 #unroll c LEFT_DF
@@ -72,79 +67,64 @@ fn main(
     {
       let k_at_$j = (16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
       let k_b = coopLoad<coop_mat16x16<f16, B>>(&tile[k_at_$j].low, ld);
-#unroll r RF
-      s_$r_$j = coopMultiplyAdd(q_$part_$r_$c, k_b, s_$r_$j);
-#end
+      s_$j = coopMultiplyAdd(q_$part_$c, k_b, s_$j);
     }
 #end
 #end
 #end
-#unroll r RF
 #unroll j NF
-    let s_from_$r_$j = strip + 16u * $ru * S_LD + 4u * $ju;
-    coopStoreT(s_$r_$j, &strips[s_from_$r_$j], ld_s);
-#end
+    let s_at_$j = strip + 4u * $ju;
+    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
 #end
     workgroupBarrier();
 #include "attention_matrix_stage.wgsl" x=k y=v
 
-    // Of its rows an invocation has every other vec4.
-    let masked = j0 + BN > before + t0 + 1u || j0 + BN > p.keys || j0 < last_low;
-    var again = false;
-#unroll r RF
+    // Of its row an invocation has every other vec4.
+    var m = MASKED;
 #unroll i PAIRS
-    var x_$r_$i = strips[mine_$r + 2u * $iu] * to_base2;
+    var x_$i = strips[mine + 2u * $iu] * to_base2;
 #end
-    if (masked) {
+    if (j0 + BN > before + t0 + 1u || j0 + BN > p.keys || j0 < last_low) {
 #unroll i PAIRS
       {
         let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
-        x_$r_$i = select(vec4<f32>(MASKED), x_$r_$i, (key >= vec4<u32>(low_$r)) & (key <= vec4<u32>(high_$r)));
+        x_$i = select(vec4<f32>(MASKED), x_$i, (key >= vec4<u32>(low)) & (key <= vec4<u32>(high)));
       }
 #end
     }
-    var m_$r = MASKED;
 #unroll i PAIRS
-    m_$r = max(m_$r, max(max(x_$r_$i.x, x_$r_$i.y), max(x_$r_$i.z, x_$r_$i.w)));
+    m = max(m, max(max(x_$i.x, x_$i.y), max(x_$i.z, x_$i.w)));
 #end
-    m_$r = max(m_$r, subgroupShuffleXor(m_$r, 1u));
-    let grows_$r = m_$r > top_$r + GROWTH;
-    let shrink_$r = select(1.0, exp2(top_$r - m_$r), grows_$r);
-    again = again || (grows_$r && row_sum_$r > 0.0);
-    top_$r = select(top_$r, m_$r, grows_$r);
-    var total_$r = vec4<f32>();
+    m = max(m, subgroupShuffleXor(m, 1u));
+    let grows = m > top + GROWTH;
+    let shrink = select(1.0, exp2(top - m), grows);
+    let again = subgroupAny(grows && row_sum > 0.0);
+    if (lid % 32u == 0u) { grown[subgroup] = u32(again); }
+    top = select(top, m, grows);
+    var total = vec4<f32>();
 #unroll i PAIRS
     {
-      let e = exp2(x_$r_$i - vec4<f32>(top_$r));
-      total_$r += e;
-      p_tile[row_$r * S_LD + half + 2u * $iu] = vec4<f16>(e);
+      let e = exp2(x_$i - vec4<f32>(top));
+      total += e;
+      p_tile[row * S_LD + half + 2u * $iu] = vec4<f16>(e);
     }
 #end
-    row_sum_$r = row_sum_$r * shrink_$r + (total_$r.x + total_$r.y + total_$r.z + total_$r.w);
-#end
-    let rises = subgroupAny(again);
-    if (lid % 32u == 0u) { grown[subgroup] = u32(rises); }
+    row_sum = row_sum * shrink + (total.x + total.y + total.z + total.w);
 
     let rescale = workgroupUniformLoad(&grown);
     if ((rescale[0] | rescale[1] | rescale[2] | rescale[3] | rescale[4] | rescale[5] | rescale[6] | rescale[7]) != 0u) {
 #unroll g OUT_PARTS
-#unroll r RF
 #unroll j NF
-      let old_from_$r_$g_$j = strip + 16u * $ru * S_LD + 4u * $ju;
-      coopStoreT(acc_$r_$g_$j, &strips[old_from_$r_$g_$j], ld_s);
-#end
+      let old_at_$g_$j = strip + 4u * $ju;
+      coopStoreT(acc_$g_$j, &strips[old_at_$g_$j], ld_s);
 #end
       workgroupBarrier();
-#unroll r RF
 #unroll i PAIRS
-      strips[mine_$r + 2u * $iu] *= shrink_$r;
-#end
+      strips[mine + 2u * $iu] *= shrink;
 #end
       workgroupBarrier();
-#unroll r RF
 #unroll j NF
-      acc_$r_$g_$j = coopLoadT<coop_mat16x16<f32, C>>(&strips[old_from_$r_$g_$j], ld_s);
-#end
+      acc_$g_$j = coopLoadT<coop_mat16x16<f32, C>>(&strips[old_at_$g_$j], ld_s);
 #end
       workgroupBarrier();
 #end
@@ -152,14 +132,10 @@ fn main(
 #include "attention_matrix_sums.wgsl" left=p_tile place=BN
   }
 
-#unroll r RF
-  let all_$r = row_sum_$r + subgroupShuffleXor(row_sum_$r, 1u);
-  let inverse_$r = select(0.0, 1.0 / all_$r, all_$r > 0.0);
-#end
+  let total = row_sum + subgroupShuffleXor(row_sum, 1u);
+  let inverse = select(0.0, 1.0 / total, total > 0.0);
 #include "attention_matrix_store.wgsl" y=o type=O_T factor=inverse
-#unroll r RF
-  if (stores_$r && half == 0u) {
-    lse[((split * p.batch + b) * p.heads + h) * p.queries + t_$r] = LN2 * (top_$r + log2(max(all_$r, 1e-30)));
+  if (stores && half == 0u) {
+    lse[((split * p.batch + b) * p.heads + h) * p.queries + t] = LN2 * (top + log2(max(total, 1e-30)));
   }
-#end
 }

@@ -93,7 +93,12 @@ fn main(
   for (var n = 0u; n < steps; n++) {
     let t0 = (first_tile + (n % tiles) * p.query_splits) * BN;
     workgroupBarrier();
-#include "attention_matrix_scores.wgsl" x=k y=v count=HALF_NF first=side*(BN/2u) strip=strip
+#include "attention_matrix_scores.wgsl" x=k y=v count=HALF_NF first=side*(BN/2u)
+#unroll j HALF_NF
+    let s_at_$j = strip + 4u * $ju;
+    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
+    coopStoreT(dp_$j, &dp_strips[s_at_$j], ld_s);
+#end
     workgroupBarrier();
 #unroll i QUARTER
     {

@@ -12,9 +12,6 @@ enable wgpu_cooperative_matrix;
 const THREADS: u32 = 32u * SG;
 #include "attention_matrix_tiles.wgsl"
 
-#if !ONE_STRIP
-var<workgroup> dp_strips: array<vec4<f32>, BM * S_LD>;
-#endif
 var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
 
 @compute @workgroup_size(THREADS)
@@ -25,63 +22,42 @@ fn main(
 ) {
 #include "attention_matrix_rows.wgsl"
 
+  let low = first_seen(doc_start[b * p.queries + t], t);
   let first_key = first_seen(doc_start[b * p.queries + t0], t0);
   let last_low = first_seen(doc_start[b * p.queries + t_last], t_last);
-#unroll r RF
-  let low_$r = first_seen(doc_start[b * p.queries + t_$r], t_$r);
-  let stat_$r = stats[(b * p.heads + h) * p.queries + t_$r];
-  let factor_$r = p.scale;
-#end
+  let stat = stats[(b * p.heads + h) * p.queries + t];
   let first_tile = first_key / BN + split;
   let tiles = (max(t_last / BN + 1u, first_tile) - first_tile + p.splits - 1u) / p.splits;
 
-#include "attention_matrix_left.wgsl" x=dy first=t0 heads=heads head=h row=subgroup*16u*RF
+#include "attention_matrix_left.wgsl" x=dy first=t0 heads=heads head=h row=subgroup*16u
 #include "attention_matrix_load.wgsl" x=k place=0u loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head
 #include "attention_matrix_load.wgsl" x=v place=BN loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head
 
   for (var n = 0u; n < tiles; n++) {
     let j0 = (first_tile + n * p.splits) * BN;
     workgroupBarrier();
-#include "attention_matrix_scores.wgsl" x=q y=dy count=NF first=0u strip=strip
-#if ONE_STRIP
+#include "attention_matrix_scores.wgsl" x=q y=dy count=NF first=0u
+#unroll j NF
+    let s_at_$j = strip + 4u * $ju;
+    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
+#end
     workgroupBarrier();
-#unroll r RF
 #unroll i PAIRS
-    var e_$r_$i = exp2(strips[mine_$r + 2u * $iu] * to_base2 - vec4<f32>(stat_$r.x));
+    var e_$i = exp2(strips[mine + 2u * $iu] * to_base2 - vec4<f32>(stat.x));
     if (j0 + BN > t0 + 1u || j0 < last_low) {
       let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
-      e_$r_$i = select(vec4<f32>(), e_$r_$i, (key >= vec4<u32>(low_$r)) & (key <= vec4<u32>(t_$r)));
+      e_$i = select(vec4<f32>(), e_$i, (key >= vec4<u32>(low)) & (key <= vec4<u32>(t)));
     }
 #end
-#end
+    // dp goes through the strips of the scores: two barriers more, and room for more workgroups in a compute unit's memory.
     workgroupBarrier();
-#unroll r RF
 #unroll j NF
-    let dp_from_$r_$j = strip + 16u * $ru * S_LD + 4u * $ju;
-    coopStoreT(dp_$r_$j, &strips[dp_from_$r_$j], ld_s);
-#end
+    coopStoreT(dp_$j, &strips[s_at_$j], ld_s);
 #end
     workgroupBarrier();
-#unroll r RF
 #unroll i PAIRS
-    ds_tile[row_$r * S_LD + half + 2u * $iu] = vec4<f16>(e_$r_$i * (strips[mine_$r + 2u * $iu] - vec4<f32>(stat_$r.y)));
+    ds_tile[row * S_LD + half + 2u * $iu] = vec4<f16>(e_$i * (strips[mine + 2u * $iu] - vec4<f32>(stat.y)));
 #end
-#end
-#else
-    workgroupBarrier();
-#unroll r RF
-#unroll i PAIRS
-    {
-      var e = exp2(strips[mine_$r + 2u * $iu] * to_base2 - vec4<f32>(stat_$r.x));
-      if (j0 + BN > t0 + 1u || j0 < last_low) {
-        let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
-        e = select(vec4<f32>(), e, (key >= vec4<u32>(low_$r)) & (key <= vec4<u32>(t_$r)));
-      }
-      ds_tile[row_$r * S_LD + half + 2u * $iu] = vec4<f16>(e * (dp_strips[mine_$r + 2u * $iu] - vec4<f32>(stat_$r.y)));
-    }
-#end
-#end
-#endif
     let next_j0 = j0 + p.splits * BN;
 #include "attention_matrix_fetch.wgsl" x=k y=v first=next_j0 heads=kv_heads head=kv_head
     workgroupBarrier();
@@ -90,5 +66,5 @@ fn main(
 #include "attention_matrix_stage.wgsl" x=k y=v
   }
 
-#include "attention_matrix_store.wgsl" y=dq type=DQ_T factor=factor
+#include "attention_matrix_store.wgsl" y=dq type=DQ_T factor=p.scale
 }

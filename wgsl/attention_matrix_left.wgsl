@@ -1,5 +1,5 @@
-// Part of attention_matrix*.wgsl: the workgroup's rows of one head of $x, from $first on, as left operands $x_0_0_0, $x_0_0_1, ...: of
-// a subgroup those of 16 RF rows from $row on. They pass through `tile`, one of LEFT_PARTS parts of their columns at a time.
+// Part of attention_matrix*.wgsl: the workgroup's rows of one head of $x, from $first on, as left operands $x_0_0, $x_0_1, ..., of
+// each subgroup those from $row on. They pass through `tile`, one of LEFT_PARTS parts of their columns at a time.
 #unroll part LEFT_PARTS
 #unroll n LOADS_ROWS
   {
@@ -11,11 +11,9 @@
   }
 #end
   workgroupBarrier();
-#unroll r RF
 #unroll c LEFT_DF
-  let $x_at_$part_$r_$c = ($row + 16u * $ru) * (LEFT_W8 + 1u) + 2u * $cu;
-  let $x_$part_$r_$c = coopLoadT<coop_mat16x16<f16, A>>(&tile[$x_at_$part_$r_$c].low, ld_left);
-#end
+  let $x_at_$part_$c = ($row) * (LEFT_W8 + 1u) + 2u * $cu;
+  let $x_$part_$c = coopLoadT<coop_mat16x16<f16, A>>(&tile[$x_at_$part_$c].low, ld_left);
 #end
   workgroupBarrier();
 #end

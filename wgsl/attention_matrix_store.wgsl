@@ -1,21 +1,14 @@
-// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc times $factor_0, ... to the workgroup's rows of $y, through the
-// strips.
-#unroll r RF
-  let stores_$r = t0 + row_$r < p.queries && !extra;
-  let out_$r = (((split * p.batch + b) * p.queries + t_$r) * p.heads + h) * W4;
-#end
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc times $factor to the workgroup's rows of $y, through the strips.
+  let stores = t0 + row < p.queries && !extra;
+  let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
 #unroll g OUT_PARTS
   workgroupBarrier();
-#unroll r RF
 #unroll j NF
-  let out_from_$r_$g_$j = strip + 16u * $ru * S_LD + 4u * $ju;
-  coopStoreT(acc_$r_$g_$j, &strips[out_from_$r_$g_$j], ld_s);
-#end
+  let out_at_$g_$j = strip + 4u * $ju;
+  coopStoreT(acc_$g_$j, &strips[out_at_$g_$j], ld_s);
 #end
   workgroupBarrier();
-#unroll r RF
 #unroll i PAIRS
-  if (stores_$r) { $y[out_$r + 4u * NF * $gu + 2u * $iu + half] = $type(strips[mine_$r + 2u * $iu] * $factor_$r); }
-#end
+  if (stores) { $y[out + 4u * NF * $gu + 2u * $iu + half] = $type(strips[mine + 2u * $iu] * $factor); }
 #end
 #end

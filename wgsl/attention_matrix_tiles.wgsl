@@ -1,5 +1,5 @@
-// Part of attention_matrix*.wgsl: the workgroup memory that they all use. Of its BM rows a subgroup has 16 RF.
-const BM: u32 = 16u * RF * SG;
+// Part of attention_matrix*.wgsl: the workgroup memory that they all use. A subgroup has 16 of the BM rows.
+const BM: u32 = 16u * SG;
 const W8: u32 = WIDTH / 8u;
 // Lengths of rows, in eights and in vec4, padded so that neighbouring rows start in different banks.
 const TILE_LD: u32 = W8 + 1u;

@@ -109,7 +109,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "MEDIUM", MatrixTile(1, 2, 1, 1, 1))
     monkeypatch.setattr(gemm_matrix_skinny, "_TILES", ((2, 16),))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
-    monkeypatch.setattr(attention_matrix, "TILES", (MatrixRows(2),))
+    monkeypatch.setattr(attention_matrix, "TILES", dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)))
 
 
 @pytest.fixture
