@@ -219,9 +219,7 @@ def _read_types(units: MatrixRows | None, reads: list[Array]) -> dict[str, Const
     return _types(q.shape[3] % 4 == 0, units is not None, DO_T=do, Q_T=q, K_T=k, V_T=v)
 
 
-def _backward_dq(
-    device: Runtime, reads: list[Array], dq: Array, scale: float, window: int, softcap: float
-) -> None:
+def _backward_dq(device: Runtime, reads: list[Array], dq: Array, scale: float, window: int, softcap: float) -> None:
     batch, queries, heads, width = dq.shape
     chosen = _plan(device, width)
     units = _on_units("dq", device, chosen, softcap, *reads[:4])

@@ -54,6 +54,9 @@ def attention_cases() -> list[Case]:
         attention_case("prefill on a cache", (1, 48, 4, 2, 128), F16, keys=200, cache_len=100),
         *(attention_case("packed", (1, 200, 4, 1, 128), F16, documents=4, backward=back) for back in (False, True)),
         *(attention_case("window", (2, 133, 4, 2, 32), F16, window=70, backward=back) for back in (False, True)),
+        # As many heads as have workgroups of 128 queries.
+        attention_case("many", (8, 133, 32, 8, 64), F16),
+        *(attention_case("many", (8, 133, 32, 8, 128), F16, documents=2, backward=back) for back in (False, True)),
     ]
 
 

@@ -12,6 +12,7 @@ from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import check_case, to_host
 from wgrad.wgsl import attention_matrix
+from wgrad.wgsl.attention_matrix import MatrixRows
 
 PREFILL = attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62)
 _KERNELS = {"forward": {"attention_matrix"}, "backward": {"attention_matrix_dq", "attention_matrix_dkv"}}
@@ -64,15 +65,40 @@ def test_what_lies_beyond_the_last_token_of_a_cache_is_not_read(matrix_device: A
     assert np.isfinite(found[1]["o"]).all()
 
 
-def test_which_attention_is_served(matrix_device: Any) -> None:
-    def tile(*shape: int, dtype: Any = np.float16, memory: int = 49152) -> Any:
-        return attention_matrix.served("dkv", memory, 256, matrix_device.empty(shape, dtype))
+@pytest.mark.parametrize(
+    "case", [c for c in few_cases() if "packed" in c.name or "rising" in c.name], ids=lambda c: c.name
+)
+def test_rows_that_pass_to_their_registers_in_parts(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """Tiles of many rows, of which no more columns go into the place of two tiles of keys than these take."""
+    many = MatrixRows(6)
+    assert many.constants(32)["LEFT_PARTS"] == 2
+    monkeypatch.setattr(
+        attention_matrix, "TILES", attention_matrix.TILES | dict.fromkeys(("forward", "dq"), ((0, many),))
+    )
+    monkeypatch.setattr(attention_matrix, "_FEW_ROWS", many.rows)
+    result = check_case(case, matrix_device)
+    assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
+    assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
 
-    assert tile(1, 64, 2, 64) == tile(1, 16, 2, 128) == attention_matrix.TILES["dkv"][0]
-    assert tile(1, 64, 2, 64, memory=32768) == attention_matrix.TILES["dkv"][1]
-    assert tile(1, 64, 2, 128, memory=32768) is None  # its tiles do not fit
-    assert tile(1, 15, 2, 64) is None and tile(1, 64, 2, 40) is None and tile(1, 64, 2, 256) is None
-    assert tile(1, 64, 2, 64, dtype=np.float32) is None
+
+def test_which_attention_is_served(matrix_device: Any) -> None:
+    def rows(kernel: str, *shape: int, dtype: Any = np.float16, memory: int = 49152) -> Any:
+        found = attention_matrix.served(kernel, memory, 256, matrix_device.empty(shape, dtype))
+        return found and found.rows
+
+    # Of 128 rows where 256 workgroups or more have them.
+    assert rows("forward", 1, 1023, 32, 64) == 64 and rows("forward", 1, 1024, 32, 64) == 128
+    assert rows("dq", 1, 1024, 32, 64) == 64 and rows("dq", 1, 1024, 32, 128) == 128
+    assert rows("forward", 1, 1024, 32, 64, memory=32768) == 64
+    assert rows("dkv", 1, 64, 2, 64) == rows("dkv", 1, 16, 2, 128) == 64
+    assert rows("dkv", 1, 64, 2, 64, memory=32768) == 32
+    assert rows("dkv", 1, 64, 2, 128, memory=32768) is None  # its tiles do not fit
+    assert (
+        rows("dkv", 1, 15, 2, 64) is None and rows("dkv", 1, 64, 2, 40) is None and rows("dkv", 1, 64, 2, 256) is None
+    )
+    assert rows("dkv", 1, 64, 2, 64, dtype=np.float32) is None
 
 
 @pytest.mark.parametrize("backward", [False, True])
