@@ -22,6 +22,7 @@ from common import Report, has_cuda, time_device, time_torch
 from wgrad.autograd.bench.cost import attention_flop
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
+from wgrad.wgsl import attention
 from wgrad.wgsl.attention_plan import Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
 
@@ -148,26 +149,23 @@ def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Call
     a, scale = problem.arrays, problem.scale
     o, lse = device.empty(a["q"].shape, a["q"].dtype), device.empty(a["lse"].shape)
     dq, dk, dv = (device.empty(a[n].shape, a[n].dtype) for n in ("q", "k", "v"))
-    stats = device._delta(a["do"], a["o"], a["lse"])
+    stats = attention._delta(device, a["do"], a["o"], a["lse"])
     reads = [a["do"], a["q"], a["k"], a["v"], stats, a["doc_start"]]
-    element = {"float32": "f32", "float16": "f16"}[a["q"].dtype.name]
-    wide = f"vec4<{element}>" if problem.shape[4] % 4 == 0 else element
-    types: dict[str, Any] = {name: wide for name in ("DO_T", "Q_T", "K_T", "V_T")}
 
     def forward() -> dict[str, Any]:
-        device._attention(a["cache_len"], a["q"], a["k"], a["v"], a["doc_start"], o, lse, scale=scale, window=0)
+        attention._attention(device, [a["q"], a["k"], a["v"], a["doc_start"], o, lse], a["cache_len"], scale, 0, 0.0)
         return {"o": o, "lse": lse}
 
     def backward_dq() -> dict[str, Any]:
-        device._backward_dq(reads, dq, types, scale, 0)
+        attention._backward_dq(device, reads, dq, scale, 0, 0.0)
         return {"dq": dq}
 
     def backward_dkv() -> dict[str, Any]:
-        device._backward_dkv(reads, dk, dv, types, scale, 0)
+        attention._backward_dkv(device, reads, dk, dv, scale, 0, 0.0)
         return {"dk": dk, "dv": dv}
 
     def delta() -> dict[str, Any]:
-        device._delta(a["do"], a["o"], a["lse"])
+        attention._delta(device, a["do"], a["o"], a["lse"])
         return {}
 
     def backward() -> dict[str, Any]:
@@ -196,11 +194,12 @@ def bench_one(device: WgpuDevice, report: Report, problem: Problem, kernel: str,
     """One row; returns seconds (infinite where the variant fails)."""
     device.attention_plan = chosen
     tile = getattr(chosen, "forward" if kernel in ("forward", "backward", "delta") else kernel)
+    on_units = device.matrix_units and problem.arrays["q"].dtype == np.float16
     label = dict(
         op=f"attention {kernel}",
         shape="x".join(map(str, problem.shape)),
         dtype=problem.arrays["q"].dtype.name,
-        tile="plan" if kernel in ("backward", "delta") else tile_name(tile),
+        tile="matrix units" if on_units else "plan" if kernel in ("backward", "delta") else tile_name(tile),
         groups=chosen.wanted_groups,
     )
     products, work = kernels(device, problem)[kernel]
