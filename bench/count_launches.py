@@ -37,6 +37,7 @@ CARD = {
     "subgroups": True,
     "shared_memory": False,
     "host_buffers": True,
+    "copies_beside": True,
     "float16": True,
     "bfloat16": False,
     "matrix_tile": "",

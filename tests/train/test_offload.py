@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from wgrad.train.run.build import build_optimizer, build_trainable
 from wgrad.train.run.plan import plan_run
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.runtime import transfers
 
 
 @pytest.fixture
@@ -73,6 +75,35 @@ def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint
     assert plan.host_weight_bytes == before.host_weight_bytes == table
     # Of five inputs three are left where the peak is: the last layers' and the one on its way back.
     assert before.peak_bytes - plan.peak_bytes >= 2 * stream
+
+
+@pytest.mark.parametrize("stream", ["off", "on"])
+def test_copies_beside_launches_change_neither_bits_nor_memory(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """In pieces, beside every product: inputs of layers go and come, with `stream` their weights come too."""
+    folder, config = make_checkpoint(num_hidden_layers=5), options(offload_checkpoints=True, stream_weights=stream)
+    expected_losses, expected = train(config, folder, card)
+    beside = bind(WgpuDevice)()
+    beside.shared_memory, beside.copies_beside = False, True
+    monkeypatch.setattr(transfers, "LEAST_WORK", 1e5)
+    monkeypatch.setattr(transfers, "_PASS", 256)
+    for way in ("_TO_HOST", "_FROM_HOST"):
+        monkeypatch.setattr(transfers, way, transfers._Way(2, 1024 / 1e6))
+    ways, record = Counter[bool](), beside._record
+
+    def noted(name: str, dispatch: Any, work: float) -> None:
+        if name == "transfer":
+            ways[dispatch[0] is not None] += 1
+        record(name, dispatch, work)
+
+    monkeypatch.setattr(beside, "_record", noted)
+    losses, trained = train(config, folder, beside)
+    assert ways[True] > 50 and ways[False] > 5, "pieces and commands"
+    np.testing.assert_array_equal(losses, expected_losses)
+    np.testing.assert_array_equal(trained, expected)
+    # Not the same byte: the second run finds its quantised weights in the cache.
+    assert beside.memory().peak_bytes == pytest.approx(card.memory().peak_bytes, rel=0.01)
 
 
 def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.runtime import native
 from wgrad.wgsl.runtime.compile import Constant, Pipeline, Variant
 from wgrad.wgsl.runtime.runtime import Runtime
+from wgrad.wgsl.runtime.transfers import SHADER, in_pieces
 
 _PLACEHOLDER_BYTES = 256  # no less than any uniform struct
 
@@ -66,12 +67,17 @@ class DryRun(DryRuntime, Runtime):
         self.max_binding_bytes, self.max_buffer_bytes = device.max_binding_bytes, device.max_buffer_bytes
         self.workgroup_bytes, self.stacks_weights = device.workgroup_bytes, device.stacks_weights
         self.shared_memory, self.host_buffers = device.shared_memory, device.host_buffers
+        self.copies_beside = device.copies_beside
         self._hold()
         self.variants: dict[Variant, None] = {}
 
     def _create_nothing(self, nbytes: int) -> int:
         self._check_buffer(nbytes)
         return 0
+
+    def transfer(self, src: Array, out: Array) -> None:
+        if self.copies_beside and in_pieces(src, out):
+            self.variants[SHADER] = None
 
     def launch(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ from wgrad.wgsl.runtime import adapters, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.held import Held
 from wgrad.wgsl.runtime.profiler import Profiler
+from wgrad.wgsl.runtime.readback import Readback
+from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
 # A submission ends after this many dispatches or this much work: a driver's watchdog allows 2 s for one, and the device
@@ -28,23 +30,6 @@ _STAGING_BYTES = 64 << 20
 _SUBMITTED_BYTES = 1 << 20  # of a write that is to be on its way at once: a bucket of the gradient
 _PARAM_SLOT = 256
 _PARAM_SLOTS = 1024
-
-
-class Readback:
-    """An array on its way to the host: what it held when `readback` was called."""
-
-    def __init__(self, readback: native.Readback, array: Array, out: np.ndarray | None) -> None:
-        self._readback, self._shape, self._dtype, self._out = readback, array.shape, array.dtype, out
-
-    def ready(self) -> bool:
-        """True once `result` would not wait."""
-        return self._readback.ready()
-
-    def result(self) -> np.ndarray:
-        """Wait for the array. May be called once."""
-        out = np.empty(self._shape, self._dtype) if self._out is None else self._out
-        self._readback.copy_to(out.reshape(-1).view(np.uint8).data)
-        return out
 
 
 class Replay(Recording):
@@ -94,6 +79,7 @@ class Runtime(PooledRuntime):
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
         self.shared_memory = self.adapter_type in ("CPU", "IntegratedGPU")  # tests set it to have both kinds run
         self.host_buffers = adapters.HOST_BUFFERS in self._device.features
+        self.copies_beside = self.adapter_type == "DiscreteGPU"  # tests set it on a software driver
         self.max_binding_bytes = min(max_binding_bytes or 1 << 62, limits["max-storage-buffer-binding-size"])
         self.max_buffer_bytes: int = limits["max-buffer-size"]
         self.workgroup_bytes: int = limits["max-compute-workgroup-storage-size"]
@@ -108,6 +94,7 @@ class Runtime(PooledRuntime):
         self._pending: list[native.Dispatch] = []
         self._pending_names: list[str] = []
         self._pending_work = 0.0
+        self._transfers = Transfers(self.max_binding_bytes)
         self._max_work = MAX_WORK.get(self.adapter_type, MAX_WORK_GPU)
         self._dummy = self.zeros((64,), np.float32)
 
@@ -215,16 +202,36 @@ class Runtime(PooledRuntime):
         return Readback(self._queue.read_later(array.lease.block.buffer, array.offset, nbytes), array, out)
 
     def transfer(self, src: Array, out: Array) -> None:
-        """out = src, by a copy command: between two passes of what is recorded."""
+        """out = src: in pieces beside the large launches that follow (transfers.py), what is left of it by a copy
+        command before anything else that may touch either array."""
         self.held.written(out)
         if self._replay is not None:
             self._keep([src, out])
+        if self.copies_beside and in_pieces(src, out):
+            self._transfers.add(src, out, to_host=out.lease.of(self._host_pool))
+        else:
+            self._complete_transfers()
+            self._copy(src, out)
+
+    def _complete_transfers(self, blocks: Collection[Block] | None = None) -> None:
+        """Those that wait and touch one of these blocks, and what came before them. None: all."""
+        for src, out in self._transfers.due(blocks):
+            self._copy(src, out)
+
+    def _copy(self, src: Array, out: Array) -> None:
+        """By a copy command: between two passes of what is recorded."""
         buffers = native.handle(src.lease.block.buffer), native.handle(out.lease.block.buffer)
-        self._pending.append((None, buffers, src.offset, out.offset, (src.nbytes + 3) & ~3))
-        self._pending_names.append("transfer")
-        self._pending_work += 2 * src.nbytes
-        if len(self._pending) >= MAX_DISPATCHES or self._pending_work > self._max_work:
-            self.flush()
+        nbytes = (src.nbytes + 3) & ~3
+        self._record("transfer", (None, buffers, src.offset, out.offset, nbytes), 2.0 * src.nbytes)
+
+    def _copy_beside(self, work: float) -> None:
+        """Pieces of what waits, in the submission that the launch of so many FLOP will be in."""
+        for number, (src, out, groups) in enumerate(self._transfers.beside(work)):
+            pipeline = self._compiler.get(SHADER.shader, SHADER.entry, {})
+            bind_group = self._bind(pipeline, [src, out], [src.nbytes // UNIT])
+            if number == 0:
+                self._submit_pending()
+            self._record(pipeline.name, (pipeline.handle, bind_group, groups, 1, 1), 0.0)
 
     def flat_windows(self, array: Array) -> Iterator[Array]:
         """Flat pieces of an array, each no larger than one binding."""
@@ -287,11 +294,17 @@ class Runtime(PooledRuntime):
             self.held.written(arrays[n - 1])
         if self._replay is not None:
             self._keep(arrays)
-        self._pending.append((pipeline.handle, bind_group, *groups))
-        self._pending_names.append(pipeline.name)
+        if self._transfers:
+            self._complete_transfers({a.lease.block for a in arrays if a is not None})
+            self._copy_beside(work)
+        self._record(pipeline.name, (pipeline.handle, bind_group, *groups), work)
+
+    def _record(self, name: str, dispatch: native.Dispatch, work: float) -> None:
+        self._pending.append(dispatch)
+        self._pending_names.append(name)
         self._pending_work += work
         if len(self._pending) >= MAX_DISPATCHES or self._pending_work > self._max_work:
-            self.flush()
+            self._submit_pending()
 
     def _bind(self, pipeline: Pipeline, arrays: Sequence[Array | None], params: Sequence[int | float]) -> Any:
         packed = b"".join(
@@ -348,7 +361,11 @@ class Runtime(PooledRuntime):
         return {"buffer": buffer, "offset": offset, "size": -(-len(packed) // 16) * 16}
 
     def flush(self) -> None:
-        """Submit what is recorded."""
+        """Submit what is recorded, and the transfers that wait."""
+        self._complete_transfers()
+        self._submit_pending()
+
+    def _submit_pending(self) -> None:
         if not self._pending:
             return
         chunk, names = self._pending, self._pending_names

@@ -1,0 +1,25 @@
+"""Arrays on their way to the host, beside work that was submitted after them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.device.memory import Array
+from wgrad.wgsl.runtime import native
+
+
+class Readback:
+    """An array on its way to the host: what it held when `readback` was called."""
+
+    def __init__(self, readback: native.Readback, array: Array, out: np.ndarray | None) -> None:
+        self._readback, self._shape, self._dtype, self._out = readback, array.shape, array.dtype, out
+
+    def ready(self) -> bool:
+        """True once `result` would not wait."""
+        return self._readback.ready()
+
+    def result(self) -> np.ndarray:
+        """Wait for the array. May be called once."""
+        out = np.empty(self._shape, self._dtype) if self._out is None else self._out
+        self._readback.copy_to(out.reshape(-1).view(np.uint8).data)
+        return out

@@ -1,0 +1,109 @@
+"""Copies from and to main memory that run beside large launches, in pieces.
+
+Copy commands run by themselves, one after another with a queue's other work. Of two launches without a barrier between
+them the second begins while the first still runs: so a piece of an array is copied by a launch of few workgroups
+(transfer.wgsl) right before a large launch. Both open a submission, because wgpu puts the barriers of what a submission
+uses for the first time before all of it, and those of what it uses again before the launch that does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from wgrad.device.memory import ALIGN, Array, Block, Lease
+from wgrad.wgsl.runtime.compile import Variant
+
+SHADER = Variant("transfer", "main", ())
+UNIT = 16  # bytes that are copied at once
+LEAST_WORK = 2e10  # FLOP of a launch that has a copy beside it: 0.1 ms of a large card
+_PASS = 256 * 8 * UNIT  # bytes of a workgroup's loop's turn
+
+
+@dataclass(frozen=True)
+class _Way:
+    """groups: of the copying launch. bytes_per_flop: of the launch beside it, so that the two end together."""
+
+    groups: int
+    bytes_per_flop: float
+
+
+# Measured on an H200 (docs/benchmarks.md), beside products of 280 TFLOP/s.
+_TO_HOST = _Way(1, 22e9 / 280e12)
+_FROM_HOST = _Way(4, 36e9 / 280e12)
+
+
+class _Borrowed(Lease):
+    """Of a copy that waits: the block goes back to its pool without it, and whoever uses it next has it carried out
+    first, so that waiting takes no memory."""
+
+    __slots__ = ()
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __del__(self) -> None:
+        pass
+
+
+def in_pieces(src: Array, out: Array) -> bool:
+    """Whether a copy of whole arrays can be one of pieces."""
+    return src.nbytes > 0 and not (src.nbytes % UNIT or src.offset % ALIGN or out.offset % ALIGN)
+
+
+class _Transfer:
+    def __init__(self, src: Array, out: Array, way: _Way) -> None:
+        self.way, self.left = way, src.nbytes
+        self.blocks = {src.lease.block, out.lease.block}
+        self._src, self._out = self._borrow(src), self._borrow(out)
+
+    @staticmethod
+    def _borrow(array: Array) -> Array:
+        return Array(_Borrowed(array.lease.block), array.offset, (array.nbytes,), np.uint8)
+
+    def take(self, nbytes: int) -> tuple[Array, Array]:
+        """The next bytes of both arrays, at most so many as are left."""
+        at = self._src.nbytes - self.left
+        nbytes = min(nbytes, self.left)
+        self.left -= nbytes
+        src, out = (Array(a.lease, a.offset + at, (nbytes,), a.dtype) for a in (self._src, self._out))
+        return src, out
+
+
+class Transfers:
+    """Those that wait, in their order. most_bytes: of a piece."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._waiting: deque[_Transfer] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, src: Array, out: Array, *, to_host: bool) -> None:
+        """What `in_pieces` says yes to."""
+        self._waiting.append(_Transfer(src, out, _TO_HOST if to_host else _FROM_HOST))
+
+    def due(self, blocks: Collection[Block] | None = None) -> Iterator[tuple[Array, Array]]:
+        """What is left of all, or up to the last that touches one of these blocks; it waits no longer."""
+        count = max((n for n, t in enumerate(self._waiting, 1) if blocks is None or t.blocks & set(blocks)), default=0)
+        for _ in range(count):
+            transfer = self._waiting.popleft()
+            yield transfer.take(transfer.left)
+
+    def beside(self, work: float) -> Iterator[tuple[Array, Array, int]]:
+        """(from, to, workgroups) of the pieces that run beside a launch of so many FLOP; they wait no longer."""
+        share = 1.0  # of the launch's time
+        while self._waiting and work >= LEAST_WORK:
+            transfer = self._waiting[0]
+            whole = work * transfer.way.bytes_per_flop
+            nbytes = min(transfer.left, min(int(share * whole), self._most_bytes) // _PASS * _PASS)
+            if nbytes <= 0:
+                return
+            share -= nbytes / whole
+            yield *transfer.take(nbytes), transfer.way.groups
+            if not transfer.left:
+                self._waiting.popleft()
