@@ -52,8 +52,8 @@ def _keeping(kept: list[Any] | None) -> Iterator[None]:
 
 
 def checkpoint(fn: Callable[..., Any], *tensors: Tensor, parking: Parking | None = None, keep: bool = False) -> Any:
-    """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking` is given
-    in main memory. keep: and on the device what `once` computes, which is attention.
+    """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking` has
+    them. keep: and on the device what `once` computes, which is attention.
 
     Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
     again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.

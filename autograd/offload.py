@@ -4,6 +4,9 @@ Copies are part of the device's work, in its one order, so a recording has them 
 work they can run as far as nothing next to them touches the same array: an array leaves when its stretch has read it
 for the last time, its memory on the device is used again one stretch later, and it comes back one stretch before it is
 asked for. Whether a card then computes and copies at once is its driver's matter.
+
+Most is kept when the forward ends, and nearly as much while the last stretches are made again. What the first stretches
+keep is asked for last, so parking it takes as much off that peak as parking any other's, and later ones may stay.
 """
 
 from __future__ import annotations
@@ -13,12 +16,18 @@ from collections.abc import Sequence
 from wgrad.device.contract import Array, Device
 
 
-class _Parked:
-    def __init__(self, arrays: Sequence[Array], device: Device) -> None:
+class _Kept:
+    """Of one stretch. host: empty where they stay on the device."""
+
+    def __init__(self, arrays: Sequence[Array], device: Device, parked: bool) -> None:
         self.here: list[Array] | None = list(arrays)
-        self.host = [device.empty_host(array.shape, array.dtype) for array in arrays]
+        self.host = [device.empty_host(array.shape, array.dtype) for array in arrays] if parked else []
         for array, host in zip(arrays, self.host):
             device.transfer(array, host)
+
+    def leave(self) -> None:
+        if self.host:
+            self.here = None
 
     def bring(self, device: Device) -> None:
         if self.here is None:
@@ -28,25 +37,26 @@ class _Parked:
 
 
 class Parking:
-    """Of one pass: stretches put theirs in the order of the forward and take them in that of the backward."""
+    """Of one pass: stretches put theirs in the order of the forward and take them in that of the backward. The first
+    `stretches` of them have it parked, of the others it stays on the device."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._parked: list[_Parked] = []
+    def __init__(self, device: Device, stretches: int) -> None:
+        self._device, self._stretches = device, stretches
+        self._kept: list[_Kept] = []
 
     def put(self, arrays: Sequence[Array]) -> int:
-        """Copy to main memory what a stretch has been given, when its forward is done. -> what to ask for it with."""
-        if self._parked:
-            self._parked[-1].here = None
-        self._parked.append(_Parked(arrays, self._device))
-        return len(self._parked) - 1
+        """Keep what a stretch has been given, when its forward is done. -> what to ask for it with."""
+        if self._kept:
+            self._kept[-1].leave()
+        self._kept.append(_Kept(arrays, self._device, len(self._kept) < self._stretches))
+        return len(self._kept) - 1
 
     def take(self, index: int) -> list[Array]:
         """Those arrays on the device, once; the ones of the stretch before begin to come as well."""
-        parked = self._parked[index]
-        parked.bring(self._device)
-        arrays, parked.here, parked.host = parked.here, None, []
+        kept = self._kept[index]
+        kept.bring(self._device)
+        arrays, kept.here, kept.host = kept.here, None, []
         assert arrays is not None
         if index:
-            self._parked[index - 1].bring(self._device)
+            self._kept[index - 1].bring(self._device)
         return arrays

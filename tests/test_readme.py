@@ -35,6 +35,22 @@ def test_figures_are_those_of_the_results() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"checkpointing": False, "offload_checkpoints": False}, "off"),
+        ({"checkpointing": True}, "on"),
+        ({"checkpointing": True, "offload_checkpoints": True}, "on, parked"),
+        ({"checkpointing": True, "offload_checkpoints": 0, "layers": 32}, "on"),
+        ({"checkpointing": True, "offload_checkpoints": 1, "layers": 32}, "on, 1 of 32 parked"),
+        ({"checkpointing": True, "offload_checkpoints": 14, "layers": 32}, "on, 14 of 32 parked"),
+    ],
+)
+def test_rows_say_how_many_layers_are_parked(row: dict, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    assert importlib.import_module("make_table").recomputed(row) == said
+
+
 def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of no rows is left out; forward rows stand beside the peer's, and a loss to it is named."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))

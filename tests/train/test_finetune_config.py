@@ -89,6 +89,34 @@ def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.F
     assert (f" {field.name} " in config.summary()) == (field.name not in NEEDED) and "\n" not in config.summary()
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "value"),
+    [
+        ("--offload-checkpoints", "true", True),
+        ("--offload-checkpoints --rank 3", "yes", True),
+        ("--no-offload-checkpoints", "false", False),
+        ("--offload-checkpoints 14", "14", 14),
+        ("--offload-checkpoints=1", "1", 1),
+        ("--offload-checkpoints 0", "0", 0),
+        ("--offload-checkpoints true", "'true'", True),
+    ],
+)
+def test_a_switch_that_takes_a_number(words: str, text: str, value: bool | int, tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", f"offload_checkpoints: {text}\n")
+    (tmp_path / "a").mkdir()
+    for config in (
+        needed(*words.split()),
+        needed("--config", path),
+        FinetuneConfig(**NEEDED, offload_checkpoints=value),
+    ):
+        assert config.offload_checkpoints == value and type(config.offload_checkpoints) is type(value)
+        config.save(tmp_path / "a")
+        again = read_config_file(tmp_path / "a" / CONFIG_FILE)["offload_checkpoints"]
+        assert again == value and type(again) is type(value)
+    assert needed("--config", path, "--no-offload-checkpoints").offload_checkpoints is False
+    assert needed("--config", path, "--offload-checkpoints", "7").offload_checkpoints == 7
+
+
 def test_help_names_defaults_and_choices() -> None:
     commands = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
     for name, options in (("finetune", FinetuneConfig), ("generate", GenerateConfig)):
@@ -161,6 +189,13 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"objective": "dpo", "full": True}, "--objective: dpo trains an adapter, and --full all parameters"),
         ({"objective": "kto"}, "--batch-size: must be at least 2 with --objective kto, .*got 1"),
         ({"objective": "kto", "batch_size": 2, "vram": "3GiB"}, "--vram: chooses --batch-size, on which the loss of"),
+        ({"offload_checkpoints": -1}, "--offload-checkpoints: must be between 0 and 1,000,000,000; got -1"),
+        ({"offload_checkpoints": 2.5}, "--offload-checkpoints: expected true or false, or a whole number, got 2.5"),
+        (
+            {"offload_checkpoints": "half"},
+            "--offload-checkpoints: expected true or false, or a whole number, got 'half'",
+        ),
+        ({"offload_checkpoints": 3, "checkpointing": False}, "--offload-checkpoints: --no-checkpointing leaves it"),
         ({"label_smoothing": 0.5}, "--label-smoothing: must be at least 0 and below 0.5; got 0.5"),
     ],
 )

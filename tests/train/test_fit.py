@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
@@ -17,8 +19,10 @@ from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.ranks.world import World
-from wgrad.train.run.fit import ROW_STEP, Fit, batch_sizes, modes, settle, words
+from wgrad.train.run.fit import ROW_STEP, Fit, batch_sizes, line, modes, settle, words
+from wgrad.train.run.memory_limit import fewest_parked
 from wgrad.train.run.plan import run_dry
+from wgrad.wgsl.device import WgpuDevice
 
 
 # ---- the search --------------------------------------------------------------------------------
@@ -63,6 +67,10 @@ class Card:
         ({"checkpointing": False}, "--no-checkpointing"),
         ({"checkpointing": True, "stream_weights": "off"}, "--checkpointing|--offload-checkpoints"),
         ({"offload_checkpoints": True}, "--offload-checkpoints|--offload-checkpoints --stream-weights on"),
+        (
+            {"offload_checkpoints": 1},
+            "--offload-checkpoints 1|--offload-checkpoints 1 --stream-weights on",
+        ),
         ({"stream_weights": "on"}, "--offload-checkpoints --stream-weights on"),
         ({"full": True}, "--no-checkpointing|--checkpointing|--offload-checkpoints"),
     ],
@@ -113,13 +121,69 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
             break
         chosen = plan.config
         assert chosen.batch_size * chosen.accumulate == 12 and plan.dry.memory().peak_reserved_bytes <= limit
-        number = next(i for i, mode in enumerate(ladder) if all(getattr(chosen, k) == v for k, v in mode.items()))
+        way = {**mode_of(chosen), "offload_checkpoints": bool(chosen.offload_checkpoints)}
+        number = ladder.index(way)
         larger = [n for n in (1, 2, 3, 4, 6, 12) if n > chosen.batch_size][:1]
         assert not any(fit.plan(batch_size=n, **ladder[number]) for n in larger)
         assert not number or fit.plan(batch_size=1, **ladder[number - 1]) is None
         seen.append((number, -chosen.batch_size))
         limit = limit * 2 // 3
     assert seen == sorted(seen) and seen[0] == (0, -12) and len({number for number, _ in seen}) >= 2, seen
+
+
+PARKED: dict[str, Any] = {"seq_len": 1024, "batch_size": 1, "accumulate": 1, "rank": 4, "sample": False}
+STREAM = 1024 * 48 * 4  # bytes of a layer's input of such a row
+
+
+def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
+    """Bytes within which the run fits, at most a tenth of a layer's input above the fewest."""
+    low, high = 0, 1 << 25
+    while high - low > STREAM // 10:
+        limit = (low + high) // 2
+        fits = Fit(config, load_model_config(folder), folder, card, 24, limit).plan() is not None
+        low, high = (low, limit) if fits else (limit, high)
+    return high
+
+
+@pytest.mark.parametrize("streamed", ["off", "on"])
+def test_as_few_layers_are_parked_as_fit(make_checkpoint: Any, card: Any, streamed: str) -> None:
+    """Each number between none and all is the choice under some limit; what the options say is left."""
+    folder = make_checkpoint(num_hidden_layers=6)
+    config = RunOptions(**PARKED, checkpointing=True, stream_weights=streamed)
+    limit = least_limit(config, folder, card)
+    for number in range(5):
+        fit = Fit(replace(config, vram=str(limit)), load_model_config(folder), folder, card, 24, limit)
+        chosen = fit.choose([1]).config
+        assert chosen.offload_checkpoints == number and fit.plan(offload_checkpoints=number) is not None
+        said = line(chosen, mode_of(chosen), limit)
+        assert f" --offload-checkpoints {number}" in said if number else "--offload" not in said
+        if number:
+            assert fit.plan(offload_checkpoints=number - 1) is None
+        for given in (True, 5):
+            asked = replace(fit, config=replace(fit.config, offload_checkpoints=given))
+            assert asked.choose([1]).config.offload_checkpoints is given
+        limit -= STREAM * 64 // 63
+    with pytest.raises(WgradError, match="even with --batch-size 1 --offload-checkpoints"):
+        replace(fit, config=replace(fit.config, vram=str(limit)), limit=limit).choose([1])
+
+
+def mode_of(config: RunOptions) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
+
+
+def test_few_plans_find_the_fewest() -> None:
+    """Of 80 layers; and all, where only that fits."""
+    for wanted in range(80):
+        asked: list[int] = []
+
+        def fitting(config: RunOptions, wanted: int = wanted, asked: list[int] = asked) -> Any:
+            asked.append(config.offload_checkpoints)
+            return SimpleNamespace(config=config) if config.offload_checkpoints >= wanted else None
+
+        found = SimpleNamespace(config=RunOptions(offload_checkpoints=True))
+        number = fewest_parked(found, 80, fitting).config.offload_checkpoints
+        assert number is True if wanted == 79 else number == wanted
+        assert len(asked) <= 7
 
 
 def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, card: Any) -> None:
@@ -207,6 +271,46 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
         assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.05)
     saved = read_config_file(out / "config.yaml")
     assert (saved["batch_size"], saved["accumulate"], saved["checkpointing"]) == (2, 2, None)
+
+
+def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
+    make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the bits of a run that parks none."""
+
+    def card(spec: str) -> Any:
+        device: Any = bind(WgpuDevice)()
+        device.shared_memory, device.reason = False, "as a card with memory of its own"
+        return device
+
+    monkeypatch.setattr("wgrad.train.run.session.select_device", card)
+    monkeypatch.setattr("wgrad.train.commands.plan.select_device", card)
+    folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"
+    data.write_text("\n".join(f"{n} and {n * n}." for n in range(900)))
+    shape = ["--model", folder, "--rank", 4, "--seq-len", 1024, "--batch-size", 1, "--accumulate", 1]
+    shape += ["--compute", "float32", "--stream-weights", "off"]
+    config = RunOptions(**PARKED, compute="float32", stream_weights="off", offload_checkpoints=2)
+    limit = least_limit(config, folder, card(""))
+    found = planned(capsys, *shape, "--no-sample", "--vram", limit)
+    assert found["options"]["offload_checkpoints"] == 2, found
+    assert found["fits"][-1]["offload_checkpoints"] is True  # of which the most is said
+    more = ["--data", data, "--eval-tokens", 100, "--no-sample"]
+    for out, steps, options in (
+        ("whole", 3, ["--checkpointing"]),
+        ("parked", 2, ["--vram", limit]),
+        ("parked", 3, ["--resume", "--offload-checkpoints", 3]),
+    ):
+        words = ["finetune", *shape, *more, "--out", tmp_path / out, "--max-steps", steps, *options]
+        assert main([*map(str, words)]) == 0
+        said, results = capsys.readouterr().out, json.loads((tmp_path / out / "results.json").read_text())
+        if "--resume" in options:
+            assert results["peak_bytes"] < found["peak_bytes"] and "--offload-checkpoints 3;" in said
+        elif out == "parked":
+            assert f"chosen for --vram ({size(limit)}): --batch-size 1 --accumulate 1 --offload-checkpoints 2;" in said
+            assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.02)
+            assert read_config_file(tmp_path / out / "config.yaml")["offload_checkpoints"] is False
+    adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("whole", "parked")]
+    assert adapters[0] == adapters[1]
 
 
 def words_of(found: dict[str, Any]) -> str:

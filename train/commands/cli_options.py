@@ -56,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
             "default": argparse.SUPPRESS,
             "help": (only or {}).get(field.name) or _help(field),
         }
-        if kind is bool:
+        if kind is bool and meta["metavar"]:  # or a number
+            keywords |= {"nargs": "?", "const": True, "metavar": meta["metavar"]}
+        elif kind is bool:
             keywords["action"] = argparse.BooleanOptionalAction
         else:
             choices = "{" + ",".join(map(str, meta["choices"])) + "}" if meta["choices"] else ""
@@ -66,6 +68,9 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
             elif kind is tuple:
                 keywords["nargs"] = "+"
         group.add_argument(flag(field.name), **keywords)
+        if keywords.get("const"):
+            off: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+            group.add_argument(flag(f"no_{field.name}"), action="store_false", help="not, whatever a file says", **off)
 
 
 def _help(field: dataclasses.Field) -> str:

@@ -94,8 +94,8 @@ class Model:
     weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`; StreamedWeights
     where they live in main memory, which a backward wants recompute for. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
-    input for the backward; offload: in main memory; keep_attention: and what attention gives, on the device. dtype:
-    float32, float16 or bfloat16, see above.
+    input for the backward; offload: those of the first so many in main memory; keep_attention: and what attention
+    gives, on the device. dtype: float32, float16 or bfloat16, see above.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Model:
         positions: int,
         dtype: Any = np.float32,
         recompute: bool = False,
-        offload: bool = False,
+        offload: int = 0,
         keep_attention: bool = False,
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
@@ -142,7 +142,7 @@ class Model:
     @property
     def moves(self) -> bool:
         """Whether weights or layers' inputs come from main memory."""
-        return self._streamed is not None or self.offload
+        return self._streamed is not None or self.offload > 0
 
     @property
     def variants(self) -> set[str]:
@@ -162,7 +162,9 @@ class Model:
         if self.config.embedding_scale != 1:
             # In the compute dtype, as transformers has it: what the weights were trained with.
             h = F.scale(h, float(self.dtype.type(self.config.embedding_scale)))
-        parking = Parking(self.device) if self.offload else None
+        # The backward begins with the last layer: what that was given would leave in vain.
+        parked = min(self.offload, self.config.num_hidden_layers - 1)
+        parking = Parking(self.device, parked) if parked else None
         for index in range(self.config.num_hidden_layers):
             if index in self.passed:
                 h = h.watched(self.passed[index])

@@ -274,8 +274,12 @@ class RunOptions(Options):
     checkpointing: bool | None = of_machine(
         None, "keep only each layer's input and compute it again in the backward (default: where it is needed)"
     )
-    offload_checkpoints: bool = of_machine(
-        False, "park what --checkpointing keeps in main memory until the backward; turns --checkpointing on"
+    offload_checkpoints: bool | int = of_machine(
+        False,
+        "park what --checkpointing keeps in main memory until the backward, of all layers or of the first N; turns "
+        "--checkpointing on",
+        rule=A_NUMBER,
+        metavar="N",
     )
     keep_attention: bool | None = of_machine(
         None,

@@ -93,7 +93,7 @@ def fixed_options(kind: type[Options]) -> list[dataclasses.Field]:
 
 
 def field_type(kind: type[Options], name: str) -> type:
-    """bool, int, float, str or tuple: the type of a field, apart from None."""
+    """bool, int, float, str or tuple: the type of a field, apart from None; bool too where a number may be given."""
     hint = kind.hints[name]
     if isinstance(hint, types.UnionType):
         hint = next(h for h in typing.get_args(hint) if h is not type(None))
@@ -135,7 +135,7 @@ def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
         if float in kinds:
             return "a list of numbers", ": for example 1e-4,3e-4"
         return _WORDS[tuple], ": for example [q_proj, v_proj]"
-    return _WORDS[next(kind for kind in _WORDS if kind in kinds)], ""
+    return ", or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds), ""
 
 
 def _check(field: dataclasses.Field, value: Any) -> None:

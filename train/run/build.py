@@ -93,6 +93,19 @@ def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
     return activation_bytes(model, config.rows * config.seq_len, _itemsize(config)) > RECOMPUTE_ABOVE
 
 
+def parked_layers(config: RunOptions, model: ModelConfig) -> int:
+    """--offload-checkpoints as the number of layers, from the first on. WgradError: the model has fewer."""
+    asked, layers = config.offload_checkpoints, model.num_hidden_layers
+    if asked is True:
+        return layers
+    if asked > layers:
+        raise WgradError(
+            f"--offload-checkpoints: must be at most {layers}, the layers of the model; got {asked}: leave the number "
+            "out for all of them"
+        )
+    return int(asked)
+
+
 def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
     """--keep-attention, where layers are made again; by default in long rows, unless it is much or a limit is set."""
     if not wants_recompute(config, model):
@@ -132,11 +145,12 @@ def build_trainable(
     without reading the weights.
     """
     config = replace(config, compute=compute_type(config.compute, device))
+    parked = parked_layers(config, model_config)
     options: dict[str, Any] = {
         "positions": max(positions, config.seq_len),
         "dtype": np.dtype(config.compute),
         "recompute": wants_recompute(config, model_config),
-        "offload": config.offload_checkpoints and not device.shared_memory,
+        "offload": 0 if device.shared_memory else parked,
         "keep_attention": keeps_attention(config, model_config),
     }
     base = count_parameters(model_config)

@@ -15,7 +15,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
 from wgrad.train.ranks.world import World
-from wgrad.train.run.memory_limit import beyond_limit, limit_bytes
+from wgrad.train.run.memory_limit import as_option, beyond_limit, fewest_parked, limit_bytes
 from wgrad.train.run.plan import Plan, plan_run, run_dry
 
 ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
@@ -28,29 +28,31 @@ Config = TypeVar("Config", bound=RunOptions)
 
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
-    """Ways to run `config` where its options leave a choice: what costs least time first, what takes least last."""
+    """Ways to run `config` where its options leave a choice: what costs least time first, what takes least last. Where
+    they leave --offload-checkpoints open it is of all layers."""
     parked, streamed = config.offload_checkpoints, config.stream_weights == "on"
     if config.checkpointing is not True and not parked and not streamed:
-        yield {"checkpointing": False, "stream_weights": "off"}
+        yield {"checkpointing": False, "offload_checkpoints": False, "stream_weights": "off"}
     if config.checkpointing is False:
         return
     if device.shared_memory:
         yield {"checkpointing": True, "stream_weights": "on" if streamed else "off"}
         return
     if not parked and not streamed:
-        yield {"checkpointing": True, "stream_weights": "off"}
+        yield {"checkpointing": True, "offload_checkpoints": False, "stream_weights": "off"}
     if not streamed:
-        yield {"checkpointing": True, "offload_checkpoints": True, "stream_weights": "off"}
+        yield {"checkpointing": True, "offload_checkpoints": parked or True, "stream_weights": "off"}
     if config.stream_weights != "off" and not config.full:
-        yield {"checkpointing": True, "offload_checkpoints": True, "stream_weights": "on"}
+        yield {"checkpointing": True, "offload_checkpoints": parked or True, "stream_weights": "on"}
 
 
 def words(mode: Mode) -> str:
     """A mode as options."""
     if not mode["checkpointing"]:
         return "--no-checkpointing"
-    parked = "--offload-checkpoints" if mode.get("offload_checkpoints") else "--checkpointing"
-    return f"{parked} --stream-weights on" if mode["stream_weights"] == "on" else parked
+    parked = mode.get("offload_checkpoints")
+    kept = as_option("offload_checkpoints", parked) if parked else "--checkpointing"
+    return f"{kept} --stream-weights on" if mode["stream_weights"] == "on" else kept
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ class Fit:
 
     def plan(self, **changes: Any) -> Plan | None:
         """Of the run with other options; None where it does not fit."""
+        return self._fitting(replace(self.config, **changes))
+
+    def _fitting(self, config: RunOptions) -> Plan | None:
         try:
-            return self._plan(replace(self.config, **changes), self.limit - self.limit // _SPARE)
+            return self._plan(config, self.limit - self.limit // _SPARE)
         except OutOfMemory:
             return None
 
@@ -75,21 +80,18 @@ class Fit:
         return run_dry(config, self.model_config, self.folder, self.device, self.prompt_tokens, limit)
 
     def choose(self, batches: list[int]) -> Plan:
-        """The first mode in which any of the batch sizes (rising) fits, with the largest that does; a step has as many
-        rows as the configuration's. WgradError: none fits."""
+        """The first mode in which any of the batch sizes (rising) fits, with the largest that does, and of that with as
+        few layers parked as can be; a step has as many rows as the configuration's. WgradError: none fits."""
         rows = self.config.batch_size * self.config.accumulate
         for mode in modes(self.config, self.device):
             plan = partial(self._of_batch, batches, rows, mode)
             found = plan(len(batches)) or (plan(count) if (count := self._largest(plan, len(batches) - 1)) else None)
             if found is not None:
-                return found
-
-        def reserved(config: RunOptions, limit: int | None) -> int:
-            return int(self._plan(config, limit).dry.memory().peak_reserved_bytes)
-
+                left_open = mode.get("offload_checkpoints") and not self.config.offload_checkpoints
+                return fewest_parked(found, self.model_config.num_hidden_layers, self._fitting) if left_open else found
         least = replace(self.config, batch_size=batches[0], accumulate=rows // batches[0], **mode)
         chosen = f"{flag('batch_size')} {least.batch_size} {words(mode)}"
-        raise beyond_limit(least, self.device, reserved, chosen)
+        raise beyond_limit(least, self.device, self.model_config.num_hidden_layers, self._plan, chosen)
 
     def _of_batch(self, batches: list[int], rows: int, mode: Mode, number: int) -> Plan | None:
         batch = batches[number - 1]

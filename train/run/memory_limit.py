@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from wgrad.device.contract import Device
@@ -27,30 +29,60 @@ def hold_to_limit(device: Device, text: str | None, option: str = "--memory-limi
     return f"{option} has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
 
 
+def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any]) -> Any:
+    """A plan that fits with the inputs of all layers parked -> one that fits with those of the fewest. layers: of the
+    model. fitting: plans a run; None where it does not fit."""
+
+    @cache
+    def plan(number: int) -> Any:
+        return fitting(replace(found.config, offload_checkpoints=number))
+
+    most = layers - 1  # which is all: the last layer's stays (model.py)
+    number = bisect_left(range(most), True, key=lambda number: plan(number) is not None)
+    return plan(number) if number < most else found
+
+
 def beyond_limit(
-    config: RunOptions, device: Device, reserved: Callable[[RunOptions, int | None], int], chosen: str = ""
+    config: RunOptions, device: Device, layers: int, plan: Callable[[RunOptions, int | None], Any], chosen: str = ""
 ) -> WgradError:
-    """What is said of a run that its limit leaves no room for. reserved: plans a run under a limit -> the bytes that
-    its pool takes; OutOfMemory where the limit is too low. chosen: options of it that nobody gave."""
+    """What is said of a run that its limit leaves no room for. layers: of the model. plan: a run's under a limit;
+    OutOfMemory where that is too low. chosen: options of it that nobody gave."""
     limit = limit_bytes(config.limit)
     assert limit is not None
     even = f"even with {chosen} " if chosen else ""
-    takes = size(reserved(config, None))
+    takes = _takes(plan(config, None))
     said = f"{config.limit_option}: {even}the run takes about {takes}, and the limit is {size(limit)}"
-    words: list[str] = []
-    for changes in _changes(config, device):
-        config = replace(config, **changes)
-        words = [word for word in words if word.partition(" ")[0] not in map(flag, changes)]
-        words += [_option(name, value) for name, value in changes.items()]
+
+    def fitting(config: RunOptions) -> Any:
         try:
-            return WgradError(f"{said}: with {' '.join(words)} it takes {size(reserved(config, limit))}")
+            return plan(config, limit)
         except OutOfMemory:
+            return None
+
+    changes: dict[str, Any] = {}
+    for change in _changes(config, device):
+        changes |= change
+        found = fitting(replace(config, **changes))
+        if found is None:
             continue
-    least, tried = size(reserved(config, None)), f" with {' '.join(words)}" if words else ""
+        if "offload_checkpoints" in changes:
+            found = fewest_parked(found, layers, fitting)
+            changes["offload_checkpoints"] = found.config.offload_checkpoints
+        return WgradError(f"{said}: with {_words(changes)} it takes {_takes(found)}")
+    least, tried = _takes(plan(replace(config, **changes), None)), f" with {_words(changes)}" if changes else ""
     return WgradError(f"{said}: even{tried} it takes about {least}: allow it that, or {SMALLER_MODEL}")
 
 
-def _option(name: str, value: Any) -> str:
+def _takes(plan: Any) -> str:
+    return size(plan.dry.memory().peak_reserved_bytes)
+
+
+def _words(changes: dict[str, Any]) -> str:
+    return " ".join(as_option(*change) for change in changes.items() if change != ("offload_checkpoints", 0))
+
+
+def as_option(name: str, value: Any) -> str:
+    """A value as a command line gives it."""
     if value is False:
         return flag(f"no_{name}")
     return flag(name) if value is True else f"{flag(name)} {value}"
@@ -62,7 +94,7 @@ def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
         yield {"checkpointing": True}
     if config.keep_attention:
         yield {"keep_attention": False}
-    if not device.shared_memory and not config.offload_checkpoints:
+    if not device.shared_memory and config.offload_checkpoints is not True:
         yield {"offload_checkpoints": True}
     if not device.shared_memory and config.stream_weights == "off" and not config.full:
         yield {"stream_weights": "on"}

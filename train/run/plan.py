@@ -76,9 +76,6 @@ def plan_run(
                 raise
             return plan(off, None)  # how much memory is free is not known: the device has the last word
 
-    def reserved(config: RunOptions, limit: int | None) -> int:
-        return int(plan(config, limit).dry.memory().peak_reserved_bytes)
-
     if device.dry_run() is None:
         return None
     try:
@@ -86,7 +83,7 @@ def plan_run(
     except OutOfMemory:
         if config.limit is None:
             raise
-    raise beyond_limit(config, device, reserved)
+    raise beyond_limit(config, device, model_config.num_hidden_layers, plan)
 
 
 def _may_stream(config: RunOptions, device: Device) -> bool:
