@@ -1,7 +1,7 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
-        [--checkpointing] [--offload-checkpoints]
+        [--checkpointing] [--offload-checkpoints [N]]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
@@ -37,7 +37,7 @@ from wgrad.train.model.model_files import read_from_main_memory
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import keeps_attention, lora_config, lora_parameters
+from wgrad.train.run.build import keeps_attention, lora_config, lora_parameters, parked_layers
 from wgrad.train.run.optim import AdamW, FlatParameters
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
@@ -99,7 +99,15 @@ def shape_of(name: str, checkpointing: bool) -> Shape:
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
     """What takes less memory than the shapes' own settings."""
     parser.add_argument("--checkpointing", action="store_true", help="recompute the layers of every shape")
-    parser.add_argument("--offload-checkpoints", action="store_true", help="and keep their inputs in main memory")
+    parser.add_argument(
+        "--offload-checkpoints",
+        nargs="?",
+        const=True,
+        default=False,
+        type=int,
+        metavar="N",
+        help="and keep their inputs in main memory, or those of the first N",
+    )
 
 
 class RandomWeights:
@@ -155,7 +163,7 @@ def build(
     compute: str,
     make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
     *,
-    offload: bool = False,
+    offload: bool | int = False,
     batch: int = 1,
 ) -> tuple[Trainer, FlatParameters]:
     config = parse_model_config(shape.config())
@@ -175,7 +183,7 @@ def build(
         positions=seq_len,
         dtype=np.dtype(compute),
         recompute=shape.checkpointing,
-        offload=offload,
+        offload=parked_layers(options, config),
         keep_attention=keeps_attention(options, config),
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
@@ -193,7 +201,7 @@ def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
 
 def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report) -> None:
     offload, seq_len = args.offload_checkpoints, args.seq_len
-    shape = shape_of(name, args.checkpointing or offload)
+    shape = shape_of(name, args.checkpointing or bool(offload))
     trainer, parameters = build(shape, seq_len, device, compute, batch=batch, offload=offload)
     index = 0
 
@@ -217,7 +225,7 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
     host = host_seconds(replays, device)
     report.row(
         work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
-        offload_checkpoints=offload,
+        offload_checkpoints=offload, layers=shape.layers,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
@@ -289,7 +297,8 @@ def main() -> None:
             # A device of its own for each, so that one's memory does not count for the next.
             bench(name, batch, args, compute, bind(WgpuDevice)(args.device), report)
         if name in args.peers.split(",") and has_cuda():
-            peer(name, shape_of(name, args.checkpointing or args.offload_checkpoints), batch, args.seq_len, report)
+            recomputed = args.checkpointing or bool(args.offload_checkpoints)
+            peer(name, shape_of(name, recomputed), batch, args.seq_len, report)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Launches of a whole QLoRA step by operator and shader, and its peak memory, from a dry run: no GPU is needed.
 
     python bench/count_launches.py [--shapes smollm2-135m,tiny] [--batch 1,8] [--compute float32] [--matrix-units]
-        [--checkpointing] [--offload-checkpoints] [--peak-by-part] [--seq-len 2048]
+        [--checkpointing] [--offload-checkpoints [N]] [--peak-by-part] [--seq-len 2048]
 
 The step is bench_train.py's, with the kernels that a large card takes (subgroups of 32, 48 KiB of workgroup memory).
 Launches are counted, bytes are the pool's: nothing is timed. --peak-by-part: what was alive when most memory was in
@@ -111,10 +111,10 @@ def count(
     *,
     batch: int = 1,
     checkpointing: bool = False,
-    offload: bool = False,
+    offload: bool | int = False,
 ) -> Counted:
     """The second step of a shape. checkpointing: although the shape goes without."""
-    device, shape = counting_device(matrix_units), shape_of(name, checkpointing or offload)
+    device, shape = counting_device(matrix_units), shape_of(name, checkpointing or bool(offload))
     device.operator = "held before a step"
     trainer, _ = build(shape, seq_len, device, compute, batch=batch, offload=offload)
     device.operator = Counting.operator

@@ -58,6 +58,16 @@ class Losses:
             self.lines.append(f"- {what}: {ours / peer:.2f} of {whose}")
 
 
+def recomputed(row: Row) -> str:
+    """Whether layers are, and how many of their inputs lie in main memory."""
+    if not row["checkpointing"]:
+        return "off"
+    parked = row.get("offload_checkpoints", False)
+    if isinstance(parked, bool):
+        return "on, parked" if parked else "on"
+    return f"on, {parked} of {row['layers']} parked" if parked else "on"
+
+
 def train_table(rows: list[Row], losses: Losses) -> list[str]:
     """Whole QLoRA steps, the peer under each shape."""
     same = ("work", "checkpointing", "batch", "seq_len")
@@ -73,8 +83,7 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
             losses.add(f"{what}, tokens/s", row["tokens_per_second"], peer["tokens_per_second"], whose)
             if row["peak_gib"] > peer.get("peak_gib", row["peak_gib"]):
                 losses.lines.append(f"- {what}, peak memory: {row['peak_gib'] / peer['peak_gib']:.2f} times {whose}")
-        kept = "on, parked" if row.get("offload_checkpoints") else "on"  # in main memory
-        batch, recomputing = f"{row['batch']} × {row['seq_len']}", kept if row["checkpointing"] else "off"
+        batch, recomputing = f"{row['batch']} × {row['seq_len']}", recomputed(row)
         lines.append([
             row["work"], batch, row["stack"], row["compute"], recomputing,
             number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row.get("peak_gib")),

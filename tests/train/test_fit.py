@@ -131,8 +131,8 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
     assert seen == sorted(seen) and seen[0] == (0, -12) and len({number for number, _ in seen}) >= 2, seen
 
 
-PARKED: dict[str, Any] = {"seq_len": 1024, "batch_size": 1, "accumulate": 1, "rank": 4, "sample": False}
-STREAM = 1024 * 48 * 4  # bytes of a layer's input of such a row
+PARKED: dict[str, Any] = {"seq_len": 256, "batch_size": 1, "accumulate": 1, "rank": 4, "sample": False}
+STREAM = 256 * 48 * 4  # bytes of a layer's input of such a row
 
 
 def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
@@ -286,8 +286,8 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
     monkeypatch.setattr("wgrad.train.run.session.select_device", card)
     monkeypatch.setattr("wgrad.train.commands.plan.select_device", card)
     folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"
-    data.write_text("\n".join(f"{n} and {n * n}." for n in range(900)))
-    shape = ["--model", folder, "--rank", 4, "--seq-len", 1024, "--batch-size", 1, "--accumulate", 1]
+    data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
+    shape = ["--model", folder, "--rank", 4, "--seq-len", 256, "--batch-size", 1, "--accumulate", 1]
     shape += ["--compute", "float32", "--stream-weights", "off"]
     config = RunOptions(**PARKED, compute="float32", stream_weights="off", offload_checkpoints=2)
     limit = least_limit(config, folder, card(""))

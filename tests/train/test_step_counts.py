@@ -41,9 +41,9 @@ def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
     [
         ("smollm2-135m", 8, 21, 0.82),
         ("llama-3.2-1b", 1, 0, 1.99),
-        ("llama-3.2-1b", 4, 4, 2.37),
+        ("llama-3.2-1b", 4, 6, 2.37),
         ("llama-3.1-8b", 1, 0, 6.54),
-        ("llama-3.1-8b", 4, 17, 8.17),
+        ("llama-3.1-8b", 4, 16, 8.17),
     ],
 )
 def test_a_step_takes_no_more_than_unsloths(counter: Any, shape: str, batch: int, parked: int, gib: float) -> None:
