@@ -36,6 +36,12 @@ class Tile:
     def workgroup_bytes(self) -> int:
         return (self.m + self.n) * self.k * 4 + 64
 
+    def has_edges(self, mnk: tuple[int, int, int], unit: int) -> bool:
+        """Whether a tile reaches beyond M, N or K, or its invocations beyond it. unit: as of `constants`."""
+        loads = (self.m * self.k // 4, self.n * self.k // unit)
+        whole = all(size % part == 0 for size, part in zip(mnk, (self.m, self.n, self.k)))
+        return not whole or any(count % self.threads for count in loads)
+
     def constants(self, unit: int) -> dict[str, Constant]:
         """unit: elements of B that are read at once."""
         return {
@@ -231,8 +237,10 @@ def _kernel(
         return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out)}
     if isinstance(tile, VectorTile):
         return "gemv", operand, {**constants, **tile.constants(mnk[0], device.subgroups)}
-    shader = "gemm_direct" if device.software and dense else "gemm"
-    return shader, operand, {**constants, **tile.constants(operand.unit)}
+    constants |= tile.constants(operand.unit)
+    if device.software and dense:
+        return "gemm_direct", operand, constants
+    return "gemm", operand, {**constants, "EDGES": tile.has_edges(mnk, operand.unit)}
 
 
 def dense_operand(b: Array, tile: AnyTile) -> WeightOperand:

@@ -31,6 +31,15 @@ const THREADS: u32 = TX * TY;
 var<workgroup> a_tile: array<array<vec4<f32>, M4>, TILE_K>;
 var<workgroup> b_tile: array<array<vec4<f32>, N4>, TILE_K>;
 
+// Row or column `at` of C, moved back to the last one.
+fn inside(at: u32, end: u32) -> u32 {
+#if EDGES
+  return min(at, end - 1u);
+#else
+  return at;
+#endif
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let tx = lid % TX;
@@ -48,120 +57,39 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   var next_a: array<vec4<f32>, LOADS_A>;
   var next_b: array<Ready_b, LOADS_B>;
 
-  // One step before the first tile, to fetch it; then multiply tile t while tile t + 1 is fetched.
+  // Tile t is fetched while the one before it is multiplied. The last is staged behind the loop: were what the loop fetches
+  // used in its next pass alone, NVIDIA's compiler would read it there, behind the barrier (docs/rejected.md).
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
-#if HAS_LOWRANK
-  let steps = select(tiles, tiles + (p.rank + TILE_K - 1u) / TILE_K, !SPLIT || wg.z == 0u);
-#else
-  let steps = tiles;
-#endif
-  for (var t = 0u; t <= steps; t++) {
-    if (t > tiles) {
-#if HAS_LOWRANK
-      workgroupBarrier();
-      load_lowrank((t - tiles - 1u) * TILE_K, m0, n0, lid);
-      workgroupBarrier();
-#endif
-    } else if (t > 0u) {
-      workgroupBarrier();
-#unroll i LOADS_A
-      {
-        let at = lid + $iu * THREADS;
-#if TRANS_A
-        if (at < TILE_K * M4) { a_tile[at / M4][at % M4] = next_a[$i]; }
-#else
-        if (at < TILE_M * (TILE_K / 4u)) {
-          let row = at / (TILE_K / 4u);
-          let kq = (at % (TILE_K / 4u)) * 4u;
-#unroll e 4
-          a_tile[kq + $eu][row >> 2u][row & 3u] = next_a[$i][$e];
-#end
-        }
-#endif
-      }
-#end
-#unroll i LOADS_B
-      {
-        let at = lid + $iu * THREADS;
-#if TRANS_B
-        if (at < TILE_N * (TILE_K / UNIT)) {
-          let col = at / (TILE_K / UNIT);
-          let ku = (at % (TILE_K / UNIT)) * UNIT;
-#unroll q QUADS
-          let four_$q = four_b(next_b[$i], 4u * $qu);
-#unroll e 4
-          b_tile[ku + 4u * $qu + $eu][col >> 2u][col & 3u] = four_$q[$e];
-#end
-#end
-        }
-#else
-        if (at < TILE_K * (TILE_N / UNIT)) {
-          let row = at / (TILE_N / UNIT);
-          let cu = (at % (TILE_N / UNIT)) * QUADS;
-#unroll q QUADS
-          b_tile[row][cu + $qu] = four_b(next_b[$i], 4u * $qu);
-#end
-        }
-#endif
-      }
-#end
-      workgroupBarrier();
-    }
-    if (t < tiles) {
-      let k0 = k_first + t * TILE_K;
-      // Rows and columns beyond the edge repeat the last one: they are never stored. Beyond k_last there must be zeros.
-#unroll i LOADS_A
-      {
-        let at = lid + $iu * THREADS;
-#if TRANS_A
-        let row = k0 + at / M4;
-        let col = m0 + (at % M4) * 4u;
-        next_a[$i] = vec4<f32>(0.0);
-        if (row < k_last && col < p.m) { next_a[$i] = fetch_a(a_base + row * p.lda + p.a_col + col, p.m - col); }
-#else
-        let row = min(m0 + at / (TILE_K / 4u), p.m - 1u);
-        let col = k0 + (at % (TILE_K / 4u)) * 4u;
-        next_a[$i] = vec4<f32>(0.0);
-        if (col < k_last) { next_a[$i] = fetch_a(a_base + row * p.lda + p.a_col + col, k_last - col); }
-#endif
-      }
-#end
-#unroll i LOADS_B
-      {
-        let at = lid + $iu * THREADS;
-        next_b[$i] = Ready_b();
-#if TRANS_B
-        let row = min(n0 + at / (TILE_K / UNIT), p.n - 1u);
-        let col = k0 + (at % (TILE_K / UNIT)) * UNIT;
-        if (col < k_last) { next_b[$i] = ready_b(fetch_b(b_base + row * p.k + col, k_last - col)); }
-#else
-        let row = k0 + at / (TILE_N / UNIT);
-        let col = n0 + (at % (TILE_N / UNIT)) * UNIT;
-        if (row < k_last && col < p.n) { next_b[$i] = ready_b(fetch_b(b_base + row * p.n + col, p.n - col)); }
-#endif
-      }
-#end
-    }
-    if (t > 0u) {
-#unroll k TILE_K
-      {
-#unroll i TM4
-        let a$i = a_tile[$k][ty + $iu * TY];
-#end
-#unroll j TN4
-        let b$j = b_tile[$k][tx + $ju * TX];
-#end
-#unroll i TM4
-#unroll r 4
-#unroll j TN4
-        acc[$i * 4 + $r][$j] = fma(vec4<f32>(a$i[$r]), b$j, acc[$i * 4 + $r][$j]);
-#end
-#end
-#end
-      }
-#end
-    }
+  {
+    let k0 = k_first;
+#include "gemm_fetch.wgsl"
   }
+  for (var t = 1u; t < tiles; t++) {
+    let k0 = k_first + t * TILE_K;
+    workgroupBarrier();
+#include "gemm_stage.wgsl"
+    workgroupBarrier();
+#include "gemm_fetch.wgsl"
+#include "gemm_multiply.wgsl"
+  }
+#if HAS_LOWRANK
+  let more = select(0u, (p.rank + TILE_K - 1u) / TILE_K, !SPLIT || wg.z == 0u);
+  for (var t = 0u; t <= more; t++) {
+    workgroupBarrier();
+    if (t == 0u) {
+#include "gemm_stage.wgsl"
+    } else {
+      load_lowrank((t - 1u) * TILE_K, m0, n0, lid);
+    }
+    workgroupBarrier();
+#include "gemm_multiply.wgsl"
+  }
+#else
+  workgroupBarrier();
+#include "gemm_stage.wgsl"
+  workgroupBarrier();
+#include "gemm_multiply.wgsl"
+#endif
 
 #unroll i TM4
 #unroll r 4

@@ -101,6 +101,7 @@ def cases(t: np.dtype) -> list[Case]:
         gemm_case("residual", 41, 37, 67, t, trans_b=True, residual=t),
         gemm_case("lowrank", 41, 37, 67, t, trans_b=True, rank=5),
         gemm_case("lowrank", 41, 37, 67, t, rank=16),
+        gemm_case("lowrank", 128, 128, 64, t, trans_b=True, rank=5),
         gemm_case("epilogue", 70, 131, 72, t, trans_b=True, alpha=0.37, bias=True, residual=F32, rank=8, dtype=F32),
         gemm_case("accumulate", 37, 41, 67, t, trans_a=True, accumulate=F32, dtype=F32),
         gemm_case("accumulate alpha", 16, 576, 129, t, trans_a=True, accumulate=F32, dtype=F32, alpha=1.7),

@@ -119,6 +119,8 @@ def _nf4_cases(t: np.dtype) -> list[Case]:
             nf4_case("lowrank", 70, 72, 130, t, backward=backward, rank=8),
             nf4_case("lowrank 5", 41, 37, 64, t, backward=backward, rank=5, double=True, dtype=F32),
             nf4_case("row lowrank", 1, 72, 128, t, backward=backward, rank=16, double=True),
+            nf4_case("whole tiles", 128, 128, 128, t, backward=backward, double=True),
+            nf4_case("whole tiles lowrank", 128, 64, 64, t, backward=backward, rank=16),
         ]
     found += [
         nf4_case("epilogue", 70, 131, 72, t, bias=True, residual=F32, rank=8, dtype=F32, double=True),

@@ -29,6 +29,10 @@ PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op.startswith(("linear_
 WIDE = ["nn/plain/128x128x64", "nn/lowrank/41x37x67", "nt/epilogue/70x131x72"]
 WIDE = [f"gemm_{name}/float32" for name in [*WIDE, "nt/tiles/259x133x130"]]
 WHOLE = [f"linear_{name}" for name in ("nf4/epilogue double/70x131x72/float32", "q8_0/residual/41x37x64/float32")]
+WHOLE += [
+    f"linear_nf4{name}/float32"
+    for name in ("/whole tiles double/128x128x128", "_backward/whole tiles lowrank/128x64x64")
+]
 WHOLE += ["linear_nf4_backward/tiles lowrank/131x200x160/float16", "gemm_tn/accumulate/37x41x67/float16", WIDE[-1]]
 QUICK_MAIN = Tile(32, 32, 8, 1, 1)
 EPS = float(np.finfo(np.float32).eps)
@@ -115,22 +119,63 @@ def _limit(a: np.ndarray, b: np.ndarray, exact: np.ndarray) -> float:
     return 2 * float(np.abs(plain - exact).max()) + 4 * EPS * float(np.abs(exact).max())
 
 
-@pytest.mark.parametrize("tile", [MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY], ids=str)
+# Of sizes that divide nothing, that are whole tiles of every kind, and that are so in all but one dimension.
+WHOLE_SIZES = (256, 128, 96)
+SIZES = [(133, 70, 147), WHOLE_SIZES, (260, 128, 96), (256, 132, 96), (256, 128, 100)]
+
+
+@pytest.mark.parametrize("tile", [QUICK_MAIN, MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY], ids=str)
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("trans", ["nn", "nt", "tn", "tt"])
 def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -> None:
     trans_a, trans_b = trans[0] == "t", trans[1] == "t"
-    a, b, exact = _operands(133, 70, 147, trans_a, trans_b)
-    rng = np.random.default_rng(1)
-    u, v = rng.standard_normal((133, 5)).astype(np.float32), rng.standard_normal((5, 70)).astype(np.float32)
-    out = tiled.upload(np.full((133, 70), np.nan, np.float32))
-    low = (tiled.upload(u), tiled.upload(np.ascontiguousarray(v.T if trans_b else v)))
-    ways: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "tile": tile, "splits": splits}
-    product(tiled, tiled.upload(a), tiled.upload(b), out, (133, 70, 147), alpha=0.5, lowrank=low, **ways)
-    exact = 0.5 * exact + u.astype(np.float64) @ v
-    left, right = (a.T if trans_a else a), (b.T if trans_b else b)
-    limit = _limit(np.hstack([0.5 * left, u]), np.vstack([right, v]), exact)
-    assert np.abs(tiled.download(out) - exact).max() <= limit
+    for m, n, k in {QUICK_MAIN: SIZES, MAIN: SIZES[:1]}.get(tile, SIZES[:2]):
+        a, b, exact = _operands(m, n, k, trans_a, trans_b)
+        rng = np.random.default_rng(1)
+        u, v = rng.standard_normal((m, 5)).astype(np.float32), rng.standard_normal((5, n)).astype(np.float32)
+        out = tiled.upload(np.full((m, n), np.nan, np.float32))
+        low = (tiled.upload(u), tiled.upload(np.ascontiguousarray(v.T if trans_b else v)))
+        ways: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "tile": tile, "splits": splits}
+        product(tiled, tiled.upload(a), tiled.upload(b), out, (m, n, k), alpha=0.5, lowrank=low, **ways)
+        exact = 0.5 * exact + u.astype(np.float64) @ v
+        left, right = (a.T if trans_a else a), (b.T if trans_b else b)
+        limit = _limit(np.hstack([0.5 * left, u]), np.vstack([right, v]), exact)
+        assert np.abs(tiled.download(out) - exact).max() <= limit, (m, n, k)
+
+
+@pytest.mark.parametrize("tile", [MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY, QUICK_MAIN], ids=str)
+def test_whole_tiles_have_no_edges(tile: Tile) -> None:
+    """One element more or less of any dimension is an edge; so is what a tile's invocations read beyond it."""
+    assert not tile.has_edges(WHOLE_SIZES, 4)
+    assert not tile.has_edges((tile.m, tile.n, tile.k), 4)
+    for i in range(3):
+        for one in (-1, 1):
+            sizes = [tile.m, tile.n, tile.k]
+            sizes[i] += one
+            assert tile.has_edges((sizes[0], sizes[1], sizes[2]), 4)
+    assert tile.has_edges(WHOLE_SIZES, 8) == (tile.n * tile.k // 8 < tile.threads)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("double", [False, True])
+def test_a_weight_in_whole_tiles_of_k(tiled: Any, double: bool, backward: bool) -> None:
+    """One, two and three of them, and with one row too many, which gives the others the same bits."""
+    tile = QUICK_MAIN
+    for tiles in (1, 2, 3):
+        n, k = (tiles * tile.k, 2 * tile.n) if backward else (tile.n, tiles * tile.k)
+        rng = np.random.default_rng(tiles)
+        w = tiled.quantize(tiled.upload(rng.standard_normal((n, k)).astype(np.float32)), 64, double=double)
+        x = rng.standard_normal((tile.m + 1, n if backward else k)).astype(np.float32)
+        right = _host(tiled, tiled.dequantize(w))
+        right = right if backward else right.T
+        results = []
+        for rows in (x[:-1], x):
+            out = tiled.empty((len(rows), right.shape[1]))
+            mnk = (*out.shape, len(right))
+            product(tiled, tiled.upload(rows), w, out, mnk, trans_b=not backward, tile=tile, splits=1)
+            results.append(tiled.download(out))
+        assert results[0].tobytes() == results[1][:-1].tobytes()
+        assert np.abs(results[1] - x.astype(np.float64) @ right).max() <= _limit(x, right, x.astype(np.float64) @ right)
 
 
 def test_a_split_product_is_deterministic(tiled: Any) -> None:
