@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +24,7 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl import gemm
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
+from wgrad.wgsl.runtime.compile import preprocess
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
 PRODUCTS = [c for c in cases() if c.op in OPERATORS or c.op.startswith(("linear_cross_entropy", "lora_"))]
@@ -141,6 +144,16 @@ def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -
         left, right = (a.T if trans_a else a), (b.T if trans_b else b)
         limit = _limit(np.hstack([0.5 * left, u]), np.vstack([right, v]), exact)
         assert np.abs(tiled.download(out) - exact).max() <= limit, (m, n, k)
+
+
+@pytest.mark.parametrize("lowrank,wanted", [(False, "|s|m |s|m"), (True, "|s|m |ss|m")])
+def test_a_barrier_before_and_behind_each_staging(lowrank: bool, wanted: str) -> None:
+    """A software driver shows not all of them. s: the tile is staged, or one of the LoRA term; m: it is multiplied."""
+    body = (Path(gemm.__file__).parent / "gemm.wgsl").read_text().partition("fn main")[2].partition("\n}\n")[0]
+    lines = preprocess(body.splitlines(), defaultdict(int, HAS_LOWRANK=lowrank))
+    steps = {"workgroupBarrier();": "|", '#include "gemm_stage.wgsl"': "s", '#include "gemm_multiply.wgsl"': "m"}
+    found = ("s" if "load_lowrank" in line else steps.get(line.strip(), "") for line in lines)
+    assert "".join(found) == wanted.replace(" ", "")
 
 
 @pytest.mark.parametrize("tile", [MAIN, SMALL, TALL_SKINNY, FLAT_SKINNY, QUICK_MAIN], ids=str)
