@@ -9,8 +9,8 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny, gemv
-from wgrad.wgsl.elements import wgsl_element
 from wgrad.wgsl.formats import KINDS, WeightOperand, part_bounds, weight_operand
+from wgrad.wgsl.gemm_epilogue import Epilogue, reduce_splits
 from wgrad.wgsl.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemv import VectorTile
 from wgrad.wgsl.operators import implements
@@ -99,37 +99,6 @@ def _count(m: int, n: int, tile: Tile) -> int:
     return -(-m // tile.m) * -(-n // tile.n)
 
 
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done with the sums of a product on their way to `out`, whose row stride is `ldc`, from `column` on."""
-
-    out: Array
-    ldc: int
-    column: int
-    alpha: float
-    bias: Array | None
-    residual: Array | None
-    accumulate: bool
-
-    def constants(self, n: int) -> dict[str, Constant]:
-        vec = n % 4 == 0 and self.ldc % 4 == 0 and self.column % 4 == 0
-        return {
-            "HAS_BIAS": self.bias is not None,
-            "HAS_RESIDUAL": self.residual is not None,
-            "ACCUMULATE": self.accumulate,
-            "C_T": wgsl_element(self.out, vec),
-            "R_T": wgsl_element(self.residual if self.residual is not None else self.out, vec),
-            "VEC_C": vec,
-        }
-
-    @staticmethod
-    def of_parts(n: int) -> dict[str, Constant]:
-        """Of a product split over K, whose parts are left as they are."""
-        vec = n % 4 == 0
-        switches = dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "ACCUMULATE"), False)
-        return {**switches, "C_T": "vec4<f32>" if vec else "f32", "R_T": "f32", "VEC_C": vec}
-
-
 def product(
     device: Runtime,
     a: Array,
@@ -203,7 +172,7 @@ def product(
         work=2.0 * batch * m * n * k,
     )
     if splits > 1:
-        _reduce_splits(device, target, end, (m, n, -(-k // k_per_split)))
+        reduce_splits(device, target, end, (m, n, -(-k // k_per_split)))
 
 
 def _choose(
@@ -247,21 +216,6 @@ def dense_operand(b: Array, tile: AnyTile) -> WeightOperand:
     """An array as the right operand."""
     file, unit = ("gemm_matrix_dense.wgsl", 8) if isinstance(tile, MatrixTile) else ("gemm_dense.wgsl", 4)
     return WeightOperand(file, unit, {"B_KIND": KINDS[b.dtype.name]}, b)
-
-
-def _reduce_splits(device: Runtime, partial: Array, end: Epilogue, mns: tuple[int, int, int]) -> None:
-    m, n, splits = mns
-    constants = end.constants(n)
-    vec = bool(constants["VEC_C"])
-    width = 4 if vec else 1
-    device.launch(
-        "gemm_reduce",
-        [partial, end.out, end.bias, end.residual],
-        [m, n, splits, end.ldc, end.column, float(end.alpha)],
-        device.groups(m * n // width, 256),
-        {**constants, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
-        work=4.0 * m * n * (splits + 1),
-    )
 
 
 def matmul(

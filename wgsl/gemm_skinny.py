@@ -40,11 +40,11 @@ class Skinny:
         """Where the reduction runs along the columns of x, each part has workgroups of its own."""
         return 1 if self.along_rows else max(1, len(self.parts))
 
-    def parameters(self, out: Array, alpha: float) -> list[int | float]:
+    def parameters(self, out: Array, alpha: float, k_per_split: int = 0) -> list[int | float]:
         rows, columns = self.x.shape
         bounds = part_bounds(self.parts, columns)
         shape = [rows, columns, self.rank, self.s.shape[1], out.shape[1]]
-        return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha)]
+        return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha), k_per_split, out.size]
 
     def constants(self, accumulate: bool) -> dict[str, Constant]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,15 @@ from wgrad.wgsl.gemm import SMALL, product
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
+SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
-    monkeypatch.setattr(gemm_matrix_skinny, "_TILES", ((2, 16),))
-    monkeypatch.setattr(gemm_matrix_skinny, "_WANTED_GROUPS", 3)  # so that sides of 208 are long
+    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
+    monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks
 
 
 def few_cases() -> list[Case]:
@@ -51,7 +53,8 @@ def test_case(matrix_device: Any, case: Case) -> None:
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else
-    assert not case.name.split("/")[1] == "skinny" or matrix_device.launched == {"gemm_matrix_skinny"}
+    if case.name.split("/")[1] == "skinny":
+        assert matrix_device.launched <= {"gemm_matrix_skinny", "gemm_reduce"}
 
 
 @pytest.mark.parametrize("case", [c for c in product_cases() if "/stack lowrank" in c.name and "medium" in c.name][:1])
@@ -138,6 +141,12 @@ def test_a_skinny_product_on_little_workgroup_memory(
     assert ("gemm_matrix_skinny" in matrix_device.launched) == (rank != 32)
 
 
+def skinny_of(device: Any, wide: Any, rank: int, along_rows: bool = False, parts: tuple[int, ...] = ()) -> Any:
+    x = device.empty(wide, np.dtype(np.float16))
+    s = device.empty((wide[0] if along_rows else wide[1], rank * max(1, len(parts) if along_rows else 1)))
+    return gemm_skinny.Skinny(x, s, rank, True, along_rows, parts=parts, part_rank=rank if parts else 0)
+
+
 def test_which_skinny_products_are_served(matrix_device: Any) -> None:
     def tile(a: Any, b: Any, m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
         wide, narrow = matrix_device.empty(a, np.float16), matrix_device.empty(b, np.float32)
@@ -145,13 +154,69 @@ def test_which_skinny_products_are_served(matrix_device: Any) -> None:
         skinny = gemm_skinny.find(*operands, matrix_device.empty((m, n)), (m, n, k), trans_a, False)
         return gemm_matrix_skinny.choose_tile(skinny, memory) if skinny is not None else None
 
-    assert tile((128, 96), (96, 16), 128, 16, 96) == (8, 32)
-    assert tile((128, 96), (96, 64), 128, 64, 96) == (4, 32)
+    assert tile((128, 96), (96, 16), 128, 16, 96).depth == 256
+    assert tile((128, 96), (96, 64), 128, 64, 96).depth == 64
     # A left operand of rank 64 for a result of 16 columns: its rank is what must fit.
-    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768) == (4, 16)
+    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768).depth == 64
     assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=8192) is None
     assert tile((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
     assert tile((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
+
+
+def test_tiles_of_skinny_products(matrix_device: Any) -> None:
+    """Large ones are split over the reduction, a part of a stack by its own length; small ones are not, because a
+    launch takes longer than it saves. No tile has columns of two parts."""
+    module = gemm_matrix_skinny
+
+    def of(*given: Any, **options: Any) -> tuple[Any, int]:
+        product = skinny_of(matrix_device, *given, **options)
+        tile = module.choose_tile(product, 49152)
+        assert tile is not None
+        return tile, module.splits_of(product, tile)[0]
+
+    assert of((2048, 4096), 16) == (module._NARROW, 8)
+    assert of((2048, 14336), 16, along_rows=True) == (module._NARROW, 1)  # 224 workgroups
+    assert of((2048, 4096), 48) == (module._WIDE, 8)
+    assert of((2048, 6144), 16, parts=(4096, 1024, 1024)) == (module._NARROW, 4)
+    assert of((2048, 576), 16)[1] == of((2048, 3072), 16, along_rows=True)[1] == 1
+    stack = of((8192, 6144), 48, along_rows=True, parts=(4096, 1984, 64))[0]
+    assert stack.side == 64 and stack != module._WIDE
+    whole = skinny_of(matrix_device, (2048, 4096), 16, parts=(2048, 2048))
+    assert module.splits_of(whole, module._NARROW)[0] > 1
+    slices = replace(whole, part_rank=80, first_rank=64)
+    assert module.splits_of(slices, module._NARROW)[0] == 1  # its sums lie between those of the other 64 ranks
+
+
+def test_skinny_tiles_deal_evenly() -> None:
+    """Of a block each invocation carries as many eights of X as any other, and each subgroup has steps."""
+    module = gemm_matrix_skinny
+    for tile in (module._NARROW, module._WIDE, *module._WHOLE, *module._WHOLE_WIDE, *module._SMALL):
+        shares, rest = divmod(tile.subgroups, tile.groups)
+        assert rest == 0 and tile.depth % (16 * shares) == 0
+        assert tile.side * tile.depth % (8 * 32 * tile.subgroups) == 0
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("along_rows", [False, True])
+def test_a_skinny_product_in_one_launch(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, ahead: int, along_rows: bool
+) -> None:
+    """Blocks by turns in one set of registers and in two; an odd number of them with a rest, and a last tile that the
+    matrices do not fill."""
+    tile = gemm_matrix_skinny.SkinnyTile(2, 1, 2, 32, ahead)
+    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (tile,))
+    rng = np.random.default_rng(7)
+    for k in (16, 144):  # half a block, and five of them
+        a, b = rng.standard_normal((k, 48)).astype(np.float16), rng.standard_normal((k, 12)).astype(np.float32)
+        x = a if along_rows else np.ascontiguousarray(a.T)
+        exact = a.T.astype(np.float64) @ b
+        if along_rows:
+            got = matrix_device.gemm(matrix_device.upload(b), matrix_device.upload(x), trans_a=True, dtype=np.float32)
+            exact = exact.T
+        else:
+            got = matrix_device.gemm(matrix_device.upload(x), matrix_device.upload(b), dtype=np.float32)
+        np.testing.assert_allclose(matrix_device.download(got), exact, atol=2e-5)
+    assert matrix_device.launched == {"gemm_matrix_skinny"}
 
 
 @pytest.mark.parametrize(("k", "splits"), [(24, 1), (72, 2)])

@@ -26,6 +26,7 @@ from wgrad.wgsl.attention_matrix import MatrixRows
 from wgrad.wgsl.attention_plan import Plan, Tile
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm_matrix_skinny import SkinnyTile
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 # Masked at both ends of a tile of keys, and between documents.
@@ -107,7 +108,7 @@ def _poisoned() -> Poisoned:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a software driver compiles soon."""
     monkeypatch.setattr(gemm_matrix, "MEDIUM", MatrixTile(1, 2, 1, 1, 1))
-    monkeypatch.setattr(gemm_matrix_skinny, "_TILES", ((2, 16),))
+    monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SkinnyTile(4, 2, 1, 32, 2),))
     monkeypatch.setattr(gemm_skinny, "_THREADS", 64)
     monkeypatch.setattr(attention_matrix, "TILES", dict.fromkeys(attention_matrix.TILES, ((0, MatrixRows(2)),)))
 

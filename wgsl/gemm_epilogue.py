@@ -1,0 +1,56 @@
+"""What is done with the sums of a product on their way to its result, and the second pass of one split over K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wgrad.device.memory import Array
+from wgrad.wgsl.elements import wgsl_element
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What is done with the sums of a product on their way to `out`, whose row stride is `ldc`, from `column` on."""
+
+    out: Array
+    ldc: int
+    column: int
+    alpha: float
+    bias: Array | None
+    residual: Array | None
+    accumulate: bool
+
+    def constants(self, n: int) -> dict[str, Constant]:
+        vec = n % 4 == 0 and self.ldc % 4 == 0 and self.column % 4 == 0
+        return {
+            "HAS_BIAS": self.bias is not None,
+            "HAS_RESIDUAL": self.residual is not None,
+            "ACCUMULATE": self.accumulate,
+            "C_T": wgsl_element(self.out, vec),
+            "R_T": wgsl_element(self.residual if self.residual is not None else self.out, vec),
+            "VEC_C": vec,
+        }
+
+    @staticmethod
+    def of_parts(n: int) -> dict[str, Constant]:
+        """Of a product split over K, whose parts are left as they are."""
+        vec = n % 4 == 0
+        switches = dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "ACCUMULATE"), False)
+        return {**switches, "C_T": "vec4<f32>" if vec else "f32", "R_T": "f32", "VEC_C": vec}
+
+
+def reduce_splits(device: Runtime, partial: Array, end: Epilogue, mns: tuple[int, int, int]) -> None:
+    m, n, splits = mns
+    constants = end.constants(n)
+    vec = bool(constants["VEC_C"])
+    width = 4 if vec else 1
+    device.launch(
+        "gemm_reduce",
+        [partial, end.out, end.bias, end.residual],
+        [m, n, splits, end.ldc, end.column, float(end.alpha)],
+        device.groups(m * n // width, 256),
+        {**constants, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
+        work=4.0 * m * n * (splits + 1),
+    )
