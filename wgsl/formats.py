@@ -11,6 +11,8 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 
 _NEVER = 0xFFFFFFFF  # an element that no weight has
+# Elements of a weight that its text can read at once, where that is more than its `unit`: those that one scale is for.
+WIDEST_UNITS = {"mxfp4": 32, "q4_0": 32, "q4_k": 32, "q5_k": 32, "q6_k": 16}
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 
 

@@ -156,7 +156,7 @@ def product(
         bounds = [bound - column for bound in part_bounds(parts, column)]  # the tile's column 0 where there is none
         constants |= tile.lowrank_constants(rank, trans_a, trans_b, out, bounds)
         last_k = k - (-(-k // k_per_split) - 1) * k_per_split  # of the last split
-        constants["AHEAD"] = tile.ahead and isinstance(b, Array) and last_k > tile.k
+        constants["AHEAD"] = tile.ahead and last_k > tile.k
     else:
         constants |= {"U_T": "f32", "V_T": "f32"}
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
@@ -186,7 +186,9 @@ def _choose(
     if device.software and isinstance(b, Array):
         return software_tile(m, n), 1
     if on_units:
-        return gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile)
+        if isinstance(b, Array) or device.matrix_tile:
+            return gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile)
+        return gemm_matrix.choose_weight_tile(m, n, k, gemm_matrix.unit_of(b), device.workgroup_bytes)
     return choose_tile(m, n, k, batch)
 
 
@@ -199,11 +201,15 @@ def _kernel(
     if dense:
         operand = dense_operand(b, tile)
     else:
-        unit = gemv.unit_of(b, mnk[0]) if isinstance(tile, VectorTile) else b.unit
+        unit = b.unit
+        if isinstance(tile, VectorTile):
+            unit = gemv.unit_of(b, mnk[0])
+        elif isinstance(tile, MatrixTile):
+            unit = gemm_matrix.unit_of(b)
         operand = weight_operand(b, unit, table=table, barrier=not isinstance(tile, Tile))
     constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
     if isinstance(tile, MatrixTile):
-        return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out)}
+        return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out, operand.unit)}
     if isinstance(tile, VectorTile):
         return "gemv", operand, {**constants, **tile.constants(mnk[0], device.subgroups)}
     constants |= tile.constants(operand.unit)

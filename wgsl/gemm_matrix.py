@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
+from wgrad.wgsl.formats import WIDEST_UNITS
 from wgrad.wgsl.runtime.compile import Constant
 
 _SUBGROUP = 32
@@ -21,7 +23,7 @@ class MatrixTile:
     """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
 
     Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
-    ahead: of operands that are arrays, tiles are read two before they are multiplied, for twice the registers.
+    ahead: tiles are read two before they are multiplied, for twice the registers.
     """
 
     sg_m: int
@@ -51,7 +53,8 @@ class MatrixTile:
         b = max(self.k * (self.n + _PAD), self.n * (self.k + _PAD))
         return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j + _TABLES
 
-    def constants(self, k: int, out: Array) -> dict[str, Constant]:
+    def constants(self, k: int, out: Array, unit: int) -> dict[str, Constant]:
+        """unit: elements of B that are read at once."""
         return {
             "SG_M": self.sg_m,
             "SG_N": self.sg_n,
@@ -63,7 +66,9 @@ class MatrixTile:
             "PIECES": 3 if out.dtype == np.float32 else 1,
             "K_EDGE": k % self.k != 0,
             "LOADS_A": self.m * self.k // 8 // self.threads,
-            "LOADS_B": self.n * self.k // 8 // self.threads,
+            "LOADS_B": self.n * self.k // unit // self.threads,
+            "EIGHTS_B": unit // 8,
+            "LOADS_V": self.n * self.k // 8 // self.threads,
             "STORES": 2 * self.sub_j,
         }
 
@@ -89,6 +94,24 @@ LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64)  # 16 x 64: decoding several prompts, half of what gemv.wgsl takes for 16 rows
 _ENOUGH_LARGE, _WANTED_MEDIUM, _WANTED_NARROW = 96, 132, 256
+# Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the tile that holds all
+# rows, and eight subgroups on each of an H200's 132 multiprocessors, of one workgroup or of two. By the elements of the
+# weight that an invocation decodes at once: of 32 most formats are slower than of 16 (docs/rejected.md).
+WEIGHT_TILES = {
+    8: (
+        replace(NARROW, ahead=True),
+        MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64
+        MatrixTile(4, 2, 2, 2, 2, ahead=True),  # 128 x 128
+        MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
+    ),
+    16: (
+        replace(NARROW, ahead=True),
+        MatrixTile(1, 4, 4, 1, 2, ahead=True),  # 64 x 128
+        MatrixTile(2, 2, 4, 1, 2, ahead=True),  # 128 x 64
+        MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
+    ),
+}
+_WANTED_SUBGROUPS = 8 * 132
 # Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
 MANY_COLUMNS = 64
 _MIN_K_PER_SPLIT, _MAX_SPLITS = 512, 8
@@ -121,3 +144,19 @@ def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced
     if batch > 1 or forced:
         return MEDIUM, 1
     return MEDIUM, max(1, min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+
+
+def choose_weight_tile(m: int, n: int, k: int, unit: int, workgroup_bytes: int) -> tuple[MatrixTile, int]:
+    """As `choose_tile`, of a product with a weight that is decoded in it. unit: as of `unit_of`."""
+    tiles = WEIGHT_TILES[unit]
+    tile = next((tile for tile in tiles if m <= tile.m), tiles[-1])
+    if tile.most_workgroup_bytes > workgroup_bytes:
+        return choose_tile(m, n, k, 1, workgroup_bytes, "medium")
+    groups = -(-m // tile.m) * -(-n // tile.n)
+    splits = round(_WANTED_SUBGROUPS / (groups * tile.sg_m * tile.sg_n))
+    return tile, max(1, min(splits, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+
+
+def unit_of(weight: FrozenWeight) -> int:
+    """Elements of a weight that an invocation decodes at once."""
+    return min(max(WEIGHT_TILES), WIDEST_UNITS.get(weight.format, weight.unit))

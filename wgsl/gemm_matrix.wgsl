@@ -52,11 +52,18 @@ fn inside_k(at: u32, width: u32) -> u32 {
 #endif
 }
 
-// Row and column, in eights, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` of them.
-// Of rows of four, eight invocations side by side take two rows, r and r + 4: with the padding those are in different banks.
-fn place_of(at: u32, width: u32) -> vec2<u32> {
-  if (width == 4u) { return vec2<u32>(at / 32u * 8u + ((at >> 3u) & 3u) + (at & 4u), at & 3u); }
-  return vec2<u32>(at / width, at % width);
+// Row and column, in units, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` units of
+// `eights` times 8 elements. Eight invocations side by side store 16 bytes each, in different banks: a row is one eight longer
+// than a multiple of four, so they take eight eights of one row, or of several that lie as many apart.
+fn place_of(at: u32, width: u32, eights: u32) -> vec2<u32> {
+  let side = 8u / eights;  // units of a row that are stored together
+  if (width < side) {
+    let row = at / width;  // of width * eights == 4: the third bit of its number is that of every fourth row
+    return vec2<u32>(row / 8u * 8u + (row / eights & 1u) * 4u + (row / eights / 2u) % (4u / eights) * eights + row % eights,
+                     at % width);
+  }
+  let row = at / (width * eights) * eights + (at / side) % eights;
+  return vec2<u32>(row, at % (width * eights) / 8u * side + at % side);
 }
 
 @compute @workgroup_size(THREADS)
@@ -78,8 +85,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #end
   // No condition stands around any of this: cooperative operations want uniform control flow.
-#include "gemm_matrix_mine.wgsl" x=a loads=LOADS_A cols=A_COLS
-#include "gemm_matrix_mine.wgsl" x=b loads=LOADS_B cols=B_COLS
+#include "gemm_matrix_mine.wgsl" x=a loads=LOADS_A cols=A_COLS unit=8u
+#include "gemm_matrix_mine.wgsl" x=b loads=LOADS_B cols=B_COLS unit=UNIT
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
 #if HAS_LOWRANK
   let rank = select(0u, p.rank, !SPLIT || wg.z == 0u);

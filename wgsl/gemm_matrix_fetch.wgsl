@@ -11,9 +11,9 @@
 #end
 #unroll i LOADS_B
 #if TRANS_B
-  let b_from_$i = b_base + min(n0 + b_row_$i, p.n - 1u) * p.k + inside_k(k0 + b_col_$i, 8u);
+  let b_from_$i = b_base + min(n0 + b_row_$i, p.n - 1u) * p.k + inside_k(k0 + b_col_$i, UNIT);
 #else
-  let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - 8u);
+  let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - UNIT);
 #endif
-  let next_b_$i = fetch_b(b_from_$i, 8u);
+  let next_b_$i = fetch_b(b_from_$i, UNIT);
 #end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.wgsl.formats import WIDEST_UNITS
 from wgrad.wgsl.runtime.compile import Constant
 
 MOST_ROWS = 16  # sums of all rows stand in registers
@@ -16,9 +17,8 @@ _WIDE_ROWS = 8  # more rows take half as many lanes: the sums of a team must fit
 # WebGPU does not tell how many invocations a card runs at once: teams grow until there are about this many.
 _WANTED_INVOCATIONS = 1 << 17
 
-# Elements that one scale is for: where they are read at once, it is read and unpacked once. All rows multiply a unit in
-# one stretch of code, and more products than these in it are slower on an H200 (docs/rejected.md).
-_WIDEST_UNITS = {"mxfp4": 32, "q4_0": 32, "q4_k": 32, "q5_k": 32, "q6_k": 16}
+# In a wide unit a scale is read and unpacked once. All rows multiply a unit in one stretch of code, and more products
+# than these in it are slower on an H200 (docs/rejected.md).
 _MOST_PRODUCTS = 128  # of rows and elements of a unit: 32 for 4 rows, 16 for 8, 8 for 16
 
 
@@ -52,7 +52,7 @@ def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
 
 def unit_of(weight: FrozenWeight, m: int) -> int:
     """Elements of the weight that are read at once."""
-    unit = _WIDEST_UNITS.get(weight.format, weight.unit)
+    unit = WIDEST_UNITS.get(weight.format, weight.unit)
     while unit > weight.unit and m * unit > _MOST_PRODUCTS:
         unit //= 2
     return unit

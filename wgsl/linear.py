@@ -38,7 +38,8 @@ def linear_quantized_backward(
     return _times_weight(device, dy, weight, out, trans_b=False, lowrank=lowrank)
 
 
-# Rows from which on a weight is decoded once, before its product on matrix units, rather than by every tile of rows.
+# On matrix units a weight is decoded once, before its product, where rows are more than these, which two of the tallest
+# tiles hold; with fewer every tile of rows decodes it. With as many, where the product of arrays fills the card.
 _DECODE_FIRST_ROWS = 512
 
 
@@ -48,7 +49,7 @@ def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, *
     if weight.shape[1] % weight.unit or (device.software and not few_rows):
         # A row would start inside a unit of codes; or decoding once is cheaper than once a tile.
         matmul(device, x, _decoded(device, weight, np.dtype(np.float32)), out, **options)
-    elif mnk[0] >= _DECODE_FIRST_ROWS and _on_units(device, x, weight, out, mnk, options["trans_b"]):
+    elif _decode_first(device, mnk) and _on_units(device, x, weight, out, mnk, options["trans_b"]):
         product(device, x, _decoded(device, weight, np.dtype(np.float16)), out, mnk, **options)
     else:
         product(device, x, weight, out, mnk, **options)
@@ -57,6 +58,12 @@ def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, *
 
 def _decoded(device: Runtime, weight: FrozenWeight, dtype: np.dtype) -> Array:
     return device.held.get(weight, dtype, lambda: decode(device, weight, dtype))
+
+
+def _decode_first(device: Runtime, mnk: tuple[int, int, int]) -> bool:
+    if mnk[0] != _DECODE_FIRST_ROWS:
+        return mnk[0] > _DECODE_FIRST_ROWS
+    return gemm_matrix.choose_tile(*mnk, 1, device.workgroup_bytes)[0] is gemm_matrix.LARGE
 
 
 def _on_units(

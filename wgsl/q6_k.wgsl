@@ -13,8 +13,8 @@ struct Unit_b { low: Words, high: u32, scales: u32, d: u32, element: u32 }
 struct Ready_b { low: Words, high: Words, scale: Scale }
 
 // What makes a float of the code at bit 0, 4, 8, 12 (words.wgsl), and what code 32, which stands for 0, then is. With one
-// exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, matrix units, which take units of 8, are
-// slower (docs/rejected.md).
+// exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
+// on matrix units are slower (docs/rejected.md).
 #if UNIT == 8
 alias Scale = f32;
 const EXPONENTS = vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);

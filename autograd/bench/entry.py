@@ -32,13 +32,15 @@ class Entry:
 @dataclass(frozen=True)
 class Sizes:
     """How large the work is: of the memory-bound operators rows and columns, of square products the sides, of linear
-    layers (M, N, K), of attention (B, T, H, G, D), of decoding the keys in the cache, of the loss (N, V, C)."""
+    layers (M, N, K), few_rows: of a square one, with the last of the sides; of attention (B, T, H, G, D), of decoding
+    the keys in the cache, of the loss (N, V, C)."""
 
     name: str
     rows: int
     columns: int
     sides: tuple[int, ...]
     linear: tuple[int, int, int]
+    few_rows: tuple[int, ...]
     attention: tuple[tuple[int, int, int, int, int], ...]
     keys: int
     loss: tuple[int, int, int]
@@ -51,13 +53,14 @@ class Sizes:
 
 SIZES = {
     "large": Sizes(
-        "large", 8192, 4096, (128, 256, 512, 1024, 4096), (2048, 14336, 4096),
+        "large", 8192, 4096, (128, 256, 512, 1024, 4096), (2048, 14336, 4096), (16, 64, 256),
         ((1, 2048, 32, 8, 64), (1, 2048, 32, 8, 128)), 8192, (2048, 49152, 2048), 256 << 20,
     ),
     "small": Sizes(
-        "small", 256, 1024, (128, 256, 512), (128, 512, 256), ((1, 256, 4, 2, 64),), 512, (64, 2048, 128), 16 << 20,
+        "small", 256, 1024, (128, 256, 512), (128, 512, 256), (16, 64),
+        ((1, 256, 4, 2, 64),), 512, (64, 2048, 128), 16 << 20,
     ),
-    "tiny": Sizes("tiny", 16, 128, (32, 64), (16, 64, 64), ((1, 32, 2, 1, 64),), 32, (16, 128, 32), 64 << 10),
+    "tiny": Sizes("tiny", 16, 128, (32, 64), (16, 64, 64), (3,), ((1, 32, 2, 1, 64),), 32, (16, 128, 32), 64 << 10),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,37 +64,37 @@ def _lora(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _linear(sizes: Sizes, t: np.dtype) -> list[Entry]:
-    m, n, least = sizes.linear
+    forward, back = "linear_quantized", "linear_quantized_backward"
+    m, n, k = sizes.linear
+    side = sizes.sides[-1]
     found = []
-    for name, double in [("nf4", True), *((f, False) for f in formats() if f != "nf4")]:
-        k = -(-least // formats()[name].block) * formats()[name].block
-        for rows, variant in ((m, name), (1, f"{name} one row")):
-
-            def build(
-                device: Device, rows: int = rows, name: str = name, double: bool = double, k: int = k
-            ) -> dict[str, Any]:
-                return {"x": normal(device, (rows, k), t), "weight": _weight(device, name, n, k, double)}
-
-            found.append(entry("linear_quantized", (rows, n, k), t, build, variant))
-
-        def back(device: Device, name: str = name, double: bool = double, k: int = k) -> dict[str, Any]:
-            return {"dy": normal(device, (m, n), t), "weight": _weight(device, name, n, k, double)}
-
-        def lowrank(device: Device, back: Any = back, k: int = k) -> dict[str, Any]:
-            given: dict[str, Any] = back(device)
-            return {**given, "lowrank": (normal(device, (m, RANK)), normal(device, (RANK, k), F32, 1))}
-
-        found.append(entry("linear_quantized_backward", (m, n, k), t, back, name))
-        found.append(entry("linear_quantized_backward", (m, n, k), t, lowrank, f"{name} lowrank"))
+    for name in ("nf4", *(f for f in formats() if f != "nf4")):
+        found += [_frozen(forward, t, name, (m, n, k)), _frozen(forward, t, name, (1, n, k), " one row")]
+        found += [_frozen(back, t, name, (m, n, k)), _frozen(back, t, name, (m, n, k), " lowrank", RANK)]
+        found += [_frozen(op, t, name, (rows, side, side)) for rows in sizes.few_rows for op in (forward, back)]
     return found
 
 
-def _weight(device: Device, name: str, n: int, k: int, double: bool) -> Any:
+def _frozen(op: str, t: np.dtype, name: str, mnk: tuple[int, int, int], variant: str = "", rank: int = 0) -> Entry:
+    m, n, least = mnk
+    k = -(-least // formats()[name].block) * formats()[name].block
+
+    def build(device: Device) -> dict[str, Any]:
+        weight = _quantized(name, n, k).map_arrays(device.upload)
+        if op == "linear_quantized":
+            return {"x": normal(device, (m, k), t), "weight": weight}
+        lowrank = (normal(device, (m, rank)), normal(device, (rank, k), F32, 1)) if rank else None
+        return {"dy": normal(device, (m, n), t), "weight": weight, "lowrank": lowrank}
+
+    return entry(op, (m, n, k), t, build, name + variant)
+
+
+@lru_cache(2)  # entries that follow one another are of two shapes of one format
+def _quantized(name: str, n: int, k: int) -> Any:
     """A frozen weight: of few random rows, repeated."""
     rows = min(n, max(1, (1 << 20) // k))
     values = np.random.default_rng(0).standard_normal((rows, k)).astype(np.float32)
-    weight = formats()[name].quantize(np.resize(values, (n, k)), 64, double)
-    return weight.map_arrays(device.upload)
+    return formats()[name].quantize(np.resize(values, (n, k)), 64, name == "nf4")
 
 
 def _attention(shape: tuple[int, int, int, int, int], t: np.dtype) -> list[Entry]:

@@ -20,14 +20,21 @@ def matrix_cases() -> list[Case]:
 
 
 def decoded_cases() -> list[Case]:
-    """Of so many rows that the weight is decoded first; of so few as a token of each of several prompts."""
+    """Of so many rows that the weight is decoded first; of fewer, on each of the tiles that decode it; of so few as a
+    token of each of several prompts."""
     options: dict[str, Any] = {"rank": 16, "double": True}
+    rows = (13, 40, 100, 264)
+    within = [
+        frozen_case(format, "decoded within", rows[(i + 2 * b) % len(rows)], 264, 288, F16, backward=b, rank=16)
+        for i, format in enumerate(formats())
+        for b in (False, True)
+    ]
     many = [frozen_case("nf4", "decoded", 520, 72, 136, F16, backward=b, **options) for b in (False, True)]
     few = [
         frozen_case("nf4", "few rows", 13, 136, 1096, F16, **options),
         gemm_case("few rows", 21, 136, 72, F16, BF16, trans_b=True, dtype=F32),
     ]
-    return [_on_tile(case, "") for case in many + few]
+    return [_on_tile(case, "") for case in many + within + few]
 
 
 def skinny_cases() -> list[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,24 @@ from wgrad.autograd.selftest import loss
 from wgrad.autograd.selftest.case import F16, Case
 from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
+from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.formats import WIDEST_UNITS
 from wgrad.wgsl.gemm import SMALL, product
+from wgrad.wgsl.linear import _decode_first
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
+SMALL_WEIGHT_TILES = dict.fromkeys((8, 16), (gemm_matrix.MatrixTile(1, 1, 1, 2, 1, 64, ahead=True), SMALL_LARGE))
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
+    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", SMALL_WEIGHT_TILES)
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks
 
@@ -74,6 +80,13 @@ def test_a_tile_with_columns_of_several_weights(
 def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any) -> None:
     check_case(decoded_cases()[0], matrix_device)
     assert "quantize_decode" in matrix_device.launched
+
+
+def test_how_many_rows_are_many(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than two of the tallest tiles hold, or as many where the product of arrays fills the card."""
+    monkeypatch.setattr(matrix_device, "workgroup_bytes", 49152)
+    assert _decode_first(matrix_device, (513, 64, 64)) and not _decode_first(matrix_device, (512, 4096, 4096))
+    assert _decode_first(matrix_device, (512, 14336, 4096)) and not _decode_first(matrix_device, (511, 14336, 4096))
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -255,9 +268,35 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
 
     large = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=gemm_matrix.LARGE.ahead)
     assert of(a, large) == (True, False)
-    assert of(a, gemm_matrix.MEDIUM) == of(weight, large) == (False, False)
+    assert of(a, gemm_matrix.MEDIUM) == (False, False)
+    assert all(of(weight, tile) == (True, False) for tile in gemm_matrix.WEIGHT_TILES[8] if tile.k < 64)
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 64 // large.n)
     assert of(a, large) == (True, True)
+
+
+@pytest.mark.parametrize("unit, middle", [(8, (64, 128)), (16, (128, 64))])
+def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(unit: int, middle: tuple[int, int]) -> None:
+    def of(m: int, n: int, k: int, memory: int = 49152) -> tuple[int, int, int]:
+        tile, splits = gemm_matrix.choose_weight_tile(m, n, k, unit, memory)
+        return tile.m, tile.n, splits
+
+    assert {m: of(m, 4096, 4096) for m in (16, 17, 64, 65, 128, 129, 256, 257, 512)} == {
+        16: (16, 64, 4),
+        **dict.fromkeys((17, 64), (64, middle[0], middle[0] // 16)),
+        **dict.fromkeys((65, 128), (128, middle[1], 4)),
+        **dict.fromkeys((129, 256), (256, 128, 4)),
+        **dict.fromkeys((257, 512), (256, 128, 2)),
+    }
+    assert of(256, 14336, 4096) == (256, 128, 1) and of(256, 4096, 576) == (256, 128, 1)
+    assert of(256, 4096, 4096, memory=32768)[:2] == (128, 128)
+    for tile in gemm_matrix.WEIGHT_TILES[unit]:
+        assert tile.most_workgroup_bytes <= 49152 and tile.n * tile.k % (unit * tile.threads) == 0
+
+
+def test_how_much_of_a_weight_is_decoded_at_once() -> None:
+    units = {name: kind.unit for name, kind in formats().items()}
+    found = {name: gemm_matrix.unit_of(SimpleNamespace(format=name, unit=unit)) for name, unit in units.items()}  # type: ignore[arg-type]
+    assert found == {name: 16 if name in WIDEST_UNITS else 8 for name in units}
 
 
 def test_tiles_fit_the_device() -> None:

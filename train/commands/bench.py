@@ -84,15 +84,13 @@ def _measure_all(
     display: Display,
     tell: Callable[[str], None],
 ) -> list[Row]:
-    """Every entry, timed, and a line of the table for it."""
-    if not config.json:
-        tell(_HEAD)
+    """Every entry, timed, and a line of the table for it: beside JSON on standard error, for a run that is cut off."""
+    tell(_HEAD)
     rows: list[Row] = []
     with display.phase("measuring", len(selected), "operators") as phase:
         for entry in selected:
             rows.append(measure(device, machine, entry, config.warm_up))
-            if not config.json:
-                tell(_row(rows[-1]))
+            tell(_row(rows[-1]))
             phase.update(len(rows))
     return rows
 
