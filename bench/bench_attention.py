@@ -22,7 +22,8 @@ from common import Report, has_cuda, time_device, time_torch
 from wgrad.autograd.bench.cost import attention_flop
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.wgsl import attention
+from wgrad.wgsl import attention, attention_matrix
+from wgrad.wgsl.attention_matrix import MatrixRows
 from wgrad.wgsl.attention_plan import Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
 
@@ -69,6 +70,7 @@ BACKWARD_TILES = [
     Tile(128, 32, 8, 16, 16, 16),
 ]
 WANTED_GROUPS = (1, 256, 512, 1024)
+UNITS_TILES = [MatrixRows(subgroups, columns) for columns in (16, 32, 64) for subgroups in (2, 4, 6, 8)]
 
 
 @dataclass
@@ -147,8 +149,9 @@ def torch_answers(host: dict[str, np.ndarray], scale: float) -> dict[str, np.nda
 def kernels(device: WgpuDevice, problem: Problem) -> dict[str, tuple[float, Callable[[], dict[str, Any]]]]:
     """Per kernel its products (in forward passes' halves) and a call that returns its outputs by name."""
     a, scale = problem.arrays, problem.scale
-    o, lse = device.empty(a["q"].shape, a["q"].dtype), device.empty(a["lse"].shape)
-    dq, dk, dv = (device.empty(a[n].shape, a[n].dtype) for n in ("q", "k", "v"))
+    # Zeros: memory may still hold the right answer, of the variant before.
+    o, lse = device.zeros(a["q"].shape, a["q"].dtype), device.zeros(a["lse"].shape, np.float32)
+    dq, dk, dv = (device.zeros(a[n].shape, a[n].dtype) for n in ("q", "k", "v"))
     stats = attention._delta(device, a["do"], a["o"], a["lse"])
     reads = [a["do"], a["q"], a["k"], a["v"], stats, a["doc_start"]]
 
@@ -190,16 +193,21 @@ def tile_name(tile: Tile) -> str:
     )
 
 
-def bench_one(device: WgpuDevice, report: Report, problem: Problem, kernel: str, chosen: Plan) -> float:
-    """One row; returns seconds (infinite where the variant fails)."""
+def bench_one(
+    device: WgpuDevice, report: Report, problem: Problem, kernel: str, chosen: Plan, units_tile: str = ""
+) -> float:
+    """One row; returns seconds (infinite where the variant fails). units_tile: what to call that on matrix units."""
     device.attention_plan = chosen
     tile = getattr(chosen, "forward" if kernel in ("forward", "backward", "delta") else kernel)
-    on_units = device.matrix_units and problem.arrays["q"].dtype == np.float16
+    if device.matrix_units and problem.arrays["q"].dtype == np.float16:
+        name = units_tile or "matrix units"
+    else:
+        name = "plan" if kernel in ("backward", "delta") else tile_name(tile)
     label = dict(
         op=f"attention {kernel}",
         shape="x".join(map(str, problem.shape)),
         dtype=problem.arrays["q"].dtype.name,
-        tile="matrix units" if on_units else "plan" if kernel in ("backward", "delta") else tile_name(tile),
+        tile=name,
         groups=chosen.wanted_groups,
     )
     products, work = kernels(device, problem)[kernel]
@@ -240,6 +248,21 @@ def sweep(device: WgpuDevice, report: Report, problem: Problem) -> Plan:
         for kernel in ("forward", "dq", "dkv"):
             bench_one(device, report, problem, kernel, dataclasses.replace(best, wanted_groups=wanted))
     return best
+
+
+def sweep_units(device: WgpuDevice, report: Report, problem: Problem, chosen: Plan) -> None:
+    """Every tile of matrix units that fits, kernel by kernel."""
+    width, tiles = problem.shape[4], dict(attention_matrix.TILES)
+    for kernel in tiles:
+        for tile in UNITS_TILES:
+            fits = tile.workgroup_bytes(kernel, width) <= device.workgroup_bytes and tile.columns <= width
+            if not fits or (kernel == "dkv" and tile.columns < 32):  # dk and dv want two matrices side by side
+                continue
+            attention_matrix.TILES[kernel] = ((0, tile),)
+            attention_matrix._FEW_ROWS = tile.rows
+            name = f"{tile.subgroups} subgroups, {tile.columns} columns, {tile.workgroup_bytes(kernel, width)} bytes"
+            bench_one(device, report, problem, kernel, chosen, name)
+        attention_matrix.TILES[kernel] = tiles[kernel]
 
 
 def bench_decode(device: WgpuDevice, report: Report, dtype: Any) -> None:
@@ -302,7 +325,9 @@ def main() -> None:
         chosen = plan(shape[4], device.workgroup_bytes, device.adapter_type)
         if chosen is None:
             raise SystemExit(f"heads of {shape[4]} elements do not fit this device")
-        if args.sweep:
+        if args.sweep and device.matrix_units and args.dtype == "float16":
+            sweep_units(device, report, problem, chosen)
+        elif args.sweep:
             chosen = sweep(device, report, problem)
         for kernel in ("forward", "dq", "dkv", "delta", "backward"):
             bench_one(device, report, problem, kernel, chosen)

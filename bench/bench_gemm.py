@@ -55,6 +55,19 @@ SWEEP_TILES = [
     Tile(m, n, k, 2, 2)
     for m, n, k in ((128, 128, 16), (64, 128, 16), (128, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8))
 ]
+# On matrix units: of 24,576 bytes of workgroup memory or less, two workgroups run at once on an H200's compute unit.
+UNITS_TILES = [
+    gemm_matrix.LARGE,
+    gemm_matrix.MEDIUM,
+    *(MatrixTile(2, 2, 4, 4, 1, ahead=ahead) for ahead in (True, False)),  # 128 x 128
+    *(MatrixTile(2, 4, 4, 2, 1, ahead=ahead) for ahead in (True, False)),
+    MatrixTile(2, 2, 4, 2, 2, ahead=True),
+    MatrixTile(2, 2, 4, 4, 1, 16, ahead=True),
+    MatrixTile(2, 4, 4, 4, 1, 16, ahead=True),  # 128 x 256
+    MatrixTile(4, 2, 4, 4, 1, ahead=True),  # 256 x 128
+    MatrixTile(2, 2, 2, 4, 1, ahead=True),  # 64 x 128
+    MatrixTile(2, 2, 4, 2, 1, ahead=True),  # 128 x 64
+]
 NF4_TILES = [Tile(m, n, 16, 2, 2) for m, n in ((64, 128), (128, 64), (64, 64))]
 SKINNY_TILES = [TALL_SKINNY, FLAT_SKINNY, Tile(128, 16, 16, 1, 1), Tile(32, 16, 32, 1, 1), Tile(64, 16, 32, 1, 1)]
 SKINNY_TILES += [Tile(16, 128, 16, 1, 1), Tile(16, 64, 32, 1, 1), Tile(128, 16, 16, 2, 1), Tile(16, 128, 16, 1, 2)]
@@ -80,7 +93,8 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
     chosen = gemm_matrix.choose_tile(m, n, k, 1, device.workgroup_bytes) if on_units else choose_tile(m, n, k)
     variants: list[tuple[Tile | MatrixTile, int]] = [chosen]
     if sweep and on_units:
-        variants += [(t, s) for t in (gemm_matrix.LARGE, gemm_matrix.MEDIUM) for s in (1, 2, 4) if (t, s) != chosen]
+        splits = [1, 2, 4] if m * n <= 2048 * 2048 else [1]
+        variants += [(t, s) for t in UNITS_TILES for s in splits if (t, s) != chosen]
     elif sweep:
         tiles = SKINNY_TILES if min(m, n) <= 16 else SWEEP_TILES
         splits = [1, 2, 4, 8, 16, 32] if m * n <= 2048 * 600 else [1]
@@ -180,7 +194,10 @@ def time_nf4(
 
 
 def name_of(tile: Tile | MatrixTile) -> str:
-    return f"{tile.m}x{tile.n}x{tile.k}/" + (f"{tile.tm4}{tile.tn4}" if isinstance(tile, Tile) else "units")
+    size = f"{tile.m}x{tile.n}x{tile.k}"
+    if isinstance(tile, Tile):
+        return f"{size}/{tile.tm4}{tile.tn4}"
+    return f"{size}/{tile.sg_m}x{tile.sg_n} subgroups/{16 * tile.sub_j} columns out" + "/ahead" * tile.ahead
 
 
 def main() -> None:
