@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from wgrad.autograd.function import Context, attach
@@ -26,13 +27,13 @@ from wgrad.device.contract import Array
 
 
 class _Stretch(threading.local):
-    kept: list[Any] | None = None  # what `once` computed in the stretch that runs now, where that is kept
+    kept: list[Sequence[Array]] | None = None  # what `once` computed in the stretch that runs now, where that is kept
 
 
 _stretch = _Stretch()
 
 
-def once(compute: Callable[[], Any]) -> Any:
+def once(compute: Callable[[], Sequence[Array]]) -> Sequence[Array]:
     """compute() -> arrays; in a stretch that is made again those of before, where `checkpoint` is told to keep them."""
     if _stretch.kept is None:
         return compute()
@@ -43,7 +44,7 @@ def once(compute: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _keeping(kept: list[Any] | None) -> Iterator[None]:
+def _keeping(kept: list[Sequence[Array]] | None) -> Iterator[None]:
     previous, _stretch.kept = _stretch.kept, kept
     try:
         yield
@@ -53,35 +54,44 @@ def _keeping(kept: list[Any] | None) -> Iterator[None]:
 
 def checkpoint(fn: Callable[..., Any], *tensors: Tensor, parking: Parking | None = None, keep: bool = False) -> Any:
     """fn(*tensors) -> Tensor or tuple of Tensors, saving only the arguments: on the device, or where `parking` has
-    them. keep: and on the device what `once` computes, which is attention.
+    them. keep: and with them what `once` computes, which is attention.
 
     Parameters that fn reaches by itself get their gradients in the backward. fn must compute the same when called
     again. Every output counts as requiring a gradient: what fn reaches cannot be seen from here.
     """
     if not is_recording():
         return fn(*tensors)
-    kept: list[Any] | None = [] if keep else None
+    kept: list[Sequence[Array]] | None = [] if keep else None
     with recording(False), _keeping(kept):
         result = fn(*(t.detach() for t in tensors))
     outputs = result if isinstance(result, tuple) else (result,)
     edges = [edge_of(t) for t in tensors]
     ctx = Context("checkpoint", tensors[0].device, edges)
-    ctx.kept, saved = kept, [t.data for t in tensors]
+    saved = [t.data for t in tensors]
     if parking is None:
         ctx.save(*saved)
+        ctx.kept = kept
     else:
-        ctx.parking, ctx.parked = parking, parking.put(saved)
-    del saved
+        ctx.parking, ctx.parked = parking, parking.put([*saved, *(a for arrays in kept or () for a in arrays)])
+        ctx.kept = kept and [len(arrays) for arrays in kept]
+    del saved, kept
     wrapped = tuple(Tensor(out.data, out.device) for out in outputs)
     attach(ctx, lambda *grads: _recompute(fn, ctx, grads), edges, wrapped)
     return wrapped if isinstance(result, tuple) else wrapped[0]
 
 
 def _recompute(fn: Callable[..., Any], ctx: Context, grads: Sequence[Array | None]) -> list[Array | None]:
-    saved = ctx.saved or ctx.parking.take(ctx.parked)
-    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(saved, ctx.needs_grad)]
-    del saved
-    with recomputing(), _keeping(ctx.kept):
+    inputs, kept = (ctx.saved, ctx.kept) if ctx.saved else _taken(ctx)
+    leaves = [Tensor(data, ctx.device, needs) for data, needs in zip(inputs, ctx.needs_grad)]
+    del inputs
+    with recomputing(), _keeping(kept):
         result = fn(*leaves)
     run_backward(result if isinstance(result, tuple) else (result,), grads)
     return [leaf.grad for leaf in leaves]
+
+
+def _taken(ctx: Context) -> tuple[list[Array], list[Sequence[Array]] | None]:
+    """From where they were parked: the arguments, and what `once` computed."""
+    arrays = iter(ctx.parking.take(ctx.parked))
+    inputs = list(islice(arrays, len(ctx.needs_grad)))
+    return inputs, ctx.kept and [tuple(islice(arrays, count)) for count in ctx.kept]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +124,7 @@ def layers_of(number: bool | int) -> int:
 
 @pytest.mark.parametrize("kind", ["cpu", "wgpu"])
 def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: Any, kind: str) -> None:
-    """Of the loss and the gradients of a pass."""
+    """Of the loss and the gradients of a pass, with attention kept too, or made again."""
     device: Any = card if kind == "wgpu" else ReferenceDevice()
     device.shared_memory = False
     folder = make_checkpoint(num_hidden_layers=5)
@@ -137,10 +138,9 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
         whole(src, out)
 
     device.transfer = transfer
-    for number in NUMBERS:
-        built = build_trainable(
-            options(offload_checkpoints=number), load_model_config(folder), folder, device, positions=70
-        )
+    for number, keep in product(NUMBERS, (False, True)):
+        config = options(offload_checkpoints=number, keep_attention=keep)
+        built = build_trainable(config, load_model_config(folder), folder, device, positions=70)
         inputs, trained = Inputs.empty(device, 2, 70), built.parameters
         device.write(inputs.ids, ids)
         device.write(inputs.targets, np.roll(ids, -1))
@@ -151,7 +151,8 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
         loss = built.model.loss(inputs)
         loss.backward()
         passes.append((device.download(loss.data), device.download(trained.grad)))
-        assert len(moved) == 2 * layers_of(number), number
+        # Back and forth: the input, and what attention gives.
+        assert len(moved) == 2 * layers_of(number) * (3 if keep else 1), (number, keep)
     for loss_bits, gradients in passes:
         np.testing.assert_array_equal(loss_bits, passes[0][0])
         np.testing.assert_array_equal(gradients, passes[0][1])
@@ -365,3 +366,13 @@ def test_attention_that_is_kept_is_what_a_limit_takes_first(make_checkpoint: Any
     limit = str((kept.peak_bytes + again.peak_bytes) // 2)
     with pytest.raises(WgradError, match="with --no-keep-attention"):
         plan_run(options(**rows, keep_attention=True, memory_limit=limit), model, folder, card, 1)
+
+
+def test_attention_that_is_kept_is_parked_with_its_layer(make_checkpoint: Any, card: Any) -> None:
+    folder = make_checkpoint(num_hidden_layers=5)
+    model, rows = load_model_config(folder), {"seq_len": 64, "batch_size": 16, "keep_attention": True}
+    plans = [plan_run(options(**rows, offload_checkpoints=n), model, folder, card, 1) for n in (0, 2)]
+    before, parked = ((p.peak_bytes, p.host_bytes) for p in plans if p is not None)
+    a_token = model.hidden_size * 4 + model.q_size * 4 + model.num_attention_heads * 4  # the input, o and lse
+    assert parked[1] - before[1] == 2 * 64 * 16 * a_token
+    assert before[0] - parked[0] == pytest.approx(2 * 64 * 16 * a_token, rel=0.01)
