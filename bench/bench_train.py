@@ -1,7 +1,7 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
-        [--checkpointing] [--offload-checkpoints [N]]
+        [--checkpointing] [--offload-checkpoints [N]] [--keep-attention]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
@@ -97,7 +97,7 @@ def shape_of(name: str, checkpointing: bool) -> Shape:
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
-    """What takes less memory than the shapes' own settings."""
+    """What takes less memory than the shapes' own settings, or more."""
     parser.add_argument("--checkpointing", action="store_true", help="recompute the layers of every shape")
     parser.add_argument(
         "--offload-checkpoints",
@@ -108,6 +108,7 @@ def add_memory_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="and keep their inputs in main memory, or those of the first N",
     )
+    parser.add_argument("--keep-attention", action="store_true", help="of recomputed layers, with their inputs")
 
 
 class RandomWeights:
@@ -164,12 +165,13 @@ def build(
     make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
     *,
     offload: bool | int = False,
+    keep_attention: bool = False,
     batch: int = 1,
 ) -> tuple[Trainer, FlatParameters]:
     config = parse_model_config(shape.config())
     options = RunOptions(
         batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute,
-        checkpointing=shape.checkpointing, offload_checkpoints=offload,
+        checkpointing=shape.checkpointing, offload_checkpoints=offload, keep_attention=keep_attention or None,
     )  # fmt: skip
     weights = make_weights(config, device)
     lora = lora_config(options, config)
@@ -202,7 +204,8 @@ def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
 def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report) -> None:
     offload, seq_len = args.offload_checkpoints, args.seq_len
     shape = shape_of(name, args.checkpointing or bool(offload))
-    trainer, parameters = build(shape, seq_len, device, compute, batch=batch, offload=offload)
+    keep = args.keep_attention
+    trainer, parameters = build(shape, seq_len, device, compute, batch=batch, offload=offload, keep_attention=keep)
     index = 0
 
     def steps(count: int) -> float:
@@ -225,7 +228,7 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
     host = host_seconds(replays, device)
     report.row(
         work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
-        offload_checkpoints=offload, layers=shape.layers,
+        offload_checkpoints=offload, layers=shape.layers, attention_kept=trainer.model.keep_attention,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,

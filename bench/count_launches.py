@@ -1,7 +1,7 @@
 """Launches of a whole QLoRA step by operator and shader, and its peak memory, from a dry run: no GPU is needed.
 
     python bench/count_launches.py [--shapes smollm2-135m,tiny] [--batch 1,8] [--compute float32] [--matrix-units]
-        [--checkpointing] [--offload-checkpoints [N]] [--peak-by-part] [--seq-len 2048]
+        [--checkpointing] [--offload-checkpoints [N]] [--keep-attention] [--peak-by-part] [--seq-len 2048]
 
 The step is bench_train.py's, with the kernels that a large card takes (subgroups of 32, 48 KiB of workgroup memory).
 Launches are counted, bytes are the pool's: nothing is timed. --peak-by-part: what was alive when most memory was in
@@ -112,11 +112,12 @@ def count(
     batch: int = 1,
     checkpointing: bool = False,
     offload: bool | int = False,
+    keep_attention: bool = False,
 ) -> Counted:
     """The second step of a shape. checkpointing: although the shape goes without."""
     device, shape = counting_device(matrix_units), shape_of(name, checkpointing or bool(offload))
     device.operator = "held before a step"
-    trainer, _ = build(shape, seq_len, device, compute, batch=batch, offload=offload)
+    trainer, _ = build(shape, seq_len, device, compute, batch=batch, offload=offload, keep_attention=keep_attention)
     device.operator = Counting.operator
     for index in range(2):
         device.counts.clear()
@@ -143,7 +144,8 @@ def main() -> None:
     parser.add_argument("--peak-by-part", action="store_true", help="what is alive at the peak instead of launches")
     add_memory_options(parser)
     args = parser.parse_args()
-    options = {"checkpointing": args.checkpointing, "offload": args.offload_checkpoints}
+    options = {name: getattr(args, name) for name in ("checkpointing", "keep_attention")}
+    options |= {"offload": args.offload_checkpoints}
     for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
         found = count(name, args.seq_len, args.compute, args.matrix_units, batch=batch, **options)
         memory = f"peak {found.peak_bytes / GIB:.3f} GiB, in main memory {found.host_bytes / GIB:.3f}"

@@ -59,13 +59,14 @@ class Losses:
 
 
 def recomputed(row: Row) -> str:
-    """Whether layers are, and how many of their inputs lie in main memory."""
+    """Whether layers are, how many of their inputs lie in main memory, and whether attention is not."""
     if not row["checkpointing"]:
         return "off"
-    parked = row.get("offload_checkpoints", False)
-    if isinstance(parked, bool):
-        return "on, parked" if parked else "on"
-    return f"on, {parked} of {row['layers']} parked" if parked else "on"
+    parked, kept = row.get("offload_checkpoints", False), ", attention kept" * row.get("attention_kept", False)
+    if not parked:
+        return "on" + kept
+    number = "" if parked is True else f" {parked} of {row['layers']}"
+    return f"on,{number} parked{kept}"
 
 
 def train_table(rows: list[Row], losses: Losses) -> list[str]:

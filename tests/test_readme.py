@@ -44,6 +44,8 @@ def test_figures_are_those_of_the_results() -> None:
         ({"checkpointing": True, "offload_checkpoints": 0, "layers": 32}, "on"),
         ({"checkpointing": True, "offload_checkpoints": 1, "layers": 32}, "on, 1 of 32 parked"),
         ({"checkpointing": True, "offload_checkpoints": 14, "layers": 32}, "on, 14 of 32 parked"),
+        ({"checkpointing": True, "attention_kept": True}, "on, attention kept"),
+        ({"checkpointing": True, "offload_checkpoints": True, "attention_kept": True}, "on, parked, attention kept"),
     ],
 )
 def test_rows_say_how_many_layers_are_parked(row: dict, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
