@@ -199,6 +199,12 @@ def test_python_files_stay_small() -> None:
     assert {name: n for name, n in lines.items() if n > LONGEST_FILE} == {}
 
 
+def test_the_description_of_the_house_stays_short() -> None:
+    """Under 150 lines, none of more than 200 characters."""
+    lines = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 150 and max(map(len, lines)) <= 200
+
+
 def test_every_shader_is_launched_and_opens_with_a_comment() -> None:
     launchers = "\n".join(p.read_text(encoding="utf-8") for p in python_files("wgsl"))
     shaders = sorted((ROOT / "wgsl").rglob("*.wgsl"))
