@@ -32,6 +32,7 @@ NOT_FAST = ["test_oracle_*", "test_against_*", "fuzz", "portability", "test_exec
 NOT_FAST += ["test_*_isa.py", "test_access_*", "test_hiprtc.py", "test_fault*", "test_interrupts.py", "test_plan.py"]
 NOT_FAST += ["test_objects.py", "test_resume.py", "test_evaluation.py", "test_package.py", "test_errors.py"]
 NOT_FAST += ["test_training.py", "test_ranks.py", "test_every_kernel.py", "test_self_check.py"]
+NOT_FAST += ["test_offload.py", "test_fit.py", "test_stream_weights.py", "test_bench_scripts.py"]
 FAST_SETS = 2
 
 
