@@ -90,6 +90,7 @@ def test_which_attention_is_served(matrix_device: Any) -> None:
 
     # Of 128 rows where 256 workgroups or more have them.
     assert rows("forward", 1, 1023, 32, 64) == 64 and rows("forward", 1, 1024, 32, 64) == 128
+    assert rows("forward", 4, 255, 32, 64) == 64 and rows("forward", 4, 256, 32, 64) == 128
     assert rows("dq", 1, 1024, 32, 64) == 64 and rows("dq", 1, 1024, 32, 128) == 128
     assert rows("forward", 1, 1024, 32, 64, memory=32768) == 64
     assert rows("dkv", 1, 64, 2, 64) == rows("dkv", 1, 16, 2, 128) == 64

@@ -94,8 +94,8 @@ class Model:
     weights: name -> frozen Array or FrozenWeight, or trainable Tensor, as in `weights.weight_specs`; StreamedWeights
     where they live in main memory, which a backward wants recompute for. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
-    input for the backward; offload: those of the first so many in main memory; keep_attention: and what attention
-    gives, on the device. dtype: float32, float16 or bfloat16, see above.
+    input for the backward; offload: those of the first so many in main memory; keep_attention: and with them what
+    attention gives. dtype: float32, float16 or bfloat16, see above.
     """
 
     def __init__(
