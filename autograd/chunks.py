@@ -26,9 +26,12 @@ def even_rows(rows: int, most: int) -> int:
     return -(-rows // (chunks * ROWS)) * ROWS
 
 
-def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
+def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int, *, spent: bool = False) -> Tensor:
     """fn(x) of x [N, C] -> [N, D], computed `rows` rows (a multiple of 64) at a time; x alone is saved, and the
     backward computes fn again.
+
+    spent: nothing else reads x's memory once the backward comes here: its gradient takes x's place in it, chunk by
+    chunk.
 
     A frozen weight that the device decodes before its products is decoded once for all chunks, forward and backward.
 
@@ -43,7 +46,7 @@ def in_row_chunks(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tenso
         edges = [edge_of(x)]
         ctx = Context("in_row_chunks", x.device, edges)
         ctx.save(x.data)
-        attach(ctx, lambda dy: _backward(fn, ctx, dy, rows), edges, [result])
+        attach(ctx, lambda dy: _backward(fn, ctx, dy, rows, spent), edges, [result])
     return result
 
 
@@ -64,10 +67,12 @@ def _forward(fn: Callable[[Tensor], Tensor], x: Array, device: Device, rows: int
     return out
 
 
-def _backward(fn: Callable[[Tensor], Tensor], ctx: Context, dy: Array, rows: int) -> Sequence[Array | None]:
+def _backward(
+    fn: Callable[[Tensor], Tensor], ctx: Context, dy: Array, rows: int, spent: bool
+) -> Sequence[Array | None]:
     (x,), device = ctx.saved, ctx.device
     (needs,) = ctx.needs_grad
-    dx = device.empty(x.shape, x.dtype) if needs else None
+    dx = (x if spent else device.empty(x.shape, x.dtype)) if needs else None
     with device.holding_decoded():
         for first in range(0, x.shape[0], rows):
             leaf = Tensor(_part(x, device, first, rows), device, needs)

@@ -191,8 +191,14 @@ class ReferenceDevice:
     def holding_decoded(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def borrowing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def rehearse(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     @contextmanager
-    def capture(self) -> Iterator[ReferenceReplay]:
+    def capture(self, rehearsal: Any = None) -> Iterator[ReferenceReplay]:
         if self._recording is not None:
             raise RuntimeError("capture: a recording is already running on this device; end it before starting another")
         self._recording = ReferenceReplay()

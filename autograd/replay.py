@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from wgrad.device.contract import Device, Replay
 
@@ -20,6 +21,7 @@ class Recorded:
         self._runs = 0
         self._replays: list[Replay] = []
         self._capture: ExitStack | None = None
+        self._rehearsal: Any = None
 
     @property
     def dispatches(self) -> int:
@@ -41,7 +43,8 @@ class Recorded:
             finally:
                 self._end()
         else:
-            work()
+            with self._device.rehearse() as self._rehearsal:
+                work()
         self._runs += 1
 
     def cut(self) -> None:
@@ -52,7 +55,9 @@ class Recorded:
 
     def _begin(self) -> None:
         self._capture = ExitStack()
-        self._replays.append(self._capture.enter_context(self._device.capture()))
+        # Of work in several parts the first has what was rehearsed; the others find its memory free.
+        rehearsal, self._rehearsal = self._rehearsal, None
+        self._replays.append(self._capture.enter_context(self._device.capture(rehearsal)))
 
     def _end(self) -> None:
         capture, self._capture = self._capture, None

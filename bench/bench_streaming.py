@@ -1,13 +1,14 @@
 """Tokens/s with the frozen weights in main memory against those on the device, and the host link beside them.
 
     python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--seq-len 8192] [--out FILE]
-    python bench/bench_streaming.py --dry [--works ...]
+    python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
 with double quantisation, r = 16, layers recomputed, their inputs parked in main memory. Per work: GB/s of a layer's
 copy by itself; the step with streamed weights; the same with them on the device, without a limit (--resident: where
-they fit); whether the losses are the same bits; and what share of the link's speed the copies of a step came to.
---dry: without a card, what the pool of a large one would take, held to the limit.
+they fit); whether the losses are the same bits as there with what a run chooses for the limit; and what share of the
+link's speed the copies of a step came to. --dry: without a card, what the pool of a large one would take, held to the
+limit; --peak-by-part: and, without the limit, what of.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from bench_train import GIB, SHAPES, RandomWeights, build, random_step
 from common import Report, median_spread
-from count_launches import CARD
+from count_launches import Counted, Counting, counting_device, print_parts
 
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import OutOfMemory
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, arrays_of
 from wgrad.train.model.weights import weight_specs
+from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.option_text import parse_size
+from wgrad.train.run.generation import generate_ids
+from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS
 from wgrad.wgsl.device import DryRunDevice, WgpuDevice
 
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 2, 3
@@ -79,11 +82,23 @@ def bytes_a_step(weights: StreamedWeights) -> int:
 
 
 class Steps:
-    """A model's steps on a device: `seconds` each, and the losses."""
+    """A model's steps on a device: `seconds` each, and the losses. held: the device keeps to the limit, by which in
+    either case is chosen what a run chooses by it."""
 
-    def __init__(self, name: str, seq_len: int, compute: str, device: Any, limit: int | None, streamed: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        seq_len: int,
+        compute: str,
+        device: Any,
+        limit: int | None,
+        streamed: bool,
+        *,
+        held: bool = True,
+    ) -> None:
         options: dict[str, Any] = {"make_weights": streamed_weights} if streamed else {}
-        device.limit_memory(limit)
+        options["memory_limit"] = limit and str(limit)
+        device.limit_memory(limit if held else None)
         self.device, self._vocab, self._seq_len = device, SHAPES[name].vocab, seq_len
         self.trainer, _ = build(SHAPES[name], seq_len, device, compute, offload=streamed, **options)
         self._index = 0
@@ -129,24 +144,38 @@ def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> No
     del steps, weights, device
     if name in args.resident.split(","):
         there = Steps(name, args.seq_len, args.compute, open_card(args.device), None, False)
-        seconds, spread, expected = there.measure()
+        seconds, spread, _ = there.measure()
         row |= {
             "resident_tokens_per_second": args.seq_len / seconds, "resident_ms": 1e3 * seconds,
             "ratio": row["streamed_tokens_per_second"] * seconds / args.seq_len,
-            "resident_peak_gib": there.device.memory().peak_bytes / GIB, "same_bits": np.array_equal(losses, expected),
+            "resident_peak_gib": there.device.memory().peak_bytes / GIB,
         }  # fmt: skip
+        del there
+        alike = Steps(name, args.seq_len, args.compute, open_card(args.device), limit, False, held=False)
+        alike.run(SETTLE_STEPS)
+        row["same_bits"] = np.array_equal(losses[:SETTLE_STEPS], alike.trainer.read_history()[:, 0])
     report.row(**row)
 
 
+def run_dry(name: str, seq_len: int, compute: str, device: Any, limit: int | None) -> None:
+    """With streamed weights, as a run: an evaluation and a sample, before and after steps, the second one recorded."""
+    device.operator = "held before a step"
+    steps = Steps(name, seq_len, compute, device, limit, True)
+    device.operator = Counting.operator
+    for count in (0, 2, 1):
+        if count:
+            steps.run(count)
+        steps.trainer.evaluate(random_step(0, seq_len, SHAPES[name].vocab).batches)
+        with device.borrowing():
+            list(generate_ids(steps.trainer.model, [0] * PROMPT_TOKENS, SAMPLE_TOKENS, GREEDY))
+
+
 def dry(name: str, limit: int, args: argparse.Namespace) -> None:
-    """Two steps where nothing runs, in the pool of a large card."""
-    facts = SimpleNamespace(**CARD, matrix_units=args.matrix_units, stacks_weights=args.matrix_units)
+    """A run where nothing runs, in the pool of a large card."""
     for held, words in ((limit, f"held to {limit / GIB:.3g} GiB"), (None, "without a limit")):
-        device = bind(DryRunDevice)(facts)
+        device, ends = counting_device(args.matrix_units), "it fits"
         try:
-            steps = Steps(name, args.seq_len, args.compute, device, held, True)
-            steps.run(2)
-            ends = "it fits"
+            run_dry(name, args.seq_len, args.compute, device, held)
         except OutOfMemory as error:
             ends = str(error)
         memory = device.memory()
@@ -155,6 +184,8 @@ def dry(name: str, limit: int, args: argparse.Namespace) -> None:
             f"{memory.peak_reserved_bytes / GIB:.3f} reserved, {device.host_memory().peak_bytes / GIB:.2f} in main "
             f"memory: {ends}"
         )
+    if args.peak_by_part:
+        print_parts(Counted(device.counts, memory.peak_bytes, device._pool.at_peak(), 0))
 
 
 def works(text: str) -> Iterator[tuple[str, int]]:
@@ -175,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=8192)
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--matrix-units", action="store_true", help="with --dry: for a card on which they are enabled")
+    parser.add_argument("--peak-by-part", action="store_true", help="with --dry: what is alive when most is in use")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
     if args.dry:

@@ -141,10 +141,19 @@ class Device(Protocol):
         there is memory for it, and what was decoded is kept to the block's end. It changes no bit, also where a weight
         is written to. May be nested."""
 
-    def capture(self) -> AbstractContextManager[Any]:
+    def borrowing(self) -> AbstractContextManager[None]:
+        """Inside the block arrays may lie in the memory that recordings keep for their replays. None of those that were
+        recorded before may run in it, and nothing made in it may be read once one has."""
+
+    def rehearse(self) -> AbstractContextManager[Any]:
+        """The work inside the block will be recorded next: the block gets what `capture` is given for it, so that the
+        recording's arrays share few blocks of memory. None where memory has no limit."""
+
+    def capture(self, rehearsal: Any = None) -> AbstractContextManager[Any]:
         """Record all device work issued inside the block (it also runs); the block gets a Replay. Arrays made
-        inside may be dropped after it: their memory stays reserved for the replay as scratch, and holds nothing
-        between replays."""
+        inside may be dropped after it: their memory stays reserved for the replay as scratch as long as there
+        is one, and holds nothing between replays. rehearsal: of the same work; where it turns out to be another, its
+        memory is placed as that of any."""
 
     def roofs(self) -> list[Roof]:
         """Work that reaches the limits of the device's arithmetic; none where it has no such kernels."""

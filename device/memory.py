@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import OutOfMemory
+from wgrad.device.placement import Placement, Rehearsal, place
 
 ALIGN = 256  # bytes; what hipMalloc aligns to, and the default alignment of a storage binding's offset in WebGPU
 _CLASSES_PER_DOUBLING = 8  # at most 12.5 % of a block is padding
@@ -42,7 +43,7 @@ class Block:
 
     def __init__(self, buffer: Any, nbytes: int, serial: int) -> None:
         self.buffer, self.nbytes, self.serial = buffer, nbytes, serial
-        self.scratch = False  # belongs to recorded replays: only given out while one is being recorded
+        self.scratch = 0  # recordings that it belongs to: only given out while one is recorded, or `borrowing`
 
 
 class Lease:
@@ -90,6 +91,20 @@ class Array:
         return f"Array(shape={self.shape}, dtype={self.dtype})"
 
 
+class _Placed:
+    """A placement as far as the recording that it is of has come. blocks: those that there are, by their numbers."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement, self.blocks = placement, dict[int, Block]()
+        self._turn = 0
+
+    def next(self, wanted: int) -> int | None:
+        """The number of the next array's block. None: it was not to ask for so much."""
+        turn, self._turn = self._turn, self._turn + 1
+        as_rehearsed = self.placement.wanted[turn : turn + 1] == [wanted]
+        return self.placement.block_of[turn] if as_rehearsed else None
+
+
 class Pool:
     """Blocks by size; freed blocks are reused in order of size, and given back to the driver only by `trim`."""
 
@@ -104,6 +119,10 @@ class Pool:
         self._blocks: set[Block] = set()
         self._serial = 0
         self._touched: set[Block] | None = None
+        self.rehearsal: Rehearsal | None = None  # is told of every block that is taken and returned
+        self._placed: _Placed | None = None
+        self._forgot = False  # there may be blocks among `_scratch` that are free for all again
+        self.borrowing = False  # what recordings keep for their replays is given out: none runs meanwhile
         self.limit: int | None = None  # bytes that all blocks together may have
         # Called where there is no memory: lets arrays go that are kept for speed alone. False: there were none.
         self.spare: Callable[[], bool] = lambda: False
@@ -111,12 +130,16 @@ class Pool:
 
     def allocate(self, nbytes: int) -> Lease:
         wanted = max(16, (nbytes + 15) // 16 * 16) if self._exact else size_class(nbytes)
+        self._free_forgotten()
+        block = self._as_rehearsed(wanted)
         try:
-            block = self._find(wanted)
+            block = block or self._find(wanted)
         except OutOfMemory:
             if not self.spare():
                 raise
             block = self._find(wanted)
+        if self.rehearsal is not None:
+            self.rehearsal.taken(block, wanted)
         if self._touched is not None:
             self._touched.add(block)
         self.in_use_bytes += block.nbytes
@@ -124,8 +147,11 @@ class Pool:
         return Lease(block, self)
 
     def _find(self, wanted: int) -> Block:
-        block = self._take(self._scratch, wanted) if self._touched is not None else None
+        block = self._take(self._scratch, wanted) if self._may_use_scratch() else None
         return block or self._take(self._free, wanted) or self._within_limit(wanted) or self._new(wanted)
+
+    def _may_use_scratch(self) -> bool:
+        return self.borrowing or self._touched is not None
 
     def _within_limit(self, wanted: int) -> Block | None:
         """Make room below the limit for `wanted` more bytes: free blocks go. Where that is not enough, a free block of
@@ -136,7 +162,7 @@ class Pool:
         if self.reserved_bytes + wanted <= self.limit:
             return None
         slack = math.inf
-        lent = self._take(self._scratch, wanted, slack) if self._touched is not None else None
+        lent = self._take(self._scratch, wanted, slack) if self._may_use_scratch() else None
         lent = lent or self._take(self._free, wanted, slack)
         if lent is None:
             raise OutOfMemory(
@@ -155,6 +181,47 @@ class Pool:
             insort(free, entry)
         return None
 
+    def _as_rehearsed(self, wanted: int) -> Block | None:
+        """The block that the placement of a rehearsed recording has for its next array. None: that asks for something
+        else than was rehearsed, the block is in use for longer than it was, or there is no room for it."""
+        placed = self._placed
+        number = None if placed is None else placed.next(wanted)
+        if placed is None or number is None:
+            return None
+        if number in placed.blocks:
+            return self._take_back(placed.blocks[number])
+        block = self._make(placed.placement.sizes[number], placed)
+        if block is not None:
+            placed.blocks[number] = block
+        return block
+
+    def _take_back(self, block: Block) -> Block | None:
+        """This block, if it is free."""
+        free = self._scratch if block.scratch else self._free
+        at = bisect_left(free, (block.nbytes, block.serial))
+        if at < len(free):
+            entry = free.pop(at)
+            if entry[2] is block:
+                return block
+            insort(free, entry)
+        return None
+
+    def _make(self, nbytes: int, placed: _Placed) -> Block | None:
+        """A block of exactly so many bytes: one that is free and not of the placement, or a new one."""
+        used = set(placed.blocks.values())
+        for free in (self._scratch, self._free):
+            found = next((block for size, _, block in list(free) if size == nbytes and block not in used), None)
+            if found is not None and (block := self._take_back(found)) is not None:
+                return block
+        if self.limit is not None and self.reserved_bytes + nbytes > self.limit:
+            self.trim()
+            if self.reserved_bytes + nbytes > self.limit:
+                return None
+        try:
+            return self._new(nbytes)
+        except OutOfMemory:
+            return None
+
     def _new(self, nbytes: int) -> Block:
         try:
             buffer = self._create(nbytes)
@@ -171,6 +238,8 @@ class Pool:
 
     def _release(self, block: Block) -> None:
         self.in_use_bytes -= block.nbytes
+        if self.rehearsal is not None:
+            self.rehearsal.returned(block)
         insort(self._scratch if block.scratch else self._free, (block.nbytes, block.serial, block))
 
     def trim(self) -> int:
@@ -178,6 +247,7 @@ class Pool:
         the bytes."""
         # A garbage collection during `_destroy` may bring blocks back, or trim again: the list is taken away first, and
         # each block is counted off as it goes. What an error keeps from going is free as before.
+        self._free_forgotten()
         touched = self._touched or set()
         going, self._free = (
             [entry for entry in self._free if entry[2] not in touched],
@@ -200,17 +270,35 @@ class Pool:
         """While recording: was this allocated inside the recording?"""
         return self._touched is not None and lease.block in self._touched
 
-    def begin_capture(self) -> None:
+    def begin_capture(self, rehearsal: Rehearsal | None = None) -> None:
+        """rehearsal: of the same work, whose arrays then lie where `placement.place` puts them."""
         self._touched = set()
+        self._placed = None if rehearsal is None else _Placed(place(rehearsal))
 
-    def end_capture(self) -> None:
-        """Blocks used while recording are scratch from now on: a replay writes to them, nobody else may hold them."""
+    def end_capture(self) -> set[Block]:
+        """Blocks used while recording are scratch from now on, until `forget` is given them: a replay writes to them,
+        nobody else may hold them."""
         touched, self._touched = self._touched or set(), None
+        self._placed = None
         for block in touched:
-            block.scratch = True
+            block.scratch += 1
         for entry in [e for e in self._free if e[2].scratch]:
             self._free.remove(entry)
             insort(self._scratch, entry)
+        return touched
+
+    def forget(self, touched: set[Block]) -> None:
+        """The recording with these blocks is gone. May be called at any time, by a collection too."""
+        for block in touched:
+            block.scratch -= 1
+        self._forgot = True
+
+    def _free_forgotten(self) -> None:
+        if self._forgot:
+            self._forgot = False
+            for entry in [e for e in self._scratch if not e[2].scratch]:
+                self._scratch.remove(entry)
+                insort(self._free, entry)
 
     def statistics(self) -> MemoryStats:
         return MemoryStats(

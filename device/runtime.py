@@ -6,6 +6,7 @@ Two pools: of device memory, and of main memory that the device reads and writes
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from wgrad.device.errors import DeviceError
 from wgrad.device.kernel_times import Profiler
 from wgrad.device.memory import Array, Lease, MemoryStats, Pool
+from wgrad.device.placement import Rehearsal
 from wgrad.device.roof import Roof
 
 
@@ -126,21 +128,38 @@ class PooledRuntime:
         raise NotImplementedError
 
     @contextmanager
-    def capture(self) -> Iterator[Any]:
+    def borrowing(self) -> Iterator[None]:
+        before, self._pool.borrowing = self._pool.borrowing, True
+        try:
+            yield
+        finally:
+            self._pool.borrowing = before
+
+    @contextmanager
+    def rehearse(self) -> Iterator[Rehearsal | None]:
+        rehearsal = None if self._pool.limit is None else Rehearsal()
+        self._pool.rehearsal = rehearsal
+        try:
+            yield rehearsal
+        finally:
+            self._pool.rehearsal = None
+
+    @contextmanager
+    def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
         """Everything launched inside runs and is recorded. Uploads and downloads inside are not part of the replay."""
         if self._replay is not None:
             raise DeviceError("capture() inside capture() is not supported")
         self.flush()
         replay = self._replay = self._new_replay()
         pools = self._pool, self._host_pool
-        for pool in pools:
-            pool.begin_capture()
+        self._pool.begin_capture(rehearsal)
+        self._host_pool.begin_capture()
         try:
             yield replay
         finally:
             self.flush()
             for pool in pools:
-                pool.end_capture()
+                weakref.finalize(replay, pool.forget, pool.end_capture()).atexit = False
             self._replay = None
 
     def _keep(self, arrays: Iterable[Array | None]) -> None:

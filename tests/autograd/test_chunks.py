@@ -58,6 +58,20 @@ def test_values_and_gradients_are_those_of_the_whole(cpu: ReferenceDevice, rows:
         np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_gradient_takes_the_place_of_what_nothing_else_reads(cpu: ReferenceDevice) -> None:
+    """The same gradients, from chunks of which the last is shorter; and x's memory has x's gradient."""
+    results = []
+    for spent in (False, True):
+        x, up, down = leaves(cpu, np.random.default_rng(0))
+        t = F.silu(x)
+        before, memory = np.array(t.data), t.data
+        F.sum(in_row_chunks(stretch(up, down), t, 128, spent=spent)).backward()
+        results.append([np.asarray(a) for a in (x.grad, up.grad, down.grad)])
+        assert np.array_equal(memory, before) != spent
+    for value, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
 def test_the_output_is_not_made_again_for_nobody(cpu: ReferenceDevice) -> None:
     """Forward, then one recomputation in the backward: in a checkpoint too."""
     x, up, down = leaves(cpu, np.random.default_rng(0))

@@ -99,6 +99,51 @@ def test_a_recording_keeps_what_it_only_transfers(device: Any) -> None:
         np.testing.assert_array_equal(device.download(other), numbers(64, start))
 
 
+def test_a_recordings_memory_is_free_when_it_is_gone_and_no_other_has_it(device: Any) -> None:
+    if isinstance(device, ReferenceDevice):
+        pytest.skip("no pool")
+    x, outs = device.upload(numbers(1 << 16)), [device.empty((1 << 16,)) for _ in range(2)]
+    device.trim()
+    start, replays = device.memory().reserved_bytes, []
+    for out in outs:
+        with device.capture() as replay:
+            device.copy(device.scale(device.scale(x, 2.0), 3.0), out)
+        replays.append(replay)
+    del replay
+    assert device.trim() == 0
+    kept = device.memory().reserved_bytes
+    for left in (1, 0):
+        del replays[0]
+        device.trim()
+        assert device.memory().reserved_bytes == (kept if left else start)
+        for replay in replays:
+            replay.run()
+            np.testing.assert_array_equal(device.download(outs[1]), 6 * numbers(1 << 16))
+            del replay
+    with device.capture():
+        device.copy(device.scale(device.scale(x, 2.0), 3.0), outs[0])
+    before = device.memory().reserved_bytes
+    others = [device.empty((1 << 16,)) for _ in range(2)]
+    assert before > start and device.memory().reserved_bytes == before and len(others) == 2
+
+
+def test_who_borrows_leaves_recordings_their_memory(device: Any) -> None:
+    """What is made in the block may lie there, what is made after it does not; and a replay gives what it did."""
+    x, out = device.upload(numbers(64)), device.empty((64,))
+    with device.capture() as replay:
+        device.copy(device.scale(device.scale(x, 2.0), 3.0), out)
+    with device.borrowing():
+        borrowed = [device.scale(x, float(n)) for n in range(4)]
+        for n, array in enumerate(borrowed):
+            np.testing.assert_array_equal(device.download(array), n * numbers(64))
+    del borrowed, array
+    others = [device.upload(numbers(64, start)) for start in range(4)]
+    replay.run()
+    for start, other in enumerate(others):
+        np.testing.assert_array_equal(device.download(other), numbers(64, start))
+    np.testing.assert_array_equal(device.download(out), 6 * numbers(64))
+
+
 def test_shapes_are_checked(device: Any) -> None:
     with pytest.raises(ShapeError, match="transfer: out must have the size"):
         device.transfer(device.empty_host((4,)), device.empty((5,)))

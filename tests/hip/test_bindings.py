@@ -33,7 +33,7 @@ with device.capture() as recorded:
 recorded.run()
 assert np.array_equal(device.download(total), 4 * x)
 later = device.readback(total)
-assert later.ready() and np.array_equal(later.result(), 4 * x)
+assert np.array_equal(later.result(), 4 * x) and later.ready()
 device.profile()
 device.scale(a, 2.0)
 assert device.profile_table().count("elementwise") == 1

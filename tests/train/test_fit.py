@@ -246,6 +246,10 @@ def test_what_is_said_to_fit_is_the_most_that_does(
     assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "9KiB"]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
     assert "--vram: even with --batch-size 1 --checkpointing the run takes about" in line and "allow it that" in line
+    least = ["--batch-size", "1", "--checkpointing", "--memory-limit", "9KiB", "--stream-weights", "off"]
+    assert main(["plan", *map(str, small), "--device", "wgpu", *least]) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
+    assert "even" not in line and "allow it that" in line
 
 
 def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(

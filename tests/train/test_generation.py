@@ -13,7 +13,7 @@ from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import save_adapter
-from wgrad.train.model.lora import LoraConfig, linear_modules, lora_shapes
+from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
@@ -207,6 +207,19 @@ def test_the_command_takes_an_adapter(make_checkpoint: Any, tmp_path: Path, caps
     options = ("--model", folder, "--prompt", "all that", "--temperature", 0)
     with_adapter = run(capsys, *options, "--adapter", tmp_path / "adapter")
     assert with_adapter[0] == 0 and with_adapter[1] != run(capsys, *options)[1]
+
+
+def test_an_adapter_whose_base_is_gone_says_so(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+    folder = make_checkpoint()
+    lora = LoraConfig(r=2, alpha=4.0, target_modules=("q_proj",))
+    values = init_lora(lora_shapes(lora, linear_modules(load_model_config(folder))), 0)
+    save_adapter(tmp_path / "adapter", lora, values, "a folder that was moved")
+    words = ["generate", "--adapter", str(tmp_path / "adapter"), "--prompt", "a", "--device", "cpu"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "--adapter: its base model, 'a folder that was moved', is not to be had (no such folder" in said
+    assert main([*words, "--model", "nowhere"]) == 2
+    assert "error: --model: no such folder: nowhere" in capsys.readouterr().err
 
 
 def test_chat_without_a_template_is_one_line(make_checkpoint: Any, capsys: Any) -> None:

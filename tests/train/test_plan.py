@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run import evaluation
+from wgrad.train.run import plan as plan_module
 from wgrad.train.run.build import build_optimizer, build_trainable, estimate_activations
 from wgrad.train.run.generation import generate_ids
 from wgrad.train.run.plan import SAMPLE_TOKENS, plan_run
@@ -51,7 +55,8 @@ def run(config: RunOptions, folder: Path, device: Any) -> None:
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     batches = eval_batches(documents(config)[:5], config)
     trainer.evaluate(batches, lambda done: None)
-    list(generate_ids(built.model, PROMPT, SAMPLE_TOKENS, GREEDY))
+    with device.borrowing():
+        list(generate_ids(built.model, PROMPT, SAMPLE_TOKENS, GREEDY))
     for step in BatchStream(documents(config), config):
         trainer.step(step, 1e-4)
         trainer.read_history()
@@ -84,6 +89,24 @@ def test_all_shaders_are_prepared_and_memory_peaks_where_it_was_said(
     assert fresh.pipelines_compiled() == compiled, "a shader was compiled in the run"
     assert plan.peak_bytes == pytest.approx(fresh.memory().peak_bytes - kept, rel=0.05)
     assert plan.held_bytes + plan.activation_bytes <= plan.peak_bytes < plan.held_bytes + 1.5 * plan.activation_bytes
+
+
+def test_samples_lie_where_steps_have_their_arrays(
+    make_checkpoint: Any, text_data: Path, wgpu_device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the plan and in the run, which else would take more than was planned. Evaluations: test_stream_weights."""
+    borrowed: dict[str, list[bool]] = {}
+    for user in (plan_module, evaluation):
+
+        def noted(model: Any, *args: Any, name: str = user.__name__) -> Iterator[int]:
+            borrowed.setdefault(name, []).append(model.device._pool.borrowing)
+            return generate_ids(model, *args)
+
+        monkeypatch.setattr(user, "generate_ids", noted)
+    words: list[Any] = ["finetune", "--model", make_checkpoint(), "--data", text_data, "--out", tmp_path / "out"]
+    words += ["--device", "wgpu", "--seq-len", 21, "--rank", 2, "--max-steps", 2]
+    assert cli.main([*map(str, words)]) == 0
+    assert borrowed == {plan_module.__name__: [True], evaluation.__name__: [True, True]}
 
 
 def test_more_tokens_more_activations_and_checkpointing_fewer(make_checkpoint: Any, fresh: Any) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import OutOfMemory
+from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.model import load_streamed as module
 from wgrad.train.model.load_streamed import cached_files, load_streamed
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import load_frozen
 from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING
 from wgrad.train.options.finetune_config import RunOptions
@@ -100,6 +101,56 @@ def test_rows_in_chunks_share_what_is_decoded_of_a_streamed_weight(
     for value, wanted in zip(train(config, folder, card), expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
     assert plan is not None and plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
+
+
+def test_a_limit_places_what_is_recorded_and_changes_no_bit(
+    make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long rows in chunks too, whose gradients take the place of what nothing else reads."""
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
+    monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
+    config = options(seq_len=70, stream_weights="on", accumulate=1, offload_checkpoints=True)
+    folder, recorded = make_checkpoint(**SHAPE), list[tuple[bool, int]]()
+    end = Pool.end_capture
+
+    def noted(pool: Pool) -> set[Block]:
+        size = sum(block.nbytes for block in pool._touched or ())
+        recorded.append((pool._placed is not None, size))
+        return end(pool)
+
+    monkeypatch.setattr(Pool, "end_capture", noted)
+    expected = train(config, folder, card)
+    without = max(size for _, size in recorded)
+    assert not any(placed for placed, _ in recorded)
+    recorded.clear()
+    card.trim()
+    card.limit_memory(1 << 30)
+    for value, wanted in zip(train(config, folder, card), expected, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    step = max(recorded, key=lambda found: found[1])
+    assert step[0] and step[1] < 0.9 * without
+
+
+@pytest.mark.parametrize("stream", ["off", "on"])
+def test_an_evaluation_lies_where_steps_have_their_arrays(make_checkpoint: Any, card: Any, stream: str) -> None:
+    """A recorded step's memory is idle meanwhile: no more is taken, and the steps go on as if there had been none."""
+    folder, config = make_checkpoint(**SHAPE), options(stream_weights=stream, seq_len=70)
+    generator, losses = np.random.default_rng(0), list[list[float]]()
+    documents = [Document(generator.integers(0, 40, 70).astype(np.int32), np.ones(70, bool)) for _ in range(16)]
+    for evaluated in (False, True):
+        built = build_trainable(config, load_model_config(folder), folder, card, positions=96)
+        trainer, found = Trainer(built.model, build_optimizer(config, built.parameters), config), list[float]()
+        for step in BatchStream(documents, config):
+            trainer.step(step, 1e-2)
+            found.append(trainer.read_history()[0, 0])
+            if evaluated and step.index:
+                card.trim()
+                before = card.memory().reserved_bytes
+                trainer.evaluate(step.batches)
+                assert card.memory().reserved_bytes - before < 200_000
+        losses.append(found)
+        del built, trainer
+    assert losses[0] == losses[1] and len(set(losses[0])) == 4
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -34,8 +34,8 @@ from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS
 
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
-# as many rows at a time. By shapes alone: where weights lie, and how much memory there is, changes no bit.
-MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 192 << 20, 4096
+# as many rows at a time. By shapes and options alone: where weights lie, and how much memory there is, changes no bit.
+MLP_CHUNK_BYTES, MLP_CHUNKS_ABOVE = 768 << 20, 4096
 _GATED = {"silu": F.swiglu, "gelu_tanh": F.geglu}
 _PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu}
 
@@ -95,7 +95,7 @@ class Model:
     where they live in main memory, which a backward wants recompute for. adapter: low-rank
     adapters. positions: rows of the rotary tables, at least the longest sequence. recompute: keep only each layer's
     input for the backward; offload: those of the first so many in main memory; keep_attention: and with them what
-    attention gives. dtype: float32, float16 or bfloat16, see above.
+    attention gives; mlp_chunk_bytes: in place of MLP_CHUNK_BYTES. dtype: float32, float16 or bfloat16, see above.
     """
 
     def __init__(
@@ -110,10 +110,11 @@ class Model:
         recompute: bool = False,
         offload: int = 0,
         keep_attention: bool = False,
+        mlp_chunk_bytes: int | None = None,
     ) -> None:
         self.config, self.weights, self.device, self.adapter = config, weights, device, adapter
         self.dtype, self.recompute, self.offload = np.dtype(dtype), recompute, offload
-        self.keep_attention = keep_attention
+        self.keep_attention, self.mlp_chunk_bytes = keep_attention, mlp_chunk_bytes
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
@@ -226,9 +227,11 @@ class Model:
         c = self.config
         # Dropout counts elements from the first row that it is given: in chunks it would drop the same ones in each.
         if self.recompute and cache is None and inputs.seed is None:
-            most = MLP_CHUNK_BYTES // (6 * c.intermediate_size * self.dtype.itemsize)
+            most = (self.mlp_chunk_bytes or MLP_CHUNK_BYTES) // (6 * c.intermediate_size * self.dtype.itemsize)
             if h.shape[0] > max(most, MLP_CHUNKS_ABOVE):
-                return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, even_rows(h.shape[0], most))
+                rows = even_rows(h.shape[0], most)
+                # Without y, h is what `_to_stream` has just made for this half alone.
+                return in_row_chunks(lambda x: self._mlp(prefix, x, inputs), h, rows, spent=y is None)
         return self._mlp(prefix, h, inputs, y)
 
     def _mlp(self, prefix: str, h: Tensor, inputs: Inputs, y: Tensor | None = None) -> Tensor:

@@ -16,6 +16,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.dora import start_magnitudes, with_inverses
 from wgrad.train.model.load_streamed import load_streamed
+from wgrad.train.model.load_weights import load_frozen, load_trainable
 from wgrad.train.model.lora import (
     ALL_LINEAR,
     MAGNITUDE,
@@ -26,21 +27,25 @@ from wgrad.train.model.lora import (
     lora_shapes,
     whole_shapes,
 )
-from wgrad.train.model.model import Model
+from wgrad.train.model.model import MLP_CHUNK_BYTES, Model
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_files import Progress, load_frozen, load_trainable
+from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
 from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, SFT, RunOptions
 from wgrad.train.run.compute import compute_type
 from wgrad.train.run.memory_advice import advising, for_parameters
+from wgrad.train.run.memory_limit import limit_bytes
 from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
 RECOMPUTE_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
 # By default what attention gives is kept from rows of so many tokens on: computing it again is a tenth of a step of the
 # 1B there and grows with the row (docs/benchmarks.md), what it takes does not. Bytes below which that is so.
 KEEP_ATTENTION_FROM, KEEP_ATTENTION_BELOW = 8192, 4 << 30
+# A limit of the memory, divided by this, is what the chunks of a long row's MLP may take; and the least that they get,
+# with which the 8B with streamed weights fits 3 GiB.
+MLP_CHUNK_SHARE, LEAST_MLP_CHUNK_BYTES = 32, 192 << 20
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,12 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
     return config.seq_len >= KEEP_ATTENTION_FROM and _attention_bytes(config, model) < KEEP_ATTENTION_BELOW
 
 
+def mlp_chunk_bytes(config: RunOptions) -> int | None:
+    """What the MLP of long rows may take at a time where a limit is set (`Model`)."""
+    limit = limit_bytes(config.limit)
+    return limit and min(MLP_CHUNK_BYTES, max(LEAST_MLP_CHUNK_BYTES, limit // MLP_CHUNK_SHARE))
+
+
 def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
     """Of what attention gives in a step: o and lse of every layer."""
     a_token = model.q_size * _itemsize(config) + model.num_attention_heads * 4
@@ -152,6 +163,7 @@ def build_trainable(
         "recompute": wants_recompute(config, model_config),
         "offload": 0 if device.shared_memory else parked,
         "keep_attention": keeps_attention(config, model_config),
+        "mlp_chunk_bytes": mlp_chunk_bytes(config),
     }
     base = count_parameters(model_config)
     if config.full:

@@ -122,9 +122,9 @@ class Evaluation:
 
     def _sample(self, prompt: list[int], asked: Callable[[], bool]) -> tuple[str | None, str]:
         """-> the text that follows, and why there is none."""
-        session = self.session
+        session, device = self.session, self.built.model.device
         decode, text = session.tokenizer.decode_stream(prompt), ""
-        with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase:
+        with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase, device.borrowing():
             update = _until(asked, phase.update)
             ids = generate_ids(self.built.model, prompt, SAMPLE_TOKENS, GREEDY, session.tokenizer.stop_ids)
             try:

@@ -69,8 +69,10 @@ def beyond_limit(
             found = fewest_parked(found, layers, fitting)
             changes["offload_checkpoints"] = found.config.offload_checkpoints
         return WgradError(f"{said}: with {_words(changes)} it takes {_takes(found)}")
-    least, tried = _takes(plan(replace(config, **changes), None)), f" with {_words(changes)}" if changes else ""
-    return WgradError(f"{said}: even{tried} it takes about {least}: allow it that, or {SMALLER_MODEL}")
+    if not changes:
+        return WgradError(f"{said}: allow it that, or {SMALLER_MODEL}")
+    least = _takes(plan(replace(config, **changes), None))
+    return WgradError(f"{said}: even with {_words(changes)} it takes about {least}: allow it that, or {SMALLER_MODEL}")
 
 
 def _takes(plan: Any) -> str:

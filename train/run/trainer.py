@@ -199,9 +199,7 @@ class Trainer:
         scores: list[Readback] = []
         for number, batch in enumerate(batches):
             self._write(batch)
-            with no_grad():
-                loss = self.objective.loss(self.eval_inputs)
-            self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
+            self._add_eval_loss()
             if self.objective.score_size:
                 scores.append(self.device.readback(self.objective.scores))
             if progress is not None:
@@ -212,6 +210,12 @@ class Trainer:
         total = float(self.device.download(self._eval_loss)[0])
         found = [readback.result() for readback in scores]
         return total, self.objective.sums(np.stack(found) if found else np.zeros((0, self.objective.score_size)))
+
+    def _add_eval_loss(self) -> None:
+        """Of the batch that was written. Nothing is left of it when steps go on, whose memory it takes."""
+        with no_grad(), self.device.borrowing():
+            loss = self.objective.loss(self.eval_inputs)
+            self.device.add(self._eval_loss, loss.data, out=self._eval_loss)
 
 
 class HistoryReadback:
