@@ -13,18 +13,28 @@ import pytest
 
 from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import no_grad
+from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import ShapeError
+from wgrad.train.model import model as model_file
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import Adapter, LoraConfig, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import ModelFiles, load_frozen
+from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import activation_bytes, count_parameters, keeps_attention, wants_recompute
+from wgrad.train.run import build as build_file
+from wgrad.train.run.build import (
+    activation_bytes,
+    build_trainable,
+    count_parameters,
+    keeps_attention,
+    mlp_chunk_bytes,
+    wants_recompute,
+)
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
@@ -219,3 +229,39 @@ def test_attention_is_kept_in_long_rows_that_leave_room(
 ) -> None:
     config = RunOptions(**{"seq_len": 8192, "checkpointing": True, "compute": "float16", **options})
     assert keeps_attention(config, load_model_config(make_checkpoint())) is kept
+
+
+@pytest.mark.parametrize(
+    ("options", "mib"),
+    [
+        ({}, None),
+        ({"offload_checkpoints": True}, None),
+        ({"memory_limit": "3GiB"}, 192),
+        ({"vram": "16GiB"}, 512),
+        ({"memory_limit": "80GiB"}, 768),
+    ],
+)
+def test_a_limit_makes_the_chunks_of_long_rows_smaller(options: dict[str, Any], mib: int | None) -> None:
+    assert mlp_chunk_bytes(RunOptions(**options)) == (mib and mib << 20)
+
+
+def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, device = list[int](), ReferenceDevice()
+    monkeypatch.setattr(model_file, "MLP_CHUNKS_ABOVE", 0)
+
+    def noted(fn: Any, x: Tensor, rows: int, *, spent: bool) -> Tensor:
+        found.append(rows)
+        return x
+
+    monkeypatch.setattr(model_file, "in_row_chunks", noted)
+    folder = make_checkpoint()
+    a_row = 6 * load_model_config(folder).intermediate_size * 4
+    for limit, rows in ((None, 4096), ("3GiB", 128)):
+        monkeypatch.setattr(model_file, "MLP_CHUNK_BYTES", 4096 * a_row)
+        monkeypatch.setattr(build_file, "LEAST_MLP_CHUNK_BYTES", 128 * a_row)
+        monkeypatch.setattr(build_file, "MLP_CHUNK_BYTES", 128 * a_row)
+        config = RunOptions(memory_limit=limit, checkpointing=True, compute="float32", seq_len=8192)
+        model = build_trainable(config, load_model_config(folder), folder, device, positions=8192).model
+        inputs = Inputs.empty(device, 1, 8192)
+        model._mlp_half("model.layers.0.", Tensor(device.zeros((8192, model.config.hidden_size)), device), inputs, None)
+        assert found.pop() == rows

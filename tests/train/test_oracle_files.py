@@ -18,10 +18,11 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
-from wgrad.train.model.model_files import ModelFiles, load_frozen, use_own_head
+from wgrad.train.model.model_files import ModelFiles, use_own_head
 from wgrad.train.model.rope_scaling import inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
 from wgrad.train.run.build import build_frozen

@@ -20,9 +20,10 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.model import model as model_file
+from wgrad.train.model.load_weights import load_trainable
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import load_trainable
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.run.optim import FlatParameters, ParameterSpec
@@ -287,8 +288,15 @@ def test_what_only_a_layers_output_needs_is_not_computed_again(
 
 
 def test_a_parallel_block_in_chunks_of_its_rows(make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The MLP's chunks norm their rows themselves."""
+    """The MLP's chunks norm their rows themselves, and leave to attention what both halves read."""
     folder, device = make_checkpoint("PhiForCausalLM"), ReferenceDevice()
+    spent, in_row_chunks = [], model_file.in_row_chunks
+
+    def noted(*args: Any, **options: Any) -> Any:
+        spent.append(options["spent"])
+        return in_row_chunks(*args, **options)
+
+    monkeypatch.setattr(model_file, "in_row_chunks", noted)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 16)
     grads = []
@@ -298,6 +306,7 @@ def test_a_parallel_block_in_chunks_of_its_rows(make_checkpoint: Any, monkeypatc
         model.loss(make_inputs(device, *batch(300))).backward()
         grads.append(device.download(parameters.grad))
     assert 0 < distance(grads[1], grads[0]) < 1e-5
+    assert spent and not any(spent)
 
 
 def test_packed_documents_do_not_see_each_other(make_checkpoint: Any, device: Device) -> None:

@@ -19,8 +19,9 @@ from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.files import safetensors_files
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, load_frozen, use_own_head
+from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, use_own_head
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
@@ -42,6 +43,18 @@ def rewrite(folder: Path, **changes: Any) -> None:
         else:
             arrays[name] = value
     write_safetensors(folder / SINGLE_FILE, from_arrays(arrays))
+
+
+def test_a_single_file_comes_before_an_index(make_checkpoint: Any) -> None:
+    """As transformers takes them, where both lie in a folder."""
+    folder = make_checkpoint()
+    before = file_arrays(folder)
+    other = {name: value * np.asarray(2, value.dtype) for name, value in before.items()}
+    write_safetensors(folder / "model-00001-of-00001.safetensors", from_arrays(other))
+    index = {"weight_map": dict.fromkeys(other, "model-00001-of-00001.safetensors")}
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+    for name, value in file_arrays(folder).items():
+        np.testing.assert_array_equal(value, before[name])
 
 
 # ---- what is read ------------------------------------------------------------------------------

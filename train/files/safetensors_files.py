@@ -58,6 +58,7 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     _file: Any = field(repr=False, compare=False)  # safetensors' open file
+    begin: int | None = field(repr=False, compare=False)  # where `read_into` finds its bytes; None: not in one piece
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +73,20 @@ class TensorEntry:
             raise WgradError(f"{self.source}: {name} in {self.path} is {self.dtype}: only {known} can be read")
         with _explained(self.path, self.source):
             return self._file.get_tensor(self.name)
+
+    def read_into(self, out: np.ndarray, start: int) -> None:
+        """Fill a flat array of the tensor's own float dtype with its elements from `start` on, of one whose `begin` is
+        known. WgradError as of `finite_array`."""
+        assert self.begin is not None
+        left, at = out.view(np.uint8).data, self.begin + start * out.itemsize
+        with _explained(self.path, self.source), open(self.path, "rb", buffering=0) as file:
+            file.seek(at)
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise ValueError(f"it ends within {self.name}")
+                left = left[count:]
+        self.check_finite(out)
 
     def finite_array(self) -> np.ndarray:
         """`array` of a float dtype. WgradError where a number of it is infinite or none."""
@@ -157,9 +172,14 @@ def read_entries(path: str | os.PathLike[str], source: str) -> dict[str, TensorE
     with _explained(path, source):
         opened = safe_open(path, "numpy", backend="pread")
         entries = {}
-        for name in opened.keys():
+        with open(path, "rb") as file:
+            begin: int | None = 8 + int.from_bytes(file.read(8), "little")  # behind the header
+        # Tensors lie one after the other without holes, as the package has seen.
+        for name in opened.offset_keys():
             part = opened.get_slice(name)
-            entries[name] = TensorEntry(source, path, name, part.get_dtype(), tuple(part.get_shape()), opened)
+            entry = TensorEntry(source, path, name, part.get_dtype(), tuple(part.get_shape()), opened, begin)
+            entries[name] = entry
+            begin = None if begin is None or entry.nbytes < 0 else begin + entry.nbytes
     return entries
 
 

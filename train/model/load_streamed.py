@@ -10,6 +10,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import make_folder, remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
+from wgrad.train.model.load_weights import Loader, place
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_files import Loader, ModelFiles, Progress, place
+from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.pissa import PissaStart
 from wgrad.train.model.stacks import stack_biases
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, Weights, arrays_of
@@ -92,13 +94,14 @@ def _load(loader: Loader, layers: Sequence[HostLayer], device: Device, progress:
     """Each projection through the device into its place in main memory."""
     places = {name: weight for layer in layers for name, weight in layer.weights.items()}
     specs = [spec for spec in loader.specs if spec.name in places]
-    for done, spec in enumerate(specs):
-        made = loader.load(spec, device)
-        for source, target in zip(arrays_of({"": made}), arrays_of({"": places[spec.name]}), strict=True):
-            device.transfer(source, target)
-        del made
-        if progress:
-            progress(done + 1, len(specs))
+    with closing(loader.read_ahead(specs, device)) as pieces:
+        for done, spec in enumerate(specs):
+            made = loader.load(spec, device, pieces=pieces)
+            for source, target in zip(arrays_of({"": made}), arrays_of({"": places[spec.name]}), strict=True):
+                device.transfer(source, target)
+            del made
+            if progress:
+                progress(done + 1, len(specs))
 
 
 # ---- the file ----------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, write_text, writing
 from wgrad.train.model.gguf_model import FILE, MODELFILE, GgufModel, WriteTokenizer, save_gguf
+from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.model_files import ModelFiles, Progress, read_restored
+from wgrad.train.model.model_files import ModelFiles, Progress
 from wgrad.train.model.save_model import save_description, save_model
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 from wgrad.train.options.option_text import size

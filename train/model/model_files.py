@@ -1,9 +1,8 @@
-"""Models in Hugging Face layout, streamed: each tensor is read, uploaded, quantised and dropped before the next.
+"""Models in Hugging Face layout: which tensors there are, in which files, checked against config.json without reading
+them.
 
-A model never stands in memory in full precision. Projections become NF4 (on the device), the embedding and the head
-keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken as they are, and with
-quantize=False all are: those of bitsandbytes (nf4_files.py) and whatever is in a GGUF file (gguf_files.py: one in the
-folder, beside config.json and the tokenizer).
+Weights that are quantised already are known by their files: those of bitsandbytes (nf4_files.py) and whatever is in a
+GGUF file (gguf_files.py: one in the folder, beside config.json and the tokenizer).
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from msgspec import Struct
 
-from wgrad.device.contract import Array, Device
-from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
 from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
@@ -29,8 +27,6 @@ from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.multimodal import text_name
-from wgrad.train.model.pissa import PissaStart
-from wgrad.train.model.stacks import stack_if_last
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
 INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetensors", ".gguf"
@@ -67,6 +63,8 @@ class ModelFiles:
             self.entries |= {text_name(name): entry for name, entry in found.items()}
 
     def _files(self) -> list[Path]:
+        if exists(self.folder / SINGLE_FILE, "--model"):
+            return [self.folder / SINGLE_FILE]
         index = self.folder / INDEX_FILE
         if exists(index, "--model"):
             names = sorted(set(read_json(index, _Index, "--model").weight_map.values()))
@@ -83,8 +81,6 @@ class ModelFiles:
                     f"--model: {self.folder} lacks {len(missing)} of {len(names)} shards ({first}): fetch them"
                 )
             return [self.folder / name for name in names]
-        if exists(self.folder / SINGLE_FILE, "--model"):
-            return [self.folder / SINGLE_FILE]
         whole = sorted(self.folder.glob(f"*{GGUF}"))
         if len(whole) > 1:
             first = ", ".join(one_line(path.name) for path in whole[:3])
@@ -149,6 +145,13 @@ class ModelFiles:
     def read(self, spec: WeightSpec) -> np.ndarray:
         """The tensor in the file's dtype. WgradError: missing, another shape, not a float dtype, not finite."""
         return self._float_entry(spec).finite_array()
+
+    def readable_ahead(self, spec: WeightSpec, dtype: np.dtype) -> TensorEntry | None:
+        """The entry of a tensor that a device takes in this dtype as it lies in its file; else None."""
+        entry = self.entries.get(spec.name)
+        if entry is None or entry.begin is None or entry.dtype not in FLOATS:
+            return None
+        return None if dtype_of(entry) != dtype or spec.offset else entry
 
     def offset_within(self, spec: WeightSpec) -> float:
         """What a tensor is above that of Hugging Face's files: a GGUF file has norms as the model takes them."""
@@ -220,154 +223,3 @@ def open_files(folder: str | os.PathLike[str], config: ModelConfig) -> tuple[Mod
     config, note = use_own_head(config, files)
     files.check(config)
     return files, config, note
-
-
-def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
-    files, own, _ = open_files(folder, config)
-    if own != config:
-        raise ValueError("the head is not tied: take the configuration from use_own_head")
-    return files
-
-
-def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
-    """A tensor as the model takes it: a norm's weight with its offset."""
-    value, offset = files.read(spec), spec.offset - files.offset_within(spec)
-    return value.astype(np.float32) + np.float32(offset) if offset else value
-
-
-def place(
-    files: ModelFiles,
-    spec: WeightSpec,
-    device: Device,
-    contents: bool = True,
-    empty: Callable[..., Array] | None = None,
-    start: PissaStart | None = None,
-) -> Array:
-    """A tensor on the device: norms and biases as float32, others in the files' dtype; but float16 becomes
-    float32 on a device without it (bfloat16 works on all). empty: makes the array, where not the device's own.
-    start: takes its part of a projection out of it."""
-    dtype = files.dtype(spec)
-    if spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16):
-        dtype = np.dtype(np.float32)
-    if not contents:
-        return (empty or device.empty)(spec.shape, dtype)
-    value = _value(files, spec)
-    if start is not None and spec.kind == "projection":
-        value = start.residual(spec.name.removesuffix(".weight"), value)
-    value = np.ascontiguousarray(value, dtype)
-    if empty is None:
-        return device.upload(value)
-    array = empty(spec.shape, dtype)
-    device.write(array, value)
-    return array
-
-
-def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device) -> bool:
-    """Whether a tensor that is frozen lies there for good: an embedding that is not the head as well. A step looks up
-    some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the device
-    such a table is a tenth to a fifth of all weights."""
-    apart = spec.kind == "embedding" and not config.tie_word_embeddings
-    return apart and device.host_buffers and not device.shared_memory
-
-
-class Loader:
-    """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
-    the files' dtype. start: what is loaded is the rest that such an adapter leaves. Raises WgradError; ValueError where
-    `config` ties a head that the files do not (`use_own_head`).
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        config: ModelConfig,
-        quantize: bool = True,
-        double_quant: bool = True,
-        block_size: int = 64,
-        start: PissaStart | None = None,
-    ) -> None:
-        self.files, self.start, self._config = _open(folder, config), start, config
-        self.specs = weight_specs(config)
-        self.quantize = quantize and not self.files.stay_as_they_are(self.specs)
-        self._double_quant, self._block_size = double_quant, block_size
-
-    def load(self, spec: WeightSpec, device: Device, contents: bool = True) -> Any:
-        """An Array or FrozenWeight on the device, or where `read_from_main_memory` says. contents False, for a dry run:
-        shapes and dtypes are right, and hardly a thing is read."""
-        if spec.kind == "projection" and self.files.is_frozen(spec):
-            return self.files.read_frozen(spec, device, contents)
-        if read_from_main_memory(spec, self._config, device):
-            try:
-                return place(self.files, spec, device, contents, device.empty_host)
-            except OutOfMemory:  # a system may limit what devices reach: then it lies on the device
-                pass
-        full = place(self.files, spec, device, contents, start=self.start)
-        if spec.kind == "projection" and self.quantize:
-            return device.quantize(full, self._block_size, double=self._double_quant)
-        return full
-
-    def all(
-        self, device: Device, progress: Progress | None = None, contents: bool = True, stacked: bool = False
-    ) -> dict[str, Any]:
-        """Name -> weight of every tensor of `weight_specs`; stacked: and of stacks (stacks.py)."""
-        weights: dict[str, Any] = {}
-        for done, spec in enumerate(self.specs):
-            weights[spec.name] = self.load(spec, device, contents)
-            if stacked:
-                stack_if_last(weights, spec.name, device)
-            if progress:
-                progress(done + 1, len(self.specs))
-        return weights
-
-
-def load_frozen(
-    folder: str | os.PathLike[str],
-    config: ModelConfig,
-    device: Device,
-    *,
-    quantize: bool = True,
-    double_quant: bool = True,
-    block_size: int = 64,
-    stacked: bool = False,
-    progress: Progress | None = None,
-    contents: bool = True,
-    start: PissaStart | None = None,
-) -> dict[str, Any]:
-    """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen, on the device: see `Loader`."""
-    return Loader(folder, config, quantize, double_quant, block_size, start).all(device, progress, contents, stacked)
-
-
-def read_restored(
-    files: ModelFiles, spec: WeightSpec, device: Device, quantize: bool, block_size: int, double_quant: bool
-) -> np.ndarray:
-    """A projection in float32: what a weight of few bits stands for, in the files or, with `quantize`, as `load_frozen`
-    makes it of one in full precision; else as the files have it. WgradError."""
-    if files.is_frozen(spec):
-        weight = files.read_frozen(spec, device, True)
-    elif quantize:
-        weight = device.quantize(place(files, spec, device), block_size, double=double_quant)
-    else:
-        return files.read(spec).astype(np.float32)
-    return device.download(device.dequantize(weight))
-
-
-def load_trainable(
-    folder: str | os.PathLike[str],
-    config: ModelConfig,
-    arrays: Mapping[str, Array],
-    device: Device,
-    progress: Progress | None = None,
-    contents: bool = True,
-) -> None:
-    """Write tensors, as float32, into the arrays of the same name. Raises WgradError.
-
-    contents False: all is checked, and nothing written.
-    """
-    files = _open(folder, config)
-    specs = [spec for spec in weight_specs(config) if spec.name in arrays]
-    for done, spec in enumerate(specs):
-        if files.is_frozen(spec):
-            raise WgradError(f"--full: {files.folder} is quantised: all parameters cannot be trained; drop --full")
-        if contents:
-            device.write(arrays[spec.name], np.ascontiguousarray(_value(files, spec), np.float32))
-        if progress:
-            progress(done + 1, len(specs))

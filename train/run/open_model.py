@@ -53,8 +53,16 @@ def open_model(args: Args, silent: bool = False) -> Opened[Args]:
         display.say(line)
     if remark := hold_to_limit(device, args.memory_limit):
         display.say(f"note: {remark}")
-    args = replace(args, compute=compute.dtype, model=args.model or _base(args))
-    folder = find_model(args.model)
+    args, given = replace(args, compute=compute.dtype, model=args.model or _base(args)), bool(args.model)
+    try:
+        folder = find_model(args.model)
+    except WgradError as error:
+        if given:
+            raise
+        reason = str(error).removeprefix("--model: ")
+        raise WgradError(
+            f"--adapter: its base model, {args.model!r}, is not to be had ({reason}): give --model"
+        ) from error
     config, tokenizer = load_model_config(folder), load_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size)
     files, config, head_note = open_files(folder, config)

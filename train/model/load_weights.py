@@ -1,0 +1,203 @@
+"""Frozen weights, streamed to the device: each tensor is read, written there, quantised and dropped before the next.
+
+A model never stands in memory in full precision. Projections become NF4 (on the device), the embedding and the head
+keep the files' dtype, norms and biases are float32. Weights that are quantised already are taken as they are, and with
+quantize=False all are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.contract import Array, Device
+from wgrad.device.errors import OutOfMemory, WgradError
+from wgrad.train.files.safetensors_files import TensorEntry
+from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of, open_files
+from wgrad.train.model.pissa import PissaStart
+from wgrad.train.model.read_ahead import pieces as piece_bounds
+from wgrad.train.model.read_ahead import read_ahead
+from wgrad.train.model.stacks import stack_if_last
+from wgrad.train.model.weights import WeightSpec, weight_specs
+
+
+def _open(folder: str | os.PathLike[str], config: ModelConfig) -> ModelFiles:
+    files, own, _ = open_files(folder, config)
+    if own != config:
+        raise ValueError("the head is not tied: take the configuration from use_own_head")
+    return files
+
+
+def _value(files: ModelFiles, spec: WeightSpec) -> np.ndarray:
+    """A tensor as the model takes it: a norm's weight with its offset."""
+    value, offset = files.read(spec), spec.offset - files.offset_within(spec)
+    return value.astype(np.float32) + np.float32(offset) if offset else value
+
+
+def dtype_on(files: ModelFiles, spec: WeightSpec, device: Device) -> np.dtype:
+    """Norms and biases are float32, others of the files' dtype; but float16 becomes float32 on a device without it
+    (bfloat16 works on all). WgradError as of `ModelFiles.read`."""
+    dtype = files.dtype(spec)
+    wide = spec.kind in ("norm", "bias") or (dtype == np.float16 and not device.float16)
+    return np.dtype(np.float32) if wide else dtype
+
+
+def place(
+    files: ModelFiles,
+    spec: WeightSpec,
+    device: Device,
+    contents: bool = True,
+    empty: Callable[..., Array] | None = None,
+    start: PissaStart | None = None,
+    pieces: Iterator[np.ndarray] | None = None,
+) -> Array:
+    """A tensor on the device, as `dtype_on` says. empty: makes the array, where not the device's own. start: takes its
+    part of a projection out of it. pieces: what it consists of, in the files' dtype, comes from there."""
+    dtype = dtype_on(files, spec, device)
+    if not contents:
+        return (empty or device.empty)(spec.shape, dtype)
+    if pieces is not None:
+        array = (empty or device.empty)(spec.shape, dtype)
+        for first, count in piece_bounds(int(np.prod(spec.shape)), dtype.itemsize):
+            device.write(device.view(array, (count,), first), next(pieces))
+        return array
+    value = _value(files, spec)
+    if start is not None and spec.kind == "projection":
+        value = start.residual(spec.name.removesuffix(".weight"), value)
+    value = np.ascontiguousarray(value, dtype)
+    if empty is None:
+        return device.upload(value)
+    array = empty(spec.shape, dtype)
+    device.write(array, value)
+    return array
+
+
+def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device) -> bool:
+    """Whether a tensor that is frozen lies there for good: an embedding that is not the head as well. A step looks up
+    some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the device
+    such a table is a tenth to a fifth of all weights."""
+    apart = spec.kind == "embedding" and not config.tie_word_embeddings
+    return apart and device.host_buffers and not device.shared_memory
+
+
+class Loader:
+    """The frozen weights of a base model, one by one. quantize: projections become NF4 on the device; else they keep
+    the files' dtype. start: what is loaded is the rest that such an adapter leaves. Raises WgradError; ValueError where
+    `config` ties a head that the files do not (`use_own_head`).
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        config: ModelConfig,
+        quantize: bool = True,
+        double_quant: bool = True,
+        block_size: int = 64,
+        start: PissaStart | None = None,
+    ) -> None:
+        self.files, self.start, self._config = _open(folder, config), start, config
+        self.specs = weight_specs(config)
+        self.quantize = quantize and not self.files.stay_as_they_are(self.specs)
+        self._double_quant, self._block_size = double_quant, block_size
+
+    def load(
+        self, spec: WeightSpec, device: Device, contents: bool = True, pieces: Iterator[np.ndarray] | None = None
+    ) -> Any:
+        """An Array or FrozenWeight on the device, or where `read_from_main_memory` says. contents False, for a dry run:
+        shapes and dtypes are right, and hardly a thing is read. pieces: of the tensors of `read_ahead`."""
+        if spec.kind == "projection" and self.files.is_frozen(spec):
+            return self.files.read_frozen(spec, device, contents)
+        pieces = pieces if self._ahead(spec, device) else None
+        if read_from_main_memory(spec, self._config, device):
+            try:
+                return place(self.files, spec, device, contents, device.empty_host, pieces=pieces)
+            except OutOfMemory:  # a system may limit what devices reach: then it lies on the device
+                pass
+        full = place(self.files, spec, device, contents, start=self.start, pieces=pieces)
+        if spec.kind == "projection" and self.quantize:
+            return device.quantize(full, self._block_size, double=self._double_quant)
+        return full
+
+    def read_ahead(self, specs: Iterable[WeightSpec], device: Device) -> Generator[np.ndarray]:
+        """For `load` of these in this order; to be closed at the end."""
+        entries = (self._ahead(spec, device) for spec in specs)
+        return read_ahead((entry, dtype_of(entry)) for entry in entries if entry is not None)
+
+    def _ahead(self, spec: WeightSpec, device: Device) -> TensorEntry | None:
+        """The entry of a tensor that is read piece by piece."""
+        if spec.kind == "projection" and (self.start is not None or self.files.is_frozen(spec)):
+            return None
+        return self.files.readable_ahead(spec, dtype_on(self.files, spec, device))
+
+    def all(
+        self, device: Device, progress: Progress | None = None, contents: bool = True, stacked: bool = False
+    ) -> dict[str, Any]:
+        """Name -> weight of every tensor of `weight_specs`; stacked: and of stacks (stacks.py)."""
+        weights: dict[str, Any] = {}
+        with closing(self.read_ahead(self.specs, device)) as pieces:
+            for done, spec in enumerate(self.specs):
+                weights[spec.name] = self.load(spec, device, contents, pieces)
+                if stacked:
+                    stack_if_last(weights, spec.name, device)
+                if progress:
+                    progress(done + 1, len(self.specs))
+        return weights
+
+
+def load_frozen(
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    device: Device,
+    *,
+    quantize: bool = True,
+    double_quant: bool = True,
+    block_size: int = 64,
+    stacked: bool = False,
+    progress: Progress | None = None,
+    contents: bool = True,
+    start: PissaStart | None = None,
+) -> dict[str, Any]:
+    """Name -> Array or FrozenWeight of every tensor of `weight_specs`, frozen, on the device: see `Loader`."""
+    return Loader(folder, config, quantize, double_quant, block_size, start).all(device, progress, contents, stacked)
+
+
+def read_restored(
+    files: ModelFiles, spec: WeightSpec, device: Device, quantize: bool, block_size: int, double_quant: bool
+) -> np.ndarray:
+    """A projection in float32: what a weight of few bits stands for, in the files or, with `quantize`, as `load_frozen`
+    makes it of one in full precision; else as the files have it. WgradError."""
+    if files.is_frozen(spec):
+        weight = files.read_frozen(spec, device, True)
+    elif quantize:
+        weight = device.quantize(place(files, spec, device), block_size, double=double_quant)
+    else:
+        return files.read(spec).astype(np.float32)
+    return device.download(device.dequantize(weight))
+
+
+def load_trainable(
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    arrays: Mapping[str, Array],
+    device: Device,
+    progress: Progress | None = None,
+    contents: bool = True,
+) -> None:
+    """Write tensors, as float32, into the arrays of the same name. Raises WgradError.
+
+    contents False: all is checked, and nothing written.
+    """
+    files = _open(folder, config)
+    specs = [spec for spec in weight_specs(config) if spec.name in arrays]
+    for done, spec in enumerate(specs):
+        if files.is_frozen(spec):
+            raise WgradError(f"--full: {files.folder} is quantised: all parameters cannot be trained; drop --full")
+        if contents:
+            device.write(arrays[spec.name], np.ascontiguousarray(_value(files, spec), np.float32))
+        if progress:
+            progress(done + 1, len(specs))

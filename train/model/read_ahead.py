@@ -1,0 +1,45 @@
+"""Tensors of files on their way to a device: the next pieces are read, and looked at, while one is written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from wgrad.train.files.safetensors_files import TensorEntry
+
+# Measured with bench/bench_start.py: what is read stays in the processor's cache until it is looked at and written.
+PIECE_BYTES = 4 << 20
+_AHEAD = 3
+
+
+def pieces(size: int, itemsize: int) -> Iterator[tuple[int, int]]:
+    """(first element, how many) of each piece of a tensor."""
+    step = PIECE_BYTES // itemsize
+    for start in range(0, size, step):
+        yield start, min(step, size - start)
+
+
+def read_ahead(tensors: Iterable[tuple[TensorEntry, np.dtype]]) -> Generator[np.ndarray]:
+    """Every piece of each tensor, flat, in its own dtype: good until the next one is asked for. The tensors' `begin`
+    must be known. Raises WgradError, with the piece that cannot be read or is not finite."""
+    buffers = [np.empty(PIECE_BYTES, np.uint8) for _ in range(_AHEAD + 1)]
+
+    def read(entry: TensorEntry, start: int, out: np.ndarray) -> np.ndarray:
+        entry.read_into(out, start)
+        return out
+
+    with ThreadPoolExecutor(1, "read-ahead") as thread:
+        waiting: deque[Future[np.ndarray]] = deque()
+        number = 0
+        for entry, dtype in tensors:
+            for start, count in pieces(int(np.prod(entry.shape)), dtype.itemsize):
+                out = buffers[number % len(buffers)][: count * dtype.itemsize].view(dtype)
+                waiting.append(thread.submit(read, entry, start, out))
+                number += 1
+                if len(waiting) > _AHEAD:
+                    yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
