@@ -10,20 +10,23 @@ from typing import Any
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
+from wgrad.device.errors import DeviceError
 
 _IDLE = "the card's matrix units are idle"
-_GAIN = "steps 2.9 to 6 times as fast (135M and 1B, measured on an H200)"  # docs/benchmarks.md
+_GAIN = "steps 2.9 to 6.6 times as fast (135M to 8B, measured on an H200)"  # docs/benchmarks.md
 
 
 @dataclass(frozen=True)
 class Card:
-    """An adapter that lists matrix units. passed: None where it was not tried with these kernels and this driver."""
+    """An adapter that lists matrix units. passed: None where it was not tried with these kernels and this driver.
+    given: the library in use gives them by itself, without a copy."""
 
     index: int
     name: str
     card: str
     passed: bool | None
     reason: str
+    given: bool
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ def status() -> Status:
     cards = []
     for card in adapters.matrix_unit_cards():
         passed, reason = units.verdict(card["card"]) or (None, "")
-        cards.append(Card(card["index"], card["name"], card["card"], passed, reason))
+        given = not native.COPY_LOADED and adapters.gives_matrix_units(card["index"])
+        cards.append(Card(card["index"], card["name"], card["card"], passed, reason, given))
     return Status(
         library=str(library or ""),
         sha256=units.sha256(library) if library else "",
@@ -77,12 +81,11 @@ def left_idle(device: Any) -> str:
 
 
 def _why_idle(device: Any) -> tuple[str, bool]:
-    features = device.facts.get("features", ())
-    if device.name != "wgpu" or device.matrix_units or not device.float16:
-        return "", False
     units = _units()
-    if units.FEATURE not in features:
+    if not _idle_and_listed(device):
         return "", False
+    if device.facts["backend"] not in units.BACKENDS:
+        return f"{_IDLE}: on {device.facts['backend']} they have a shape that there are no kernels for", False
     if os.environ.get(units.SWITCH) == "off":
         return f"{_IDLE} by {units.SWITCH}=off", False
     passed, reason = units.verdict(units.identity(device.facts["name"], device.facts["driver"])) or (None, "")
@@ -94,17 +97,43 @@ def _why_idle(device: Any) -> tuple[str, bool]:
     return f"{_IDLE}: wgrad matrix-units enable makes {_GAIN}", True
 
 
+def _idle_and_listed(device: Any) -> bool:
+    lacks = device.name != "wgpu" or device.matrix_units or not device.float16
+    return not lacks and _units().FEATURE in device.facts.get("features", ())
+
+
 def write_copy() -> str:
     """-> where the copy lies. A device's error where the installed library is not a known one."""
     return str(_units().write_copy())
 
 
 def check(card: Card) -> Verdict:
-    """Every kind of product on the card's matrix units, in a process of its own; the verdict is kept."""
+    """Every kind of product on the card's matrix units, in a process of its own; the verdict is kept. A device's error
+    where it cannot be."""
     units = _units()
+    units.keep_verdict(card.card, False, "it was begun and did not end")  # what stops the machine is not tried again
     found, _ = check_in_a_process("matrix_units", str(card.index), environment={units.SWITCH: "trial"})
     units.keep_verdict(card.card, found.passed, found.reason)
     return found
+
+
+def first_check(device: Any) -> bool:
+    """Check the units of a device that could have had them but for a check: its library gives them by itself, and the
+    card was not tried. -> whether they passed, so that the next device opened on the card has them. Not where the
+    verdict cannot be kept."""
+    if not _idle_and_listed(device):
+        return False
+    units = _units()
+    card = units.identity(device.facts["name"], device.facts["driver"])
+    library = units.installed()
+    refused = library is None or units.known(library) is not None  # those that were tried refuse it
+    if refused or os.environ.get(units.SWITCH) or units.verdict(card) is not None:
+        return False
+    found = next((known for known in status().cards if known.card == card), None)
+    try:
+        return found is not None and found.given and check(found).passed
+    except DeviceError:
+        return False
 
 
 def disable() -> bool:
@@ -121,6 +150,5 @@ def _device(index: str) -> Any:
     module = importlib.import_module("wgrad.wgsl.device")
     device = bind(module.WgpuDevice)(index)
     if not device.matrix_units:
-        errors = importlib.import_module("wgrad.device.errors")
-        raise errors.DeviceError("the library still refuses matrix units on this card")
+        raise DeviceError("the library still refuses matrix units on this card")
     return device

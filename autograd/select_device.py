@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from wgrad.autograd import matrix_units
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
@@ -117,6 +118,8 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     name = "wgpu" if adapter is None else f"wgpu:{adapter}"
     try:
         device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
+        if matrix_units.first_check(device):
+            device = bind(importlib.import_module("wgrad.wgsl.device").WgpuDevice)(adapter)
     except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device {name}: {error}; pip install wgpu") from error
     except DeviceError as error:

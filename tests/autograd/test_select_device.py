@@ -21,6 +21,7 @@ LLVMPIPE = {"name": "llvmpipe", "backend": "Vulkan", "type": "CPU", "driver": "M
 
 class FakeWgpu(ReferenceDevice):
     name = "wgpu"
+    matrix_units = float16 = False
     broken: tuple[str | None, ...] = ()
 
     def __init__(self, spec: str | None = None) -> None:

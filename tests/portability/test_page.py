@@ -89,6 +89,7 @@ def test_page_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for options, message in (
         (["--only", "no such"], "--only: no case has 'no such' in its name"),
         (["--json"], "--json: tells of a run here, and --page only writes a file"),
+        (["--device", "cpu"], "--device: nothing runs here, --page only writes a file"),
         (["--report", "r.json"], "--report: tells of a run here"),
     ):
         assert main(["selftest", "--page", str(page), *options]) == 2

@@ -28,7 +28,7 @@ def card(*, listed: bool = True, in_use: bool = False, float16: bool = True) -> 
     device: Any = Runtime.__new__(Runtime)
     device.matrix_units, device.float16, device.bfloat16 = in_use, float16, False
     features = ["shader-f16", units.FEATURE] if listed else ["shader-f16"]
-    device.facts = {"name": "a card", "driver": "driver 1", "features": features}
+    device.facts = {"name": "a card", "driver": "driver 1", "features": features, "backend": "Vulkan"}
     device.description = "a card (Vulkan, driver 1)"
     return device
 
@@ -67,6 +67,10 @@ def test_idle_matrix_units_are_told_with_the_reason(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(units, "known", lambda path: None)
     units.keep_verdict(units.identity("a card", "driver 1"), True, "")
     assert "wgpu's library refuses them" in matrix_units.idle(card()) and not matrix_units.left_idle(card())
+    metal = card()
+    metal.facts["backend"] = "Metal"
+    assert "on Metal they have a shape that there are no kernels for" in matrix_units.idle(metal)
+    assert not matrix_units.left_idle(metal)
     monkeypatch.setenv(units.SWITCH, "off")
     assert matrix_units.idle(card()) == f"the card's matrix units are idle by {units.SWITCH}=off"
     assert not matrix_units.left_idle(card())

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from wgrad.autograd import matrix_units as command
+from wgrad.autograd import select_device
+from wgrad.autograd.selftest.probe import Verdict
 from wgrad.device.errors import DeviceError
 from wgrad.train.commands.cli import main
 from wgrad.wgsl.runtime import adapters, matrix_units
@@ -88,17 +92,35 @@ def test_a_copy_that_is_not_whole_is_not_loaded(cache: Path, tmp_path: Path, mon
     data[1000] ^= 1
     copy.write_bytes(data)
     assert matrix_units.copy_to_load() is None
+    assert matrix_units.write_copy() == copy == matrix_units.copy_to_load()
+    made = copy.stat()
+    assert matrix_units.write_copy() == copy
+    assert copy.stat() == made  # Windows writes no file that a process has loaded
+
+
+class Adapter(SimpleNamespace):
+    """An adapter that lists what matrix units need. gives: its library does. asked: features of each device."""
+
+    def __init__(self, backend: str = "Vulkan", lacking: str = "", gives: bool = True) -> None:
+        features = {matrix_units.FEATURE, "shader-f16", "subgroup", "timestamp-query"} - {lacking}
+        info = {"device": "a card", "description": "driver 1", "backend_type": backend, "adapter_type": "DiscreteGPU"}
+        super().__init__(features=features, info=info, limits={}, gives=gives, asked=[])
+
+    def request_device_sync(self, required_features: list[str], required_limits: object = None) -> SimpleNamespace:
+        self.asked.append(required_features)
+        if matrix_units.FEATURE in required_features and not self.gives:
+            raise RuntimeError("experimental")
+        return SimpleNamespace(features=required_features, destroy=lambda: None)
+
+
+CARD = matrix_units.identity("a card", "driver 1")
 
 
 def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = {matrix_units.FEATURE, "shader-f16", "subgroup", "timestamp-query"}
+    matrix_units.keep_verdict(CARD, True, "")
     for lacking in ("", matrix_units.FEATURE, "shader-f16", "subgroup"):
-        whole = not lacking
-        adapter = SimpleNamespace(
-            features=features - {lacking}, info={"device": "a card", "description": ""}, limits={}
-        )
-        adapter.request_device_sync = lambda required_features, required_limits: required_features
-        assert (matrix_units.FEATURE in adapters.open_device(adapter)) == whole
+        whole, adapter = not lacking, Adapter(lacking=lacking)
+        assert (matrix_units.FEATURE in adapters.open_device(adapter).features) == whole
         monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: [adapter])
         assert len(adapters.matrix_unit_cards()) == whole
         device = TraceDevice(PROFILES[0])
@@ -107,20 +129,89 @@ def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: p
         assert device.matrix_units == whole
 
 
-def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = matrix_units.identity("a card", "driver 1")
-    assert matrix_units.may_ask(card, copy_loaded=False)  # the library itself decides
-    assert not matrix_units.may_ask(card, copy_loaded=True)
-    cache.mkdir(parents=True)
-    matrix_units.keep_verdict(card, False, "hangs")
-    assert matrix_units.verdict(card) == (False, "hangs") and not matrix_units.may_ask(card, True)
-    matrix_units.keep_verdict(card, True, "")
-    assert matrix_units.may_ask(card, True)
-    assert not matrix_units.may_ask(matrix_units.identity("a card", "driver 2"), True)
-    monkeypatch.setenv(matrix_units.SWITCH, "off")
-    assert not matrix_units.may_ask(card, True) and not matrix_units.may_ask(card, False)
+def test_a_backend_of_another_shape_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of 16 x 16 on Metal, whose matrices are of 8 x 8: not even where somebody kept that they passed."""
+    matrix_units.keep_verdict(CARD, True, "")
     monkeypatch.setenv(matrix_units.SWITCH, "trial")
-    assert matrix_units.may_ask("never seen", True)
+    for backend in ("Metal", "D3D12"):
+        adapter = Adapter(backend)
+        assert matrix_units.FEATURE not in adapters.open_device(adapter).features and len(adapter.asked) == 1
+        monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: [adapter])
+        assert adapters.matrix_unit_cards() == []
+
+
+def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not matrix_units.may_ask(CARD)  # also where the library would give it
+    matrix_units.keep_verdict(CARD, False, "hangs")
+    assert matrix_units.verdict(CARD) == (False, "hangs") and not matrix_units.may_ask(CARD)
+    matrix_units.keep_verdict(CARD, True, "")
+    assert matrix_units.may_ask(CARD)
+    assert not matrix_units.may_ask(matrix_units.identity("a card", "driver 2"))
+    monkeypatch.setenv(matrix_units.SWITCH, "off")
+    assert not matrix_units.may_ask(CARD)
+    monkeypatch.setenv(matrix_units.SWITCH, "trial")
+    assert matrix_units.may_ask("never seen")
+
+
+def idle_device() -> Any:
+    facts = {"name": "a card", "driver": "driver 1", "backend": "Vulkan", "features": [matrix_units.FEATURE]}
+    return SimpleNamespace(name="wgpu", matrix_units=False, float16=True, facts=facts)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
+    """A later wgpu: no step of the user's, and no use of units that leave sums at zero."""
+    adapter, checks = Adapter(), list[dict[str, str]]()
+
+    def check(module: str, *arguments: str, environment: dict[str, str]) -> tuple[Verdict, bool]:
+        checks.append(environment)
+        assert matrix_units.verdict(CARD) == (False, "it was begun and did not end")  # were the power to go now
+        return Verdict(passes, "" if passes else "sums are zero"), True
+
+    monkeypatch.setattr(adapters, "_usable", lambda: [adapter])
+    monkeypatch.setattr(matrix_units, "known", lambda path: None)
+    monkeypatch.setattr(command, "check_in_a_process", check)
+    opened = []
+
+    def make(spec: str | None) -> Any:
+        opened.append(matrix_units.FEATURE in adapters.open_device(adapter).features)
+        return idle_device()
+
+    monkeypatch.setattr(select_device, "bind", lambda kind: make)
+    assert matrix_units.FEATURE not in adapters.open_device(adapter).features
+    select_device.select_device("wgpu")
+    assert opened == ([False, True] if passes else [False])
+    assert checks == [{matrix_units.SWITCH: "trial"}]
+    assert matrix_units.verdict(CARD) == (passes, "" if passes else "sums are zero")
+    select_device.select_device("wgpu")
+    assert len(checks) == 1 and opened[-1] == passes
+    assert main(["matrix-units", "enable"]) == (0 if passes else 1)  # again, and without a copy
+    assert len(checks) == 2 and not matrix_units.copy_path().exists()
+
+
+def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The card is used without its units: no check at every start."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
+    monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
+    monkeypatch.setattr(adapters, "_usable", lambda: [Adapter()])
+    monkeypatch.setattr(matrix_units, "known", lambda path: None)
+    assert not command.first_check(idle_device())
+
+
+def test_a_library_that_refuses_them_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
+    adapter = Adapter(gives=False)
+    monkeypatch.setattr(adapters, "_usable", lambda: [adapter])
+    monkeypatch.setattr(matrix_units, "known", lambda path: None)
+    assert not command.first_check(idle_device()) and len(adapter.asked) == 1
+    adapter.gives = True
+    monkeypatch.setenv(matrix_units.SWITCH, "off")
+    assert not command.first_check(idle_device())
+    monkeypatch.delenv(matrix_units.SWITCH)
+    monkeypatch.setattr(matrix_units, "known", lambda path: matrix_units.KNOWN[0])  # it refuses: nobody need ask
+    assert not command.first_check(idle_device()) and len(adapter.asked) == 1
 
 
 @pytest.mark.parametrize(

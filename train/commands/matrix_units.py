@@ -21,10 +21,10 @@ def print_status() -> int:
     if found.switched_off:
         say("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")
     if not found.cards:
-        say("no adapter here lists matrix units")
+        say("no adapter here lists matrix units that there are kernels for (Vulkan)")
     for card in found.cards:
         words = {
-            None: "not tried: wgrad matrix-units enable",
+            None: "checked before its first use" if card.given else "not tried: wgrad matrix-units enable",
             True: "passed the check: --compute auto is float16 on them",
         }
         say(f"wgpu:{card.index}  {card.name}: " + words.get(card.passed, f"kept off: {card.reason}"))
@@ -35,10 +35,11 @@ def enable() -> int:
     """-> 0 where a card may use its matrix units from now on, 1 where none passed."""
     found = matrix_units.status()
     if not found.cards:
-        say("no adapter here lists matrix units: nothing to enable")
+        say("no adapter here lists matrix units that there are kernels for (Vulkan): nothing to enable")
         return 1
-    say(_WHAT.format(copy=found.copy))
-    matrix_units.write_copy()
+    if not any(card.given for card in found.cards):
+        say(_WHAT.format(copy=found.copy))
+        matrix_units.write_copy()
     passed = False
     for card in found.cards:
         say(f"checking wgpu:{card.index} ({card.name}) ...")

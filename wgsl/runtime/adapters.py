@@ -89,8 +89,20 @@ def card(adapter: Any) -> str:
     return matrix_units.identity(adapter.info["device"], adapter.info["description"])
 
 
-def may_use_matrix_units(adapter: Any) -> bool:
-    return matrix_units.may_ask(card(adapter), native.COPY_LOADED)
+def lists_matrix_units(adapter: Any) -> bool:
+    """Whether it lists those that the kernels are for."""
+    return adapter.info["backend_type"] in matrix_units.BACKENDS and matrix_units.among(adapter.features)
+
+
+def gives_matrix_units(index: int) -> bool:
+    """Whether the library in use makes a device with them. A stock one lists them and may refuse."""
+    adapter = _usable()[index]
+    try:
+        adapter.request_device_sync(required_features=[*_wanted(adapter), matrix_units.FEATURE]).destroy()
+    except Exception:
+        native.error_log().messages.clear()
+        return False
+    return True
 
 
 def matrix_unit_cards() -> list[dict[str, Any]]:
@@ -98,16 +110,20 @@ def matrix_unit_cards() -> list[dict[str, Any]]:
     return [
         {"index": i, "name": a.info["device"], "card": card(a)}
         for i, a in enumerate(_usable())
-        if matrix_units.among(a.features)
+        if lists_matrix_units(a)
     ]
+
+
+def _wanted(adapter: Any) -> list[str]:
+    return [feature for feature in WANTED_FEATURES if feature in adapter.features]
 
 
 def open_device(adapter: Any) -> Any:
     """A wgpu device with the wanted features that the adapter has, and its limits, not WebGPU's small defaults."""
-    features = [f for f in WANTED_FEATURES if f in adapter.features]
+    features = _wanted(adapter)
     limits = {name: adapter.limits[name] for name in WANTED_LIMITS if name in adapter.limits}
-    if matrix_units.among(adapter.features) and may_use_matrix_units(adapter):
-        try:  # a stock library lists the feature and may refuse it
+    if lists_matrix_units(adapter) and matrix_units.may_ask(card(adapter)):
+        try:  # a library other than the one of the check may refuse it
             wanted = [*features, matrix_units.FEATURE]
             return adapter.request_device_sync(required_features=wanted, required_limits=limits)
         except Exception:

@@ -23,6 +23,9 @@ from wgrad.device.cache import cache_folder, keep
 from wgrad.device.errors import DeviceError
 
 FEATURE = "cooperative-matrix"
+# Where cooperative matrices are of 16 x 16, as the kernels have them. Metal's are of 8 x 8, and wgpu before version 30
+# has none there of f16 operands and f32 sums (gfx-rs/wgpu#9629).
+BACKENDS = ("Vulkan",)
 _BESIDE = {"shader-f16", "subgroup"}  # what the kernels use besides
 SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a card that has not passed yet (the check itself)
 _LIB_PATH = "WGPU_LIB_PATH"
@@ -44,7 +47,8 @@ class KnownLibrary:
     copy_sha256: str
 
 
-# The gate is wgpu_types' Features::all_experimental_mask(): made to return the empty set.
+# The gate is wgpu_types' Features::all_experimental_mask(): made to return the empty set. What was tried of each: that
+# it refuses an experimental feature as it is and gives it as a copy (tests/portability/gates.py); on a card, the first.
 KNOWN = (
     KnownLibrary(
         "0.32.0",
@@ -54,6 +58,24 @@ KNOWN = (
         bytes.fromhex("48b8000000"),  # movabs rax, the mask
         bytes.fromhex("31c031d2c3"),  # xor eax, eax; xor edx, edx; ret
         "601892ff457d023fd5a640bb0df17f3ca5e76847af181cc7154359ee2966a8e8",
+    ),
+    KnownLibrary(
+        "0.32.0",
+        "Linux aarch64",
+        "51d8a711c9a687f824712c42a206800b69f14eff8667a88f2f86936cdef0ebd0",
+        4764412,
+        bytes.fromhex("2000c0d2 e1031faa e050e0f2"),  # mov and movk x0, the mask; mov x1, xzr; ret follows
+        bytes.fromhex("000080d2 010080d2 c0035fd6"),  # mov x0, 0; mov x1, 0; ret
+        "e12fc780ce192f2191042de27c45b10a9f708202a8afe58340e6e2d67db08da0",
+    ),
+    KnownLibrary(
+        "0.32.0",
+        "Windows x86-64",
+        "5e26249c40dcdac43f5adca3195fcf40e4ec6c67472b38510165f411fcc198e7",
+        6060176,
+        bytes.fromhex("48b8000000"),
+        bytes.fromhex("31c031d2c3"),
+        "4c5674a31c45f2709b542ad03427511db7d404d57b3f27464825bd47f15b5fec",
     ),
 )
 
@@ -87,6 +109,13 @@ def copy_path() -> Path:
     return folder() / (found.name if found else "libwgpu_native-release")
 
 
+def lifted(library: KnownLibrary, data: bytes) -> bytes:
+    """The bytes of a library with its gate lifted."""
+    end = library.offset + len(library.before)
+    assert data[library.offset : end] == library.before  # the digest says so
+    return data[: library.offset] + library.after + data[end:]
+
+
 def write_copy() -> Path:
     """Write the copy and wgpu's licence. DeviceError where the installed library is not a known one, or it cannot."""
     source = installed()
@@ -99,13 +128,10 @@ def write_copy() -> Path:
             f"matrix-units: {source} (SHA-256 {sha256(source)}) is not a library that was tried ({tried}): it is left "
             "as it is, and products go on without matrix units"
         )
-    data = bytearray(source.read_bytes())
-    end = library.offset + len(library.before)
-    assert data[library.offset : end] == library.before  # the digest says so
-    data[library.offset : end] = library.after
     target = copy_path()
     try:
-        keep(target, bytes(data))
+        if not (target.exists() and sha256(target) == library.copy_sha256):  # Windows writes no file that is loaded
+            keep(target, lifted(library, source.read_bytes()))
         (target.parent / _LICENCE).write_text(_licence(), encoding="utf-8")
     except OSError as error:
         raise DeviceError(f"matrix-units: cannot write {target}: {error.strerror or error}") from error
@@ -195,9 +221,8 @@ def _verdicts() -> dict[str, Any]:
         return {}
 
 
-def may_ask(card: str, copy_loaded: bool) -> bool:
-    """Whether a device with the feature is asked for. A library that grants it by itself needs no verdict."""
+def may_ask(card: str) -> bool:
+    """Whether a device with the feature is asked for: by cards that passed, whichever library gives it. One without the
+    shape that the kernels have need not refuse it: it may leave sums at zero."""
     mode = os.environ.get(SWITCH, "")
-    if mode == "off":
-        return False
-    return mode == "trial" or not copy_loaded or (verdict(card) or (False,))[0]
+    return mode != "off" and (mode == "trial" or (verdict(card) or (False,))[0])
