@@ -40,6 +40,7 @@ MODEL = [
     ("nt", 2048, 4096, 14336),
     ("nt", 512, 49152, 576),
     ("nn", 512, 576, 49152),
+    ("nn", 256, 2048, 128256),
     ("nt", 2048, 16, 576),
     ("nn", 2048, 16, 1536),
     ("tn", 576, 16, 2048),
@@ -93,7 +94,7 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
     chosen = gemm_matrix.choose_tile(m, n, k, 1, device.workgroup_bytes) if on_units else choose_tile(m, n, k)
     variants: list[tuple[Tile | MatrixTile, int]] = [chosen]
     if sweep and on_units:
-        splits = [1, 2, 4] if m * n <= 2048 * 2048 else [1]
+        splits = [1, 2, 4, 8] if m * n <= 2048 * 2048 else [1]
         variants += [(t, s) for t in UNITS_TILES for s in splits if (t, s) != chosen]
     elif sweep:
         tiles = SKINNY_TILES if min(m, n) <= 16 else SWEEP_TILES

@@ -30,14 +30,20 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
+from wgrad.train.model.load_weights import read_from_main_memory
 from wgrad.train.model.lora import Adapter, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
-from wgrad.train.model.model_files import read_from_main_memory
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import keeps_attention, lora_config, lora_parameters, parked_layers
+from wgrad.train.run.build import (
+    keeps_attention,
+    lora_config,
+    lora_parameters,
+    mlp_chunk_bytes,
+    parked_layers,
+)
 from wgrad.train.run.optim import AdamW, FlatParameters
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
@@ -167,11 +173,14 @@ def build(
     offload: bool | int = False,
     keep_attention: bool = False,
     batch: int = 1,
+    memory_limit: str | None = None,
 ) -> tuple[Trainer, FlatParameters]:
+    """memory_limit: for the choices that hang on it; the device is not held to it here."""
     config = parse_model_config(shape.config())
     options = RunOptions(
         batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute,
         checkpointing=shape.checkpointing, offload_checkpoints=offload, keep_attention=keep_attention or None,
+        memory_limit=memory_limit,
     )  # fmt: skip
     weights = make_weights(config, device)
     lora = lora_config(options, config)
@@ -187,6 +196,7 @@ def build(
         recompute=shape.checkpointing,
         offload=parked_layers(options, config),
         keep_attention=keeps_attention(options, config),
+        mlp_chunk_bytes=mlp_chunk_bytes(options),
     )
     return Trainer(model, AdamW(parameters, scale_loss=compute == "float16"), options), parameters
 

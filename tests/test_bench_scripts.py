@@ -28,6 +28,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     [
         "bench_attention.py --quick --dtype float16",
         "bench_gemm.py --small",
+        "bench_reads.py --small",
+        "bench_start.py --shapes tiny --cold",
+        "bench_weights.py --rows 16 --shape 64x256 --formats q6_k",
         "bench_memory_ops.py --rows 64 --columns 128",
         "bench_transfers.py --sizes 128x128x128 --mib 1",
         "bench_train.py --shapes tiny --seq-len 64 --offload-checkpoints 1",

@@ -141,7 +141,7 @@ def product(
     if tile is None or splits is None:
         units = device.matrix_units and a_column % 8 == 0
         units = units and gemm_matrix.served(a, b, out, mnk, trans_a, trans_b, lda)
-        chosen = _choose(device, b, mnk, batch, few_rows, units)
+        chosen = _choose(device, b, mnk, batch, few_rows, units, trans_b)
         tile, splits = tile or chosen[0], splits or chosen[1]
     shader, operand, constants = _kernel(device, tile, a, b, out, mnk)
     vectors = {"VEC_A": lda % 4 == 0 and a_column % 4 == 0, "VEC_B": (k if trans_b else n) % 4 == 0}
@@ -162,10 +162,13 @@ def product(
     sizes = [m, n, k, k_per_split, end.ldc, column, rank, *operand.parameters, lda, a_column, 0]
     groups = (-(-n // tile.n), -(-m // tile.m), batch if splits == 1 else -(-k // k_per_split))
     grouped = isinstance(tile, MatrixTile) and groups[0] >= gemm_matrix.MANY_COLUMNS
+    arrays = [a, operand.codes, target, bias, residual, u, v, *operand.scales]
     switches = {"SPLIT": splits > 1, "GROUPED": grouped, "HAS_LOWRANK": lowrank is not None, "PARTS": bool(parts)}
+    ahead = isinstance(tile, MatrixTile) and bool(now["HAS_RESIDUAL"] and now["VEC_C"])
+    switches["RESIDUAL_AHEAD"] = ahead and _in_memory_of_its_own(residual, arrays)
     device.launch(
         shader,
-        [a, operand.codes, target, bias, residual, u, v, *operand.scales],
+        arrays,
         [*sizes, float(alpha), *operand.stack, ld_u, *part_bounds(parts, end.ldc)],
         device.groups(n, tile.n) if isinstance(tile, VectorTile) else groups,
         {**constants, **now, **switches},
@@ -175,8 +178,14 @@ def product(
         reduce_splits(device, target, end, (m, n, -(-k // k_per_split)))
 
 
+def _in_memory_of_its_own(array: Array | None, arrays: list[Array | None]) -> bool:
+    """Whether no other of the arrays lies in the same block: what WebGPU asks of one that could be written."""
+    blocks = [other.lease.block for other in arrays if other is not None]
+    return array is not None and blocks.count(array.lease.block) == 1
+
+
 def _choose(
-    device: Runtime, b: Any, mnk: tuple[int, int, int], batch: int, few_rows: bool, on_units: bool
+    device: Runtime, b: Any, mnk: tuple[int, int, int], batch: int, few_rows: bool, on_units: bool, trans_b: bool
 ) -> tuple[AnyTile, int]:
     """Tile, which stands for a kernel, and splits of K. few_rows, on_units: gemv.wgsl, gemm_matrix.wgsl serve it."""
     m, n, k = mnk
@@ -187,7 +196,8 @@ def _choose(
         return software_tile(m, n), 1
     if on_units:
         if isinstance(b, Array) or device.matrix_tile:
-            return gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile)
+            rounded = trans_b and isinstance(b, Array) and b.dtype != np.float16
+            return gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile, rounded=rounded)
         return gemm_matrix.choose_weight_tile(m, n, k, gemm_matrix.unit_of(b), device.workgroup_bytes)
     return choose_tile(m, n, k, batch)
 

@@ -12,7 +12,12 @@ struct Params {
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 #endif
 #if HAS_RESIDUAL
+#if RESIDUAL_AHEAD
+// Only read: but where an array is bound for that alone NVIDIA's compiler moves its loads behind barriers, to their use.
+@group(0) @binding(5) var<storage, read_write> residual: array<R_T>;
+#else
 @group(0) @binding(5) var<storage, read> residual: array<R_T>;
+#endif
 #endif
 #if HAS_LOWRANK
 @group(0) @binding(6) var<storage, read> u: array<U_T>;

@@ -89,8 +89,12 @@ class MatrixTile:
         }
 
 
-# Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it gives work to most of the card.
+# Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it gives work to most of the card, also by long
+# splits of K, as of the gradient of what a head is given.
 LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
+# Two at once on a compute unit: one rounds what it stages of B to float16 while the other multiplies. With a head in
+# bfloat16 0.91 of LARGE's time (256 to 1,024 rows); with B in float16 0.96 to 1.1, with B not transposed 1.03 to 1.07.
+TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64)  # 16 x 64: decoding several prompts, half of what gemv.wgsl takes for 16 rows
 _ENOUGH_LARGE, _WANTED_MEDIUM, _WANTED_NARROW = 96, 132, 256
@@ -114,7 +118,7 @@ WEIGHT_TILES = {
 _WANTED_SUBGROUPS = 8 * 132
 # Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
 MANY_COLUMNS = 64
-_MIN_K_PER_SPLIT, _MAX_SPLITS = 512, 8
+_MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS = 512, 4096, 8
 _MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a tile empty
 _MIN_ROWS = 8  # fewer are faster in gemv.wgsl
 
@@ -131,15 +135,22 @@ def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: boo
     return lda % 8 == 0 and (k if trans_b else n) % 8 == 0 and n % 8 == 0 and (m if trans_a else k) % 8 == 0
 
 
-def choose_tile(m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced: str = "") -> tuple[MatrixTile, int]:
-    """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits."""
+def choose_tile(
+    m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced: str = "", *, rounded: bool = False
+) -> tuple[MatrixTile, int]:
+    """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits.
+    rounded: the right operand is transposed and of a type that is rounded to float16."""
     if m < _MIN_SIDE:
         tiles = -(-m // NARROW.m) * -(-n // NARROW.n) * batch
         splits = min(round(_WANTED_NARROW / tiles), k // _MIN_K_PER_SPLIT, _MAX_SPLITS) if batch == 1 else 1
         return NARROW, max(1, splits)
-    large = -(-m // LARGE.m) * -(-n // LARGE.n) * batch >= _ENOUGH_LARGE
-    if (large or forced == "large") and forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
-        return LARGE, 1
+    if forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
+        tiles = -(-m // LARGE.m) * -(-n // LARGE.n) * batch
+        if tiles >= _ENOUGH_LARGE or forced == "large":
+            return (TWO_AT_ONCE if rounded and not forced else LARGE), 1
+        splits = min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS)
+        if batch == 1 and tiles * splits >= _ENOUGH_LARGE:
+            return LARGE, splits
     tiles = -(-m // MEDIUM.m) * -(-n // MEDIUM.n)
     if batch > 1 or forced:
         return MEDIUM, 1

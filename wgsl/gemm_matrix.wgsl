@@ -171,6 +171,13 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 
   let lane = lid % 32u;
   let strip = subgroup * 16u * STRIP;
+#if RESIDUAL_AHEAD
+#unroll q STORES
+  let row_ahead_$q = m0 + sub_row + (lane + 32u * $qu) / STRIP;
+  let col_ahead_$q = n0 + sub_col + (lane + 32u * $qu) % STRIP * 4u;
+  var ahead_$q = residual_near(row_ahead_$q, col_ahead_$q, c_base);
+#end
+#endif
 #unroll i SUB_M
 #unroll g SUB_G
   {
@@ -179,11 +186,21 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     coopStoreT(acc_$i_$g_$j, &strips[s_at_$j], ld_strip);
 #end
     workgroupBarrier();
+#if RESIDUAL_AHEAD
+#unroll q STORES
+    let now_$q = ahead_$q;
+    ahead_$q = residual_near(row_ahead_$q + ($iu * SUB_G + $gu + 1u) / SUB_G * 16u,
+                             col_ahead_$q + ($gu + 1u) % SUB_G * 16u * SUB_J, c_base);
+#end
+#endif
 #unroll q STORES
     {
       let at = lane + 32u * $qu;
       let row = m0 + sub_row + 16u * $iu + at / STRIP;
       let col = n0 + sub_col + 16u * $gu * SUB_J + (at % STRIP) * 4u;
+#if RESIDUAL_AHEAD
+      ahead_of_store = now_$q;
+#endif
       if (row < p.m && col < p.n) { store(row, col, c_base, strips[strip + at]); }
     }
 #end
@@ -192,6 +209,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
 #end
 }
+
+#if RESIDUAL_AHEAD
+// What is added to four sums of a row, read while those before them are stored; beyond an edge, what is there.
+var<private> ahead_of_store: vec4<f32>;
+
+fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
+  return vec4<f32>(residual[(base + min(row, p.m - 1u) * p.ldc + p.c_col + min(col, p.n - 4u)) >> 2u]);
+}
+#endif
 
 #if HAS_LOWRANK
 #include "gemm_matrix_lowrank.wgsl"

@@ -22,7 +22,11 @@ fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
   x += bias4(p.c_col + col);
 #endif
 #if HAS_RESIDUAL
+#if RESIDUAL_AHEAD
+  x += ahead_of_store;
+#else
   x += vec4<f32>(residual[at]);
+#endif
 #endif
 #if ACCUMULATE
   x += vec4<f32>(c[at]);

@@ -63,7 +63,7 @@ def _decoded(device: Runtime, weight: FrozenWeight, dtype: np.dtype) -> Array:
 def _decode_first(device: Runtime, mnk: tuple[int, int, int]) -> bool:
     if mnk[0] != _DECODE_FIRST_ROWS:
         return mnk[0] > _DECODE_FIRST_ROWS
-    return gemm_matrix.choose_tile(*mnk, 1, device.workgroup_bytes)[0] is gemm_matrix.LARGE
+    return gemm_matrix.choose_tile(*mnk, 1, device.workgroup_bytes) == (gemm_matrix.LARGE, 1)
 
 
 def _on_units(

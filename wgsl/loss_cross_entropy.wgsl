@@ -4,7 +4,8 @@
 //   grads [rows, V] f16 (HALF): the gradient times SCALE, where the logits stay as they are
 //   targets [N] i32 (IGNORE: -100), losses [N] f32; this dispatch does rows first .. first + rows of them
 // main:  one workgroup a row (folded); one pass for max and sum together (online softmax, Milakov and Gimelshein 2018),
-//        one to write.
+//        one to write. Four reads of each invocation are under way at once: rows are few, and with one a large card reads at a
+//        third of what memory allows.
 // total: one workgroup; total[0] = sum of losses, in a fixed order.
 struct Params { rows: u32, v: u32, first: u32, n: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
@@ -42,23 +43,31 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   }
   var peak = LOWEST;
   var sum = 0.0;
-  for (var i = lid; i < width; i += 256u) {
+  for (var i = lid; i < width; i += 1024u) {
+#unroll q 4
+    let at_$q = i + 256u * $qu;
+    let read_$q = logits[base + min(at_$q, width - 1u)];
+#end
+#unroll q 4
+    {
 #if SOFTCAP
-    let x = SOFTCAP * tanh_of_logits(logits[base + i] / SOFTCAP);
-    logits[base + i] = x;
+      let x = select(L_T(LOWEST), SOFTCAP * tanh_of_logits(read_$q / SOFTCAP), at_$q < width);
+      if (at_$q < width) { logits[base + at_$q] = x; }
 #else
-    let x = logits[base + i];
+      let x = select(L_T(LOWEST), read_$q, at_$q < width);
 #endif
 #if WIDTH == 4
-    let local = max(max(x.x, x.y), max(x.z, x.w));
-    let higher = max(peak, local);
-    let e = exp(x - vec4<f32>(higher));
-    sum = sum * exp(peak - higher) + ((e.x + e.y) + (e.z + e.w));
+      let local = max(max(x.x, x.y), max(x.z, x.w));
+      let higher = max(peak, local);
+      let e = exp(x - vec4<f32>(higher));
+      sum = sum * exp(peak - higher) + ((e.x + e.y) + (e.z + e.w));
 #else
-    let higher = max(peak, x);
-    sum = sum * exp(peak - higher) + exp(x - higher);
+      let higher = max(peak, x);
+      sum = sum * exp(peak - higher) + exp(x - higher);
 #endif
-    peak = higher;
+      peak = higher;
+    }
+#end
   }
   part_max[lid] = peak;
   part_sum[lid] = sum;
@@ -88,20 +97,25 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3
   if (lid == 0u) { losses[p.first + row] = log(total_sum) + (top - target_logit); }
 #if GRAD
   let inverse = 1.0 / total_sum;
-  for (var i = lid; i < width; i += 256u) {
-#if SOFTCAP
-    let capped = logits[base + i];
-#endif
-    var g = exp(logits[base + i] - L_T(top)) * inverse;
+  for (var i = lid; i < width; i += 1024u) {
+#unroll q 4
+    let at_$q = i + 256u * $qu;
+    let read_$q = logits[base + min(at_$q, width - 1u)];
+#end
+#unroll q 4
+    if (at_$q < width) {
+      var g = exp(read_$q - L_T(top)) * inverse;
 #if WIDTH == 4
-    if (base + i == at >> 2u) { g[at & 3u] -= 1.0; }
+      if (base + at_$q == at >> 2u) { g[at & 3u] -= 1.0; }
 #else
-    if (base + i == at) { g -= 1.0; }
+      if (base + at_$q == at) { g -= 1.0; }
 #endif
 #if SOFTCAP
-    g *= 1.0 - (capped / SOFTCAP) * (capped / SOFTCAP);
+      g *= 1.0 - (read_$q / SOFTCAP) * (read_$q / SOFTCAP);
 #endif
-    write_gradient(base + i, g);
+      write_gradient(base + at_$q, g);
+    }
+#end
   }
 #endif
 }

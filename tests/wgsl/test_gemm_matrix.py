@@ -11,7 +11,7 @@ import pytest
 
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
-from wgrad.autograd.selftest.case import F16, Case
+from wgrad.autograd.selftest.case import BF16, F16, Case
 from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.formats.frozen_weight import formats
@@ -243,6 +243,37 @@ def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
     np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
+@pytest.mark.parametrize("tile", [SMALL_LARGE, gemm_matrix.MatrixTile(1, 1, 2, 1, 2)])
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_what_is_added_is_read_ahead(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, tile: gemm_matrix.MatrixTile, shares_memory: bool
+) -> None:
+    """As an array that could be written; where an operand lies in the same memory, which WebGPU refuses then, as it is
+    stored. Sizes that divide nothing, and rows with columns of something else before and behind them."""
+    m, n, k, column, ldc = 72, 88, 40, 8, 104
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((m, k), (k, n)))
+    numbers = rng.standard_normal((m, ldc)).astype(np.float16)
+    both = matrix_device.upload(np.concatenate([a.ravel(), np.zeros(-a.size % 128, np.float16), numbers.ravel()]))
+    given = matrix_device.view(both, (m, k), 0)
+    added = matrix_device.view(both, (m, ldc), both.size - numbers.size)
+    if not shares_memory:
+        given = matrix_device.upload(a)
+    found, launch, out = [], matrix_device.launch, matrix_device.zeros((m, ldc), np.float32)
+
+    def launched(*given: Any, **options: Any) -> None:
+        found.append(given[4]["RESIDUAL_AHEAD"])
+        launch(*given, **options)
+
+    monkeypatch.setattr(matrix_device, "launch", launched)
+    options: dict[str, Any] = {"residual": added, "column": column, "ldc": ldc, "alpha": 0.5, "splits": 1}
+    product(matrix_device, given, matrix_device.upload(b), out, (m, n, k), tile=tile, **options)
+    exact = np.zeros((m, ldc))
+    exact[:, column : column + n] = 0.5 * (a.astype(float) @ b.astype(float)) + numbers[:, column : column + n]
+    np.testing.assert_allclose(matrix_device.download(out), exact, atol=1e-4)
+    assert found == [not shares_memory]
+
+
 def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine rows of tiles, of which eight and then one go along N together."""
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 3)
@@ -304,3 +335,30 @@ def test_tiles_fit_the_device() -> None:
     assert gemm_matrix.choose_tile(8192, 8192, 64, 1, 32768)[0] is gemm_matrix.MEDIUM
     assert gemm_matrix.MEDIUM.most_workgroup_bytes <= 32768
     assert gemm_matrix.choose_tile(128, 128, 4096, 1, 49152) == (gemm_matrix.MEDIUM, 8)
+
+
+def test_a_right_operand_that_is_rounded_has_two_tiles_at_once(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(matrix_device, "workgroup_bytes", 49152)
+    monkeypatch.setattr(matrix_device, "launch", lambda *a, **_: found.append(a[4]["SG_N"] * 16 * a[4]["SUB_G"]))
+    a, out = matrix_device.empty((2048, 64), np.float16), matrix_device.empty((2048, 4096))
+    for dtype, trans_b, columns in ((BF16, True, 128), (F16, True, 256), (BF16, False, 256)):
+        b = matrix_device.empty((4096, 64) if trans_b else (64, 4096), dtype)
+        product(matrix_device, a, b, out, (2048, 4096, 64), trans_b=trans_b)
+        assert found.pop() == columns
+    assert 2 * (gemm_matrix.TWO_AT_ONCE.most_workgroup_bytes - gemm_matrix._TABLES) <= 49152
+    monkeypatch.setattr(matrix_device, "matrix_tile", "large")  # the self-test's
+    product(matrix_device, a, matrix_device.empty((4096, 64), BF16), out, (2048, 4096, 64), trans_b=True)
+    assert found == [256]
+
+
+def test_long_reductions_fill_the_card_with_parts_of_large_tiles() -> None:
+    """Of a head of 128,256 rows, the gradient of what it is given: 256 rows of the 1B, of the 8B."""
+    assert gemm_matrix.choose_tile(256, 2048, 128256, 1, 49152) == (gemm_matrix.LARGE, 8)
+    assert gemm_matrix.choose_tile(256, 4096, 128256, 1, 49152) == (gemm_matrix.LARGE, 4)
+    assert gemm_matrix.choose_tile(2048, 1024, 4096, 1, 49152)[0] is gemm_matrix.MEDIUM  # parts would be short
+    assert gemm_matrix.choose_tile(256, 256, 128256, 1, 49152)[0] is gemm_matrix.MEDIUM  # too few
+    assert gemm_matrix.choose_tile(256, 2048, 128256, 2, 49152)[0] is gemm_matrix.MEDIUM  # a batch has no parts
+    assert gemm_matrix.choose_tile(256, 2048, 128256, 1, 49152, "medium") == (gemm_matrix.MEDIUM, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, native
-from wgrad.wgsl.runtime.runtime import MAX_DISPATCHES, MAX_GROUPS
+from wgrad.wgsl.runtime.runtime import MAX_DISPATCHES, MAX_GROUPS, most_work
 
 
 @pytest.fixture
@@ -166,6 +168,24 @@ def test_order_holds_over_many_submissions(wgpu_device: WgpuDevice) -> None:
     for _ in range(3 * MAX_DISPATCHES + 5):
         wgpu_device.add(x, one, out=x)
     assert (wgpu_device.download(x) == 3 * MAX_DISPATCHES + 5).all()
+
+
+def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver's watchdog allows one two seconds. More where matrix units do it: each costs the host."""
+    x, ended, submit = wgpu_device.zeros((64,)), list[int](), wgpu_device._submit
+
+    def submitted(chunk: list[Any], names: list[str]) -> None:
+        ended.append(len(chunk))
+        submit(chunk, names)
+
+    wgpu_device.synchronize()
+    monkeypatch.setattr(wgpu_device, "_submit", submitted)
+    monkeypatch.setattr(wgpu_device, "_max_work", 10.0)
+    for work in (4.0, 4.0, 4.0, 12.0, 4.0):
+        wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1), work=work)
+    wgpu_device.flush()
+    assert ended == [3, 1, 1]
+    assert most_work("DiscreteGPU", True) > most_work("DiscreteGPU", False) > most_work("CPU", True)
 
 
 def test_more_workgroups_than_one_dimension_holds(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.device.memory import Array, Block, Pool
+from wgrad.device.placement import Rehearsal
 from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.wgsl.runtime import adapters, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
@@ -26,10 +27,16 @@ MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every devic
 MAX_DISPATCHES = 128
 MAX_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}
 MAX_WORK_GPU = 2e11
+MAX_WORK_MATRIX_UNITS = 2e12  # a submission takes about 45 us of the host, as ten dispatches do
 _STAGING_BYTES = 64 << 20
 _SUBMITTED_BYTES = 1 << 20  # of a write that is to be on its way at once: a bucket of the gradient
 _PARAM_SLOT = 256
 _PARAM_SLOTS = 1024
+
+
+def most_work(adapter_type: str, matrix_units: bool) -> float:
+    """Of a submission."""
+    return MAX_WORK.get(adapter_type, MAX_WORK_MATRIX_UNITS if matrix_units else MAX_WORK_GPU)
 
 
 class Replay(Recording):
@@ -95,7 +102,7 @@ class Runtime(PooledRuntime):
         self._pending_names: list[str] = []
         self._pending_work = 0.0
         self._transfers = Transfers(self.max_binding_bytes)
-        self._max_work = MAX_WORK.get(self.adapter_type, MAX_WORK_GPU)
+        self._max_work = most_work(self.adapter_type, self.matrix_units)
         self._dummy = self.zeros((64,), np.float32)
 
     @property
@@ -110,10 +117,10 @@ class Runtime(PooledRuntime):
         return self.held.holding()
 
     @contextmanager
-    def capture(self) -> Iterator[Any]:
+    def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
         # A replay decodes what it reads: nothing is carried into a recording, or out of one.
         self.held.drop()
-        with super().capture() as replay:
+        with super().capture(rehearsal) as replay:
             try:
                 yield replay
             finally:

@@ -1,0 +1,157 @@
+"""Products of few rows with frozen weights of every format on matrix units: microseconds, share of NF4's speed.
+
+    python bench/bench_weights.py [--rows 16,64,128,256,512] [--shape 4096x4096] [--formats q5_k,q6_k] [--sweep]
+
+All of the same rows and direction are timed in turns, each on several weights one after another, which together are
+about as large as a cache or larger; each result is checked against float64 on its first rows. --sweep: other tiles and
+splits of K beside what is chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from common import Report
+
+from wgrad.autograd.bench import timing
+from wgrad.autograd.bench.timing import median_spread
+from wgrad.autograd.bind import bind
+from wgrad.device.errors import DeviceError
+from wgrad.device.formats.frozen_weight import formats
+from wgrad.wgsl import gemm_matrix
+from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm import product
+from wgrad.wgsl.gemm_matrix import MatrixTile
+
+WEIGHTS = 6  # by turns
+CALLS = 48  # in a recording
+RANDOM_ROWS = 64  # of a weight, repeated
+CHECKED_ROWS = 8
+TILES = [
+    *dict.fromkeys(tile for tiles in gemm_matrix.WEIGHT_TILES.values() for tile in tiles),
+    MatrixTile(2, 4, 2, 1, 2, ahead=True),  # 64 x 128, on eight subgroups as those below
+    MatrixTile(4, 2, 1, 2, 2, ahead=True),  # 64 x 128
+    MatrixTile(4, 2, 1, 1, 2, ahead=True),  # 64 x 64
+    MatrixTile(4, 2, 2, 1, 2, ahead=True),  # 128 x 64
+    MatrixTile(2, 4, 4, 1, 2, ahead=True),  # 128 x 128
+    MatrixTile(4, 2, 4, 1, 2, ahead=True),  # 256 x 64
+]
+SPLITS = [1, 2, 4, 8]
+
+
+@dataclass
+class Work:
+    """A recording of CALLS calls. row: what its row begins with."""
+
+    row: dict[str, Any]
+    replay: Any
+    error: float
+    samples: list[float]
+
+
+class Case:
+    """Products of so many rows with weights of one format, forward or dx."""
+
+    def __init__(self, device: Any, name: str, shape: tuple[int, int], rows: int, backward: bool) -> None:
+        self._device, (n, k) = device, shape
+        values = np.random.default_rng(0).standard_normal((min(n, RANDOM_ROWS), k)).astype(np.float32)
+        weight = formats()[name].quantize(np.resize(values, shape), 64, name == "nf4")
+        self._weights = [weight.map_arrays(device.upload) for _ in range(WEIGHTS)]
+        inner, outer = (n, k) if backward else (k, n)
+        x = np.random.default_rng(1).standard_normal((rows, inner)).astype(np.float16)
+        decoded = device.download(device.dequantize(self._weights[0])).astype(np.float64)
+        self._exact = x[:CHECKED_ROWS].astype(np.float64) @ (decoded if backward else decoded.T)
+        self._x, self._out = device.upload(x), device.empty((rows, outer), np.dtype(np.float16))
+        self._mnk, self._backward = (rows, outer, inner), backward
+        self.row = {"op": "linear_quantized" + "_backward" * backward, "format": name, "rows": rows, "n": n, "k": k}
+
+    def chosen(self) -> Work:
+        """What a user gets."""
+        dtype = np.dtype(np.float16)
+        if self._backward:
+            return self._record(lambda w: self._device.linear_quantized_backward(self._x, w, dtype=dtype), "chosen", 0)
+        return self._record(lambda w: self._device.linear_quantized(self._x, w, dtype=dtype), "chosen", 0)
+
+    def others(self) -> list[Work]:
+        """The tiles that hold all rows, or the tallest, and are no more than twice as tall."""
+        m, _, k = self._mnk
+        high = min(m, max(tile.m for tile in TILES))
+        found = []
+        for tile in TILES:
+            if not high <= tile.m <= 2 * high or tile.most_workgroup_bytes > self._device.workgroup_bytes:
+                continue
+            for splits in (s for s in SPLITS if s * tile.k <= k):
+                name = f"{tile.m}x{tile.n}x{tile.k}/{tile.sg_m}x{tile.sg_n} subgroups"
+                try:
+                    found.append(self._record(partial(self._product, tile, splits), name, splits))
+                except DeviceError as problem:
+                    print("failed", self.row, tile, splits, str(problem)[:200])
+        return found
+
+    def _product(self, tile: MatrixTile, splits: int, weight: Any) -> None:
+        options: dict[str, Any] = {"trans_b": not self._backward, "tile": tile, "splits": splits}
+        product(self._device, self._x, weight, self._out, self._mnk, **options)
+
+    def _record(self, call: Callable[[Any], Any], tile: str, splits: int) -> Work:
+        out = call(self._weights[0])
+        got = self._device.download(self._out if out is None else out)[:CHECKED_ROWS].astype(np.float64)
+        error = float(np.linalg.norm(got - self._exact) / np.linalg.norm(self._exact))
+        with self._device.capture() as replay:
+            for i in range(CALLS):
+                call(self._weights[i % WEIGHTS])
+        return Work(self.row | {"tile": tile, "splits": splits}, replay, error, [])
+
+
+def measure(device: Any, works: list[Work]) -> None:
+    """In turns, after the card has been kept busy."""
+
+    def seconds(work: Work, runs: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(runs):
+            work.replay.run()
+        device.synchronize()
+        return (time.perf_counter() - begin) / runs / CALLS
+
+    begin, once = time.perf_counter(), seconds(works[0], 1)
+    while time.perf_counter() - begin < timing.WARM_SECONDS:
+        once = seconds(works[0], 1)
+    runs = max(1, round(timing.SAMPLE_SECONDS / once / CALLS))
+    for _ in range(timing.SAMPLES):
+        for work in works:
+            work.samples.append(seconds(work, runs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default=None, help="adapter index or name (default: the best)")
+    parser.add_argument("--rows", default="16,64,128,256,512")
+    parser.add_argument("--shape", default="4096x4096", help="N x K of the weights")
+    parser.add_argument("--formats", default=",".join(formats()), help="beside nf4")
+    parser.add_argument("--sweep", action="store_true", help="other tiles and splits of K, too")
+    parser.add_argument("--out", default=None)
+    args = parser.parse_args()
+    n, k = map(int, args.shape.split("x"))
+    device: Any = bind(WgpuDevice)(args.device)
+    report = Report("weights", device, args.out)
+    names = ["nf4", *(name for name in args.formats.split(",") if name != "nf4")]
+    for rows in map(int, args.rows.split(",")):
+        for backward in (False, True):
+            cases = [Case(device, name, (n, k), rows, backward) for name in names]
+            works = [work for case in cases for work in [case.chosen(), *(case.others() if args.sweep else [])]]
+            measure(device, works)
+            nf4 = median_spread(works[0].samples).seconds
+            for work in works:
+                median, spread = median_spread(work.samples)
+                report.row(
+                    **work.row, us=1e6 * median, spread=spread, of_nf4s_speed=nf4 / median, error=work.error
+                )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
