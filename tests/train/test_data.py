@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,29 @@ def test_kinds_may_be_mixed_and_the_end_may_be_blank(tokenizer: Tokenizer, write
     path = write_lines({"text": "Hear\u2028me."}, {"prompt": "a", "completion": "b"}, {"messages": TURNS}, "", " ", "")
     data = load(path, tokenizer)
     assert [d.source[-2:] for d in data.train] == [":1", ":2", ":3"]
+
+
+def test_kinds_put_together_have_null_in_the_columns_of_others(tokenizer: Tokenizer, write_lines) -> None:
+    """As JSON lines of a data set of `datasets` that was made of several."""
+    records: list[dict] = [{"text": "Hear."}, {"prompt": "a", "completion": "b"}, {"messages": TURNS[:3]}]
+    records.append({"instruction": "Add.", "output": "1"})
+    columns = dict.fromkeys(key for record in records for key in record)
+    apart = [learnt(d, tokenizer) for d in load(write_lines(*records), tokenizer).train]
+    together = load(write_lines(*({**columns, **record} for record in records), name="b.jsonl"), tokenizer)
+    assert together.bad_lines == 0 and [learnt(d, tokenizer) for d in together.train] == apart
+
+
+def test_a_message_with_what_json_lacks_is_a_bad_line(tokenizer: Tokenizer) -> None:
+    """Of Python, or of Parquet."""
+    turns = [TURNS[1] | {"at": datetime.date(2026, 1, 2)}, TURNS[2]]
+    with pytest.raises(WgradError, match=":1: the messages hold what JSON has not .*date is not JSON serializable"):
+        config = RunOptions(model="m", data=("<data>",), out="o", on_bad_line="stop", eval_fraction=0.0)
+        load_data(config, tokenizer, None, {"<data>": [{"messages": turns}]})
+
+
+def test_records_are_missed_where_nobody_gives_them(tokenizer: Tokenizer) -> None:
+    with pytest.raises(WgradError, match=r"--data: this run had records of a Python caller: give them .*, data=\.\.\."):
+        load("<data>", tokenizer)
 
 
 def test_eos_is_not_doubled(tokenizer: Tokenizer, write_lines) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.train.test_data_files import MEMORY, load
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset
 from wgrad.train.data.data_files import _BLOCK, open_data
+from wgrad.train.data.records import csv_rows
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 
 TURNS = [{"role": "user", "content": 'Say "no", [then] go\n'}, {"role": "assistant", "content": "é, {知}\\"}]
@@ -120,7 +122,6 @@ def test_an_array_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path: P
         ("a.csv", b"text,n\n", "is empty"),
         ("a.csv", b"text,n\na\n", "a.csv:2: the header names 2 columns; the row has 1 cells"),
         ("a.csv", b'text,n\n"a,1\nb,2\n', "a.csv:2: a quote in this row is never closed"),
-        ("a.csv", b'text,n\n5" a,1\n6" b,2\n', "a.csv:2: not valid CSV: a quote within a cell"),
         ("a.csv", b'text,n\n"a" b,2\n', "a.csv:2: not valid CSV"),
         ("a.csv", b"text,n\n" + b"a" * (1 << 20) + b",1\n", "a.csv:2: longer than 1 MiB"),
         ("a.csv", b"text,n\n\xff,1\n", "a.csv:2: not UTF-8"),
@@ -139,6 +140,28 @@ def test_bad_input_is_a_line(tokenizer: Tokenizer, tmp_path: Path, name: str, co
     with pytest.raises(WgradError, match=words) as caught:
         load(tmp_path / name, tokenizer)
     assert "\n" not in str(caught.value) and name in str(caught.value)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_a_quote_opens_a_cell_at_its_beginning_alone(delimiter: str) -> None:
+    """Rows are those of Python's csv: a stray quote is its own cell's, and no later row is drawn into it."""
+    words = ['5" a', "b", '"c"', 'd "e" f', "", " ", '""', 'g""h', "i\nj", "k,l", "m\tn", '"', 'o"']
+    rng = random.Random(0)
+    text = f"text{delimiter}prompt\n"
+    for number in range(400):
+        cells = [rng.choice(words) for _ in range(2)]
+        plain = [cell for cell in cells if not cell.startswith('"') and not set(cell) & {"\n", delimiter}]
+        if number % 2 and len(plain) == 2:  # as somebody typed it
+            text += delimiter.join(plain) + "\n"
+        else:
+            row = io.StringIO()
+            csv.writer(row, delimiter=delimiter, lineterminator="\n").writerow(cells)
+            text += row.getvalue()
+    lines = [(n, line.encode()) for n, line in enumerate(text.splitlines(), 1)]
+    read = [record for _, record in csv_rows(iter(lines), delimiter, "a.csv", "--data")]
+    wanted = list(csv.DictReader(io.StringIO(text), delimiter=delimiter))
+    blank = [row for row in wanted if delimiter == "\t" and not "".join(row.values()).strip()]  # passed over
+    assert len(read) > 300 and read == [row for row in wanted if row not in blank]
 
 
 def test_any_damage_of_parquet_is_a_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -211,6 +234,7 @@ TOLD = [{"from": "human", "value": "Add.\n\n1, 2"}, {"from": "gpt", "value": "3"
     [
         ({"instruction": "Add.", "input": "1, 2", "output": "3", "text": "all"}, [ASK, ANSWER], "Alpaca"),
         ({"instruction": "Add.\n\n1, 2", "input": "", "output": "3"}, [ASK, ANSWER], "Alpaca"),
+        ({"instruction": "Add.\n\n1, 2", "input": None, "output": "3"}, [ASK, ANSWER], "Alpaca"),
         (
             {"instruction": "Add.", "input": "1, 2", "output": "3", "system": "Be terse."},
             [SYSTEM, ASK, ANSWER],
@@ -240,6 +264,7 @@ def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dic
         ({"instruction": 1, "output": "a"}, "'instruction' must be text; got a number"),
         ({"instruction": "", "output": "a"}, "'instruction' is empty"),
         ({"instruction": "a", "output": ""}, "'output' is empty"),
+        ({"instruction": "a", "input": 0, "output": "b"}, "'input' must be text; got a number"),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "'history' of an Alpaca record is not read"),
         ({"conversations": "x"}, "'conversations' must be a list of turns that is not empty; got text"),
         ({"conversations": []}, "must be a list of turns that is not empty"),

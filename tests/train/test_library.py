@@ -7,12 +7,14 @@ import inspect
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wgrad
@@ -138,6 +140,21 @@ def test_callbacks_are_told_and_end_a_run(model: str, tmp_path: Path) -> None:
     assert adapter(again.out) == adapter(whole.out)
 
 
+@pytest.mark.parametrize("answer, steps", [(np.True_, 1), (np.False_, 4), (1, 4), (None, 4)])
+def test_what_a_callback_may_answer(model: str, tmp_path: Path, answer: Any, steps: int) -> None:
+    done = wgrad.finetune(model=model, data=RECORDS, out=tmp_path / "out", callbacks=[lambda report: answer], **OPTIONS)
+    assert (done.steps, done.stopped_by_callback) == (steps, steps == 1)
+
+
+def test_records_that_are_left_out_are_told(model: str, tmp_path: Path) -> None:
+    data = [*RECORDS, {"txt": "x"}, {"text": "a " * 100}]
+    with pytest.warns(UserWarning, match="1 truncated .*; 1 bad line skipped; skipped .*needs 'text'"):
+        wgrad.finetune(model=model, data=data, out=tmp_path / "out", **OPTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wgrad.finetune(model=model, data=RECORDS, out=tmp_path / "other", **OPTIONS)
+
+
 def test_an_exception_of_a_callback_reaches_the_caller(model: str, tmp_path: Path) -> None:
     def fail(report: wgrad.StepReport) -> None:
         if report.step == 2:
@@ -234,8 +251,15 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
             loaded.generate("the", temp=1)  # type: ignore[call-arg]
         with pytest.raises(wgrad.WgradError, match="--model: the tokenizer of .* has no chat template"):
             loaded.generate([{"role": "user", "content": "hello"}])
+        for wrong in (None, [1, 2], 5):
+            with pytest.raises(wgrad.WgradError, match="score: expected a text or a record, got"):
+                loaded.score(wrong)  # type: ignore[arg-type]
+        with pytest.raises(wgrad.WgradError, match="generate_many: expected a list of prompts, got int"):
+            loaded.generate_many(5)  # type: ignore[arg-type]
         with pytest.raises(wgrad.WgradError, match="a text must have 2 to 40 tokens"):
             loaded.score("x " * 50)
+    with pytest.raises(wgrad.WgradError, match="load: model is given twice, with its name and without"):
+        wgrad.load("chatm", model=model)  # type: ignore[misc]
     with pytest.raises(wgrad.WgradError, match="closed: load it again"):
         loaded.generate("the")
 

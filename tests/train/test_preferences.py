@@ -71,12 +71,17 @@ def test_one_begins_as_the_other_does_to_its_end(tokenizer: Tokenizer, write_lin
     assert answers(data, tokenizer) == [("<s>a", " b</s>"), ("<s>a", " bc</s>")]
 
 
+def test_a_pair_among_other_columns(tokenizer: Tokenizer, write_lines: Any) -> None:
+    data = load(write_lines({"messages": None, "chosen": "a b", "rejected": "a bc", "prompt": None}), tokenizer)
+    assert answers(data, tokenizer) == [("<s>a", " b</s>"), ("<s>a", " bc</s>")]
+
+
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Path) -> None:
     if kind == "json":
         records = [
             {"prompt": PAIR["prompt"], "completion": PAIR["chosen"], "label": True},
-            {"prompt": PAIR["prompt"], "completion": PAIR["rejected"], "label": False},
+            {"prompt": PAIR["prompt"], "completion": PAIR["rejected"], "label": 0},
         ]
         path = write_lines(*records)
     else:
@@ -106,6 +111,8 @@ def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Pat
         ("dpo", {"chosen": "a", "rejected": [NO]}, "'chosen' and 'rejected' must both be text, or both lists"),
         ("sft", PAIR, "'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto"),
         ("sft", {"prompt": "a", "completion": "b", "label": False}, "--objective sft would learn all alike: give"),
+        ("sft", {"prompt": "a", "completion": "b", "label": 0}, "--objective sft would learn all alike: give"),
+        ("sft", {"prompt": "a", "completion": "b", "label": "1"}, "--objective sft would learn all alike: give"),
     ],
 )
 def test_records_that_do_not_fit(

@@ -76,6 +76,8 @@ class ChatTemplate:
             answer = shared_process().render(self._source(conversation.tools), values, marked)
         except RecursionError:
             raise MessagesRefused("the messages are nested too deeply: flatten them") from None
+        except TypeError as error:  # of Python or Parquet
+            raise MessagesRefused(f"the messages hold what JSON has not ({error}): give it as text") from None
         if "failure" in answer:
             line = f" (line {answer['line']} of the template)" if answer["line"] else ""
             verb = "refuses" if answer["failure"] == "refuse" else "fails on"

@@ -42,11 +42,16 @@ def type_name(value: Any) -> str:
     return names.get(type(value), "a number") if value != [] else "an empty list"
 
 
+def _filled(part: Any) -> Any:
+    """A part that may be missing: null is no text, as it is in a table."""
+    return "" if part is None else part
+
+
 def _alpaca(value: dict[str, Any]) -> list[dict[str, Any]]:
     """The input stands below the instruction, an empty line between."""
     if value.get("history"):
         raise WgradError("'history' of an Alpaca record is not read: give the conversation as 'messages'")
-    parts = [_text(value["instruction"], "instruction"), _text(value.get("input") or "", "input")]
+    parts = [_text(value["instruction"], "instruction"), _text(_filled(value.get("input")), "input")]
     asked = "\n\n".join(part for part in parts if part)
     if not asked:
         raise WgradError("'instruction' is empty: fill it, or remove the line")
@@ -76,7 +81,7 @@ def _sharegpt(value: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _system(value: dict[str, Any]) -> list[dict[str, Any]]:
-    text = _text(value.get("system") or "", "system")
+    text = _text(_filled(value.get("system")), "system")
     return [{"role": "system", "content": text}] if text else []
 
 

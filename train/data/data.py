@@ -1,8 +1,9 @@
 """Training data: records or plain text -> documents of token ids with a mark on each token that is to be learnt.
 
-What a record may hold is said in `samples.py`, what a file may be in `data_files.py`. Plain text (.txt, .md) is one
-stream of tokens, cut into pieces of seq_len. Everything is read and checked before anything is trained; a file is
-never held as a whole, nor what the tokenizer makes of it (some 200 bytes a character): see `text_windows.py`.
+What a record may hold is said in `samples.py`, what tokens it becomes in `sample_tokens.py`, what a file may be in
+`data_files.py`. Plain text (.txt, .md) is one stream of tokens, cut into pieces of seq_len. Everything is read and
+checked before anything is trained; a file is never held as a whole, nor what the tokenizer makes of it (some 200 bytes
+a character): see `text_windows.py`.
 """
 
 from __future__ import annotations
@@ -25,19 +26,17 @@ from wgrad.train.data.documents import (
     PairDocuments,
     StreamDocuments,
 )
-from wgrad.train.data.given_records import Records, given_records
+from wgrad.train.data.given_records import Records, given_records, refuse_placeholder
 from wgrad.train.data.mix import Mix, describe
 from wgrad.train.data.packing import Example
 from wgrad.train.data.preferences import parse_preference
+from wgrad.train.data.sample_tokens import SampleTokens, encode_samples
 from wgrad.train.data.samples import BadLine, Sample, parse_record
 from wgrad.train.data.template_process import shared_process
-from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.data_sources import STDIN, Source, sources_of
 from wgrad.train.options.finetune_config import KTO, SFT, RunOptions
 
-_LINES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
-_CHARACTERS_AT_ONCE = 1 << 14
 _LISTED = 5  # bad lines
 
 
@@ -92,8 +91,8 @@ def load_data(
     The split takes max(1, round(eval_fraction * n)) of n documents, chosen by the seed alone; with --eval-data or a
     fraction of 0 none are taken from the training data. Bad lines are skipped, counted and listed, or the first one is
     an error (--on-bad-line), as it is where most lines are bad. progress: called with how many hundredths of a file are
-    read, and 100; never where nobody knows its size. given: records, by the name that stands for
-    their file in an option. stdin: a copy of standard input.
+    read, and 100; never where nobody knows its size. given: records, by what stands for their file in an option. stdin:
+    a copy of standard input.
     """
     sources = sources_of(config.data)
     if config.eval_data == STDIN in [source.path for source in sources]:
@@ -184,6 +183,7 @@ def _load_file(
     """path: a file, standard input, or a folder of files, all of them plain text or none."""
     if path in given:
         return _read_records(given_records(path, option, given[path]), config, tokenizer, tally)
+    refuse_placeholder(path, option)
     parts: list[Documents[Any]] = []
     first: DataFile | None = None
     names, notes = list_data(path, option)
@@ -246,7 +246,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
     forms: dict[str, None] = {}  # that are worth a word
-    parts: list[_Part] = []  # of the record that is read
+    parts: list[SampleTokens] = []  # of the record that is read
 
     def pass_over(error: BadLine) -> None:
         nonlocal first, bad
@@ -272,17 +272,16 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             except BadLine as error:
                 pass_over(error)
 
-    for group in _groups(samples()):
-        for sample, encoded in zip(group, _encode(group, tokenizer)):
-            parts.append(_tokens(sample, encoded, config.seq_len, tokenizer))
-            if sample.more:
-                continue
-            complete, parts = parts, []
-            try:
-                beyond = _add(documents, complete, file.name, config.seq_len, tally)
-                first = first or beyond
-            except BadLine as error:
-                pass_over(error)
+    for part in encode_samples(samples(), config.seq_len, tokenizer):
+        parts.append(part)
+        if part.sample.more:
+            continue
+        complete, parts = parts, []
+        try:
+            beyond = _add(documents, complete, file.name, config.seq_len, tally)
+            first = first or beyond
+        except BadLine as error:
+            pass_over(error)
     tally.bad_lines += bad
     tally.notes += [f"note: {file.name} has {form}" for form in forms]
     if not read:
@@ -301,60 +300,9 @@ def _parse(
     return parse_preference(record, name, line, config.objective, tokenizer)
 
 
-def encode_record(
-    record: Mapping[str, Any], config: RunOptions, tokenizer: Tokenizer, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """ids int32 [n] and loss_mask bool [n] of a record, as a run with these options learns it. WgradError, beginning
-    with `name`: it cannot be learnt from."""
-    sample = parse_record(dict(record), name, 1, config.loss_on, tokenizer)
-    part = _tokens(sample, next(_encode([sample], tokenizer)), config.seq_len, tokenizer)
-    return part.ids, part.loss_mask
-
-
-def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
-    """Samples in order, few enough to be tokenised together."""
-    group: list[Sample] = []
-    length = 0
-    for sample in samples:
-        if group and (len(group) == _LINES_AT_ONCE or length + len(sample.text) > _CHARACTERS_AT_ONCE):
-            yield group
-            group, length = [], 0
-        group.append(sample)
-        length += len(sample.text)
-    if group:
-        yield group
-
-
-def _encode(group: Sequence[Sample], tokenizer: Tokenizer) -> Iterator[Iterator[Encoded]]:
-    """For each sample its tokens, in one part or, where it is long, in several."""
-    short = [sample for sample in group if len(sample.text) <= WINDOW]
-    whole = iter(tokenizer.encode_batch([s.text for s in short if s.whole]))
-    chat = iter(tokenizer.encode_batch([s.text for s in short if not s.whole], add_special_tokens=False))
-    for sample in group:
-        if len(sample.text) <= WINDOW:
-            yield iter([next(whole if sample.whole else chat)])
-        else:
-            yield _encode_long(sample, tokenizer)
-
-
-def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
-    before, behind = tokenizer.added_ids() if sample.whole else ([], [])
-    yield Encoded(before, [(0, 0)] * len(before))
-    yield from tokenizer.encode_stream(pieces(sample.text))
-    yield Encoded(behind, [(0, 0)] * len(behind))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A sample as tokens: ids int32 and loss_mask bool [n] of the first seq_len, and how many there are in all."""
-
-    sample: Sample
-    ids: np.ndarray
-    loss_mask: np.ndarray
-    length: int
-
-
-def _add(documents: LineDocuments, parts: Sequence[_Part], name: str, seq_len: int, tally: _Tally) -> WgradError | None:
+def _add(
+    documents: LineDocuments, parts: Sequence[SampleTokens], name: str, seq_len: int, tally: _Tally
+) -> WgradError | None:
     """Add the documents of a record, truncated -> why it was left out, None where it was not. BadLine: nothing to
     learn."""
     lost = sum(part.length - len(part.ids) for part in parts)
@@ -374,27 +322,3 @@ def _add(documents: LineDocuments, parts: Sequence[_Part], name: str, seq_len: i
     tally.truncated += bool(lost)
     tally.cut_tokens += lost
     return None
-
-
-def _tokens(sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer) -> _Part:
-    """A token counts where it shares a character with a span; eos is added after a text and counts."""
-    all_learnt = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
-    ids, loss_mask = np.zeros(0, np.int32), np.zeros(0, bool)
-    length, last = 0, None
-    for part in parts:
-        if len(ids) < seq_len:
-            offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
-            learnt = np.full(len(part.ids), all_learnt)
-            for start, end in sample.spans:
-                learnt |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-            ids = np.concatenate([ids, np.asarray(part.ids, np.int32)])
-            loss_mask = np.concatenate([loss_mask, learnt])
-        length += len(part.ids)
-        last = part.ids[-1] if part.ids else last
-    if sample.whole and tokenizer.eos_id is not None:
-        if last != tokenizer.eos_id:
-            ids, loss_mask = np.append(ids, np.int32(tokenizer.eos_id)), np.append(loss_mask, True)
-            length += 1
-        elif len(ids) == length:
-            loss_mask[-1] = True
-    return _Part(sample, ids[:seq_len], loss_mask[:seq_len], length)

@@ -98,7 +98,8 @@ class DataFile:
                 while (rest := self._read_line(_BLOCK)) and not rest.endswith(b"\n"):
                     pass
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            yield number, line.removesuffix(b"\n") if is_whole else too_long(LONGEST)
+            line = line.removesuffix(b"\n")  # the name of what is read, which a generator at rest keeps alive
+            yield number, line if is_whole else too_long(LONGEST)
 
     def _byte_blocks(self) -> Iterator[bytes]:
         block = self._read_block().removeprefix(codecs.BOM_UTF8)

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from wgrad.device.errors import WgradError
 from wgrad.train.data.data_files import DataFile
 from wgrad.train.data.records import Numbered, Record, without_null
 
+PLACEHOLDERS = {"data": "<data>", "eval_data": "<eval_data>"}  # what stands for them in the options of a run
 Records = Iterable[Mapping[str, Any]]  # a list, a generator, a data set of the package datasets
 
 
@@ -28,6 +30,15 @@ class GivenRecords(DataFile):
 
 def given_records(name: str, option: str, values: Records) -> GivenRecords:
     return GivenRecords(io.BytesIO(), name, option, "lines", (), values=values)
+
+
+def refuse_placeholder(path: str, option: str) -> None:
+    """WgradError where what stands for records is all that there is of them."""
+    for name, stands in PLACEHOLDERS.items():
+        if path == stands:
+            raise WgradError(
+                f"{option}: this run had records of a Python caller: give them again (wgrad.finetune(..., {name}=...))"
+            )
 
 
 def _record(value: Any, table: bool) -> Record:

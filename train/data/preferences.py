@@ -25,6 +25,7 @@ from wgrad.train.data.samples import (
     of_line,
     parse_object,
     text_of,
+    without_null_columns,
 )
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 from wgrad.train.options.finetune_config import KTO
@@ -39,7 +40,7 @@ def parse_preference(
     """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. BadLine; WgradError
     where no record with messages could be used."""
     with of_line(name, line):
-        value = parse_object(record)
+        value = without_null_columns(parse_object(record))
         if "chosen" in value and "rejected" in value:
             form, prompt, answers = _pair(value)
             labels = [1, -1] if objective == KTO else [0, 0]

@@ -129,7 +129,7 @@ def csv_rows(lines: Iterable[tuple[int, Record]], delimiter: str, name: str, opt
     """
     csv.field_size_limit(LONGEST_ROW)
     columns: list[str] = []
-    for line, row in _joined_rows(lines, f"{option}: {name}"):
+    for line, row in _joined_rows(lines, delimiter, f"{option}: {name}"):
         cells = _cells(row, delimiter) if isinstance(row, bytes) else row
         if not columns:
             if isinstance(cells, str):
@@ -142,14 +142,37 @@ def csv_rows(lines: Iterable[tuple[int, Record]], delimiter: str, name: str, opt
             yield line, _row_record(columns, cells)
 
 
-def _joined_rows(lines: Iterable[tuple[int, Record]], where: str) -> Iterator[tuple[int, bytes | str]]:
+def _ends_in_quotes(line: bytes, delimiter: bytes, is_quoted: bool) -> bool:
+    """Whether the next line goes on with a quoted cell. is_quoted: this one does. A quote opens a cell at its beginning
+    alone: one within is the cell's own."""
+    at = 0
+    while b'"' in line[at:]:
+        if not is_quoted:
+            while line[at : at + 1] != b'"':
+                at = line.find(delimiter, at) + 1
+                if at == 0:
+                    return False
+            is_quoted, at = True, at + 1
+        else:
+            at = line.find(b'"', at) + 1
+            if line[at : at + 1] == b'"':
+                at += 1  # a doubled one
+            else:
+                is_quoted = False
+                at = line.find(delimiter, at) + 1
+                if at == 0:
+                    return False
+    return is_quoted
+
+
+def _joined_rows(lines: Iterable[tuple[int, Record]], delimiter: str, where: str) -> Iterator[tuple[int, bytes | str]]:
     """Lines, those of which a quoted cell goes on put together."""
-    row, start, size, is_quoted = bytearray(), 1, 0, False
+    row, start, size, is_quoted, mark = bytearray(), 1, 0, False, delimiter.encode()
     for number, line in lines:
         start = start if is_quoted else number
         text = line if isinstance(line, bytes) else b""
         size += len(text) + 1 if line is text else LONGEST
-        is_quoted ^= bool(text.count(b'"') & 1)
+        is_quoted = _ends_in_quotes(text, mark, is_quoted)
         if size <= LONGEST_ROW:
             row += text + b"\n"
         if not is_quoted:

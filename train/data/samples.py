@@ -22,6 +22,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import REASONING, Conversation, MessagesRefused, Span
 from wgrad.train.data.conversation_forms import as_messages, type_name
+from wgrad.train.data.records import has_form
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 
 
@@ -48,7 +49,7 @@ def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: 
     """The sample of a record, decoded or JSON text that is not blank. BadLine; WgradError where no record with messages
     could be used."""
     with of_line(name, line):
-        form, value = as_messages(parse_object(record))
+        form, value = as_messages(without_null_columns(parse_object(record)))
         form = f"{form} records: made conversations of the chat template" if form else ""
         text, spans, whole = _text_and_spans(value, loss_on, tokenizer)
         check_text(text)
@@ -112,12 +113,19 @@ def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def without_null_columns(value: dict[str, Any]) -> dict[str, Any]:
+    """A record without nulls, where a form is complete without them: tables of several forms put together have null in
+    the columns of the others."""
+    filled = {key: part for key, part in value.items() if part is not None}
+    return filled if len(filled) < len(value) and has_form(filled) else value
+
+
 def label_of(value: dict[str, Any]) -> bool | None:
-    """A record's label, which CSV has as text; None where it has none that is true or false."""
+    """A record's label, which tables have as text or as 0 and 1; None where it has none that is true or false."""
     label = value.get("label")
     if isinstance(label, str):
-        return {"true": True, "false": False}.get(label.strip().lower())
-    return label if isinstance(label, bool) else None
+        return {"true": True, "false": False, "1": True, "0": False}.get(label.strip().lower())
+    return bool(label) if isinstance(label, (bool, int)) and label in (0, 1) else None
 
 
 def keys_of(value: dict[str, Any]) -> str:

@@ -107,13 +107,32 @@ def _too_deep(where: str, advice: str) -> WgradError:
 
 # ---- YAML --------------------------------------------------------------------------------------
 class _Loader(yaml.SafeLoader):
-    """Without aliases: a few lines of them expand to more than any memory holds."""
+    """Without aliases: a few lines of them expand to more than any memory holds. Without keys that stand twice, of
+    which the last would win, and without numbers that YAML 1.1 takes for others than they look: 010 is 8, 1:30 is 90.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             raise yaml.composer.ComposerError(None, None, f"an alias (*{event.anchor})", event.start_mark)
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return super().construct_mapping(node, deep)
+
+    def construct_decimal(self, node: Any) -> int:
+        if re.fullmatch(r"[-+]?0[\d_]+|.*:.*", node.value):
+            problem = f"{node.value} is another number in YAML: write it in decimal, or in quotes"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return self.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_decimal)
 
 
 def read_yaml(path: str | os.PathLike[str], source: str, advice: str = "correct it") -> Any:

@@ -184,7 +184,8 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
             if turned and own[0] % (2 * turned):
                 raise WgradError(f"{source}: {path}: {tensor.name} must have whole heads, got {list(own)}: {FETCH}")
             dtype = "F32" if part in ("token_embd", "output") and stored in gguf_formats() else stored
-            entries[name] = GgufEntry(source, path, name, dtype, own, None, stored, place, size, turned)
+            begin = place if stored in _DTYPES and not turned else None
+            entries[name] = GgufEntry(source, path, name, dtype, own, None, begin, stored, place, size, turned)
             place += size
     return entries
 

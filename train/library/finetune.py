@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.given_records import Records
+from wgrad.train.data.given_records import PLACEHOLDERS, Records
 from wgrad.train.library.results import FinetuneResult, read_results
 from wgrad.train.library.signature import Paths, check_names, takes
 from wgrad.train.options.finetune_config import RunOptions
@@ -17,8 +17,6 @@ from wgrad.train.options.resolve import resolve_config
 from wgrad.train.run.callbacks import Callback, Callbacks, StepReport
 from wgrad.train.run.caller import Caller
 from wgrad.train.run.finetune import run_finetune
-
-_DATA = ("data", "eval_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +56,10 @@ def finetune(**given: Any) -> FinetuneResult:
     if options.get("config") is None:
         options.pop("config", None)
     records = dict[str, Records]()
-    for name in _DATA:
+    for name in PLACEHOLDERS:
         if name in options and not _is_path(options[name]):
-            records[f"<{name}>"] = _records(options[name], name)
-            options[name] = f"<{name}>"
+            records[PLACEHOLDERS[name]] = _records(options[name], name)
+            options[name] = PLACEHOLDERS[name]
         elif isinstance(options.get(name), (list, tuple)):
             options[name] = [os.fspath(path) for path in options[name]]
     config = resolve_config(options)

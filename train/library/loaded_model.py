@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.data import encode_record
+from wgrad.train.data.sample_tokens import encode_record
 from wgrad.train.data.samples import parse_prompt
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
@@ -112,6 +112,8 @@ class LoadedModel:
         options, model = make_options(BatchOptions, given, "generate_many"), self._open_model()
         if isinstance(prompts, (str, Mapping)):
             raise WgradError("generate_many: expected several prompts, got one: give a list, or use generate")
+        if not isinstance(prompts, Iterable):
+            raise WgradError(f"generate_many: expected a list of prompts, got {type(prompts).__name__}: give one")
         encoded = [
             _encode(self._tokenizer, prompt, options.chat, number) for number, prompt in enumerate(prompts, start=1)
         ]
@@ -134,6 +136,8 @@ class LoadedModel:
         if isinstance(text, Mapping):
             config = RunOptions(seq_len=self.context + 1)
             ids, learnt = (a.tolist() for a in encode_record(text, config, tokenizer, "score"))
+        elif not isinstance(text, str):
+            raise WgradError(f"score: expected a text or a record, got {type(text).__name__}: give one")
         else:
             ids = tokenizer.encode(text)
             learnt = [True] * len(ids)
@@ -210,6 +214,8 @@ def load(*names: Any, **given: Any) -> LoadedModel:
     positional = [field.name for field in fields(LoadOptions) if not field.kw_only]
     if len(names) > len(positional):
         raise WgradError(f"load: at most {' and '.join(positional)} go without a name: name the others")
+    if twice := [name for name in positional[: len(names)] if name in given]:
+        raise WgradError(f"load: {twice[0]} is given twice, with its name and without: leave one out")
     return _load(make_options(LoadOptions, {**dict(zip(positional, names)), **given}, "load"))
 
 

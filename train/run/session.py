@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,6 +115,9 @@ def open_session(
     session.say(f"data: {data.summary()}")
     for remark in data.remarks:
         session.say(f"  {remark}")
+    if caller is not None and caller.silent and (data.bad_lines or data.left_out or data.truncated):
+        lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
+        warnings.warn("; ".join([data.summary(), *lines]), stacklevel=2)
     if chosen:
         session.say(chosen)
     if row_tokens < config.seq_len:
@@ -121,10 +125,15 @@ def open_session(
     if config.objective in (DPO, KTO):
         beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
         session.say(f"reference: the base model without an adapter{beside}")
-    if config.seq_len > model_config.max_position_embeddings:
-        limit = model_config.max_position_embeddings
-        session.say(f"note: --seq-len {config.seq_len} is beyond the {limit} positions that the model was made for")
+    if note := beyond_positions(row_tokens, model_config):
+        session.say(note)
     return session
+
+
+def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
+    """A word on rows that are longer than what the model was made for, or ""."""
+    limit = model_config.max_position_embeddings
+    return f"note: --seq-len {seq_len} is beyond the {limit} positions that the model was made for" * (seq_len > limit)
 
 
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:

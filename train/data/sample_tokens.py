@@ -1,0 +1,101 @@
+"""Samples -> token ids, with a mark on each token that is to be learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.train.data.samples import Sample, parse_record
+from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.options.finetune_config import RunOptions
+
+_SAMPLES_AT_ONCE = 512  # given to the tokenizer together: it works on all cores
+_CHARACTERS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class SampleTokens:
+    """A sample as tokens: ids int32 and loss_mask bool [n] of the first seq_len, and how many there are in all."""
+
+    sample: Sample
+    ids: np.ndarray
+    loss_mask: np.ndarray
+    length: int
+
+
+def encode_record(
+    record: Mapping[str, Any], config: RunOptions, tokenizer: Tokenizer, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """ids int32 [n] and loss_mask bool [n] of a record, as a run with these options learns it. WgradError, beginning
+    with `name`: it cannot be learnt from."""
+    sample = parse_record(dict(record), name, 1, config.loss_on, tokenizer)
+    part = next(encode_samples(iter([sample]), config.seq_len, tokenizer))
+    return part.ids, part.loss_mask
+
+
+def encode_samples(samples: Iterator[Sample], seq_len: int, tokenizer: Tokenizer) -> Iterator[SampleTokens]:
+    """The tokens of each sample, in order; of `samples` no more is read ahead than is tokenised together."""
+    for group in _groups(samples):
+        for sample, encoded in zip(group, _encode(group, tokenizer)):
+            yield _tokens(sample, encoded, seq_len, tokenizer)
+
+
+def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
+    """Samples in order, few enough to be tokenised together."""
+    group: list[Sample] = []
+    length = 0
+    for sample in samples:
+        if group and (len(group) == _SAMPLES_AT_ONCE or length + len(sample.text) > _CHARACTERS_AT_ONCE):
+            yield group
+            group, length = [], 0
+        group.append(sample)
+        length += len(sample.text)
+    if group:
+        yield group
+
+
+def _encode(group: Sequence[Sample], tokenizer: Tokenizer) -> Iterator[Iterator[Encoded]]:
+    """For each sample its tokens, in one part or, where it is long, in several."""
+    short = [sample for sample in group if len(sample.text) <= WINDOW]
+    whole = iter(tokenizer.encode_batch([s.text for s in short if s.whole]))
+    chat = iter(tokenizer.encode_batch([s.text for s in short if not s.whole], add_special_tokens=False))
+    for sample in group:
+        if len(sample.text) <= WINDOW:
+            yield iter([next(whole if sample.whole else chat)])
+        else:
+            yield _encode_long(sample, tokenizer)
+
+
+def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
+    before, behind = tokenizer.added_ids() if sample.whole else ([], [])
+    yield Encoded(before, [(0, 0)] * len(before))
+    yield from tokenizer.encode_stream(pieces(sample.text))
+    yield Encoded(behind, [(0, 0)] * len(behind))
+
+
+def _tokens(sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer) -> SampleTokens:
+    """A token counts where it shares a character with a span; eos is added after a text and counts."""
+    all_learnt = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
+    ids, loss_mask = np.zeros(0, np.int32), np.zeros(0, bool)
+    length, last = 0, None
+    for part in parts:
+        if len(ids) < seq_len:
+            offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
+            learnt = np.full(len(part.ids), all_learnt)
+            for start, end in sample.spans:
+                learnt |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+            ids = np.concatenate([ids, np.asarray(part.ids, np.int32)])
+            loss_mask = np.concatenate([loss_mask, learnt])
+        length += len(part.ids)
+        last = part.ids[-1] if part.ids else last
+    if sample.whole and tokenizer.eos_id is not None:
+        if last != tokenizer.eos_id:
+            ids, loss_mask = np.append(ids, np.int32(tokenizer.eos_id)), np.append(loss_mask, True)
+            length += 1
+        elif len(ids) == length:
+            loss_mask[-1] = True
+    return SampleTokens(sample, ids[:seq_len], loss_mask[:seq_len], length)
