@@ -45,6 +45,17 @@ def test_the_numbers_of_a_run_to_the_last_digit(run: Any, text_data: Path, capsy
     assert whole["examples"] == 32 > found["examples"] and whole["tokens"] > found["tokens"]
 
 
+def test_rows_beyond_the_positions_are_told(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
+    folder = make_checkpoint(max_position_embeddings=16)
+    (tmp_path / "long.txt").write_text("a wise man will hear " * 40)
+    words = ["--model", str(folder), "--data", str(tmp_path / "long.txt"), "--seq-len", "32"]
+    for command in (["eval", "--device", "cpu"], ["plan", "--device", "wgpu"]):
+        assert main([command[0], *words, *command[1:]]) == 0
+        assert "--seq-len 32 is beyond the 16 positions that the model was made for" in capsys.readouterr().err
+        assert main([command[0], *words[:-1], "16", *command[1:]]) == 0
+        assert "is beyond" not in capsys.readouterr().err
+
+
 def test_the_batches_are_those_of_a_run(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

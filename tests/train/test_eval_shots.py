@@ -125,7 +125,10 @@ def test_the_command_says_what_stood_before(make_checkpoint: Any, capsys: pytest
         (["--shots", "1", "--shots-order", "last"], "--shots-order: must be one of random, first; got 'last'"),
         (["--shots", "1", "--shots-from", "none.jsonl"], "--shots-from: no such file: none.jsonl"),
         (["--shots-from", "shots.jsonl"], "--shots-from: needs --shots: add it, or leave this out"),
-        (["--shots", "1", "--shots-order", "first", "--seed", "2"], "--seed: would be ignored: nothing is drawn"),
+        (
+            ["--shots", "1", "--shots-order", "first", "--seed", "2"],
+            "--seed: would be ignored: nothing is drawn with --shots-order first",
+        ),
         (["--seed", "2"], "--seed: would be ignored: nothing is drawn without --shots"),
         (["--system", "Be brief."], "--system: needs --chat: add it, or leave this out"),
         (["--chat"], "has no chat template"),

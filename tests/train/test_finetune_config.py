@@ -170,6 +170,9 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"target_modules": []}, "--target-modules: must name at least one module"),
         ({"target_modules": ["q_proj=0"]}, "--target-modules: must name .* each as NAME or NAME=RANK"),
         ({"target_modules": ["q_proj=x"]}, "--target-modules: must name .* each as NAME or NAME=RANK"),
+        ({"data": ["a.jsonl", "b.jsonl", "a.jsonl"]}, "--data: 'a.jsonl' is given twice: give it once"),
+        ({"target_modules": ["q_proj=2", "q_proj=8"]}, "--target-modules: must name .* none twice"),
+        ({"target_modules": ["all-linear", "q_proj=8"]}, "--target-modules: must name .* all-linear stands alone"),
         ({"target_modules": ["all-linear=8"]}, "--target-modules: must name .* each as NAME or NAME=RANK"),
         ({"target_modules": [3]}, r"--target-modules: expected a list of names, got \[3\]"),
         ({"model": 3}, "--model: expected text, got 3"),
@@ -246,6 +249,13 @@ def test_what_is_required() -> None:
 def write(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
+
+
+def test_a_list_given_in_parts_is_put_together() -> None:
+    parts = "--target-modules q_proj --target-modules v_proj=4 o_proj --report-to tensorboard --report-to wandb"
+    config = needed(*parts.split())
+    assert config.target_modules == ("q_proj", "v_proj=4", "o_proj")
+    assert config.report_to == ("tensorboard", "wandb")
 
 
 def test_the_command_line_beats_the_file(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import load_frozen
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import TrainableModel, build_frozen, build_optimizer, build_trainable
 from wgrad.train.run.schedule import learning_rate

@@ -193,6 +193,26 @@ def test_float16(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     assert out.read_bytes() == before
 
 
+def test_what_lies_there_is_not_lost(adapted: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    adapter, _, _ = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
+    (tmp_path / "lora").mkdir()
+    base, out, note = tmp_path / "base.gguf", tmp_path / "lora/adapter.gguf", tmp_path / "lora/Modelfile"
+    before = base.read_bytes()
+    command = ["export", "--adapter", str(adapter), "--gguf-lora"]
+    assert main([*command, str(base)]) == 2
+    assert "base.gguf is there and is no adapter in GGUF" in capsys.readouterr().err and base.read_bytes() == before
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # an adapter may be written again
+        assert main([*command, "lora/adapter.gguf", "--modelfile", "base.gguf"]) == 0
+    assert note.read_text() == "FROM ./../base.gguf\nADAPTER ./adapter.gguf\n"
+    note.write_text("FROM llama3.2\nSYSTEM mine\n")
+    out.unlink()
+    assert main([*command, str(out), "--modelfile", str(base)]) == 2
+    assert "is there and says something else" in capsys.readouterr().err and not out.exists()
+    assert main([*command, str(out), "--modelfile", "none.gguf"]) == 2
+    assert "--modelfile: no such file: none.gguf" in capsys.readouterr().err and not out.exists()
+
+
 def test_what_cannot_be_exported(adapted: Any, tmp_path: Path, capsys: Any) -> None:
     adapter, _, _ = adapted("LlamaForCausalLM", ADAPTERS["alpha"])
     folder = tmp_path / "model"

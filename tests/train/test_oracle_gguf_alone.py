@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,27 +344,66 @@ def test_pieces_are_joined_as_llama_cpp_joins_them(prefix: bool, tmp_path: Path)
 
 
 # ---- what is refused ---------------------------------------------------------------------------
+def with_keys(path: Path, other: Path, changes: dict[str, Any]) -> None:
+    """The file with other values of these keys, or (None) without them."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(other, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", *changes):
+            continue
+        inner = field.types[1] if len(field.types) > 1 else None
+        writer.add_key_value(name, field.contents(), field.types[0], inner)
+    for key, value in changes.items():
+        if value is not None:
+            inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("LlamaForCausalLM", {"llama.rope.scaling.factor": 4.0}),
+        ("LlamaForCausalLM", {"llama.rope.scale_linear": 4.0}),
+        ("GraniteForCausalLM", {"granite.attention.scale": None}),
+        ("Gemma2ForCausalLM", {"gemma2.attn_logit_softcapping": None, "gemma2.final_logit_softcapping": None}),
+    ],
+)
+def test_keys_that_are_not_there_mean_what_llama_cpp_takes(
+    architecture: str, changes: dict[str, Any], written: Any, tmp_path: Path
+) -> None:
+    gemma = architecture.startswith("Gemma")
+    _, path = written(
+        architecture, **({"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0} if gemma else {})
+    )
+    other = tmp_path / "other.gguf"
+    with_keys(path, other, changes)
+    folder = find_model(str(other))
+    model = build_frozen(
+        load_model_config(folder), folder, ReferenceDevice(), positions=64, adapter=None, quantize=False
+    )
+    for seed in range(1, 40):
+        ids = random_ids(seed=seed)
+        with suppress(LookupError):  # llama.cpp tells nothing of these
+            theirs, plain = (their_log_probabilities(file, ids, None) for file in (other, path))
+            break
+    # Its GELU is a table in float16.
+    assert np.abs(theirs - log_probabilities(our_logits(model, ids))).max() < (0.02 if gemma else 1e-3)
+    assert np.abs(theirs - plain).max() > 0.05  # the keys matter
+
+
 def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     _, path = written()
 
     def refused(message: str, key: str, value: Any = None) -> None:
         """The file with another value of a key, or without it."""
         other = tmp_path / "other.gguf"
-        reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(other, "llama")
-        for name, field in reader.fields.items():
-            if name.startswith("GGUF.") or name in ("general.architecture", key):
-                continue
-            inner = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], inner)
-        if value is not None:
-            inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
-            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value), inner)
-        for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, tensor.data)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with_keys(path, other, {key: value})
         with pytest.raises(WgradError, match=f"^--model: .*{message}") as caught:
             find_model(str(other))
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
@@ -381,3 +421,4 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("eos_token_id must be below 300, the number of tokens, got 300", "tokenizer.ggml.eos_token_id", 300)
     refused("tokens make no tokenizer .*out of vocabulary", "tokenizer.ggml.merges", ["zzzz yyyy"])
     refused("rope.scaling.factor must be a number, got none", "llama.rope.scaling.type", "linear")
+    refused("a mixture of experts is not supported", "llama.expert_count", 8)

@@ -22,9 +22,9 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import load_frozen
 from wgrad.train.run.build import build_frozen
 
 peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.run.build import build_frozen
 
 pytestmark = pytest.mark.oracle
@@ -148,6 +150,28 @@ def test_onto_what_it_was_trained_on(adapted: Any, tmp_path: Path) -> None:
     assert distance(ours(tmp_path / "other"), ours(tmp_path / "model", adapter)) < 1e-4
 
 
+def test_as_its_run_or_an_option_says(adapted: Any, tmp_path: Path) -> None:
+    """The blocks of the NF4 that it was trained on, of a run's adapter and of its checkpoints."""
+    adapter, folders = adapted(), iter(range(9))
+
+    def weights(adapter: Path, *words: str) -> dict[str, np.ndarray]:
+        out = tmp_path / f"out-{next(folders)}"
+        assert merge(adapter, out, "--onto", "dequantised", *SAFE, "--dtype", "float32", *words) == 0
+        return {name: np.array(entry.array()) for name, entry in ModelFiles(out).entries.items()}
+
+    def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+        return all(np.array_equal(a[name], b[name]) for name in a)
+
+    usual, wide = weights(adapter), weights(adapter, "--block-size", "32", "--no-double-quant")
+    assert not same(usual, wide)
+    run = tmp_path / "run"
+    shutil.copytree(adapter, run)
+    shutil.copytree(adapter, run / "checkpoints/step-2")
+    (run / "config.yaml").write_text("format: 1\nblock_size: 32\ndouble_quant: false\n")
+    assert same(weights(run), wide) and same(weights(run / "checkpoints/step-2"), wide)
+    assert same(weights(run, "--block-size", "64", "--double-quant"), usual)
+
+
 def test_rows_of_no_whole_blocks_are_in_float16(adapted: Any, tmp_path: Path) -> None:
     assert merge(adapted(intermediate_size=100), tmp_path / "out", "--quantize", "q8_0") == 0
     types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "out/model.gguf").tensors}
@@ -221,6 +245,12 @@ def test_what_cannot_be_written(adapted: Any, tmp_path: Path, capsys: Any) -> No
             {"sliding_window_pattern": 4},
             "a sliding window of 4096 tokens in other layers than",
         ),
+        ("LlamaForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}, "the activation gelu_tanh"),
+        ("GemmaForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
+        ("PhiForCausalLM", {"hidden_act": "silu"}, "the activation silu"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "rotary embeddings in other layers than smollm3 has them"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}, "soft caps where gemma2 has none, or none where"),
+        ("Gemma3ForCausalLM", {"final_logit_softcapping": 3.0}, "soft caps where gemma3 has none"),
         ("Gemma3ForCausalLM", {"rope_local_base_freq": 500.0}, "rotary embeddings of its own in sliding layers"),
     ]
     for architecture, changes, what in others:

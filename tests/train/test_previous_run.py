@@ -14,8 +14,8 @@ from tests.train.nf4_writer import save_nf4_checkpoint
 from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import load_frozen
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.loop import MANY_SKIPPED
 from wgrad.train.run.metrics import read_metrics
@@ -208,7 +208,7 @@ def test_a_base_of_the_same_layout_with_other_weights_cannot_resume(
     assert run(out, "--max-steps", "4") == 0
     other = make_checkpoint(name="other", seed=1, **SMALL)
     assert run(out, "--resume", "--max-steps", "6", "--model", str(other)) == 2
-    assert "--resume: the base model was" in run.error
+    assert "--resume: the base model is not what it was when" in run.error
     moved = make_checkpoint(name="moved", **SMALL)  # the same one in another place
     assert run(out, "--resume", "--max-steps", "6", "--model", str(moved)) == 0
 
@@ -220,7 +220,7 @@ def test_other_held_out_data_cannot_resume(run: Runner, tmp_path: Path) -> None:
     assert run(out, "--max-steps", "4", "--eval-data", str(held_out)) == 0
     held_out.write_text('{"text": "the late bird catches the second worm"}\n')
     assert run(out, "--resume", "--max-steps", "6") == 2
-    assert "--resume: the held-out data was" in run.error
+    assert "--resume: the held-out data is not what it was when" in run.error
 
 
 # ---- no result ---------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ import pytest
 from starlette.datastructures import Headers
 
 from tests.train.serving import BASE, Client, serving
+from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.serve import app, connection
 from wgrad.train.serve.errors import ApiError
 from wgrad.train.serve.guard import Guard
@@ -153,6 +155,23 @@ def test_host_and_origin(client: Client, headers: dict[str, str], status: int) -
     assert reply.status == status and not any(name.startswith("access-control") for name in reply.headers)
     if status == 403:
         assert reply.error["type"] == "permission_error"
+
+
+@pytest.mark.parametrize("name", ["box.local", "Box.local:8000", "[::1]:80", "10.0.0.3"])
+def test_a_further_name_is_one_with_a_port_too(name: str) -> None:
+    names = ServeConfig(model="m", allow_host=(name,)).allow_host
+    guard = Guard(None, "127.0.0.1", names, None)  # type: ignore[arg-type]
+    bare = name.rpartition(":")[0] if name.count(":") == 1 or "]:" in name else name
+    for host in (bare, f"{bare}:8000"):
+        guard.check(Headers({"host": host}))
+    with pytest.raises(ApiError, match="name it with --allow-host"):
+        guard.check(Headers({"host": "other.local"}))
+
+
+@pytest.mark.parametrize("name", ["http://other", "*", "a b", ""])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(WgradError, match="--allow-host: must be names of hosts"):
+        ServeConfig(model="m", allow_host=(name,))
 
 
 def test_a_key_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ def test_log_probabilities_of_a_conversation(client: Client) -> None:
     assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in content)
     assert all(bytes(token["bytes"]).decode() == token["token"] for token in content)
     assert chat(client, max_tokens=1).json["choices"][0]["logprobs"] is None
+    reply = chat(client, max_tokens=1, top_logprobs=2)
+    assert reply.status == 400 and "top_logprobs goes with logprobs" in reply.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,8 @@ def _selftest(args: argparse.Namespace) -> int:
         for name in ("report", "json"):
             if getattr(args, name):
                 raise WgradError(f"--{name}: tells of a run here, and --page only writes a file: leave one of them out")
+        if args.device != "auto":
+            raise WgradError("--device: nothing runs here, --page only writes a file: leave one of them out")
         from wgrad.train.commands.selftest_page import write_page
 
         return write_page(expand_path(args.page, "--page"), only=args.only)

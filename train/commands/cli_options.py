@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
             if meta["repeat"]:
                 keywords["action"] = "append"
             elif kind is tuple:
-                keywords["nargs"] = "+"
+                keywords |= {"nargs": "+", "action": "extend"}  # given twice, they add up
         group.add_argument(flag(field.name), **keywords)
         if keywords.get("const"):
             off: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}

@@ -24,7 +24,7 @@ from wgrad.train.run.build import TrainableModel, build_optimizer, build_trainab
 from wgrad.train.run.compile_ahead import compile_ahead
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.open_model import Opened, open_model
-from wgrad.train.run.session import refuse_quantised_anew, row_length
+from wgrad.train.run.session import beyond_positions, refuse_quantised_anew, row_length
 from wgrad.train.run.trainer import Trainer
 from wgrad.train.terminal.output import say
 
@@ -43,6 +43,8 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *data.remarks):
         say(note, "stderr")
     config = replace(config, seq_len=row_length(config, data))
+    if note := beyond_positions(config.seq_len, opened.config):
+        say(note, "stderr")
     batches = eval_batches(documents, config, opened.tokenizer.pad_id or 0)
     losses = _measure(replace(opened, args=config), batches)
     result = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 
+from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
-from wgrad.train.model.gguf_adapter import save_gguf_adapter
+from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
@@ -19,15 +21,30 @@ from wgrad.train.terminal.output import say
 def run_export(args: ExportConfig) -> int:
     """`wgrad export`. -> exit status. WgradError: one line for what is wrong with adapter, model or place."""
     check_writable(args.gguf_lora, "--gguf-lora")
+    out = Path(args.gguf_lora)
+    if out.exists() and not is_gguf_adapter(out):
+        raise WgradError(f"--gguf-lora: {out} is there and is no adapter in GGUF: give another name, or remove it")
+    modelfile = out.parent / "Modelfile"
+    text = f"FROM {_base(args.modelfile, out.parent)}\nADAPTER ./{out.name}\n" if args.modelfile else ""
+    if text and modelfile.exists() and modelfile.read_bytes() != text.encode():
+        raise WgradError(f"--modelfile: {modelfile} is there and says something else: move it away")
     folder = find_model(args.model or base_of_adapter(args.adapter), "--model", weights=False)
     config = load_model_config(folder)
     lora, arrays = load_adapter(args.adapter, linear_modules(config))
     if note := adapter_note(lora):
         say(f"note: {note}", "stderr")
     save_gguf_adapter(args.gguf_lora, config, lora, arrays, np.dtype(args.type), "--gguf-lora")
-    if args.modelfile:
-        out = Path(args.gguf_lora)
-        write_text(out.parent / "Modelfile", f"FROM {args.modelfile}\nADAPTER ./{out.name}\n", "--gguf-lora")
-    size = Path(args.gguf_lora).stat().st_size / 2**20
+    if text:
+        write_text(modelfile, text, "--gguf-lora")
+    size = out.stat().st_size / 2**20
     say(f"wrote {args.gguf_lora} ({size:.1f} MiB): use it with llama.cpp's --lora and a GGUF of {folder}")
     return 0
+
+
+def _base(given: str, folder: Path) -> str:
+    """What a Modelfile in this folder calls the base: Ollama takes paths from there. WgradError."""
+    if not given.endswith(".gguf"):
+        return given
+    if not Path(given).is_file():
+        raise WgradError(f"--modelfile: no such file: {given}: give a GGUF file, or the name of a model of Ollama's")
+    return given if os.path.isabs(given) else os.path.join(".", os.path.relpath(given, folder))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,20 +14,23 @@ from wgrad.autograd.select_device import select_device
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
+from wgrad.device.formats.nf4 import BLOCK_SIZES
 from wgrad.train.data.gguf_tokenizer import write_tokenizer
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.decode import read_yaml
 from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
 from wgrad.train.model.gguf_model import FILE
+from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import load_frozen, open_files
+from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.run.build import frozen_adapter
+from wgrad.train.run.checkpoints import FOLDER as CHECKPOINTS
 from wgrad.train.run.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
@@ -83,8 +87,8 @@ def run_merge(args: MergeConfig) -> int:
     lora, arrays = load_adapter(args.adapter, linear_modules(config), whole_modules(config))
     for note in filter(None, (head_note, adapter_note(lora))):
         say(f"note: {note}", "stderr")
-    quantize = _trained_quantized(args.adapter)
-    merge = Merge(files, config, lora, arrays, args.onto == "original", quantize, args.block_size, args.double_quant)
+    trained = _trained(args)
+    merge = Merge(files, config, lora, arrays, args.onto == "original", **asdict(trained))
     merge.check()
     display = Display(make_console("stderr"))
     dtype = merge.dtype(args.dtype)
@@ -108,13 +112,33 @@ def run_merge(args: MergeConfig) -> int:
     return 0
 
 
-def _trained_quantized(adapter: str) -> bool:
-    """Whether an adapter's base was brought into NF4 for its training, as it is unless its run said otherwise."""
-    path = Path(adapter, CONFIG_FILE)
-    with suppress(WgradError):  # another tool's file of that name
-        values = read_yaml(path, "--adapter") if path.is_file() else None
-        return not (isinstance(values, dict) and values.get("quantize") is False)
-    return True
+@dataclass(frozen=True)
+class _Trained:
+    """The base that an adapter was trained on: in NF4 of these, or as it is."""
+
+    quantize: bool = True
+    block_size: int = 64
+    double_quant: bool = True
+
+
+def _trained(args: MergeConfig) -> _Trained:
+    """As the options say, else the run's config.yaml, of the adapter or two above one of its checkpoints; else as runs
+    have it."""
+    folder = Path(args.adapter)
+    found: Any = None
+    for path in (folder / CONFIG_FILE, folder.parent.parent / CONFIG_FILE):
+        if path.is_file() and (path.parent == folder or folder.parent.name == CHECKPOINTS):
+            with suppress(WgradError):  # another tool's file of that name
+                found = read_yaml(path, "--adapter")
+            break
+    known = found if isinstance(found, dict) else {}
+    size: Any = known.get("block_size")
+    double = known.get("double_quant") is not False
+    return _Trained(
+        known.get("quantize") is not False,
+        args.block_size or (size if size in BLOCK_SIZES else _Trained.block_size),
+        double if args.double_quant is None else args.double_quant,
+    )
 
 
 def _compare(args: MergeConfig, merge: Merge, device: Device) -> Difference:
@@ -124,8 +148,8 @@ def _compare(args: MergeConfig, merge: Merge, device: Device) -> Difference:
         merge.config,
         device,
         quantize=merge.quantize,
-        double_quant=args.double_quant,
-        block_size=args.block_size,
+        double_quant=merge.double_quant,
+        block_size=merge.block_size,
     )
     adapter = frozen_adapter(merge.lora, dict(merge.arrays), device)
     before = _logits(Model(merge.config, weights, device, adapter=adapter, positions=len(ids)), ids)

@@ -17,6 +17,7 @@ from wgrad.train.run.compute import choose_compute
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
 from wgrad.train.run.plan import PROMPT_TOKENS, Plan
+from wgrad.train.run.session import beyond_positions
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 
@@ -37,8 +38,12 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     for text in compute.lines:
         display.say(text)
     config = replace(config, compute=compute.dtype)
+    if config.data:
+        display.say("note: no data is read: rows count as --seq-len, which a run shortens to what all its data fits in")
     folder = find_model(config.model)
     _, model_config, _ = open_files(folder, load_model_config(folder))
+    if note := beyond_positions(config.seq_len, model_config):
+        display.say(note)
     limit = limit_of(config, device)
     with display.phase("planning", unit="") as phase:
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)

@@ -17,9 +17,18 @@ import numpy as np
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_file
 from wgrad.train.files.gguf_files import PAIRED, permute, require_gguf
+from wgrad.train.files.gguf_metadata import read_metadata
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig
 from wgrad.train.model.model_config import ModelConfig
+
+
+def is_gguf_adapter(path: Path) -> bool:
+    """Whether a file is one that may be written again: an adapter in GGUF."""
+    try:
+        return any(entry.key == "general.type" and entry.value == b"adapter" for entry in read_metadata(path, ""))
+    except WgradError:
+        return False
 
 
 def save_gguf_adapter(

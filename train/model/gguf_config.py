@@ -39,6 +39,8 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
     def number(key: str) -> int:
         return fields.needed(prefix + key, int)
 
+    if fields.get(prefix + "expert_count", int, 0) > 0:
+        raise WgradError(f"{fields.source}: {fields.path}: a mixture of experts is not supported: give a dense model")
     hidden, heads, layers = number("embedding_length"), number("attention.head_count"), number("block_count")
     if heads < 1 or hidden < 1:
         raise fields.error(prefix + "attention.head_count", f"must be above 0, got {heads}")
@@ -115,8 +117,9 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
     if name in _GEMMA:
         found["query_pre_attn_scalar"] = scored
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
-        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-            found[key] = fields.get(prefix + key, float)
+        # Without these keys llama.cpp has Gemma 2's own.
+        for key, own in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+            found[key] = fields.get(prefix + key, float, own) if name == "gemma2" else fields.get(prefix + key, float)
     if name == "phi3":
         found["sliding_window"] = fields.get(prefix + _WINDOW, int) or None
         found["original_max_position_embeddings"] = fields.get(prefix + _ORIGINAL, int)
@@ -134,6 +137,7 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
             "logit_scale": "logits_scaling",
         }
         found |= {ours: fields.get(prefix + theirs, float, 1.0) for theirs, ours in keys.items()}
+        found["attention_multiplier"] = fields.get(prefix + "attention.scale", float, scored**-0.5)
     return found
 
 
@@ -148,8 +152,13 @@ def _scaling(fields: GgufFields, tensors: Mapping[str, TensorEntry], width: int)
         return {"rope_type": "longrope", "attention_factor": factor, **listed}
     if ROPE_FACTORS in tensors:
         return _by_factors(fields, _factors(fields, tensors, ROPE_FACTORS), width)
+    factor = fields.get(prefix + "factor", float) or fields.get(fields.architecture + ".rope.scale_linear", float)
+    if factor and prefix + "type" not in fields:
+        return {"rope_type": "linear", "factor": factor}  # as llama.cpp takes it
     if kind == "none":
         return None
+    if kind == "yarn" and fields.get(prefix + "attn_factor", float, 1.0) != 1.0:
+        raise fields.error(prefix + "attn_factor", "must be 1 with yarn: another is not supported")
     found: dict[str, Any] = {"rope_type": kind, "factor": fields.needed(prefix + "factor", float)}
     original = fields.get(f"{fields.architecture}.{_ORIGINAL}", int)
     return found if original is None else found | {"original_max_position_embeddings": original}

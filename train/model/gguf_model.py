@@ -83,6 +83,9 @@ class GgufModel:
         return next((entry for entry in self.files.entries.values() if isinstance(entry, GgufEntry)), None)
 
 
+_GELU = ("gemma", "gemma2", "gemma3", "phi2", "starcoder2")
+
+
 def _without_place(config: ModelConfig) -> Iterator[str]:
     """What of a model has no place in a GGUF file, or another one than here."""
     architecture, width = FAMILIES[config.architecture].gguf, config.head_dim
@@ -103,6 +106,15 @@ def _without_place(config: ModelConfig) -> Iterator[str]:
             width = config.hidden_size // config.num_attention_heads
         if not math.isclose(config.score_scale, width**-0.5):
             yield f"scores scaled by {config.score_scale:g}"
+    # What a file has no key for is as llama.cpp has it for the architecture.
+    if config.hidden_act != ("gelu_tanh" if architecture in _GELU else "silu"):
+        yield f"the activation {config.hidden_act}"
+    if config.use_rope != tuple(
+        architecture != "smollm3" or bool((i + 1) % 4) for i in range(config.num_hidden_layers)
+    ):
+        yield f"rotary embeddings in other layers than {architecture} has them"
+    if (config.score_softcap > 0, config.logit_softcap > 0) != (architecture == "gemma2",) * 2:
+        yield f"soft caps where {architecture} has none, or none where it has them"
     theta = config.rope.theta if architecture == "olmo2" else 10_000.0
     if config.local_rope and config.local_rope != RopeConfig(config.head_dim, theta):
         yield "rotary embeddings of its own in sliding layers"

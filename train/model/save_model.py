@@ -20,10 +20,14 @@ from wgrad.train.model.weights import WeightSpec, weight_specs
 # What a model needs beside its weights, copied as it is.
 _COPIED = (
     "tokenizer.json",
+    "tokenizer.model",  # what llama.cpp's converter reads of some families
+    "vocab.json",
+    "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",

@@ -39,7 +39,8 @@ def eval_options(given: Mapping[str, Any], choices: ChoiceOptions) -> RunOptions
         if name in given:
             raise WgradError(f"{flag(name)}: would be ignored: --choices scores every question as it is: leave it out")
     if choices.choices and "seed" in given and not (choices.shots and choices.shots_order == "random"):
-        raise WgradError("--seed: would be ignored: nothing is drawn without --shots: leave it out")
+        drawn = "with --shots-order first" if choices.shots else "without --shots"
+        raise WgradError(f"--seed: would be ignored: nothing is drawn {drawn}: leave it out")
     if any(source.weight is not None for source in sources_of(config.data)):
         raise WgradError("--data: a weight has no effect here, where each example is measured once: leave it out")
     for name, reason in unused_options(config.to_dict()).items():

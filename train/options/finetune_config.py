@@ -37,8 +37,13 @@ STREAM_HELP = (
 )
 LIMIT_HELP = "take no more memory of the device than this: 3GiB, 800MiB"
 MODULES = (
-    "must name at least one module, each as NAME or NAME=RANK, a rank from 1 on",
-    lambda v: len(v) > 0 and all(re.fullmatch(r"all-linear|(?!all-linear=)[^=]+(=0*[1-9]\d{0,8})?", n) for n in v),
+    "must name at least one module, each as NAME or NAME=RANK, a rank from 1 on, none twice; all-linear stands alone",
+    lambda v: (
+        len(v) > 0
+        and all(re.fullmatch(r"all-linear|(?!all-linear=)[^=]+(=0*[1-9]\d{0,8})?", n) for n in v)
+        and len({n.partition("=")[0] for n in v}) == len(v)
+        and (len(v) == 1 or "all-linear" not in v)
+    ),
 )
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)

@@ -41,8 +41,15 @@ class MergeConfig(Options):
         choices=("none", "q8_0", "q4_0", "mxfp4", "f16"),
     )
     modelfile: bool = option(False, "with --format gguf: write a Modelfile for `ollama create` too")
-    block_size: int = option(64, "of the NF4 that it was trained on", choices=BLOCK_SIZES, metavar="N")
-    double_quant: bool = option(True, "whether that NF4 had its scales quantised as well")
+    block_size: int | None = option(
+        None,
+        "of the NF4 that it was trained on (default: as its run had it, else 64)",
+        choices=BLOCK_SIZES,
+        metavar="N",
+    )
+    double_quant: bool | None = option(
+        None, "whether that NF4 had its scales quantised as well (default: as its run had it, else they had)"
+    )
     compare: bool = option(True, "tell at the end what merging changed in the logits (both models are loaded for it)")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")
 

@@ -119,6 +119,9 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
         words, example = _expected(hint, is_tuple, is_repeated)
         raise WgradError(f"{flag(field.name)}: expected {words}, got {short(value)}{example}") from None
     check = expand_path if field.metadata["path"] else check_text
+    if is_repeated and field.metadata["path"] and len(set(result)) < len(result):
+        twice = next(v for v in result if result.count(v) > 1)
+        raise WgradError(f"{flag(field.name)}: {short(twice)} is given twice: give it once")
     if is_tuple:
         return tuple(dict.fromkeys(check(v, flag(field.name)) if is_repeated else v for v in result))
     if isinstance(result, str):
@@ -140,7 +143,7 @@ def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
 
 def _check(field: dataclasses.Field, value: Any) -> None:
     choices, rule = field.metadata["choices"], field.metadata["rule"]
-    if choices and value not in choices:
+    if choices and value not in choices and (value is not None or field.default is not None):
         listed, near = ", ".join(map(str, choices)), did_you_mean(str(value), map(str, choices))
         raise WgradError(f"{flag(field.name)}: must be one of {listed}; got {short(value)}{near}")
     if rule and value is not None and not rule[1](value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from wgrad.device.errors import WgradError
@@ -12,7 +13,11 @@ from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
 KEY_VARIABLE = "WGRAD_API_KEY"
 MOST_ROWS = 16  # of a batch: what the products of few rows are for
-
+_A_NAME = r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?|[0-9a-fA-F:.]+"
+_NAMES: Rule = (
+    "must be names of hosts or addresses, without http:// and without *",
+    lambda v: all(re.fullmatch(_A_NAME, name, re.ASCII) for name in v),
+)
 _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_ROWS)
 
 
@@ -45,7 +50,11 @@ class ServeConfig(WithContext):
         group="network",
     )
     allow_host: tuple[str, ...] = option(
-        (), "further names by which clients call this machine (the Host header)", metavar="NAME", group="network"
+        (),
+        "further names by which clients call this machine (the Host header)",
+        rule=_NAMES,
+        metavar="NAME",
+        group="network",
     )
     batch_size: int = option(8, "answer at most B texts at once", rule=_ROWS, metavar="B", group="limits")
     max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")

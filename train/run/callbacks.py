@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wgrad.device.errors import WgradError
 
 
@@ -105,7 +107,7 @@ class Callbacks:
         return [*self._listeners, *self._callbacks]
 
     def _note(self, answers: list[bool | None]) -> None:
-        self.stop = self.stop or any(answer is True for answer in answers)
+        self.stop = self.stop or any(isinstance(answer, (bool, np.bool_)) and bool(answer) for answer in answers)
 
 
 class _StepFunction(Callback):

@@ -131,7 +131,14 @@ def check_info(state: TrainingState, info: Mapping[str, Any]) -> None:
     """WgradError, naming what differs, where the checkpoint is of a run with other options or another model."""
     old, new = state.info.get("run", {}), info["run"]
     for key in sorted(set(old) | set(new)):
-        if old.get(key) != new.get(key):
+        if old.get(key) == new.get(key):
+            continue
+        if key.startswith("the "):  # a digest, of what lies in files
+            raise WgradError(
+                f"--resume: {key} is not what it was when {state.path} was written: its files have changed, or others "
+                "are given: give those, or another --out"
+            )
+        else:
             raise WgradError(
                 f"--resume: {key} was {old.get(key)!r} when {state.path} was written and is now {new.get(key)!r}: "
                 "give the same options, or another --out"

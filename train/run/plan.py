@@ -127,8 +127,9 @@ def _run_dry(
         trainer.read_history()
     trainer.evaluate([batch])
     if config.sample:
-        for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
-            pass
+        with dry.borrowing():
+            for _ in generate_ids(built.model, [0] * prompt_tokens, SAMPLE_TOKENS, GREEDY):
+                pass
     running = dry.memory().peak_bytes
     host, trained = dry.host_memory().peak_bytes, built.parameters.size
     return Plan(dry, held, running - held, max(loading, running), host, host_weights, trained, config)

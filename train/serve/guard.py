@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wgrad.train.serve.errors import ApiError
-from wgrad.train.serve.sites import is_loopback, refusal
+from wgrad.train.serve.sites import is_loopback, name_of, refusal
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say
 
@@ -23,7 +23,7 @@ class Guard:
     def __init__(self, app: ASGIApp, host: str, names: Collection[str], key: str | None) -> None:
         self.app, self._key = app, key
         self._local = is_loopback(host)
-        self._names = {name.lower() for name in (host, *names)}
+        self._names = {name_of(name) or name.lower() for name in (host, *names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -86,11 +86,12 @@ class Preparation:
         return list(ids)
 
     def _job(self, request: Request, number: int, ids: list[int], new: int, score: bool, emit: Emit) -> Job:
+        all_positions = self.max_new_tokens == self.positions - 1  # all but one of the prompt
         if new > self.max_new_tokens:
             raise ApiError(
                 400,
                 f"the request: max_tokens must be at most {self.max_new_tokens} here; got {new}: ask for fewer, or "
-                "start the server with more --max-new-tokens",
+                f"start the server with more {'--context' if all_positions else '--max-new-tokens'}",
                 "max_tokens",
             )
         if len(ids) + new > self.positions:

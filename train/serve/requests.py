@@ -120,6 +120,8 @@ class ChatRequest(Request, kw_only=True):
 
     @property
     def top(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, f"{_WHERE}: top_logprobs goes with logprobs: give that as true", "top_logprobs")
         return self.top_logprobs if self.logprobs else None
 
     @property

@@ -28,7 +28,7 @@ def refusal(host: str, origins: Sequence[str], fetch_site: str, is_ours: Callabl
     host, origins, fetch_site: the headers Host ("": none), Origin (each) and Sec-Fetch-Site ("none" where absent).
     is_ours: whether a name, in small letters and without port, is one of this server.
     """
-    if not is_ours(_name_of(host)):
+    if not is_ours(name_of(host)):
         return "Host", f"must be an address of this server; got {host[:100]!r}"
     if any(_site(origin) != host.lower() for origin in origins):
         return "Origin", "pages of other sites may not ask this server"
@@ -37,7 +37,7 @@ def refusal(host: str, origins: Sequence[str], fetch_site: str, is_ours: Callabl
     return "", ""
 
 
-def _name_of(host: str) -> str:
+def name_of(host: str) -> str:
     """The name in a Host header, without its port; "" where it is none."""
     found = _HOST.fullmatch(host)
     return (found["address"] or found["name"]).lower() if found else ""
