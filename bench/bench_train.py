@@ -1,7 +1,7 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
-        [--checkpointing] [--offload-checkpoints [N]] [--keep-attention]
+        [--checkpointing] [--offload-checkpoints [N]] [--keep-attention] [--int8-products]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
@@ -239,6 +239,7 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
     report.row(
         work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
         offload_checkpoints=offload, layers=shape.layers, attention_kept=trainer.model.keep_attention,
+        int8_products=args.int8_products,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
@@ -301,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--peers", default="", help="shapes to run PEFT + bitsandbytes on as well")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--int8-products", action="store_true", help="as of wgrad finetune")
     add_memory_options(parser)
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
@@ -308,7 +310,10 @@ def main() -> None:
     for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
         for compute in args.compute.split(","):
             # A device of its own for each, so that one's memory does not count for the next.
-            bench(name, batch, args, compute, bind(WgpuDevice)(args.device), report)
+            device: Any = bind(WgpuDevice)(args.device)
+            if args.int8_products:
+                device.round_products()
+            bench(name, batch, args, compute, device, report)
         if name in args.peers.split(",") and has_cuda():
             recomputed = args.checkpointing or bool(args.offload_checkpoints)
             peer(name, shape_of(name, recomputed), batch, args.seq_len, report)

@@ -155,6 +155,10 @@ class Device(Protocol):
         is one, and holds nothing between replays. rehearsal: of the same work; where it turns out to be another, its
         memory is placed as that of any."""
 
+    def round_products(self) -> None:
+        """From now on products of many rows with frozen weights are made of both rounded to 8 bits, 64 elements by one
+        scale: faster on some cards, with an error of about 0.8 %. DeviceError where there is nothing to gain."""
+
     def roofs(self) -> list[Roof]:
         """Work that reaches the limits of the device's arithmetic; none where it has no such kernels."""
 

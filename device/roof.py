@@ -11,7 +11,8 @@ MATRIX_UNITS = "matrix units"  # the name of their roof: 16 bits in, sums in flo
 
 @dataclass(frozen=True)
 class Roof:
-    """name: float32, float16 (packed) or MATRIX_UNITS. flop: of one `run`, which returns an array of what came out."""
+    """name: float32, float16 (packed), int8 (dot products of four) or MATRIX_UNITS. flop: of one `run`, which returns
+    an array of what came out."""
 
     name: str
     flop: float

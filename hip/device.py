@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wgrad.device.cache import cache_folder
+from wgrad.device.errors import DeviceError
 from wgrad.device.implementations import enter_all
 from wgrad.hip.attention import AttentionRounding
 from wgrad.hip.elements import implements
@@ -34,6 +35,9 @@ class HipDevice(AttentionRounding):
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""
         return DryRunDevice(self)
+
+    def round_products(self) -> None:
+        raise DeviceError("the matrix units of HIP cards are faster and more exact")
 
     if TYPE_CHECKING:  # the operators: `autograd/bind.py` makes them methods
 

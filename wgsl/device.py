@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wgrad.device.errors import DeviceError
 from wgrad.device.implementations import enter_all
 from wgrad.device.memory import Array
 from wgrad.device.roof import Roof
@@ -36,6 +37,11 @@ class WgpuDevice(Runtime):
 
     def copy(self, src: Array, out: Array) -> None:
         elementwise.copy(self, src, out)
+
+    def round_products(self) -> None:
+        if self.matrix_units:
+            raise DeviceError("the matrix units, which are in use on this card, are faster and more exact")
+        self.int8_products = True
 
     def roofs(self) -> list[Roof]:
         return roofs.roofs(self)

@@ -47,12 +47,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #include "gemm_range.wgsl"
   prepare_b(lid);
 
-  var acc: array<array<vec4<f32>, TN4>, ACC_ROWS>;
-#unroll i ACC_ROWS
-#unroll j TN4
-  acc[$i][$j] = vec4<f32>(0.0);
-#end
-#end
+#include "gemm_sums.wgsl"
 
   var next_a: array<vec4<f32>, LOADS_A>;
   var next_b: array<Ready_b, LOADS_B>;
@@ -70,7 +65,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #include "gemm_stage.wgsl"
     workgroupBarrier();
 #include "gemm_fetch.wgsl"
-#include "gemm_multiply.wgsl"
+#include "gemm_multiply.wgsl" floats=
   }
 #if HAS_LOWRANK
   let more = select(0u, (p.rank + TILE_K - 1u) / TILE_K, !SPLIT || wg.z == 0u);
@@ -82,57 +77,21 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
       load_lowrank((t - 1u) * TILE_K, m0, n0, lid);
     }
     workgroupBarrier();
-#include "gemm_multiply.wgsl"
+#include "gemm_multiply.wgsl" floats=
   }
 #else
   workgroupBarrier();
 #include "gemm_stage.wgsl"
   workgroupBarrier();
-#include "gemm_multiply.wgsl"
+#include "gemm_multiply.wgsl" floats=
 #endif
 
-#unroll i TM4
-#unroll r 4
-  {
-    let row = m0 + (ty + $iu * TY) * 4u + $ru;
-    if (row < p.m) {
-#unroll j TN4
-      {
-        let col = n0 + (tx + $ju * TX) * 4u;
-        store(row, col, c_base, acc[$i * 4 + $r][$j]);
-      }
-#end
-    }
-  }
-#end
-#end
+#include "gemm_store_tile.wgsl"
 }
 
 #if HAS_LOWRANK
-// One tile of the LoRA term, ranks s0 to s0 + TILE_K. alpha scales the sum at the end, so it is taken out here.
-fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
-  for (var at = lid; at < TILE_M * TILE_K; at += THREADS) {
-    let row = at / TILE_K;
-    let s = at % TILE_K;
-    var x = 0.0;
-    if (s0 + s < p.rank) { x = u[min(m0 + row, p.m - 1u) * p.ld_u + part_of(n0) * p.rank + s0 + s] / p.alpha; }
-    a_tile[s][row >> 2u][row & 3u] = x;
-  }
-  for (var at = lid; at < TILE_N * TILE_K; at += THREADS) {
-#if TRANS_B
-    let col = at / TILE_K;
-    let s = at % TILE_K;
-    let source = (p.c_col + min(n0 + col, p.n - 1u)) * p.rank + s0 + s;
-#else
-    let col = at % TILE_N;
-    let s = at / TILE_N;
-    let source = (s0 + s) * p.n + min(n0 + col, p.n - 1u);
-#endif
-    var x = 0.0;
-    if (s0 + s < p.rank) { x = v[source]; }
-    b_tile[s][col >> 2u][col & 3u] = x;
-  }
-}
+fn kept(x: f32) -> f32 { return x; }
+#include "gemm_lowrank.wgsl"
 #endif
 
 #include "gemm_store.wgsl"

@@ -1,11 +1,12 @@
-// Part of gemm.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums.
+// Part of gemm.wgsl and gemm_int8.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums. $floats: what
+// makes vec4<f32> of it, if it is something else.
 #unroll k TILE_K
   {
 #unroll i TM4
-    let a$i = a_tile[$k][ty + $iu * TY];
+    let a$i = $floats(a_tile[$k][ty + $iu * TY]);
 #end
 #unroll j TN4
-    let b$j = b_tile[$k][tx + $ju * TX];
+    let b$j = $floats(b_tile[$k][tx + $ju * TX]);
 #end
 #unroll i TM4
 #unroll r 4

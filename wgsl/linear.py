@@ -8,7 +8,7 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl import gemm_matrix, gemv
+from wgrad.wgsl import gemm_int8, gemm_matrix, gemv
 from wgrad.wgsl.gemm import matmul, product
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.quantize import decode
@@ -26,7 +26,7 @@ def linear_quantized(
     dtype: np.dtype,
 ) -> Array:
     out = device.empty((x.shape[0], weight.shape[0]), dtype)
-    added = {"bias": bias, "residual": residual, "lowrank": lowrank, "parts": weight.parts}
+    added = {"bias": bias, "residual": residual, "lowrank": lowrank}
     return _times_weight(device, x, weight, out, trans_b=True, **added)
 
 
@@ -43,13 +43,18 @@ def linear_quantized_backward(
 _DECODE_FIRST_ROWS = 512
 
 
-def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, **options: Any) -> Array:
+def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, *, trans_b: bool, **added: Any) -> Array:
+    if device.int8_products and gemm_int8.served(weight, x.shape[0]):
+        gemm_int8.times_weight(device, x, weight, out, trans_b=trans_b, **added)
+        return out
+    # A gradient's LoRA term is one for all parts.
+    options = {"trans_b": trans_b, "parts": weight.parts if trans_b else (), **added}
     mnk = (x.shape[0], out.shape[1], x.shape[1])
-    few_rows = gemv.served(x.shape[0], False, options["trans_b"], 1)
+    few_rows = gemv.served(x.shape[0], False, trans_b, 1)
     if weight.shape[1] % weight.unit or (device.software and not few_rows):
         # A row would start inside a unit of codes; or decoding once is cheaper than once a tile.
         matmul(device, x, _decoded(device, weight, np.dtype(np.float32)), out, **options)
-    elif _decode_first(device, mnk) and _on_units(device, x, weight, out, mnk, options["trans_b"]):
+    elif _decode_first(device, mnk) and _on_units(device, x, weight, out, mnk, trans_b):
         product(device, x, _decoded(device, weight, np.dtype(np.float16)), out, mnk, **options)
     else:
         product(device, x, weight, out, mnk, **options)

@@ -1,6 +1,8 @@
-"""The device's own rates of arithmetic, by kernels that do nothing else: roof.wgsl, roof_matrix.wgsl."""
+"""The device's own rates of arithmetic, by kernels that do nothing else: roof*.wgsl."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.device.roof import MATRIX_UNITS, Roof
@@ -8,18 +10,21 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 _THREADS = 256
 _CHAINS, _REPEATS, _LANES = 8, 4, 4  # multiply-adds of a pass of roof.wgsl: chains by repeats, of vectors of 4
+_DOT_CHAINS, _DOT_FLOP = 16, 8  # of roof_int8.wgsl
 _MATRIX_THREADS, _MATRICES, _MATRIX_FLOP = 128, 8, 2 * 16**3  # of roof_matrix.wgsl: sums of a subgroup of 32
 _GROUPS, _PASSES = 4096, 256  # about a millisecond of the largest cards
 _SOFTWARE_GROUPS, _SOFTWARE_PASSES = 8, 64
 
 
 def roofs(device: Runtime) -> list[Roof]:
-    """float32, and what the device has of float16 and matrix units."""
+    """float32, and what the device has of float16, 8-bit integers and matrix units."""
     groups, passes = (_SOFTWARE_GROUPS, _SOFTWARE_PASSES) if device.software else (_GROUPS, _PASSES)
     flop = 2.0 * groups * _THREADS * passes * _CHAINS * _REPEATS * _LANES
     found = [Roof("float32", flop, lambda: _multiply_adds(device, "f32", groups, passes))]
     if device.float16:
         found.append(Roof("float16", flop, lambda: _multiply_adds(device, "f16", groups, passes)))
+    flop = float(groups * _THREADS * passes * _DOT_CHAINS * _REPEATS * _DOT_FLOP)
+    found.append(Roof("int8", flop, lambda: _dot_products(device, groups, passes)))
     if device.matrix_units:
         flop = float(groups * _MATRIX_THREADS // 32 * passes * _MATRICES * _MATRIX_FLOP)
         found.append(Roof(MATRIX_UNITS, flop, lambda: matrix_multiply_adds(device, groups, passes)))
@@ -31,6 +36,13 @@ def _multiply_adds(device: Runtime, element: str, groups: int, passes: int) -> A
     work = 2.0 * out.size * passes * _CHAINS * _REPEATS * _LANES
     constants = {"S_T": element, "V_T": f"vec4<{element}>"}
     device.launch("roof", [out], [passes, 0.5], (groups, 1, 1), constants, work=work)
+    return out
+
+
+def _dot_products(device: Runtime, groups: int, passes: int) -> Array:
+    out = device.empty((groups * _THREADS,), np.int32)
+    work = float(out.size * passes * _DOT_CHAINS * _REPEATS * _DOT_FLOP)
+    device.launch("roof_int8", [out], [passes, 0x01FF0201], (groups, 1, 1), work=work)
     return out
 
 

@@ -18,6 +18,7 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case, Outputs, upload_inputs, widen_inputs
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.finish import FINISH
+from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases, kernel_cases
 from wgrad.device.contract import Device
@@ -123,6 +124,8 @@ def check_case(case: Case, device: Device) -> Result:
 def selftest_cases(device: Device, only: str = "") -> list[Case]:
     """The cases that a device is to pass: those whose name contains `only`."""
     more = matrix_cases() if getattr(device, "matrix_units", False) else []
+    if hasattr(device, "int8_products"):
+        more += int8_cases(device.float16)
     if hasattr(device, "planned_for"):
         more = [*bfloat16_cases(), *kernel_cases()]
     return [case for case in [*cases(device.float16), *more] if only in case.name]

@@ -146,13 +146,21 @@ def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -
         assert np.abs(tiled.download(out) - exact).max() <= limit, (m, n, k)
 
 
-@pytest.mark.parametrize("lowrank,wanted", [(False, "|s|m |s|m"), (True, "|s|m |ss|m")])
-def test_a_barrier_before_and_behind_each_staging(lowrank: bool, wanted: str) -> None:
+@pytest.mark.parametrize(
+    "name,lowrank,wanted",
+    [
+        ("gemm", False, "|s|m |s|m"),
+        ("gemm", True, "|s|m |ss|m"),
+        ("gemm_int8", False, "|s|m |s|m"),
+        ("gemm_int8", True, "|s|m |s|m |s|m"),
+    ],
+)
+def test_a_barrier_before_and_behind_each_staging(name: str, lowrank: bool, wanted: str) -> None:
     """A software driver shows not all of them. s: the tile is staged, or one of the LoRA term; m: it is multiplied."""
-    body = (Path(gemm.__file__).parent / "gemm.wgsl").read_text().partition("fn main")[2].partition("\n}\n")[0]
+    body = (Path(gemm.__file__).parent / f"{name}.wgsl").read_text().partition("fn main")[2].partition("\n}\n")[0]
     lines = preprocess(body.splitlines(), defaultdict(int, HAS_LOWRANK=lowrank))
-    steps = {"workgroupBarrier();": "|", '#include "gemm_stage.wgsl"': "s", '#include "gemm_multiply.wgsl"': "m"}
-    found = ("s" if "load_lowrank" in line else steps.get(line.strip(), "") for line in lines)
+    steps = {"workgroupBarrier();": "|", "load_lowrank(": "s", "_stage.wgsl": "s", "_multiply.wgsl": "m"}
+    found = (step for line in lines for words, step in steps.items() if words in line)
     assert "".join(found) == wanted.replace(" ", "")
 
 

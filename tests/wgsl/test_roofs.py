@@ -27,6 +27,17 @@ def test_multiply_adds(element: str, wgpu_device: Any) -> None:
         np.testing.assert_allclose(found, np.tile(wanted, (3, 1)), rtol=1e-6 if element == "f32" else 4e-3)
 
 
+def test_dot_products(wgpu_device: Any) -> None:
+    """s = s + s · factor, of their bytes, as often as is said."""
+    factor = np.array([1, 2, -1, 1], np.int8).astype(np.int32)
+    for passes in (0, 1, 3):
+        found = wgpu_device.download(roofs._dot_products(wgpu_device, 3, passes)).reshape(3, 256)
+        sums = np.add.outer(np.arange(256), np.arange(roofs._DOT_CHAINS)).astype(np.int32)
+        for _ in range(passes * roofs._REPEATS):
+            sums = sums + (sums.view(np.int8).reshape(256, -1, 4) * factor).sum(axis=2, dtype=np.int32)
+        np.testing.assert_array_equal(found, np.tile(np.bitwise_xor.reduce(sums, axis=1), (3, 1)))
+
+
 def test_matrix_units(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not wgpu_device.float16:
         pytest.skip("the device has no float16")
@@ -42,12 +53,13 @@ def test_matrix_units(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_listed_is_what_the_device_has(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgpu_device, "float16", True)
-    assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16"]
+    assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16", "int8"]
     monkeypatch.setattr(wgpu_device, "matrix_units", True)
-    assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16", "matrix units"]
+    assert [r.name for r in wgpu_device.roofs()] == ["float32", "float16", "int8", "matrix units"]
     monkeypatch.setattr(wgpu_device, "float16", False)
     monkeypatch.setattr(wgpu_device, "matrix_units", False)
-    (only,) = wgpu_device.roofs()
+    plain, dots = wgpu_device.roofs()
     groups, passes = roofs._SOFTWARE_GROUPS, roofs._SOFTWARE_PASSES
     if wgpu_device.software:  # a multiplication and an addition of each lane
-        assert only.flop == groups * 256 * passes * 8 * 4 * 4 * 2
+        assert plain.flop == groups * 256 * passes * 8 * 4 * 4 * 2
+        assert dots.flop == groups * 256 * passes * 16 * 4 * 4 * 2  # of four pairs

@@ -13,7 +13,7 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.run.build import wants_recompute
-from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.compute import choose_compute, round_products
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
 from wgrad.train.run.plan import PROMPT_TOKENS, Plan
@@ -35,7 +35,7 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     if device.dry_run() is None:
         raise WgradError("--device: NumPy takes main memory, which is not planned: give wgpu or hip")
     compute = choose_compute(config.compute, device)
-    for text in compute.lines:
+    for text in [*compute.lines, *round_products(config, device)]:
         display.say(text)
     config = replace(config, compute=compute.dtype)
     if config.data:

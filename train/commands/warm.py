@@ -12,7 +12,7 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.run.compute import choose_compute
+from wgrad.train.run.compute import choose_compute, round_products
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import plan_as_run
 from wgrad.train.run.memory_limit import hold_to_limit
@@ -32,7 +32,7 @@ def run_warm(config: RunOptions) -> int:
     display.say(f"device: {device.description} ({device.reason})")
     hold_to_limit(device, config.limit)
     compute = choose_compute(config.compute, device)
-    for line in compute.lines:
+    for line in [*compute.lines, *round_products(config, device)]:
         display.say(line)
     config = replace(config, compute=compute.dtype)
     folder = find_model(config.model)

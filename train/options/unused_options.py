@@ -14,7 +14,7 @@ _UNUSED = (
     ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
-    ("full", ("stream_weights",), "--full has no frozen weights"),
+    ("full", ("stream_weights", "int8_products"), "--full has no frozen weights"),
     ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
     ("lr_sweep", ("lr", "eval_every", "early_stop", "keep_best"), "--lr-sweep measures each of its rates at the end"),
     ("lr_sweep", ("sample_prompt",), "--lr-sweep makes no samples"),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from wgrad.autograd.matrix_units import idle
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
-from wgrad.train.options.finetune_config import AUTO
+from wgrad.device.errors import DeviceError, WgradError
+from wgrad.train.options.finetune_config import AUTO, RunOptions
 
 _REASONS = {
     "bfloat16": "the card's matrix units take it, and it needs no loss scale",
@@ -39,6 +39,17 @@ def choose_compute(asked: str, device: Device, *, resumed: bool = False) -> Comp
     if asked != device.fastest_compute:
         lines.append(f"note: a new run would take {device.fastest_compute} on this device; one that goes on keeps its")
     return Compute(asked, lines)
+
+
+def round_products(config: RunOptions, device: Device) -> list[str]:
+    """Have a device do what --int8-products says; -> what is said of it. WgradError where it cannot, or need not."""
+    if not config.int8_products or config.full:
+        return []
+    try:
+        device.round_products()
+    except DeviceError as error:
+        raise WgradError(f"--int8-products: {error}: leave it out") from None
+    return ["products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-products)"]
 
 
 def compute_type(asked: str, device: Device, *, resumed: bool = False) -> str:

@@ -28,7 +28,7 @@ from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.caller import Caller
-from wgrad.train.run.compute import choose_compute, common_compute
+from wgrad.train.run.compute import choose_compute, common_compute, round_products
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import ROW_STEP, Fit, settle
 from wgrad.train.run.generation import check_positions
@@ -86,7 +86,7 @@ def open_session(
     compute = choose_compute(config.compute, device, resumed=resumed)
     if config.compute == AUTO:
         compute = common_compute(compute, world.exchange(compute.dtype, "the type of activations"))
-    for line in compute.lines:
+    for line in [*compute.lines, *round_products(config, device)]:
         display.say(line)
     config = replace(config, compute=compute.dtype)
     for remark in (hold_to_limit(device, config.limit, config.limit_option), offload_remark(config, device)):

@@ -31,7 +31,7 @@ Constant = int | float | bool | str
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
 )
-_INCLUDE = re.compile(r'^#include ("[a-z0-9_]+\.wgsl"|[A-Z_]+)((?: \w+=\S+)*)\n', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include ("[a-z0-9_]+\.wgsl"|[A-Z_]+)((?: \w+=\S*)*)\n', re.MULTILINE)
 _SUFFIX = ".wgsl"
 _ROOM = Path(__file__).parents[1]
 

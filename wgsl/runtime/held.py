@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-
-import numpy as np
+from typing import Any, TypeVar
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
 
+_T = TypeVar("_T")
+
 
 class Held:
-    """What was decoded while `holding` is open, by weight and dtype; empty at all other times."""
+    """What was decoded while `holding` is open, by weight and form; empty at all other times."""
 
     def __init__(self) -> None:
         self._depth = 0
-        self._arrays: dict[tuple[FrozenWeight, np.dtype], Array] = {}  # a weight that is a key keeps its memory
+        self._arrays: dict[tuple[FrozenWeight, Hashable], Any] = {}  # a weight that is a key keeps its memory
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -29,13 +30,13 @@ class Held:
             if not self._depth:
                 self.drop()
 
-    def get(self, weight: FrozenWeight, dtype: np.dtype, decode: Callable[[], Array]) -> Array:
-        """The weight's values in this dtype: those that are held, or what `decode` gives."""
+    def get(self, weight: FrozenWeight, form: Hashable, decode: Callable[[], _T]) -> _T:
+        """The weight's values in this form (a dtype, say): those that are held, or what `decode` gives."""
         if not self._depth:
             return decode()
-        found = self._arrays.get((weight, dtype))
+        found: _T | None = self._arrays.get((weight, form))
         if found is None:
-            found = self._arrays[weight, dtype] = decode()
+            found = self._arrays[weight, form] = decode()
         return found
 
     def drop(self) -> bool:
@@ -47,6 +48,6 @@ class Held:
         """Work that writes to this array was issued: what was decoded from that memory is no longer right."""
         if array is None or not self._arrays:
             return
-        for weight, dtype in list(self._arrays):
+        for weight, form in list(self._arrays):
             if any(part is not None and part.lease is array.lease for part in weight.arrays().values()):
-                del self._arrays[weight, dtype]
+                del self._arrays[weight, form]

@@ -81,6 +81,7 @@ class Runtime(PooledRuntime):
         self.matrix_units = matrix_units.among(self._device.features)
         # LoRA's products of a stack are slow without them (docs/rejected.md).
         self.stacks_weights = self.matrix_units and not self.software
+        self.int8_products = False  # `round_products` sets it
         # "large" or "medium": this one for every product that can have it (the self-test's switch).
         self.matrix_tile = ""
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits

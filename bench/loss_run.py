@@ -1,9 +1,11 @@
-"""Whether float16 learns what float32 learns: the embedded model, 1,000 steps of each, and the held-out losses.
+"""Whether a faster way to compute learns what float32 learns: the embedded model, so many steps of each, and the
+held-out losses.
 
-    python bench/float16_run.py [--device auto] [--compute float16] [--steps 1000] [--keep FOLDER]
+    python bench/loss_run.py [--device auto] [--compute float16] [--int8-products] [--steps 1000] [--keep FOLDER]
 
-Two runs of `wgrad finetune` that differ in --compute alone. Prints the losses and exits with 1 where they end further
-than 1 % apart. On a card it takes a minute or two; a software driver needs hours for 1,000 steps.
+Two runs of `wgrad finetune` that differ in --compute, or with --int8-products in that alone. Prints the losses and exits
+with 1 where they end further than 1 % apart. On a card it takes a minute or two; a software driver needs hours for
+1,000 steps.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def run(out: Path, compute: str, device: str, steps: int) -> dict[str, float]:
+def run(out: Path, compute: list[str], device: str, steps: int) -> dict[str, float]:
     """results.json of a run. SystemExit where it failed."""
     words = [str(part) for pair in OPTIONS.items() for part in pair]
-    words += ["--out", str(out), "--compute", compute, "--device", device, "--max-steps", str(steps), "--no-sample"]
+    words += ["--out", str(out), *compute, "--device", device, "--max-steps", str(steps), "--no-sample"]
     if subprocess.run([sys.executable, "-m", "wgrad", "finetune", *words]).returncode:
-        raise SystemExit(f"{compute}: the run failed")
+        raise SystemExit(f"{' '.join(compute)}: the run failed")
     return json.loads((out / "results.json").read_text(encoding="utf-8"))
 
 
@@ -37,18 +39,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="float16", choices=("float16", "bfloat16"))
+    parser.add_argument("--int8-products", action="store_true", help="in float32, instead of --compute")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--keep", type=Path, help="folder for the two runs (default: none is kept)")
     args = parser.parse_args()
+    exact = ["--compute", "float32"]
+    name = "int8 products" if args.int8_products else args.compute
+    ways = {"float32": exact, name: [*exact, "--int8-products"] if args.int8_products else ["--compute", name]}
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
-        found = {c: run(folder / c, c, args.device, args.steps) for c in ("float32", args.compute)}
-    wide, narrow = (found[c]["held_out_loss_after"] for c in ("float32", args.compute))
+        found = {way: run(folder / way, words, args.device, args.steps) for way, words in ways.items()}
+    wide, narrow = (result["held_out_loss_after"] for result in found.values())
     apart = narrow / wide - 1
-    for compute, result in found.items():
+    for way, result in found.items():
         text = f"held-out loss {result['held_out_loss_before']:.4f} -> {result['held_out_loss_after']:.4f}"
-        print(f"{compute}: {text}, {result['skipped_steps']} of {args.steps} steps skipped")
-    print(f"{args.compute} ends {apart:+.2%} from float32; allowed {WITHIN:.0%}")
+        print(f"{way}: {text}, {result['skipped_steps']} of {args.steps} steps skipped")
+    print(f"{name} ends {apart:+.2%} from float32; allowed {WITHIN:.0%}")
     return 0 if abs(apart) <= WITHIN else 1
 
 

@@ -1,0 +1,64 @@
+"""Self-test cases of products with operands rounded to 8 bits (`Device.round_products`).
+
+Rounding has an error of its own, far above that of arithmetic, so the operands are such that it has none: integers of
+at most 127, of which each block has one, times a power of 2. What comes out is then judged as any other product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs
+from wgrad.autograd.selftest.linear import frozen_case
+from wgrad.device.contract import Device
+from wgrad.device.formats.q8_0 import Q8Array
+
+
+def int8_cases(float16: bool) -> list[Case]:
+    """For devices that have such products."""
+    epilogue: dict[str, Any] = {"bias": True, "residual": F32, "dtype": F32}
+    shapes: list[tuple[str, int, int, int, dict[str, Any]]] = [
+        ("int8", 133, 100, 224, {}),
+        ("int8 lowrank", 260, 132, 96, {"rank": 20}),
+        ("int8 long", 128, 64, 2112, {}),
+        ("int8 long lowrank", 130, 70, 1056, {"rank": 16}),
+        ("int8 across", 133, 200, 96, {"backward": True}),
+        ("int8 across lowrank", 260, 72, 160, {"backward": True, "rank": 16}),
+        ("int8 across long", 130, 2080, 64, {"backward": True}),
+    ]
+    found = [_case(name, m, n, k, F32, options) for name, m, n, k, options in shapes]
+    found.append(_case("int8 epilogue", 131, 72, 160, F32, epilogue))
+    if float16:
+        found += [_case(f"int8{' across' * b}", 133, 136, 160, F16, {"backward": b}) for b in (False, True)]
+    return found
+
+
+def _case(variant: str, m: int, n: int, k: int, dtype: np.dtype, options: dict[str, Any]) -> Case:
+    plain = frozen_case("q8_0", variant, m, n, k, dtype, **options)
+    inner = n if options.get("backward") else k
+
+    def build(rng: np.random.Generator) -> Inputs:
+        x = _integers(rng, (m, inner)) / 32
+        weight = Q8Array.quantize((_integers(rng, (n, k)) / 1024).astype(np.float32), 64, False)
+        return plain.build(rng) | {"x": x.astype(dtype), "weight": weight}
+
+    def call(device: Device, inputs: Inputs) -> Outputs:
+        before = getattr(device, "int8_products", False)
+        device.int8_products = True  # type: ignore[attr-defined]
+        try:
+            return plain.call(device, inputs)
+        finally:
+            device.int8_products = before  # type: ignore[attr-defined]
+
+    return replace(plain, build=build, call=call, ulps=plain.ulps + inner**0.5 / 4)
+
+
+def _integers(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Of both signs, from -127 to 127, which is among any eight that lie side by side or under one another."""
+    values = rng.integers(-127, 128, shape)
+    rows, columns = np.indices(shape)
+    values[(rows - columns) % 8 == 0] = 127
+    return values
