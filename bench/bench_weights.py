@@ -86,6 +86,8 @@ class Case:
         for tile in TILES:
             if not high <= tile.m <= 2 * high or tile.most_workgroup_bytes > self._device.workgroup_bytes:
                 continue
+            if tile.n * tile.k % (tile.threads * gemm_matrix.unit_of(self._weights[0])):
+                continue
             for splits in (s for s in SPLITS if s * tile.k <= k):
                 name = f"{tile.m}x{tile.n}x{tile.k}/{tile.sg_m}x{tile.sg_n} subgroups"
                 try:

@@ -3,9 +3,9 @@ held-out losses.
 
     python bench/loss_run.py [--device auto] [--compute float16] [--int8-products] [--steps 1000] [--keep FOLDER]
 
-Two runs of `wgrad finetune` that differ in --compute, or with --int8-products in that alone. Prints the losses and exits
-with 1 where they end further than 1 % apart. On a card it takes a minute or two; a software driver needs hours for
-1,000 steps.
+Two runs of `wgrad finetune` that differ in --compute, or with --int8-products in that alone. Prints the losses and
+exits with 1 where they end further than 1 % apart. On a card it takes a minute or two; a software driver needs hours
+for 1,000 steps.
 """
 
 from __future__ import annotations

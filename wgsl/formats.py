@@ -36,13 +36,16 @@ class WeightOperand:
         return {"B_FORMAT": self.file, "UNIT": self.unit, "QUADS": self.unit // 4, **self.switches}
 
 
-def weight_operand(w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True) -> WeightOperand:
+def weight_operand(
+    w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True, factored: bool = False
+) -> WeightOperand:
     """unit: elements that the kernel reads at once. table: workgroup memory has room for what decoding looks up, beside
     the tiles. barrier: prepare_b ends with one; where the shader has one of its own it cost dx up to 1.07 of its time
-    (NVIDIA)."""
+    (NVIDIA). factored: the kernel scales the sums of units, not their elements."""
     codes, *scales = w.arrays().values()
     assert codes is not None
-    switches: dict[str, Constant] = {**w.constants(), "TABLE": table, "PREPARE_BARRIER": barrier}
+    switches: dict[str, Constant] = {**w.constants(), "TABLE": table, "PREPARE_BARRIER": barrier, "FACTORED": factored}
+    switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.wgsl makes floats
     first, second = (*w.parameters(), 0, 0)[:2]
     more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()
     return WeightOperand(f"{w.format}.wgsl", unit, switches, codes, tuple(scales), (first, second), *more)

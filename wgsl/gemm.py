@@ -211,17 +211,17 @@ def _kernel(
     if dense:
         operand = dense_operand(b, tile)
     else:
-        unit = b.unit
+        unit, factored = b.unit, False
         if isinstance(tile, VectorTile):
-            unit = gemv.unit_of(b, mnk[0])
+            unit, factored = gemv.unit_of(b, mnk[0]), tile.lanes > 1 and gemv.factored(b, mnk[0])
         elif isinstance(tile, MatrixTile):
             unit = gemm_matrix.unit_of(b)
-        operand = weight_operand(b, unit, table=table, barrier=not isinstance(tile, Tile))
+        operand = weight_operand(b, unit, table=table, barrier=not isinstance(tile, Tile), factored=factored)
     constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
     if isinstance(tile, MatrixTile):
         return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out, operand.unit)}
     if isinstance(tile, VectorTile):
-        return "gemv", operand, {**constants, **tile.constants(mnk[0], device.subgroups)}
+        return "gemv", operand, {"FACTORED": False, **constants, **tile.constants(mnk[0], device.subgroups)}
     constants |= tile.constants(operand.unit)
     if device.software and dense:
         return "gemm_direct", operand, constants

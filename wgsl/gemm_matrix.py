@@ -55,6 +55,7 @@ class MatrixTile:
 
     def constants(self, k: int, out: Array, unit: int) -> dict[str, Constant]:
         """unit: elements of B that are read at once."""
+        assert self.n * self.k % (unit * self.threads) == 0, "every invocation reads as much of B"
         return {
             "SG_M": self.sg_m,
             "SG_N": self.sg_n,

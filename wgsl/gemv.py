@@ -12,14 +12,16 @@ MOST_ROWS = 16  # sums of all rows stand in registers
 _COLUMNS = 4  # of a team, as the shader has it
 _LEAST_SUBGROUP = 4  # of WebGPU, as the shader has it
 _SUBGROUP = 32  # invocations of a subgroup, wherever they are asked for
-_THREADS, _MOST_LANES = 128, 256
-_WIDE_ROWS = 8  # more rows take half as many lanes: the sums of a team must fit into workgroup memory
+_THREADS, _MOST_LANES = 256, 128
+_WIDE_ROWS = 8  # more rows take half as many invocations: the sums of their teams must fit into workgroup memory
 # WebGPU does not tell how many invocations a card runs at once: teams grow until there are about this many.
 _WANTED_INVOCATIONS = 1 << 17
 
-# In a wide unit a scale is read and unpacked once. All rows multiply a unit in one stretch of code, and more products
-# than these in it are slower on an H200 (docs/rejected.md).
+# In a wide unit a scale is read and unpacked once, and codes 16 bytes at a time. All rows multiply a unit in one
+# stretch of code, and more products than these in it are slower on an H200 (docs/rejected.md).
 _MOST_PRODUCTS = 128  # of rows and elements of a unit: 32 for 4 rows, 16 for 8, 8 for 16
+_UNITS = {**WIDEST_UNITS, "nf4": 32, "q8_0": 16}
+_FACTORED_ROWS = 4  # up to which scaling the sums of units is less than scaling their elements
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,25 @@ def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
 
 def unit_of(weight: FrozenWeight, m: int) -> int:
     """Elements of the weight that are read at once."""
-    unit = WIDEST_UNITS.get(weight.format, weight.unit)
-    while unit > weight.unit and m * unit > _MOST_PRODUCTS:
+    unit = _UNITS.get(weight.format, weight.unit)
+    while unit > weight.unit and (m * unit > _MOST_PRODUCTS or weight.shape[1] % unit):
         unit //= 2
     return unit
+
+
+def factored(weight: FrozenWeight, m: int) -> bool:
+    """Whether the sum of a unit is scaled, not each of its elements: where the values are not rounded themselves."""
+    return m <= _FACTORED_ROWS and not weight.constants().get("ROUND")
 
 
 def choose_tile(m: int, n: int, k: int, unit: int, software: bool) -> VectorTile:
     """unit: elements of the weight that are read at once."""
     if software:
         return SOFTWARE
-    units, teams, most = -(-k // unit), -(-n // _COLUMNS), _MOST_LANES if m <= _WIDE_ROWS else _MOST_LANES // 2
+    units, teams = -(-k // unit), -(-n // _COLUMNS)
     lanes = _SUBGROUP
-    while lanes < most and lanes * teams < _WANTED_INVOCATIONS and 2 * lanes <= units:
+    while lanes < _MOST_LANES and lanes * teams < _WANTED_INVOCATIONS and 2 * lanes <= units:
         lanes *= 2
     while lanes > _LEAST_SUBGROUP and lanes >= 2 * units:
         lanes //= 2
-    return VectorTile(max(_THREADS, lanes), lanes)
+    return VectorTile(_THREADS if m <= _WIDE_ROWS else _THREADS // 2, lanes)

@@ -9,6 +9,8 @@
 //                                     it, so that nothing waits. inside: elements to the row's end, all UNIT of them here
 //   ready_b(Unit_b) -> Ready_b        the unit with its scale; a zero Ready_b stands for zeros
 //   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32, or of f16
+//   scaled_b(Ready_b, sum, x) -> f32  with FACTORED alone, where four_b leaves out what is the same for all of the unit: the
+//                                     share of a result, from the sum of its elements times those of x, and the sum of x
 //   prepare_b(lid)                    called once by every invocation, before all others; has a barrier where it fills
 //                                     workgroup memory, but without PREPARE_BARRIER: there the caller has one before four_b
 // It may use of them: p.block_shift, p.nested_shift (log2 of elements to a block, of blocks to a nested one), p.zero,
@@ -17,7 +19,8 @@
 // every 64: p.part_1, p.part_2 are the first elements of the second and third, p.absmax_i and p.nested_i what is added to the
 // number of a block, and of a nested one, for its place.
 // Sources: Dettmers et al., QLoRA (2023), section 3 and appendix E.
-@group(0) @binding(2) var<storage, read> b: array<u32>;
+#include "words.wgsl"
+@group(0) @binding(2) var<storage, read> b: array<Words>;
 #if NESTED
 @group(0) @binding(8) var<storage, read> absmax: array<u32>;
 @group(0) @binding(9) var<storage, read> nested_absmax: array<f32>;
@@ -36,14 +39,14 @@ var<workgroup> level: array<f32, 16>;  // sixteen banks: no two codes meet
 
 #if NESTED
 #if STACKED
-struct Unit_b { codes: u32, absmax: u32, nested: f32, offset: f32 }
+struct Unit_b { codes: Words, absmax: u32, nested: f32, offset: f32 }
 #else
-struct Unit_b { codes: u32, absmax: u32, nested: f32 }
+struct Unit_b { codes: Words, absmax: u32, nested: f32 }
 #endif
 #else
-struct Unit_b { codes: u32, absmax: f32 }
+struct Unit_b { codes: Words, absmax: f32 }
 #endif
-struct Ready_b { codes: u32, scale: f32 }
+struct Ready_b { codes: Words, scale: f32 }
 
 fn prepare_b(lid: u32) {
   var levels = array<f32, 16>(
@@ -74,16 +77,16 @@ fn fetch_b(at: u32, inside: u32) -> Unit_b {
 #if NESTED
   let outer = (block >> p.nested_shift) + select(select(0u, p.nested_1, second), p.nested_2, third);
   let offset = select(select(offsets.x, offsets.y, second), offsets.z, third);
-  return Unit_b(b[at >> 3u], (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u, nested_absmax[outer], offset);
+  return Unit_b(b[at / UNIT], (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u, nested_absmax[outer], offset);
 #else
-  return Unit_b(b[at >> 3u], absmax[block]);
+  return Unit_b(b[at / UNIT], absmax[block]);
 #endif
 #else
   let block = (first_element() + at) >> p.block_shift;
 #if NESTED
-  return Unit_b(b[at >> 3u], (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u, nested_absmax[block >> p.nested_shift]);
+  return Unit_b(b[at / UNIT], (absmax[block >> 2u] >> (8u * (block & 3u))) & 255u, nested_absmax[block >> p.nested_shift]);
 #else
-  return Unit_b(b[at >> 3u], absmax[block]);
+  return Unit_b(b[at / UNIT], absmax[block]);
 #endif
 #endif
 }
@@ -109,10 +112,18 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  let w = unit.codes >> (4u * first);
-  return Four(rounded(unit.scale * vec4<f32>(
-    level[(w >> 4u) & 15u], level[w & 15u], level[(w >> 12u) & 15u], level[(w >> 8u) & 15u])));
+  let w = word_of(unit.codes, first);
+  let levels = vec4<f32>(level[(w >> 4u) & 15u], level[w & 15u], level[(w >> 12u) & 15u], level[(w >> 8u) & 15u]);
+#if FACTORED
+  return Four(levels);
+#else
+  return Four(rounded(unit.scale * levels));
+#endif
 }
+
+#if FACTORED
+fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
+#endif
 
 // The product scale * level, rounded to nearest even in float16 (ROUND 1) or bfloat16 (2) by its bits: what WGSL itself
 // rounds to 16 bits may go either way.

@@ -21,5 +21,14 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  return Four(unit.scale * nibbles(word_of(unit.codes, first), 8.0));
+  let codes = nibbles(word_of(unit.codes, first), 8.0);
+#if FACTORED
+  return Four(codes);
+#else
+  return Four(unit.scale * codes);
+#endif
 }
+
+#if FACTORED
+fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
+#endif

@@ -15,16 +15,16 @@ struct Ready_b { low: Words, high: Words, scale: Scale }
 // What makes a float of the code at bit 0, 4, 8, 12 (words.wgsl), and what code 32, which stands for 0, then is. With one
 // exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
 // on matrix units are slower (docs/rejected.md).
-#if UNIT == 8
-alias Scale = f32;
-const EXPONENTS = vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
-const ZERO = vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + 32.0;
-const STEP = 1.0;
-#else
+#if TIMES_16
 alias Scale = vec4<f32>;
 const EXPONENTS = vec4<u32>(0x4b000000u);
 const ZERO = 8388608.0 + 32.0 * vec4<f32>(1.0, 16.0, 256.0, 4096.0);
 const STEP = vec4<f32>(1.0, 0.0625, 0.00390625, 0.000244140625);
+#else
+alias Scale = f32;
+const EXPONENTS = vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
+const ZERO = vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + 32.0;
+const STEP = 1.0;
 #endif
 
 fn prepare_b(lid: u32) {}
@@ -51,5 +51,13 @@ fn above(high: u32, first: u32) -> vec4<u32> {
 fn four_b(unit: Ready_b, first: u32) -> Four {
   let low = vec4<u32>(word_of(unit.low, first)) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u);
   let code = bitcast<vec4<f32>>(low | EXPONENTS | above(eight_of(unit.high, first), first));
+#if FACTORED
+  return Four(code - ZERO);
+#else
   return Four(unit.scale * (code - ZERO));
+#endif
 }
+
+#if FACTORED
+fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
+#endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -137,18 +138,44 @@ def test_the_same_input_gives_the_same_bits(kind: str, devices: Any) -> None:
 
 
 def test_elements_read_at_once() -> None:
-    """As many as one scale is for, up to 128 products of an element and a row; never fewer than with many rows."""
+    """As many as one scale is for, up to 128 products of an element and a row; never fewer than with many rows, nor so
+    many that a row ends within them."""
     rows = (1, 3, 4, 5, 8, 9, MOST_ROWS)
-    for name, units in (("q5_k", (32, 32, 32, 16, 16, 8, 8)), ("q6_k", (16, 16, 16, 16, 16, 8, 8)), ("nf4", (8,) * 7)):
+    for name, units in (
+        ("q5_k", (32, 32, 32, 16, 16, 8, 8)),
+        ("q6_k", (16, 16, 16, 16, 16, 8, 8)),
+        ("nf4", (32, 32, 32, 16, 16, 8, 8)),
+    ):
         weight = formats()[name].quantize(np.zeros((1, 256), F32))
         assert tuple(gemv.unit_of(weight, m) for m in rows) == units, name
+    for width, unit in ((264, 8), (272, 16), (288, 32)):
+        assert gemv.unit_of(formats()["nf4"].quantize(np.zeros((1, width), F32)), 1) == unit
+
+
+def test_sums_of_units_are_scaled(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few rows, by a team, where the elements are not rounded themselves."""
+    device = devices["subgroups"]
+    found: list[Any] = []
+    launch = device.launch
+
+    def noted(shader: str, *rest: Any, **options: Any) -> None:
+        found.append(rest[3]["FACTORED"])
+        launch(shader, *rest, **options)
+
+    monkeypatch.setattr(device, "launch", noted)
+    weight = formats()["nf4"].quantize(np.ones((8, 1024), F32)).map_arrays(device.upload)
+    rounded = replace(weight, value_dtype="bfloat16")  # type: ignore[type-var]
+    for rows, w in ((1, weight), (4, weight), (5, weight), (1, rounded)):
+        device.linear_quantized(device.upload(np.ones((rows, 1024), F32)), w)
+    assert found == [True, True, False, False]
 
 
 def test_what_a_team_is() -> None:
     """Few results: many invocations each; no more than there are units; what every WebGPU device has room for."""
     assert choose_tile(1, 128256, 4096, 8, False).lanes == 32
-    assert choose_tile(1, 1024, 4096, 8, False).lanes == 256
+    assert choose_tile(1, 1024, 4096, 8, False).lanes == 128
     assert choose_tile(1, 16, 64, 8, False).lanes == 8
+    assert choose_tile(1, 14336, 4096, 32, False) == VectorTile(256, 64)
     for m in (1, 8, 9, MOST_ROWS):
         for n, k, unit in ((16, 4096, 4), (1, 1, 4), (4096, 14336, 8), (1024, 4096, 8)):
             tile = choose_tile(m, n, k, unit, False)

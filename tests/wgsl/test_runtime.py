@@ -15,7 +15,7 @@ from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, native
-from wgrad.wgsl.runtime.runtime import MAX_DISPATCHES, MAX_GROUPS, most_work
+from wgrad.wgsl.runtime.runtime import FIRST_DISPATCHES, MAX_DISPATCHES, MAX_GROUPS, most_work
 
 
 @pytest.fixture
@@ -168,6 +168,16 @@ def test_order_holds_over_many_submissions(wgpu_device: WgpuDevice) -> None:
     for _ in range(3 * MAX_DISPATCHES + 5):
         wgpu_device.add(x, one, out=x)
     assert (wgpu_device.download(x) == 3 * MAX_DISPATCHES + 5).all()
+
+
+def test_the_first_submission_is_short(wgpu_device: WgpuDevice) -> None:
+    """The device waits for it; each costs the host."""
+    x, y = wgpu_device.zeros((67,)), wgpu_device.zeros((67,))
+    for _ in range(2):
+        with wgpu_device.capture() as replay:
+            for _ in range(FIRST_DISPATCHES + 2 * MAX_DISPATCHES + 3):
+                wgpu_device.add(x, y, out=x)
+        assert [len(chunk) for chunk in replay._chunks] == [FIRST_DISPATCHES, MAX_DISPATCHES, MAX_DISPATCHES, 3]
 
 
 def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ from wgrad.wgsl.runtime.readback import Readback
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
-# A submission ends after this many dispatches or this much work: a driver's watchdog allows 2 s for one, and the device
-# starts only when it is submitted. `work` is in FLOP, or in bytes where memory is what counts.
-MAX_DISPATCHES = 128
+# A submission ends after this many dispatches or this much work: a driver's watchdog allows 2 s for one. The device
+# starts only when it is submitted, so the first one behind a wait, or of a replay, is short. `work` is in FLOP, or in
+# bytes where memory is what counts.
+FIRST_DISPATCHES, MAX_DISPATCHES = 128, 512
 MAX_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}
 MAX_WORK_GPU = 2e11
 MAX_WORK_MATRIX_UNITS = 2e12  # a submission takes about 45 us of the host, as ten dispatches do
@@ -101,7 +102,7 @@ class Runtime(PooledRuntime):
         self._param_buffer: Any = None
         self._pending: list[native.Dispatch] = []
         self._pending_names: list[str] = []
-        self._pending_work = 0.0
+        self._pending_work, self._most_pending = 0.0, FIRST_DISPATCHES
         self._transfers = Transfers(self.max_binding_bytes)
         self._max_work = most_work(self.adapter_type, self.matrix_units)
         self._dummy = self.zeros((64,), np.float32)
@@ -311,8 +312,9 @@ class Runtime(PooledRuntime):
         self._pending.append(dispatch)
         self._pending_names.append(name)
         self._pending_work += work
-        if len(self._pending) >= MAX_DISPATCHES or self._pending_work > self._max_work:
+        if len(self._pending) >= self._most_pending or self._pending_work > self._max_work:
             self._submit_pending()
+            self._most_pending = MAX_DISPATCHES
 
     def _bind(self, pipeline: Pipeline, arrays: Sequence[Array | None], params: Sequence[int | float]) -> Any:
         packed = b"".join(
@@ -372,6 +374,7 @@ class Runtime(PooledRuntime):
         """Submit what is recorded, and the transfers that wait."""
         self._complete_transfers()
         self._submit_pending()
+        self._most_pending = FIRST_DISPATCHES
 
     def _submit_pending(self) -> None:
         if not self._pending:
