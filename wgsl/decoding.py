@@ -10,6 +10,8 @@ from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
+_READS_AHEAD = 8  # of an invocation that looks through logits
+
 
 @implements("kv_append")
 def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> None:
@@ -27,7 +29,8 @@ def kv_append(device: Runtime, cache: Array, new: Array, cache_len: Array) -> No
 def sample(device: Runtime, logits: Array, uniform: Array, temperature: float, top_k: int, top_p: float) -> Array:
     out = device.empty(uniform.shape, np.int32)
     params = [logits.shape[-1], int(top_k), float(temperature), float(top_p)]
-    device.launch("decoding_sample", [logits, uniform, out], params, (uniform.size, 1, 1), {"GREEDY": temperature == 0})
+    constants: dict[str, Constant] = {"GREEDY": temperature == 0, "AHEAD": _READS_AHEAD}
+    device.launch("decoding_sample", [logits, uniform, out], params, (uniform.size, 1, 1), constants)
     return out
 
 

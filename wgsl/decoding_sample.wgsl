@@ -17,6 +17,7 @@ const CUTS: u32 = 14u;  // 5^14 is more than there are ranks
 
 var<workgroup> ranks: array<u32, 256>;
 var<workgroup> places: array<u32, 256>;
+var<workgroup> odd_logits: array<u32, 256>;
 var<workgroup> weights: array<f32, 256>;
 var<workgroup> counts4: array<vec4<u32>, 256>;
 var<workgroup> weights4: array<vec4<f32>, 256>;
@@ -30,37 +31,39 @@ fn rank(x: f32) -> u32 {
 fn number(r: u32) -> f32 { return bitcast<f32>(select(~r, r & 0x7fffffffu, (r & 0x80000000u) != 0u)); }
 
 #include "reduce_workgroup.wgsl" name=sum_weights type=f32 tile=weights both=mine+other
-#include "reduce_workgroup.wgsl" name=sum_places type=u32 tile=places both=mine+other
 #include "reduce_workgroup.wgsl" name=sum_counts4 type=vec4<u32> tile=counts4 both=mine+other
 #include "reduce_workgroup.wgsl" name=sum_weights4 type=vec4<f32> tile=weights4 both=mine+other
 
-// How many logits are not finite.
-fn odd(lid: u32) -> u32 {
-  var mine = 0u;
-  for (var i = lid; i < p.count; i += 256u) {
-    mine += select(0u, 1u, (bitcast<u32>(logits[base + i]) & 0x7f800000u) == 0x7f800000u);
-  }
-  let all = sum_places(mine, lid);
-  workgroupBarrier();
-  return all;
-}
+// A logit, beyond the last one that: AHEAD of them are on their way at once, as one workgroup alone reads them.
+fn near(at: u32) -> f32 { return logits[base + min(at, p.count - 1u)]; }
 
-// The highest rank and, in places[0], the lowest id that has it.
+// The highest rank and, in places[0], the lowest id that has it; in odd_logits[0] how many logits are not finite.
 fn highest(lid: u32) -> u32 {
   var best = 0u;
   var place = 0u;
-  for (var i = lid; i < p.count; i += 256u) {
-    let r = rank(logits[base + i]);
-    if (r > best) {
-      best = r;
-      place = i;
+  var odd = 0u;
+  for (var i = lid; i < p.count; i += 256u * AHEAD) {
+#unroll q AHEAD
+    let x_$q = near(i + 256u * $qu);
+#end
+#unroll q AHEAD
+    if (i + 256u * $qu < p.count) {
+      odd += select(0u, 1u, (bitcast<u32>(x_$q) & 0x7f800000u) == 0x7f800000u);
+      let r = rank(x_$q);
+      if (r > best) {
+        best = r;
+        place = i + 256u * $qu;
+      }
     }
+#end
   }
   ranks[lid] = best;
   places[lid] = place;
+  odd_logits[lid] = odd;
   workgroupBarrier();
   for (var width = 128u; width > 0u; width /= 2u) {
     if (lid < width) {
+      odd_logits[lid] += odd_logits[lid + width];
       let other = ranks[lid + width];
       let mine = ranks[lid];
       if (other > mine || (other == mine && places[lid + width] < places[lid])) {
@@ -75,9 +78,8 @@ fn highest(lid: u32) -> u32 {
   return top;
 }
 
-// Weight of a token, 1 for the most probable; 0 below the threshold.
-fn weight(i: u32, top: f32, least: u32) -> f32 {
-  let x = logits[base + i];
+// Weight of a token by its logit, 1 for the most probable; 0 below the threshold.
+fn weight(x: f32, top: f32, least: u32) -> f32 {
   return select(0.0, exp((x - top) / p.temperature), rank(x) >= least);
 }
 
@@ -92,8 +94,13 @@ fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
   for (var turn = 0u; turn < CUTS; turn++) {
     let at = cuts(low, high) + vec4<u32>(1u);
     var reached = vec4<u32>(0u);
-    for (var i = lid; i < p.count; i += 256u) {
-      reached += select(vec4<u32>(0u), vec4<u32>(1u), vec4<u32>(rank(logits[base + i])) >= at);
+    for (var i = lid; i < p.count; i += 256u * AHEAD) {
+#unroll q AHEAD
+      let x_$q = near(i + 256u * $qu);
+#end
+#unroll q AHEAD
+      reached += select(vec4<u32>(0u), vec4<u32>(u32(i + 256u * $qu < p.count)), vec4<u32>(rank(x_$q)) >= at);
+#end
     }
     let enough = select(vec4<u32>(0u), vec4<u32>(1u), sum_counts4(reached, lid) >= vec4<u32>(p.top_k));
     workgroupBarrier();
@@ -108,7 +115,14 @@ fn top_k_rank(highest_rank: u32, lid: u32) -> u32 {
 fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
   let top = number(highest_rank);
   var mine = 0.0;
-  for (var i = lid; i < p.count; i += 256u) { mine += weight(i, top, least); }
+  for (var i = lid; i < p.count; i += 256u * AHEAD) {
+#unroll q AHEAD
+    let x_$q = near(i + 256u * $qu);
+#end
+#unroll q AHEAD
+    mine += select(0.0, weight(x_$q, top, least), i + 256u * $qu < p.count);
+#end
+  }
   let limit = p.top_p * sum_weights(mine, lid);
   workgroupBarrier();
   var low = least;
@@ -116,8 +130,14 @@ fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
   for (var turn = 0u; turn < CUTS; turn++) {
     let at = cuts(low, high);
     var above = vec4<f32>(0.0);
-    for (var i = lid; i < p.count; i += 256u) {
-      above += select(vec4<f32>(0.0), vec4<f32>(weight(i, top, least)), vec4<u32>(rank(logits[base + i])) > at);
+    for (var i = lid; i < p.count; i += 256u * AHEAD) {
+#unroll q AHEAD
+      let x_$q = near(i + 256u * $qu);
+#end
+#unroll q AHEAD
+      let weight_$q = select(0.0, weight(x_$q, top, least), i + 256u * $qu < p.count);
+      above += select(vec4<f32>(0.0), vec4<f32>(weight_$q), vec4<u32>(rank(x_$q)) > at);
+#end
     }
     let heavy = select(vec4<u32>(0u), vec4<u32>(1u), sum_weights4(above, lid) >= vec4<f32>(limit));
     workgroupBarrier();
@@ -131,8 +151,8 @@ fn top_p_rank(highest_rank: u32, least: u32, lid: u32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   base = wg.x * p.count;
-  let is_odd = odd(lid) > 0u;
   let highest_rank = highest(lid);
+  let is_odd = odd_logits[0] > 0u;
 #if GREEDY
   if (lid == 0u) { id[wg.x] = select(i32(places[0]), -1, is_odd); }
 #else
@@ -146,7 +166,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   let first = min(lid * run, p.count);
   let last = min(first + run, p.count);
   var mine = 0.0;
-  for (var i = first; i < last; i++) { mine += weight(i, top, least); }
+  for (var i = first; i < last; i++) { mine += weight(logits[base + i], top, least); }
   weights[lid] = mine;
   workgroupBarrier();
   var before = 0.0;
@@ -174,7 +194,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
     workgroupBarrier();
     let at = chunk + lid;
     weights[lid] = 0.0;
-    if (at < end) { weights[lid] = weight(at, top, least); }
+    if (at < end) { weights[lid] = weight(logits[base + at], top, least); }
     workgroupBarrier();
     for (var i = 0u; lid == 0u && !found && i < 256u; i++) {
       if (weights[i] > 0.0) {

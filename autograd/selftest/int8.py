@@ -14,7 +14,7 @@ import numpy as np
 from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs
 from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.contract import Device
-from wgrad.device.formats.q8_0 import Q8Array
+from wgrad.device.formats.frozen_weight import formats
 
 
 def int8_cases(float16: bool) -> list[Case]:
@@ -29,21 +29,26 @@ def int8_cases(float16: bool) -> list[Case]:
         ("int8 across lowrank", 260, 72, 160, {"backward": True, "rank": 16}),
         ("int8 across long", 130, 2080, 64, {"backward": True}),
     ]
-    found = [_case(name, m, n, k, F32, options) for name, m, n, k, options in shapes]
-    found.append(_case("int8 epilogue", 131, 72, 160, F32, epilogue))
-    if float16:
-        found += [_case(f"int8{' across' * b}", 133, 136, 160, F16, {"backward": b}) for b in (False, True)]
+    found = [_case("q8_0", name, m, n, k, F32, options) for name, m, n, k, options in shapes]
+    found.append(_case("q8_0", "int8 epilogue", 131, 72, 160, F32, epilogue))
+    for backward in (False, True):
+        nested = {"backward": backward, "double": True}
+        found.append(_case("nf4", f"int8{' across' * backward}", 133, 136, 200, F32, nested))
+        if float16:
+            found.append(_case("q8_0", f"int8{' across' * backward}", 133, 136, 160, F16, {"backward": backward}))
     return found
 
 
-def _case(variant: str, m: int, n: int, k: int, dtype: np.dtype, options: dict[str, Any]) -> Case:
-    plain = frozen_case("q8_0", variant, m, n, k, dtype, **options)
+def _case(format: str, variant: str, m: int, n: int, k: int, dtype: np.dtype, options: dict[str, Any]) -> Case:
+    plain = frozen_case(format, variant, m, n, k, dtype, **options)
     inner = n if options.get("backward") else k
 
     def build(rng: np.random.Generator) -> Inputs:
-        x = _integers(rng, (m, inner)) / 32
-        weight = Q8Array.quantize((_integers(rng, (n, k)) / 1024).astype(np.float32), 64, False)
-        return plain.build(rng) | {"x": x.astype(dtype), "weight": weight}
+        x, values = _integers(rng, (m, inner)), _integers(rng, (n, k))
+        if format == "nf4":  # of whose levels the largest, the least and 0 are multiples of one number
+            values = np.where(values == 127, values, 127 * rng.integers(-1, 2, values.shape))
+        weight = formats()[format].quantize((values / 1024).astype(np.float32), 64, options.get("double", False))
+        return plain.build(rng) | {"x": (x / 32).astype(dtype), "weight": weight}
 
     def call(device: Device, inputs: Inputs) -> Outputs:
         before = getattr(device, "int8_products", False)

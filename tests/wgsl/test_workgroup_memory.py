@@ -19,6 +19,7 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, F32, Case
 from wgrad.autograd.selftest.cases import cases
+from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.wgsl import attention_matrix, gemm_matrix, gemm_matrix_skinny, gemm_skinny, roofs
@@ -36,7 +37,7 @@ _ATTENTION = [
     for backward in (False, True)
 ]
 _DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
-_BY_NAME = {case.name: case for case in [*cases(), *matrix_cases(), *_ATTENTION, _DECODING]}
+_BY_NAME = {case.name: case for case in [*cases(), *matrix_cases(), *int8_cases(False), *_ATTENTION, _DECODING]}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
 # Few, of sizes that divide no tile, with all that a shader declares and all its entry points.
@@ -51,6 +52,8 @@ CASES = {
     "attention_matrix_dq": _MATRIX_BACKWARD,
     "decoding_sample": ["sample/rows/5x1003", "sample/greedy/123/0.5"],
     "gemm": ["gemm_nn/batched/3x17x29x31/float32", "linear_nf4_backward/row lowrank double/1x72x128/float32"],
+    "gemm_int8": ["linear_q8_0/int8 lowrank/260x132x96/float32"],
+    "gemm_int8_pack": ["linear_nf4/int8 double/133x136x200/float32"],
     "gemm_matrix": ["linear_nf4_backward/lowrank 16 double/264x136x192/float16/medium tile"],
     "gemm_matrix_skinny": [
         "gemm_nt/skinny/208x20x624/float16*float32/any tile",
