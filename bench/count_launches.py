@@ -41,6 +41,7 @@ CARD = {
     "float16": True,
     "bfloat16": False,
     "matrix_tile": "",
+    "int8_products": False,
     "max_binding_bytes": 2_147_483_644,
     "max_buffer_bytes": 4_292_870_144,
     "workgroup_bytes": 49_152,

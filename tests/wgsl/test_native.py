@@ -58,3 +58,22 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
     }
     with pytest.raises(DeviceLost, match="lost while"):
         calls[after]()
+
+
+@pytest.mark.parametrize("text", ["WGPUBufferDescriptor *", "WGPUBindGroupEntry[]", "WGPUAdapter[]", "WGPULimits * "])
+def test_types_are_those_that_cffi_parses(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are not parsed: that takes as long as opening a device."""
+    ffi = native._ffi
+    with ffi._lock:
+        parsed = ffi._get_cached_btype(ffi._parser.parse_type(text))
+    monkeypatch.setattr(ffi, "_parsed_types", native._Types())
+    monkeypatch.setattr(ffi._parser, "parse_type", None)
+    assert ffi.typeof(text) is parsed
+
+
+def test_other_texts_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ffi = native._ffi
+    monkeypatch.setattr(ffi, "_parsed_types", native._Types())
+    assert ffi.typeof("char[5]").length == 5 and ffi.typeof("WGPULimits const *").kind == "pointer"
+    with pytest.raises(Exception, match="NoSuchType"):
+        ffi.typeof("NoSuchType *")

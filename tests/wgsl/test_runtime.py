@@ -15,6 +15,7 @@ from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, native
+from wgrad.wgsl.runtime.native import STAGED_BYTES, UPLOAD_BYTES
 from wgrad.wgsl.runtime.runtime import FIRST_DISPATCHES, MAX_DISPATCHES, MAX_GROUPS, most_work
 
 
@@ -155,6 +156,36 @@ def test_writes_and_fills_leave_the_neighbours_alone(size, dtype, wgpu_device) -
         wgpu_device.fill(part, 3.0)
         np.testing.assert_array_equal(wgpu_device.download(memory)[size:], wide[size:])
         assert (wgpu_device.download(part) == 3).all()
+
+
+@pytest.mark.parametrize("nbytes", [STAGED_BYTES - 4, STAGED_BYTES, UPLOAD_BYTES + 4, 9 * UPLOAD_BYTES + 6])
+def test_large_writes_go_through_a_few_buffers(
+    nbytes: int, wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order with what is launched before and behind them; what lies behind the array stays."""
+    made: list[int] = []
+    create = wgpu_device._device.create_buffer
+    queue = wgpu_device._queue
+    monkeypatch.setattr(queue, "_uploads", type(queue._uploads)(queue))
+
+    def noted(**how: Any) -> Any:
+        made.append(how["size"])
+        return create(**how)
+
+    memory = wgpu_device.zeros((nbytes // 2 + 64,), np.float16)
+    array = wgpu_device.view(memory, (nbytes // 2,))
+    monkeypatch.setattr(wgpu_device._device, "create_buffer", noted)
+    rng = np.random.default_rng(0)
+    kept = []
+    for _ in range(2):
+        values = rng.standard_normal(nbytes // 2).astype(np.float16)
+        wgpu_device.write(array, values)
+        kept.append((values, wgpu_device.empty(values.shape, np.float16)))
+        wgpu_device.copy(array, kept[-1][1])
+    assert made.count(UPLOAD_BYTES) == min(-(-nbytes // UPLOAD_BYTES) * 2, 6) * (nbytes >= STAGED_BYTES)
+    for values, copy in kept:
+        np.testing.assert_array_equal(wgpu_device.download(copy), values)
+    assert not wgpu_device.download(memory)[nbytes // 2 :].any()
 
 
 def test_int64_is_refused(wgpu_device: WgpuDevice) -> None:

@@ -12,7 +12,7 @@ from wgrad.train.files.safetensors_files import TensorEntry
 
 # Measured with bench/bench_start.py: what is read stays in the processor's cache until it is looked at and written.
 PIECE_BYTES = 4 << 20
-_AHEAD = 3
+_READERS, _AHEAD = 2, 5  # threads, and pieces that are under way
 
 
 def pieces(size: int, itemsize: int) -> Iterator[tuple[int, int]]:
@@ -31,13 +31,13 @@ def read_ahead(tensors: Iterable[tuple[TensorEntry, np.dtype]]) -> Generator[np.
         entry.read_into(out, start)
         return out
 
-    with ThreadPoolExecutor(1, "read-ahead") as thread:
+    with ThreadPoolExecutor(_READERS, "read-ahead") as threads:
         waiting: deque[Future[np.ndarray]] = deque()
         number = 0
         for entry, dtype in tensors:
             for start, count in pieces(int(np.prod(entry.shape)), dtype.itemsize):
                 out = buffers[number % len(buffers)][: count * dtype.itemsize].view(dtype)
-                waiting.append(thread.submit(read, entry, start, out))
+                waiting.append(threads.submit(read, entry, start, out))
                 number += 1
                 if len(waiting) > _AHEAD:
                     yield waiting.popleft().result()

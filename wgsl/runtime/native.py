@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
+from cffi.model import ArrayType, PointerType  # type: ignore[import-untyped]
 
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.wgsl.runtime import matrix_units
@@ -26,6 +31,28 @@ from wgpu.backends import wgpu_native as _native  # noqa: E402
 _lib = _native.lib
 _ffi = _native.ffi
 
+
+class _Types(dict[str, Any]):
+    """cffi's table of C types by their text, in which a name with * or [] behind it is looked up: cffi parses such a
+    text together with all names of the header, which takes 30 ms, for each of some thirty that a run begins with."""
+
+    def __missing__(self, text: str) -> Any:
+        found = re.fullmatch(r"(\w+) *(\*|\[\]) *", text)
+        try:
+            if found is None:
+                raise KeyError(text)
+            named, _ = _ffi._parser._declarations[f"typedef {found[1]}"]
+            with _ffi._lock:
+                made = PointerType(named) if found[2] == "*" else ArrayType(named, None)
+                result = self[text] = _ffi._get_cached_btype(made), False
+        except (AttributeError, TypeError, ValueError):  # of another cffi, which then parses it
+            raise KeyError(text) from None
+        return result
+
+
+with suppress(AttributeError):
+    _ffi._parsed_types = _Types(_ffi._parsed_types)
+
 LIBRARY = "wgpu-native " + ".".join(map(str, _native.lib_version_info))
 
 # One recorded dispatch: pipeline and bind group handles, workgroup counts. Or a copy between two buffers: None, their
@@ -35,6 +62,8 @@ Dispatch = tuple[Any, Any, int, int, int]
 # Submissions in flight before the host waits for an old one: bounds memory held by finished commands
 # (it only comes back on a poll) without letting the device run dry.
 MAX_IN_FLIGHT = 8
+UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # of a buffer that large writes go through, and how many there are
+STAGED_BYTES = 1 << 20  # of a write that goes through them, and at once: a bucket of the gradient, say
 _MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more than the buckets of an 8B's gradient
 
 
@@ -101,9 +130,26 @@ def enumerate_adapters() -> list[Any]:
 
 
 class _Mapping:
-    """What wgpu says of a buffer that is to be mapped: nothing yet, that it is, or what is wrong."""
+    """A buffer that is to be mapped, once this submission is done, and what wgpu says of it: nothing yet, that it is,
+    or what is wrong."""
 
     done, error = False, ""
+
+    def __init__(self, buffer: Any, submission: Any, mode: int) -> None:
+        self._submission = submission
+        given = _ffi.new_handle(self)
+        _under_way[given] = self
+        how = _ffi.new("WGPUBufferMapCallbackInfo *")
+        how.mode, how.callback, how.userdata1 = _lib.WGPUCallbackMode_AllowProcessEvents, _mapped, given
+        _lib.wgpuBufferMapAsync(buffer._internal, mode, 0, buffer.size, how[0])
+
+    def wait(self, queue: Queue, doing: str) -> None:
+        if not self.done:
+            queue.wait_for(self._submission)
+        if not self.done:  # of a device that is lost nothing is waited for
+            queue.wait()
+        if self.error or not self.done:
+            raise as_device_error(self.error or "the device is lost", doing)
 
 
 _under_way: dict[Any, _Mapping] = {}  # by the handle that wgpu gives back: both must outlive the call
@@ -126,13 +172,8 @@ class Readback:
     """
 
     def __init__(self, queue: Queue, staging: Any, submission: Any) -> None:
-        self._queue, self._staging, self._submission = queue, staging, submission
-        self._mapping = _Mapping()
-        given = _ffi.new_handle(self._mapping)
-        _under_way[given] = self._mapping
-        how = _ffi.new("WGPUBufferMapCallbackInfo *")
-        how.mode, how.callback, how.userdata1 = _lib.WGPUCallbackMode_AllowProcessEvents, _mapped, given
-        _lib.wgpuBufferMapAsync(staging._internal, _lib.WGPUMapMode_Read, 0, staging.size, how[0])
+        self._queue, self._staging = queue, staging
+        self._mapping = _Mapping(staging, submission, _lib.WGPUMapMode_Read)
 
     def ready(self) -> bool:
         if not self._mapping.done:
@@ -141,17 +182,43 @@ class Readback:
 
     def copy_to(self, target: memoryview) -> None:
         """Wait for the bytes, and copy as many as the target has. Once."""
-        if not self._mapping.done:
-            self._queue.wait_for(self._submission)
-        if not self._mapping.done:  # of a device that is lost nothing is waited for
-            self._queue.wait()
-        if self._mapping.error or not self._mapping.done:
-            raise as_device_error(self._mapping.error or "the device is lost", "reading from the device")
+        self._mapping.wait(self._queue, "reading from the device")
         staging = self._staging
         target[:] = _ffi.buffer(_lib.wgpuBufferGetConstMappedRange(staging._internal, 0, staging.size), len(target))
         _lib.wgpuBufferUnmap(staging._internal)
         self._queue.keep_staging(staging)
         error_log().raise_if_any("reading from the device")
+
+
+class _Uploads:
+    """Writes through a few buffers by turns. wgpu's own write makes a buffer each time, whose memory the system has to
+    give, and clear, anew: of large arrays that is most of its time."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._free: deque[tuple[Any, _Mapping]] = deque()  # what was used longest ago first
+
+    def write(self, buffer: Any, offset: int, data: np.ndarray) -> None:
+        """data: bytes, a multiple of 4."""
+        for at in range(0, data.nbytes, UPLOAD_BYTES):
+            part = data[at : at + UPLOAD_BYTES]
+            staging = self._take()
+            mapped = _lib.wgpuBufferGetMappedRange(staging._internal, 0, staging.size)
+            np.copyto(np.frombuffer(_ffi.buffer(mapped, part.nbytes), np.uint8), part)
+            _lib.wgpuBufferUnmap(staging._internal)
+            encoder = _lib.wgpuDeviceCreateCommandEncoder(self._queue._c_device, _ffi.NULL)
+            copy(encoder, (staging._internal, buffer._internal), 0, offset + at, part.nbytes)
+            submission = self._queue._submit(encoder, "writing to the device")
+            self._free.append((staging, _Mapping(staging, submission, _lib.WGPUMapMode_Write)))
+
+    def _take(self) -> Any:
+        """A buffer that is mapped."""
+        if len(self._free) < _UPLOADS:
+            usage = "MAP_WRITE|COPY_SRC"
+            return self._queue._device.create_buffer(size=UPLOAD_BYTES, usage=usage, mapped_at_creation=True)
+        staging, mapping = self._free.popleft()
+        mapping.wait(self._queue, "writing to the device")
+        return staging
 
 
 class Queue:
@@ -163,6 +230,7 @@ class Queue:
         self._c_queue = device.queue._internal
         self._in_flight: deque[Any] = deque()
         self._staging: list[Any] = []
+        self._uploads = _Uploads(self)
         # Seconds, in all, that `submit` waited for an old submission, and of them on the CPU (some drivers spin).
         self.waited = self.waiting_cpu = 0.0
         self._index_type = "WGPUSubmissionIndex *"
@@ -240,8 +308,11 @@ class Queue:
             self._staging.pop(0).destroy()
 
     def write(self, buffer: Any, offset: int, data: Any) -> None:
-        """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer."""
+        """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer, behind what is submitted."""
         view = _ffi.from_buffer(data)
+        if len(view) >= STAGED_BYTES:
+            self._uploads.write(buffer, offset, np.frombuffer(data, np.uint8))
+            return
         _lib.wgpuQueueWriteBuffer(self._c_queue, buffer._internal, offset, view, len(view))
         error_log().raise_if_any("writing to the device")
 

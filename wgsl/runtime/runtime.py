@@ -30,7 +30,6 @@ MAX_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}
 MAX_WORK_GPU = 2e11
 MAX_WORK_MATRIX_UNITS = 2e12  # a submission takes about 45 us of the host, as ten dispatches do
 _STAGING_BYTES = 64 << 20
-_SUBMITTED_BYTES = 1 << 20  # of a write that is to be on its way at once: a bucket of the gradient
 _PARAM_SLOT = 256
 _PARAM_SLOTS = 1024
 
@@ -174,8 +173,6 @@ class Runtime(PooledRuntime):
     def write(self, array: Array, host: np.ndarray) -> None:
         odd = array.nbytes % 4  # bytes of a last word that may be shared with a neighbour: it keeps its own
         self._write(array, host, self._last_word(array)[odd:] if odd else np.zeros(0, np.uint8))
-        if array.nbytes >= _SUBMITTED_BYTES:  # wgpu would keep it until the next submission
-            self._queue.submit(())
 
     def _last_word(self, array: Array) -> np.ndarray:
         self.flush()
@@ -189,11 +186,7 @@ class Runtime(PooledRuntime):
         data = np.ascontiguousarray(host, dtype=array.dtype).reshape(-1).view(np.uint8)
         if data.nbytes % 4:
             data = np.resize(np.append(data, tail), -(-data.nbytes // 4) * 4)
-        for at in range(0, data.nbytes, _STAGING_BYTES):
-            self._queue.write(array.lease.block.buffer, array.offset + at, data[at : at + _STAGING_BYTES])
-            if data.nbytes > _STAGING_BYTES:
-                self._queue.submit(())
-                self._queue.wait()  # staging memory comes back only when the device has caught up
+        self._queue.write(array.lease.block.buffer, array.offset, data)
 
     def download(self, array: Array) -> np.ndarray:
         self.flush()
