@@ -1,4 +1,4 @@
-"""TFLOP/s of gemm and of the NF4 product, by tile, beside torch in the same type (cuBLAS) in the same run.
+"""TFLOP/s of gemm and of the NF4 product, by tile, and of 8 bits; torch in the same type (cuBLAS) in the same run.
 
     python bench/bench_gemm.py [--device wgpu] [--compute float16] [--sweep] [--out FILE]
 
@@ -27,6 +27,7 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
+from wgrad.wgsl.gemm_int8 import times_weight
 from wgrad.wgsl.gemm_matrix import MatrixTile
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]
@@ -153,7 +154,7 @@ def random_nf4(device: WgpuDevice, n: int, k: int) -> NF4Array:
 
 def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep: bool) -> None:
     """linear_nf4 and its dx, each with a LoRA term of rank 16, and checked against the dense product of the decoded
-    weight."""
+    weight; and of operands rounded to 8 bits, rounding included."""
     rng = np.random.default_rng(0)
     weight = random_nf4(device, n, k)
     decoded = device.download(device.dequantize(weight)).astype(np.float64)
@@ -176,6 +177,9 @@ def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep:
                 "op": "linear_nf4_backward" if backward else "linear_nf4", "m": m, "n": n, "k": k,
                 "tile": name_of(tile), "splits": split, "chosen": (tile, split) == chosen,
             })  # fmt: skip
+        rounded = partial(times_weight, device, dx, weight, out, trans_b=not backward, lowrank=(du, dv))
+        name = "linear_nf4_int8" + "_backward" * backward
+        time_nf4(device, report, rounded, out, exact, {"op": name, "m": m, "n": n, "k": k, "chosen": True})
 
 
 def time_nf4(

@@ -69,6 +69,10 @@ def recomputed(row: Row) -> str:
     return f"on,{number} parked{kept}"
 
 
+def compute(row: Row) -> str:
+    return row["compute"] + ", 8-bit products" * row.get("int8_products", False)
+
+
 def train_table(rows: list[Row], losses: Losses) -> list[str]:
     """Whole QLoRA steps, the peer under each shape."""
     same = ("work", "checkpointing", "batch", "seq_len")
@@ -79,14 +83,14 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
         peer = peers.get(tuple(row[k] for k in same))
         own = row["stack"] == "wgrad"
         if own and peer:
-            what = f"{row['work']}, {row['compute']}"
+            what = f"{row['work']}, {compute(row)}"
             whose = f"{peer['stack']}'s ({peer['compute']})"
             losses.add(f"{what}, tokens/s", row["tokens_per_second"], peer["tokens_per_second"], whose)
             if row["peak_gib"] > peer.get("peak_gib", row["peak_gib"]):
                 losses.lines.append(f"- {what}, peak memory: {row['peak_gib'] / peer['peak_gib']:.2f} times {whose}")
         batch, recomputing = f"{row['batch']} × {row['seq_len']}", recomputed(row)
         lines.append([
-            row["work"], batch, row["stack"], row["compute"], recomputing,
+            row["work"], batch, row["stack"], compute(row), recomputing,
             number(row["tokens_per_second"], 4), number(row["ms_per_step"]), number(row.get("peak_gib")),
             ratio(row["tokens_per_second"], peer["tokens_per_second"]) if own and peer else "–",
         ])  # fmt: skip
