@@ -37,7 +37,8 @@ fn number(r: u32) -> f32 { return bitcast<f32>(select(~r, r & 0x7fffffffu, (r & 
 // A logit, beyond the last one that: AHEAD of them are on their way at once, as one workgroup alone reads them.
 fn near(at: u32) -> f32 { return logits[base + min(at, p.count - 1u)]; }
 
-// The highest rank and, in places[0], the lowest id that has it; in odd_logits[0] how many logits are not finite.
+// The highest rank and, in places[0], the lowest id that has it; in odd_logits[0] whether there are logits that are not
+// finite.
 fn highest(lid: u32) -> u32 {
   var best = 0u;
   var place = 0u;
@@ -47,7 +48,7 @@ fn highest(lid: u32) -> u32 {
     let x_$q = near(i + 256u * $qu);
 #end
 #unroll q AHEAD
-    if (i + 256u * $qu < p.count) {
+    {  // beyond the last logit there is that again: of equal ranks the lowest place counts
       odd += select(0u, 1u, (bitcast<u32>(x_$q) & 0x7f800000u) == 0x7f800000u);
       let r = rank(x_$q);
       if (r > best) {
