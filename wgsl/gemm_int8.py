@@ -35,9 +35,12 @@ class Packed:
     scales: Array
 
 
-def served(weight: FrozenWeight, rows: int) -> bool:
-    """Not of stacks, which are made where matrix units are in use."""
-    return rows >= LEAST_ROWS and weight.shape[1] % weight.unit == 0 and not weight.parts
+def served(device: Runtime, weight: FrozenWeight, rows: int) -> bool:
+    """Not of stacks, which are made where matrix units are in use, nor where a rounded operand is beyond a binding."""
+    if rows < LEAST_ROWS or weight.shape[1] % weight.unit or weight.parts:
+        return False
+    n, k = (side + BLOCK for side in weight.shape)  # as far as it may be padded
+    return max(n * k, (rows + _TILE.m) * max(n, k)) <= device.max_binding_bytes
 
 
 def times_weight(

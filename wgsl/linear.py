@@ -44,7 +44,7 @@ _DECODE_FIRST_ROWS = 512
 
 
 def _times_weight(device: Runtime, x: Array, weight: FrozenWeight, out: Array, *, trans_b: bool, **added: Any) -> Array:
-    if device.int8_products and gemm_int8.served(weight, x.shape[0]):
+    if device.int8_products and gemm_int8.served(device, weight, x.shape[0]):
         gemm_int8.times_weight(device, x, weight, out, trans_b=trans_b, **added)
         return out
     # A gradient's LoRA term is one for all parts.

@@ -133,6 +133,14 @@ def test_only_where_asked_and_worth_it(device: Any, wgpu_device: Any) -> None:
     assert "gemm_int8" not in shaders(wgpu_device, LEAST_ROWS)
 
 
+def test_rounded_operands_fit_a_binding(device: Any) -> None:
+    """A weight's, which is larger than the weight, and that of what it is multiplied with."""
+    for most, rows, is_used in ((65536, 128, True), (40000, 128, False), (65536, 300, False), (131072, 300, True)):
+        narrow = bind(WgpuDevice)(max_binding_bytes=most)
+        narrow.round_products()
+        assert ("gemm_int8" in shaders(narrow, rows, 136)) == is_used, (most, rows)
+
+
 def test_few_tiles_are_split(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which no result shows."""
     weight, _ = weight_of("nf4", 64, 2048)

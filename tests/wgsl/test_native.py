@@ -37,11 +37,17 @@ def test_what_can_only_be_logged_is_raised() -> None:
     log.raise_if_any("waiting")  # once
 
 
-@pytest.mark.parametrize("after", ["launch", "allocate", "download", "readback", "write"])
+@pytest.mark.parametrize(
+    "after", ["launch", "allocate", "download", "readback", "write", "large", "next large", "replay"]
+)
 def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
     """A real one, destroyed under our hands: whatever comes next says that it was lost."""
     device = bind(WgpuDevice)()
     array = device.upload(np.ones(100, np.float32))
+    large = np.zeros(7 * native.UPLOAD_BYTES, np.uint8)
+    target = device.upload(large) if after == "next large" else device.empty(large.shape, np.uint8)
+    with device.capture() as replay:
+        device.add(array, array, out=device.empty(array.shape))
     device.synchronize()
     device._device.destroy()
 
@@ -55,6 +61,9 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
         "download": lambda: device.download(array),
         "readback": lambda: device.readback(array).result(),
         "write": lambda: device.write(array, np.zeros(100, np.float32)),
+        "large": lambda: device.write(target, large),
+        "next large": lambda: device.write(target, large),
+        "replay": replay.run,
     }
     with pytest.raises(DeviceLost, match="lost while"):
         calls[after]()

@@ -204,6 +204,8 @@ class _Uploads:
             part = data[at : at + UPLOAD_BYTES]
             staging = self._take()
             mapped = _lib.wgpuBufferGetMappedRange(staging._internal, 0, staging.size)
+            if mapped == _ffi.NULL:
+                raise as_device_error("the device is lost", "writing to the device")
             np.copyto(np.frombuffer(_ffi.buffer(mapped, part.nbytes), np.uint8), part)
             _lib.wgpuBufferUnmap(staging._internal)
             encoder = _lib.wgpuDeviceCreateCommandEncoder(self._queue._c_device, _ffi.NULL)
@@ -213,11 +215,15 @@ class _Uploads:
 
     def _take(self) -> Any:
         """A buffer that is mapped."""
+        doing = "writing to the device"
         if len(self._free) < _UPLOADS:
-            usage = "MAP_WRITE|COPY_SRC"
-            return self._queue._device.create_buffer(size=UPLOAD_BYTES, usage=usage, mapped_at_creation=True)
+            try:
+                make = self._queue._device.create_buffer
+                return make(size=UPLOAD_BYTES, usage="MAP_WRITE|COPY_SRC", mapped_at_creation=True)
+            except Exception as error:
+                raise as_device_error(error, doing) from error
         staging, mapping = self._free.popleft()
-        mapping.wait(self._queue, "writing to the device")
+        mapping.wait(self._queue, doing)
         return staging
 
 
@@ -266,6 +272,7 @@ class Queue:
         """-> the submission's index."""
         commands = _lib.wgpuCommandEncoderFinish(encoder, _ffi.NULL)
         _lib.wgpuCommandEncoderRelease(encoder)
+        error_log().raise_if_any(doing)  # the library ends the process where what is wrong gets further than here
         index = _lib.wgpuQueueSubmitForIndex(self._c_queue, 1, _ffi.new("WGPUCommandBuffer[]", [commands]))
         _lib.wgpuCommandBufferRelease(commands)
         error_log().raise_if_any(doing)
