@@ -32,14 +32,6 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
   let w = word_of(unit.codes, first);
-  let levels = vec4<f32>(level[w & 15u], level[(w >> 4u) & 15u], level[(w >> 8u) & 15u], level[(w >> 12u) & 15u]);
-#if FACTORED
-  return Four(levels);
-#else
-  return Four(unit.scale * levels);
-#endif
+  return by_scale(unit, vec4<f32>(level[w & 15u], level[(w >> 4u) & 15u], level[(w >> 8u) & 15u], level[(w >> 12u) & 15u]));
 }
-
-#if FACTORED
-fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
-#endif
+#include "scaled.wgsl"

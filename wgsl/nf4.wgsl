@@ -121,9 +121,7 @@ fn four_b(unit: Ready_b, first: u32) -> Four {
 #endif
 }
 
-#if FACTORED
-fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
-#endif
+#include "scaled.wgsl"
 
 // The product scale * level, rounded to nearest even in float16 (ROUND 1) or bfloat16 (2) by its bits: what WGSL itself
 // rounds to 16 bits may go either way.

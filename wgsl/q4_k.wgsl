@@ -21,14 +21,5 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
-  let codes = nibbles(word_of(unit.codes, first), 0.0);
-#if FACTORED
-  return Four(codes);
-#else
-  return Four(unit.scale * codes - vec4<f32>(unit.least));
-#endif
+  return by_scale_and_least(unit, nibbles(word_of(unit.codes, first), 0.0));
 }
-
-#if FACTORED
-fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum - unit.least * x; }
-#endif

@@ -51,13 +51,6 @@ fn above(high: u32, first: u32) -> vec4<u32> {
 fn four_b(unit: Ready_b, first: u32) -> Four {
   let low = vec4<u32>(word_of(unit.low, first)) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u);
   let code = bitcast<vec4<f32>>(low | EXPONENTS | above(eight_of(unit.high, first), first));
-#if FACTORED
-  return Four(code - ZERO);
-#else
-  return Four(unit.scale * (code - ZERO));
-#endif
+  return by_scale(unit, code - ZERO);
 }
-
-#if FACTORED
-fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
-#endif
+#include "scaled.wgsl"

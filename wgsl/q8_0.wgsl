@@ -26,14 +26,6 @@ fn ready_b(unit: Unit_b) -> Ready_b {
 
 fn four_b(unit: Ready_b, first: u32) -> Four {
   let w = unit.codes[first >> 2u];
-  let codes = vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(w << 24u, w << 16u, w << 8u, w)) >> vec4<u32>(24u));
-#if FACTORED
-  return Four(codes);
-#else
-  return Four(unit.scale * codes);
-#endif
+  return by_scale(unit, vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(w << 24u, w << 16u, w << 8u, w)) >> vec4<u32>(24u)));
 }
-
-#if FACTORED
-fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum; }
-#endif
+#include "scaled.wgsl"
