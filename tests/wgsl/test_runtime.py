@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -14,9 +15,10 @@ from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.runtime import adapters, native
+from wgrad.wgsl.runtime import adapters, native, submission_size
 from wgrad.wgsl.runtime.native import STAGED_BYTES, UPLOAD_BYTES
-from wgrad.wgsl.runtime.runtime import FIRST_DISPATCHES, MAX_DISPATCHES, MAX_GROUPS, most_work
+from wgrad.wgsl.runtime.runtime import MAX_GROUPS
+from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, SubmissionSize
 
 
 @pytest.fixture
@@ -221,7 +223,7 @@ def test_the_first_submission_is_short(wgpu_device: WgpuDevice) -> None:
 
 
 def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver's watchdog allows one two seconds. More where matrix units do it: each costs the host."""
+    """A driver's watchdog allows one two seconds."""
     x, ended, submit = wgpu_device.zeros((64,)), list[int](), wgpu_device._submit
 
     def submitted(chunk: list[Any], names: list[str]) -> None:
@@ -230,12 +232,51 @@ def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypat
 
     wgpu_device.synchronize()
     monkeypatch.setattr(wgpu_device, "_submit", submitted)
-    monkeypatch.setattr(wgpu_device, "_max_work", 10.0)
+    monkeypatch.setattr(wgpu_device._submission_size, "work", 10.0)
     for work in (4.0, 4.0, 4.0, 12.0, 4.0):
         wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1), work=work)
     wgpu_device.flush()
     assert ended == [3, 1, 1]
-    assert most_work("DiscreteGPU", True) > most_work("DiscreteGPU", False) > most_work("CPU", True)
+
+
+def test_a_submission_is_what_the_device_does_in_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs the host. Seen between a first submission and a wait; of little work, or of none, nothing is seen."""
+    now = [0.0]
+    monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def after(*steps: tuple[float, float], units: bool = False, kind: str = "DiscreteGPU") -> float:
+        size = SubmissionSize(kind, units)
+        for work, seconds in steps:
+            if work:
+                size.submitted(work / 2)
+                size.submitted(work / 2)
+            now[0] += seconds
+            size.waited()
+        return size.work
+
+    least = after()
+    assert after(units=True) > least > after(kind="IntegratedGPU") > after(kind="CPU")
+    assert after((1e12, 0.125)) == after((0.0, 8.0), (1e12, 0.125)) == 4e11
+    assert after((1e12, 8.0)) == after((0.75 * least, 0.001)) == least
+    assert after((1e12, 0.125), (1e12, 0.5)) == 4e11  # once seen
+    assert after((1e12, 0.001)) == after((1e14, 0.125), units=True) == after(units=True)
+    assert after((2e10, 0.5), kind="CPU") == after(kind="CPU") and after((2e10, 0.125), kind="CPU") == 8e9
+
+
+def test_a_recording_has_submissions_of_the_size_that_was_seen(wgpu_device: WgpuDevice) -> None:
+    x, size = wgpu_device.zeros((64,)), wgpu_device._submission_size
+    wgpu_device.synchronize()
+    before = size.work
+    try:
+        size.work = 10.0
+        wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1), work=1e9)
+        with wgpu_device.capture() as replay:
+            seen = size.work
+            for _ in range(5):
+                wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1), work=6.0)
+        assert seen > 1000 and replay.dispatches == 5 and len(replay._chunks) == 1
+    finally:
+        size.work = before
 
 
 def test_more_workgroups_than_one_dimension_holds(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:

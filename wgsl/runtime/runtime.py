@@ -19,24 +19,13 @@ from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.held import Held
 from wgrad.wgsl.runtime.profiler import Profiler
 from wgrad.wgsl.runtime.readback import Readback
+from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, SubmissionSize
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
-# A submission ends after this many dispatches or this much work: a driver's watchdog allows 2 s for one. The device
-# starts only when it is submitted, so the first one behind a wait, or of a replay, is short. `work` is in FLOP, or in
-# bytes where memory is what counts.
-FIRST_DISPATCHES, MAX_DISPATCHES = 128, 512
-MAX_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}
-MAX_WORK_GPU = 2e11
-MAX_WORK_MATRIX_UNITS = 2e12  # a submission takes about 45 us of the host, as ten dispatches do
 _STAGING_BYTES = 64 << 20
 _PARAM_SLOT = 256
 _PARAM_SLOTS = 1024
-
-
-def most_work(adapter_type: str, matrix_units: bool) -> float:
-    """Of a submission."""
-    return MAX_WORK.get(adapter_type, MAX_WORK_MATRIX_UNITS if matrix_units else MAX_WORK_GPU)
 
 
 class Replay(Recording):
@@ -82,6 +71,7 @@ class Runtime(PooledRuntime):
         # LoRA's products of a stack are slow without them (docs/rejected.md).
         self.stacks_weights = self.matrix_units and not self.software
         self.int8_products = False  # `round_products` sets it
+        self.transposes_left = False  # of every product that can have it so, not of large ones (the self-test's switch)
         # "large" or "medium": this one for every product that can have it (the self-test's switch).
         self.matrix_tile = ""
         self.bfloat16 = False  # WGSL has no such type; weights are decoded from its bits
@@ -103,7 +93,7 @@ class Runtime(PooledRuntime):
         self._pending_names: list[str] = []
         self._pending_work, self._most_pending = 0.0, FIRST_DISPATCHES
         self._transfers = Transfers(self.max_binding_bytes)
-        self._max_work = most_work(self.adapter_type, self.matrix_units)
+        self._submission_size = SubmissionSize(self.adapter_type, self.matrix_units)
         self._dummy = self.zeros((64,), np.float32)
 
     @property
@@ -121,6 +111,7 @@ class Runtime(PooledRuntime):
     def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
         # A replay decodes what it reads: nothing is carried into a recording, or out of one.
         self.held.drop()
+        self.synchronize()  # a recording keeps the size of its submissions: what the device has shown by now counts
         with super().capture(rehearsal) as replay:
             try:
                 yield replay
@@ -255,6 +246,7 @@ class Runtime(PooledRuntime):
     def synchronize(self) -> None:
         self.flush()
         self._queue.wait()
+        self._submission_size.waited()
 
     def pipelines_compiled(self) -> int:
         return self._compiler.compiled
@@ -305,7 +297,7 @@ class Runtime(PooledRuntime):
         self._pending.append(dispatch)
         self._pending_names.append(name)
         self._pending_work += work
-        if len(self._pending) >= self._most_pending or self._pending_work > self._max_work:
+        if len(self._pending) >= self._most_pending or self._pending_work > self._submission_size.work:
             self._submit_pending()
             self._most_pending = MAX_DISPATCHES
 
@@ -373,6 +365,7 @@ class Runtime(PooledRuntime):
         if not self._pending:
             return
         chunk, names = self._pending, self._pending_names
+        self._submission_size.submitted(self._pending_work)
         self._pending, self._pending_names, self._pending_work = [], [], 0.0
         if self._replay is not None:
             self._replay._chunks.append(chunk)
