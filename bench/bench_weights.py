@@ -34,6 +34,7 @@ CALLS = 48  # in a recording
 RANDOM_ROWS = 64  # of a weight, repeated
 CHECKED_ROWS = 8
 TILES = [
+    gemm_matrix.NARROW,
     *dict.fromkeys(tile for tiles in gemm_matrix.WEIGHT_TILES.values() for tile in tiles),
     MatrixTile(2, 4, 2, 1, 2, ahead=True),  # 64 x 128, on eight subgroups as those below
     MatrixTile(4, 2, 1, 2, 2, ahead=True),  # 64 x 128
@@ -86,7 +87,7 @@ class Case:
         for tile in TILES:
             if not high <= tile.m <= 2 * high or tile.most_workgroup_bytes > self._device.workgroup_bytes:
                 continue
-            if tile.n * tile.k % (tile.threads * gemm_matrix.unit_of(self._weights[0])):
+            if tile.n * tile.k % (tile.threads * gemm_matrix.unit_of(self._weights[0], m)):
                 continue
             for splits in (s for s in SPLITS if s * tile.k <= k):
                 name = f"{tile.m}x{tile.n}x{tile.k}/{tile.sg_m}x{tile.sg_n} subgroups"

@@ -42,6 +42,7 @@ CARD = {
     "bfloat16": False,
     "matrix_tile": "",
     "int8_products": False,
+    "transposes_left": False,
     "max_binding_bytes": 2_147_483_644,
     "max_buffer_bytes": 4_292_870_144,
     "workgroup_bytes": 49_152,

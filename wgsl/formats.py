@@ -11,9 +11,18 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 
 _NEVER = 0xFFFFFFFF  # an element that no weight has
-# Elements of a weight that its text can read at once, where that is more than its `unit`: those that one scale is for.
-WIDEST_UNITS = {"mxfp4": 32, "q4_0": 32, "q4_k": 32, "q5_k": 32, "q6_k": 16}
+# Elements of a weight that its text can read at once, where that is more than its `unit`.
+_WIDEST_UNITS = {"mxfp4": 32, "nf4": 32, "q4_0": 32, "q4_k": 32, "q5_k": 32, "q6_k": 32, "q8_0": 16}
+_GROUP = {"q6_k": 16}  # that one scale is for, where a unit can have several
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
+
+
+def widest_unit(weight: FrozenWeight, most: int) -> int:
+    """Elements of the weight that are read at once: no more than `most`, and so that no row ends within them."""
+    unit = _WIDEST_UNITS.get(weight.format, weight.unit)
+    while unit > weight.unit and (unit > most or weight.shape[1] % unit):
+        unit //= 2
+    return unit
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ def weight_operand(
     codes, *scales = w.arrays().values()
     assert codes is not None
     switches: dict[str, Constant] = {**w.constants(), "TABLE": table, "PREPARE_BARRIER": barrier, "FACTORED": factored}
+    switches["GROUPS"] = groups = max(1, unit // _GROUP.get(w.format, unit))
+    switches["GROUP_QUADS"] = unit // 4 // groups
     switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.wgsl makes floats
     first, second = (*w.parameters(), 0, 0)[:2]
     more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()

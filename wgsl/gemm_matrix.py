@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats import WIDEST_UNITS
+from wgrad.wgsl.formats import widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
 _SUBGROUP = 32
@@ -97,20 +97,20 @@ LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
 # bfloat16 0.91 of LARGE's time (256 to 1,024 rows); with B in float16 0.96 to 1.1, with B not transposed 1.03 to 1.07.
 TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
-NARROW = MatrixTile(1, 4, 1, 1, 1, 64)  # 16 x 64: decoding several prompts, half of what gemv.wgsl takes for 16 rows
-_ENOUGH_LARGE, _WANTED_MEDIUM, _WANTED_NARROW = 96, 132, 256
+NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True)  # 16 x 64: decoding several prompts
+_ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
+_NARROW_AT_ONCE = 264  # workgroups of it, two on each of an H200's multiprocessors
 # Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the tile that holds all
 # rows, and eight subgroups on each of an H200's 132 multiprocessors, of one workgroup or of two. By the elements of the
-# weight that an invocation decodes at once: of 32 most formats are slower than of 16 (docs/rejected.md).
+# weight that an invocation decodes at once: of NF4 and Q8_0 8, of the others 16, of 32 most are slower
+# (docs/rejected.md).
 WEIGHT_TILES = {
     8: (
-        replace(NARROW, ahead=True),
         MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64
         MatrixTile(4, 2, 2, 2, 2, ahead=True),  # 128 x 128
         MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
     ),
     16: (
-        replace(NARROW, ahead=True),
         MatrixTile(1, 4, 4, 1, 2, ahead=True),  # 64 x 128
         MatrixTile(2, 2, 4, 1, 2, ahead=True),  # 128 x 64
         MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
@@ -142,9 +142,7 @@ def choose_tile(
     """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits.
     rounded: the right operand is transposed and of a type that is rounded to float16."""
     if m < _MIN_SIDE:
-        tiles = -(-m // NARROW.m) * -(-n // NARROW.n) * batch
-        splits = min(round(_WANTED_NARROW / tiles), k // _MIN_K_PER_SPLIT, _MAX_SPLITS) if batch == 1 else 1
-        return NARROW, max(1, splits)
+        return NARROW, _narrow_splits(m, n, k) if batch == 1 else 1
     if forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
         tiles = -(-m // LARGE.m) * -(-n // LARGE.n) * batch
         if tiles >= _ENOUGH_LARGE or forced == "large":
@@ -158,9 +156,20 @@ def choose_tile(
     return MEDIUM, max(1, min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
-def choose_weight_tile(m: int, n: int, k: int, unit: int, workgroup_bytes: int) -> tuple[MatrixTile, int]:
-    """As `choose_tile`, of a product with a weight that is decoded in it. unit: as of `unit_of`."""
-    tiles = WEIGHT_TILES[unit]
+def _narrow_splits(m: int, n: int, k: int) -> int:
+    """With which the workgroups of NARROW need the least time: they run in waves, of which the last is seldom full,
+    which matters little after eight. What a split costs besides is about a 50th."""
+    tiles = -(-m // NARROW.m) * -(-n // NARROW.n)
+    most = min(k // _MIN_K_PER_SPLIT, _MAX_SPLITS, 8 * _NARROW_AT_ONCE // tiles)
+    counts = range(1, max(1, most) + 1)
+    return min(counts, key=lambda splits: -(-tiles * splits // _NARROW_AT_ONCE) / splits * (1 + splits / 50))
+
+
+def choose_weight_tile(m: int, n: int, k: int, weight: FrozenWeight, workgroup_bytes: int) -> tuple[MatrixTile, int]:
+    """As `choose_tile`, of a product with a weight that is decoded in it."""
+    if m <= NARROW.m:
+        return NARROW, _narrow_splits(m, n, k)
+    tiles = WEIGHT_TILES[unit_of(weight, m)]
     tile = next((tile for tile in tiles if m <= tile.m), tiles[-1])
     if tile.most_workgroup_bytes > workgroup_bytes:
         return choose_tile(m, n, k, 1, workgroup_bytes, "medium")
@@ -169,6 +178,8 @@ def choose_weight_tile(m: int, n: int, k: int, unit: int, workgroup_bytes: int) 
     return tile, max(1, min(splits, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
-def unit_of(weight: FrozenWeight) -> int:
-    """Elements of a weight that an invocation decodes at once."""
-    return min(max(WEIGHT_TILES), WIDEST_UNITS.get(weight.format, weight.unit))
+def unit_of(weight: FrozenWeight, m: int) -> int:
+    """Elements of the weight that an invocation decodes at once in a product of m rows."""
+    if m <= NARROW.m:
+        return widest_unit(weight, 32)
+    return widest_unit(weight, 8 if weight.format in ("nf4", "q8_0") else 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.wgsl.formats import WIDEST_UNITS
+from wgrad.wgsl.formats import widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
 MOST_ROWS = 16  # sums of all rows stand in registers
@@ -20,7 +20,6 @@ _WANTED_INVOCATIONS = 1 << 17
 # In a wide unit a scale is read and unpacked once, and codes 16 bytes at a time. All rows multiply a unit in one
 # stretch of code, and more products than these in it are slower on an H200 (docs/rejected.md).
 _MOST_PRODUCTS = 128  # of rows and elements of a unit: 32 for 4 rows, 16 for 8, 8 for 16
-_UNITS = {**WIDEST_UNITS, "nf4": 32, "q8_0": 16}
 _FACTORED_ROWS = 4  # up to which scaling the sums of units is less than scaling their elements
 
 
@@ -54,10 +53,7 @@ def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
 
 def unit_of(weight: FrozenWeight, m: int) -> int:
     """Elements of the weight that are read at once."""
-    unit = _UNITS.get(weight.format, weight.unit)
-    while unit > weight.unit and (m * unit > _MOST_PRODUCTS or weight.shape[1] % unit):
-        unit //= 2
-    return unit
+    return widest_unit(weight, _MOST_PRODUCTS // m)
 
 
 def factored(weight: FrozenWeight, m: int) -> bool:

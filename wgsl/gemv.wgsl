@@ -54,45 +54,50 @@ fn main(
 #unroll c 4
     let ready_$c = ready_b(unit_$c);
 #end
-#if FACTORED
-#unroll r ROWS
-    var part_$r = vec4<f32>(0.0);
-    var x_sum_$r = 0.0;
-#end
-#endif
-#unroll q QUADS
+#unroll g GROUPS
     {
+#if FACTORED
+#unroll r ROWS
+      var part_$r = vec4<f32>(0.0);
+      var x_sum_$r = 0.0;
+#end
+#endif
+#unroll q GROUP_QUADS
+      {
+        let first = 4u * ($gu * GROUP_QUADS + $qu);
 #unroll c 4
-      let b_$c = four_b(ready_$c, 4u * $qu);
+        let b_$c = four_b(ready_$c, first);
 #end
 #unroll r ROWS
-      {
-        let x = fetch_a($ru * p.lda + p.a_col + at + 4u * $qu, p.k - at - 4u * $qu);
+        {
+          let x = fetch_a($ru * p.lda + p.a_col + at + first, p.k - at - first);
 #if FACTORED
-        x_sum_$r += (x.x + x.y) + (x.z + x.w);
+          x_sum_$r += (x.x + x.y) + (x.z + x.w);
 #endif
 #unroll c 4
 #if FACTORED
-        part_$r[$c] = fma(x.x, b_$c.x, fma(x.y, b_$c.y, fma(x.z, b_$c.z, fma(x.w, b_$c.w, part_$r[$c]))));
+          part_$r[$c] = fma(x.x, b_$c.x, fma(x.y, b_$c.y, fma(x.z, b_$c.z, fma(x.w, b_$c.w, part_$r[$c]))));
 #else
 #if TEAM
-        sum_$r[$c] = fma(x.x, b_$c.x, fma(x.y, b_$c.y, fma(x.z, b_$c.z, fma(x.w, b_$c.w, sum_$r[$c]))));
+          sum_$r[$c] = fma(x.x, b_$c.x, fma(x.y, b_$c.y, fma(x.z, b_$c.z, fma(x.w, b_$c.w, sum_$r[$c]))));
 #else
-        sum_$r[$c] += dot(x, b_$c);  // one invocation's sum is long: four at a time are more exact
+          sum_$r[$c] += dot(x, b_$c);  // one invocation's sum is long: four at a time are more exact
 #endif
 #endif
+#end
+        }
 #end
       }
 #end
-    }
-#end
 #if FACTORED
 #unroll r ROWS
 #unroll c 4
-    sum_$r[$c] += scaled_b(ready_$c, part_$r[$c], x_sum_$r);
+      sum_$r[$c] += scaled_b(ready_$c, 4u * $gu * GROUP_QUADS, part_$r[$c], x_sum_$r);
 #end
 #end
 #endif
+    }
+#end
   }
 #if HAS_LOWRANK
   // alpha scales the sum at the end, so it is taken out here.

@@ -20,5 +20,5 @@ fn by_scale_and_least(unit: Ready_b, codes: vec4<f32>) -> Four {
 }
 
 #if FACTORED
-fn scaled_b(unit: Ready_b, sum: f32, x: f32) -> f32 { return unit.scale * sum - unit.least * x; }
+fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return unit.scale * sum - unit.least * x; }
 #endif

@@ -9,8 +9,9 @@
 //                                     it, so that nothing waits. inside: elements to the row's end, all UNIT of them here
 //   ready_b(Unit_b) -> Ready_b        the unit with its scale; a zero Ready_b stands for zeros
 //   four_b(Ready_b, first) -> Four    elements `first` to first + 3 of the unit. Four: vec4 of f32, or of f16
-//   scaled_b(Ready_b, sum, x) -> f32  with FACTORED alone, where four_b leaves out what is the same for all of the unit: the
-//                                     share of a result, from the sum of its elements times those of x, and the sum of x
+//   scaled_b(Ready_b, first, sum, x) -> f32  with FACTORED alone, where four_b leaves out what is the same for all of a group,
+//                                     of which a unit has GROUPS, the one that begins with element `first`: the share of a
+//                                     result, from the sum of its elements times those of x, and the sum of x
 //   prepare_b(lid)                    called once by every invocation, before all others; has a barrier where it fills
 //                                     workgroup memory, but without PREPARE_BARRIER: there the caller has one before four_b
 // It may use of them: p.block_shift, p.nested_shift (log2 of elements to a block, of blocks to a nested one), p.zero,

@@ -5,40 +5,57 @@
 #include "words.wgsl"
 #include "half.wgsl"
 @group(0) @binding(2) var<storage, read> b: array<Words>;
-@group(0) @binding(8) var<storage, read> high_bits: array<u32>;
+#if UNIT == 32
+alias High = vec2<u32>;
+#else
+alias High = u32;
+#endif
+@group(0) @binding(8) var<storage, read> high_bits: array<High>;
 @group(0) @binding(9) var<storage, read> scales: array<u32>;
 @group(0) @binding(10) var<storage, read> d: array<u32>;
 
-struct Unit_b { low: Words, high: u32, scales: u32, d: u32, element: u32 }
+struct Unit_b { low: Words, high: High, scales: u32, d: u32, element: u32 }
 struct Ready_b { low: Words, high: Words, scale: Scale }
 
 // What makes a float of the code at bit 0, 4, 8, 12 (words.wgsl), and what code 32, which stands for 0, then is. With one
 // exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
 // on matrix units are slower (docs/rejected.md).
+#if UNIT == 32
+alias Scale = vec2<f32>;  // of the first and the second 16 codes
+#else
+alias Scale = f32;
+#endif
 #if TIMES_16
-alias Scale = vec4<f32>;
 const EXPONENTS = vec4<u32>(0x4b000000u);
 const ZERO = 8388608.0 + 32.0 * vec4<f32>(1.0, 16.0, 256.0, 4096.0);
 const STEP = vec4<f32>(1.0, 0.0625, 0.00390625, 0.000244140625);
 #else
-alias Scale = f32;
 const EXPONENTS = vec4<u32>(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
 const ZERO = vec4<f32>(8388608.0, 524288.0, 32768.0, 2048.0) + 32.0;
-const STEP = 1.0;
+const STEP = vec4<f32>(1.0);
 #endif
 
 fn prepare_b(lid: u32) {}
 
 fn fetch_b(at: u32, inside: u32) -> Unit_b {
   let i = first_element() + at;
+#if UNIT == 32
+  return Unit_b(b[at / UNIT], high_bits[i >> 5u], scales[i >> 6u], d[i >> 9u], i);
+#else
   return Unit_b(b[at / UNIT], high_bits[i >> 4u], scales[i >> 6u], d[i >> 9u], i);
+#endif
 }
 
 fn ready_b(unit: Unit_b) -> Ready_b {
   let i = unit.element;
-  let scale = bitcast<i32>(unit.scales << (24u - 8u * ((i >> 4u) & 3u))) >> 24u;
-  let high = each(unit.high >> (2u * (i & 15u)), 16u);
-  return Ready_b(unit.low, high, half_of(unit.d, (i >> 8u) & 1u) * f32(scale) * STEP);
+  let d = half_of(unit.d, (i >> 8u) & 1u);
+  let scales = unit.scales >> (8u * ((i >> 4u) & 3u));
+#if UNIT == 32
+  let high = vec4<u32>(unit.high, unit.high >> vec2<u32>(16u)).xzyw;
+  return Ready_b(unit.low, high, d * vec2<f32>(bitcast<vec2<i32>>(vec2<u32>(scales << 24u, scales << 16u)) >> vec2<u32>(24u)));
+#else
+  return Ready_b(unit.low, each(unit.high >> (2u * (i & 15u)), 16u), d * f32(bitcast<i32>(scales << 24u) >> 24u));
+#endif
 }
 
 // The high bits of codes `first` to first + 3, each above its low ones.
@@ -51,6 +68,21 @@ fn above(high: u32, first: u32) -> vec4<u32> {
 fn four_b(unit: Ready_b, first: u32) -> Four {
   let low = vec4<u32>(word_of(unit.low, first)) & vec4<u32>(0xfu, 0xf0u, 0xf00u, 0xf000u);
   let code = bitcast<vec4<f32>>(low | EXPONENTS | above(eight_of(unit.high, first), first));
-  return by_scale(unit, code - ZERO);
+#if FACTORED
+  return Four(code - ZERO);
+#else
+  return Four(scale_of(unit, first) * STEP * (code - ZERO));
+#endif
 }
-#include "scaled.wgsl"
+
+fn scale_of(unit: Ready_b, element: u32) -> f32 {
+#if UNIT == 32
+  return unit.scale[element >> 4u];
+#else
+  return unit.scale;
+#endif
+}
+
+#if FACTORED
+fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return scale_of(unit, first) * sum; }
+#endif

@@ -21,6 +21,7 @@ from wgrad.autograd.selftest.finish import FINISH
 from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.matrix_kernels import bfloat16_cases, kernel_cases
+from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.device.contract import Device
 
 MULTIPLE = {"forward": 2.0, "backward": 3.0}
@@ -126,6 +127,8 @@ def selftest_cases(device: Device, only: str = "") -> list[Case]:
     more = matrix_cases() if getattr(device, "matrix_units", False) else []
     if hasattr(device, "int8_products"):
         more += int8_cases(device.float16)
+    if hasattr(device, "transposes_left"):
+        more += transposed_cases(device.float16)
     if hasattr(device, "planned_for"):
         more = [*bfloat16_cases(), *kernel_cases()]
     return [case for case in [*cases(device.float16), *more] if only in case.name]

@@ -12,6 +12,7 @@ from tests.portability.browser import Browser, find_chromium
 from wgrad.autograd.selftest.bundle import Bundle, make_bundle
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
+from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.train.commands.bundle_cases import training_cases
 
 GiveUp = Callable[[str], NoReturn]
@@ -32,7 +33,7 @@ def give_up() -> GiveUp:
 @pytest.fixture(scope="session")
 def bundle() -> Bundle:
     """Every variant of the self-test, of a training step and of decoding, each in one case at least."""
-    return make_bundle([*cases(), *int8_cases(True), *training_cases()], smallest=True)
+    return make_bundle([*cases(), *int8_cases(True), *transposed_cases(True), *training_cases()], smallest=True)
 
 
 @pytest.fixture(scope="module")

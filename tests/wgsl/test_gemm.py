@@ -20,7 +20,8 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
-from wgrad.autograd.selftest.run import check_case
+from wgrad.autograd.selftest.run import check_case, selftest_cases
+from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl import gemm
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
@@ -97,6 +98,60 @@ def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) ->
     monkeypatch.setattr(gemm, "MAIN", MAIN)
     result = check_case(case, tiled)
     assert result.ok, result
+
+
+@pytest.fixture
+def launched(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shaders that `tiled` has launched in this test."""
+    found: list[str] = []
+    launch = tiled.launch
+    monkeypatch.setattr(
+        tiled, "launch", lambda shader, *rest, **more: (found.append(shader), launch(shader, *rest, **more))
+    )
+    return found
+
+
+@pytest.mark.parametrize("case", transposed_cases(True), ids=lambda c: c.name)
+def test_products_of_a_left_operand_that_is_transposed_first(case: Case, tiled: Any, launched: list[str]) -> None:
+    if case.dtype.startswith("float16") and not tiled.float16:
+        pytest.skip("the device has no float16")
+    result = check_case(case, tiled)
+    assert result.ok, result
+    assert launched.count("gemm_transpose") == 1 and not tiled.transposes_left
+    assert case.name in {c.name for c in selftest_cases(tiled)}
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_transposing_first_changes_no_bit(trans_b: bool, tiled: Any, launched: list[str]) -> None:
+    """Of columns of a wider array, too."""
+    rng = np.random.default_rng(3)
+    a = tiled.upload(rng.standard_normal((70, 131)).astype(np.float32))
+    b = tiled.upload(rng.standard_normal((83, 96) if trans_b else (96, 83)).astype(np.float32))
+    found = []
+    for tiled.transposes_left in (False, True):
+        out = tiled.empty((70, 83))
+        product(tiled, a, b, out, (70, 83, 96), trans_b=trans_b, a_column=7, lda=131)
+        found.append(tiled.download(out).tobytes())
+    tiled.transposes_left = False
+    assert found[0] == found[1] and launched.count("gemm_transpose") == 1
+
+
+def test_which_left_operands_are_transposed_first(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many columns, which gain what it takes; not so large that a step would need much more memory."""
+    monkeypatch.setattr(tiled, "software", False)
+
+    def of(*mnk: int, **options: Any) -> bool:
+        given = {"tile": gemm.MAIN, "batch": 1, "trans_a": False, **options}
+        return gemm._transpose_first(tiled, given["tile"], mnk, given["batch"], given["trans_a"])
+
+    assert of(2048, 2048, 2048) and of(256, 128256, 4096) and of(2048, 4096, 14336) and of(8192, 4096, 4096)
+    assert not of(2048, 2047, 2048)  # columns
+    assert not of(255, 2048, 65536) and not of(65536, 2048, 255) and not of(256, 4096, 4095)  # sides, elements
+    assert not of(8192, 4096, 14336)  # 448 MiB
+    assert not of(2048, 2048, 2048, trans_a=True) and not of(2048, 2048, 2048, batch=2)
+    assert not of(2048, 2048, 2048, tile=SMALL)
+    monkeypatch.setattr(tiled, "software", True)
+    assert not of(2048, 2048, 2048)
 
 
 def _host(device: Any, array: Any) -> np.ndarray:

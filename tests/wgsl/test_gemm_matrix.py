@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
-from wgrad.wgsl.formats import WIDEST_UNITS
 from wgrad.wgsl.gemm import SMALL, product
 from wgrad.wgsl.linear import _decode_first
 
@@ -24,14 +22,15 @@ from wgrad.wgsl.linear import _decode_first
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
-SMALL_WEIGHT_TILES = dict.fromkeys((8, 16), (gemm_matrix.MatrixTile(1, 1, 1, 2, 1, 64, ahead=True), SMALL_LARGE))
+SMALL_NARROW = gemm_matrix.MatrixTile(1, 1, 1, 2, 1, 64, ahead=True)
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
-    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", SMALL_WEIGHT_TILES)
+    monkeypatch.setattr(gemm_matrix, "NARROW", SMALL_NARROW)
+    monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
     monkeypatch.setattr(gemm_matrix_skinny, "_tiles", lambda product: (SMALL_SKINNY,))
     monkeypatch.setattr(gemm_matrix_skinny, "_WANTED", {SMALL_SKINNY: 30})  # of 208 x 624 four shares of five blocks
 
@@ -300,15 +299,19 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     large = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=gemm_matrix.LARGE.ahead)
     assert of(a, large) == (True, False)
     assert of(a, gemm_matrix.MEDIUM) == (False, False)
-    assert all(of(weight, tile) == (True, False) for tile in gemm_matrix.WEIGHT_TILES[8] if tile.k < 64)
+    assert all(of(weight, tile) == (True, False) for tile in gemm_matrix.WEIGHT_TILES[8])
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 64 // large.n)
     assert of(a, large) == (True, True)
 
 
-@pytest.mark.parametrize("unit, middle", [(8, (64, 128)), (16, (128, 64))])
-def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(unit: int, middle: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name, unit, middle", [("nf4", 8, (64, 128)), ("q5_k", 16, (128, 64))])
+def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(
+    name: str, unit: int, middle: tuple[int, int]
+) -> None:
+    weight = formats()[name].quantize(np.zeros((1, 256), np.float32))
+
     def of(m: int, n: int, k: int, memory: int = 49152) -> tuple[int, int, int]:
-        tile, splits = gemm_matrix.choose_weight_tile(m, n, k, unit, memory)
+        tile, splits = gemm_matrix.choose_weight_tile(m, n, k, weight, memory)
         return tile.m, tile.n, splits
 
     assert {m: of(m, 4096, 4096) for m in (16, 17, 64, 65, 128, 129, 256, 257, 512)} == {
@@ -320,14 +323,29 @@ def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(unit: int, mid
     }
     assert of(256, 14336, 4096) == (256, 128, 1) and of(256, 4096, 576) == (256, 128, 1)
     assert of(256, 4096, 4096, memory=32768)[:2] == (128, 128)
-    for tile in gemm_matrix.WEIGHT_TILES[unit]:
-        assert tile.most_workgroup_bytes <= 49152 and tile.n * tile.k % (unit * tile.threads) == 0
+    for m, tiles in ((16, (gemm_matrix.NARROW,)), (17, gemm_matrix.WEIGHT_TILES[unit])):
+        for tile in tiles:
+            assert tile.most_workgroup_bytes <= 49152
+            assert tile.n * tile.k % (gemm_matrix.unit_of(weight, m) * tile.threads) == 0
+
+
+def test_workgroups_of_a_narrow_product_fill_their_waves() -> None:
+    """264 of them run at once: of gate and up 7 waves, the last of 208, for 2 of which the last has 184."""
+    of = gemm_matrix._narrow_splits
+    assert [of(16, n, k) for n, k in ((4096, 4096), (28672, 4096), (6144, 4096), (4096, 14336))] == [4, 4, 8, 4]
+    assert of(16, 16384, 2048) == of(16, 128256, 4096) == of(16, 64, 100) == 1
+    assert of(16, 2048, 2048) == of(33, 1024, 2048) == 4 and of(16, 2048, 8192) == 8
 
 
 def test_how_much_of_a_weight_is_decoded_at_once() -> None:
-    units = {name: kind.unit for name, kind in formats().items()}
-    found = {name: gemm_matrix.unit_of(SimpleNamespace(format=name, unit=unit)) for name, unit in units.items()}  # type: ignore[arg-type]
-    assert found == {name: 16 if name in WIDEST_UNITS else 8 for name in units}
+    def of(m: int, width: int = 256) -> dict[str, int]:
+        weights = {name: kind.quantize(np.zeros((1, width), np.float32)) for name, kind in formats().items()}
+        return {name: gemm_matrix.unit_of(weight, m) for name, weight in weights.items()}
+
+    assert of(17) == {name: 8 if name in ("nf4", "q8_0") else 16 for name in formats()}
+    assert of(16) == of(8) == {name: 16 if name == "q8_0" else 32 for name in formats()}
+    nf4 = [formats()["nf4"].quantize(np.zeros((1, width), np.float32)) for width in (264, 272, 288)]
+    assert [gemm_matrix.unit_of(weight, 16) for weight in nf4] == [8, 16, 32]
 
 
 def test_tiles_fit_the_device() -> None:

@@ -138,12 +138,12 @@ def test_the_same_input_gives_the_same_bits(kind: str, devices: Any) -> None:
 
 
 def test_elements_read_at_once() -> None:
-    """As many as one scale is for, up to 128 products of an element and a row; never fewer than with many rows, nor so
-    many that a row ends within them."""
+    """As many as one scale is for (of Q6_K two), up to 128 products of an element and a row; never fewer than with many
+    rows, nor so many that a row ends within them."""
     rows = (1, 3, 4, 5, 8, 9, MOST_ROWS)
     for name, units in (
         ("q5_k", (32, 32, 32, 16, 16, 8, 8)),
-        ("q6_k", (16, 16, 16, 16, 16, 8, 8)),
+        ("q6_k", (32, 32, 32, 16, 16, 8, 8)),
         ("nf4", (32, 32, 32, 16, 16, 8, 8)),
     ):
         weight = formats()[name].quantize(np.zeros((1, 256), F32))

@@ -22,6 +22,7 @@ from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.run import check_case
+from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl import attention_matrix, gemm_matrix, gemm_matrix_skinny, gemm_skinny, roofs
 from wgrad.wgsl.attention_matrix import MatrixRows
 from wgrad.wgsl.attention_plan import Plan, Tile
@@ -37,7 +38,8 @@ _ATTENTION = [
     for backward in (False, True)
 ]
 _DECODING = attention_case("poisoned", (2, 1, 4, 2, 64), F32, keys=53, cache_len=41, window=13)
-_BY_NAME = {case.name: case for case in [*cases(), *matrix_cases(), *int8_cases(False), *_ATTENTION, _DECODING]}
+_CASES = [*cases(), *matrix_cases(), *int8_cases(False), *transposed_cases(False), *_ATTENTION, _DECODING]
+_BY_NAME = {case.name: case for case in _CASES}
 _BACKWARD = ["attention_backward/poisoned/1x41x2x1x10/float32"]
 _MATRIX_BACKWARD = ["attention_backward/poisoned/1x41x2x1x32/float16"]
 # Few, of sizes that divide no tile, with all that a shader declares and all its entry points.
@@ -60,6 +62,7 @@ CASES = {
         "gemm_tn/skinny/16x624x208/float32*float16/any tile",
     ],
     "gemm_skinny": ["lora_du/stack of 2/37x192x5/float32", "lora_db/stack of 2/37x192x5/float32"],
+    "gemm_transpose": ["gemm_nn/transposed/131x67x75/float32"],
     "gemv": ["gemm_nt/few rows/8x35x1003/float32", "linear_nf4/row double/1x130x192/float32"],
     "loss_cross_entropy": ["linear_cross_entropy/one token/1x123x40/float32"],
     "norm_layer": ["layer_norm/plain/7x123/float32>float32", "layer_norm_backward/plain/7x123/float32>float32"],

@@ -12,6 +12,7 @@ from wgrad.autograd.selftest.bundle import CARDS, Bundle, make_bundle, runner_so
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.int8 import int8_cases
+from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.train.commands.bundle_cases import training_cases
@@ -21,7 +22,10 @@ _TEMPLATE = Path(__file__).with_name("selftest_page.html")
 
 def page_bundle(only: str = "") -> Bundle:
     """Every variant that a card is given, in the cases with the smallest inputs that have it."""
-    found: Iterable[Case] = [*map(with_coarse_inputs, [*cases(), *int8_cases(True)]), *training_cases()]
+    found: Iterable[Case] = [
+        *map(with_coarse_inputs, [*cases(), *int8_cases(True), *transposed_cases(True)]),
+        *training_cases(),
+    ]
     return make_bundle([case for case in found if only in case.name], profiles=CARDS, smallest=True)
 
 
