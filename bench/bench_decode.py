@@ -19,6 +19,7 @@ from bench_gemm import random_nf4
 from bench_train import SHAPES, Shape, random_weights
 from common import Report, time_device
 
+from wgrad.autograd.bench import timing
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.train.model.model import Model
@@ -51,6 +52,9 @@ def bench_text(report: Report, name: str, prompts: int, args: argparse.Namespace
     model = Model(config, random_weights(config, device), device, positions=positions, dtype=np.dtype(args.compute))
     rng = np.random.default_rng(0)
     ids = rng.integers(0, config.vocab_size, (prompts, args.prompt_tokens)).tolist()
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < timing.WARM_SECONDS:
+        list(Decoder(model, ids, args.tokens, GREEDY).tokens())
     decoder = Decoder(model, ids, args.tokens, GREEDY)
     start, cpu, count = 0.0, 0.0, 0
     for count, _ in enumerate(decoder.tokens(), start=1):

@@ -5,8 +5,9 @@
 Checkpoints of random numbers in bfloat16, in shards as the hub has them, are written into the folder first (a temporary
 one if left out). `read`: their bytes through one buffer of 16 MiB. `load`: what a run does with them, on an open device
 whose pipelines are there. Both in turns, the files in the page cache; --cold: and once after they were dropped from it.
-`start`: `wgrad finetune` as a process of its own, from its start to the line of its first step, nothing evaluated
-before; the second of two runs, for which pipelines are in the driver's cache.
+`start`: `wgrad finetune` as a process of its own, which has the card alone, from its start to the line of its first
+step, nothing evaluated before; the median of those runs for which pipelines are in the driver's cache, and Python's
+byte code in its own. `first_step_cold_s`: of the run before them, for which neither may be.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 from bench_train import SHAPES, Shape
 from common import Report
 
+from wgrad.autograd.bench import timing
 from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
@@ -43,7 +45,8 @@ SHARD_BYTES = 5_000_000_000
 BLOCK_BYTES = 16 << 20
 SAMPLES = 3
 TOKENS = 1024  # of the example's tokenizer
-TRAIN = "--max-steps 1 --seq-len 512 --batch-size 1 --accumulate 1 --log-every 1 --eval-fraction 0 --no-sample".split()
+# Of two steps, so that the line of the first does not wait until the run has been saved.
+TRAIN = "--max-steps 2 --seq-len 512 --batch-size 1 --accumulate 1 --log-every 1 --eval-fraction 0 --no-sample".split()
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> list[Path]:
@@ -69,6 +72,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> list[Path]:
         write_safetensors(paths[-1], from_arrays({name: np.resize(block, shape) for name, shape in shard.items()}))
         weight_map |= dict.fromkeys(shard, paths[-1].name)
     (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    os.sync()  # what a run writes waits for what is still to be written of these
     return paths
 
 
@@ -118,9 +122,22 @@ def first_step(folder: Path, out: Path, device: str | None, quantize: bool) -> d
     return found
 
 
-def bench(name: str, folder: Path, args: argparse.Namespace, device: Any, report: Report) -> None:
-    shape, quantize = replace(SHAPES[name], vocab=max(SHAPES[name].vocab, TOKENS)), not args.no_quantize
-    paths = write_checkpoint(shape, folder / name)
+def shape_of(name: str) -> Shape:
+    return replace(SHAPES[name], vocab=max(SHAPES[name].vocab, TOKENS))
+
+
+def starts(places: Path, folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    """What is said of the runs, by the line's name."""
+    outs = [folder / f"out-{i}" for i in range(1 + timing.SAMPLES)]
+    runs = [first_step(places, out, args.device, not args.no_quantize) for out in outs]
+    medians = {what: median_spread([run[what] for run in runs[1:]]) for what in runs[0]}
+    said = {what: median.seconds for what, median in medians.items()}
+    return {**said, "spread": medians["first_step_s"].spread, "first_step_cold_s": runs[0]["first_step_s"]}
+
+
+def bench_load(name: str, paths: list[Path], args: argparse.Namespace, device: Any, report: Report) -> dict[str, Any]:
+    """-> what rows of this checkpoint begin with."""
+    shape, quantize = shape_of(name), not args.no_quantize
     gigabytes = sum(path.stat().st_size for path in paths) / 1e9
     row = {"work": name, "quantized": quantize, "gigabytes": gigabytes}
     places = paths[0].parent
@@ -142,8 +159,7 @@ def bench(name: str, folder: Path, args: argparse.Namespace, device: Any, report
         cold = seconds(lambda: load(places, shape, device, quantize))
         report.row(**row, cache="cold", read_s=cold_read, load_s=cold, of_reading=cold / cold_read)
         read(paths)
-    runs = [first_step(places, folder / f"{name}-out-{i}", args.device, quantize) for i in range(2)]
-    report.row(**row, cache="warm", **runs[-1])
+    return row
 
 
 def main() -> None:
@@ -155,11 +171,16 @@ def main() -> None:
     parser.add_argument("--no-quantize", action="store_true", help="as the option of finetune")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    device = bind(WgpuDevice)(args.device)
-    report = Report("start", device, args.out)
-    for name in args.shapes.split(","):
-        with tempfile.TemporaryDirectory(dir=args.folder, ignore_cleanup_errors=True) as folder:
-            bench(name, Path(folder), args, device, report)
+    names = args.shapes.split(",")
+    with tempfile.TemporaryDirectory(dir=args.folder, ignore_cleanup_errors=True) as text:
+        folder = Path(text)
+        checkpoints = {name: write_checkpoint(shape_of(name), folder / name) for name in names}
+        runs = {name: starts(folder / name, folder / f"{name}-runs", args) for name in names}
+        device = bind(WgpuDevice)(args.device)
+        report = Report("start", device, args.out)
+        for name, paths in checkpoints.items():
+            row = bench_load(name, paths, args, device, report)
+            report.row(**row, cache="warm", **runs[name])
 
 
 if __name__ == "__main__":

@@ -105,9 +105,12 @@ def launched(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shaders that `tiled` has launched in this test."""
     found: list[str] = []
     launch = tiled.launch
-    monkeypatch.setattr(
-        tiled, "launch", lambda shader, *rest, **more: (found.append(shader), launch(shader, *rest, **more))
-    )
+
+    def noted(shader: str, *rest: Any, **more: Any) -> None:
+        found.append(shader)
+        launch(shader, *rest, **more)
+
+    monkeypatch.setattr(tiled, "launch", noted)
     return found
 
 
@@ -140,9 +143,9 @@ def test_which_left_operands_are_transposed_first(tiled: Any, monkeypatch: pytes
     """Of many columns, which gain what it takes; not so large that a step would need much more memory."""
     monkeypatch.setattr(tiled, "software", False)
 
-    def of(*mnk: int, **options: Any) -> bool:
+    def of(m: int, n: int, k: int, **options: Any) -> bool:
         given = {"tile": gemm.MAIN, "batch": 1, "trans_a": False, **options}
-        return gemm._transpose_first(tiled, given["tile"], mnk, given["batch"], given["trans_a"])
+        return gemm._transpose_first(tiled, given["tile"], (m, n, k), given["batch"], given["trans_a"])
 
     assert of(2048, 2048, 2048) and of(256, 128256, 4096) and of(2048, 4096, 14336) and of(8192, 4096, 4096)
     assert not of(2048, 2047, 2048)  # columns

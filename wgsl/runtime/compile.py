@@ -153,9 +153,17 @@ class Compiler:
     def get(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
         key = Variant(shader, entry, tuple(constants.items()))
         found = self._pipelines.get(key)
-        if found is None:
-            found = self._pipelines[key] = self._compile(shader, entry, constants)
-        return found
+        return self.keep(key, self.make(key)) if found is None else found
+
+    def make(self, variant: Variant) -> Pipeline:
+        """Compiled, and not kept: any thread may do this."""
+        return self._compile(variant.shader, variant.entry, dict(variant.constants))
+
+    def keep(self, variant: Variant, pipeline: Pipeline) -> Pipeline:
+        """For `get` from now on."""
+        self.compiled += 1
+        self._pipelines[variant] = pipeline
+        return pipeline
 
     def has(self, variant: Variant) -> bool:
         """Whether `get` would find it."""
@@ -183,7 +191,6 @@ class Compiler:
             raise DeviceError(
                 f"shader {shader}.wgsl ({entry}; {variant}) does not compile on this device: {error}"
             ) from error
-        self.compiled += 1
         name = shader if entry == "main" else f"{shader}:{entry}"
         bindings = tuple(n for n in sorted(kinds) if n)
         written = tuple(n for n in bindings if types[kinds[n]] == "storage")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from wgrad.device.dry_run import DryRuntime
@@ -14,6 +16,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 from wgrad.wgsl.runtime.transfers import SHADER, in_pieces
 
 _PLACEHOLDER_BYTES = 256  # no less than any uniform struct
+_THREADS = 8  # that compile at once, at most; the library does without Python's lock
 
 
 def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] | None = None) -> int:
@@ -25,21 +28,30 @@ def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] |
     missing = [v for v in dry.variants if not device._compiler.has(v)]
     device.flush()
     buffers: dict[int, Any] = {}
-    for number, variant in enumerate(missing):
-        if progress is not None:
-            progress(number, len(missing))
-        try:
-            pipeline = device._compiler.get(variant.shader, variant.entry, dict(variant.constants))
-        except DeviceLost:
-            raise
-        except DeviceError:
-            continue
-        group = device._device.create_bind_group(layout=pipeline.layout, entries=_bind(device, pipeline, buffers))
-        device._queue.submit([(pipeline.handle, native.handle(group), 0, 0, 0)])
-        device._queue.wait()
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    try:
+        made = [pool.submit(device._compiler.make, variant) for variant in missing]
+        for number, (variant, under_way) in enumerate(zip(missing, made)):
+            if progress is not None:
+                progress(number, len(missing))
+            try:
+                pipeline = device._compiler.keep(variant, under_way.result())
+            except DeviceLost:
+                raise
+            except DeviceError:
+                continue
+            _dispatch_nothing(device, pipeline, buffers)
+    finally:
+        pool.shutdown(cancel_futures=True)
     if progress is not None:
         progress(len(missing), len(missing))
     return len(missing)
+
+
+def _dispatch_nothing(device: Runtime, pipeline: Pipeline, buffers: dict[int, Any]) -> None:
+    group = device._device.create_bind_group(layout=pipeline.layout, entries=_bind(device, pipeline, buffers))
+    device._queue.submit([(pipeline.handle, native.handle(group), 0, 0, 0)])
+    device._queue.wait()
 
 
 def _bind(device: Runtime, pipeline: Pipeline, buffers: dict[int, Any]) -> list[dict[str, Any]]:
