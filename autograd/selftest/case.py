@@ -8,7 +8,8 @@ on purpose; a few round ones are there because devices have fast paths for them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,20 @@ class Case:
 
 # exp, log, tanh and division: Vulkan allows exp an error of 3 + 2 |x| units in the last place.
 BUILTIN_ULPS = 16.0
+
+
+@contextmanager
+def switched(device: Any, name: str, value: Any) -> Iterator[None]:
+    """The device with its switch of this name so, where it has one."""
+    if not hasattr(device, name):
+        yield
+        return
+    before = getattr(device, name)
+    setattr(device, name, value)
+    try:
+        yield
+    finally:
+        setattr(device, name, before)
 
 
 def map_arrays(value: Any, change: Callable[[np.ndarray], Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs
+from wgrad.autograd.selftest.case import F16, F32, Case, Inputs, Outputs, switched
 from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.contract import Device
 from wgrad.device.formats.frozen_weight import formats
@@ -51,12 +51,8 @@ def _case(format: str, variant: str, m: int, n: int, k: int, dtype: np.dtype, op
         return plain.build(rng) | {"x": (x / 32).astype(dtype), "weight": weight}
 
     def call(device: Device, inputs: Inputs) -> Outputs:
-        before = getattr(device, "int8_products", False)
-        device.int8_products = True  # type: ignore[attr-defined]
-        try:
+        with switched(device, "int8_products", True):
             return plain.call(device, inputs)
-        finally:
-            device.int8_products = before  # type: ignore[attr-defined]
 
     return replace(plain, build=build, call=call, ulps=plain.ulps + inner**0.5 / 4)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from wgrad.autograd.selftest import lora
 from wgrad.autograd.selftest.attention import attention_case
-from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, switched
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case, stacked_cases
 from wgrad.device.contract import Device
@@ -114,12 +114,8 @@ def _on_tile(case: Case, tile: str) -> Case:
     """The case with every product on the tile of this name, where the device has it."""
 
     def call(device: Device, x: Inputs) -> Outputs:
-        before = getattr(device, "matrix_tile", "")
-        device.matrix_tile = tile  # type: ignore[attr-defined]
-        try:
+        with switched(device, "matrix_tile", tile):
             return case.call(device, x)
-        finally:
-            device.matrix_tile = before  # type: ignore[attr-defined]
 
     # The units cut off what a sum of 16 products has below the last place, where others round: an error of one sign.
     inner = int(case.shape.split("x")[1 if case.direction == "backward" else 2])

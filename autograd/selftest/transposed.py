@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs
+from wgrad.autograd.selftest.case import BF16, F16, F32, Case, Inputs, Outputs, switched
 from wgrad.autograd.selftest.gemm import gemm_case
 from wgrad.autograd.selftest.linear import frozen_case
 from wgrad.device.contract import Device
@@ -29,11 +29,7 @@ def transposed_cases(float16: bool) -> list[Case]:
 
 def _transposed(case: Case) -> Case:
     def call(device: Device, x: Inputs) -> Outputs:
-        before = getattr(device, "transposes_left", False)
-        device.transposes_left = True  # type: ignore[attr-defined]
-        try:
+        with switched(device, "transposes_left", True):
             return case.call(device, x)
-        finally:
-            device.transposes_left = before  # type: ignore[attr-defined]
 
     return replace(case, call=call)

@@ -25,7 +25,7 @@ import pytest
 from tests.portability.dawn import ALL, HERE, Dawn, find_driver
 from wgrad.autograd.selftest.bundle import Bundle
 
-LONGEST = 9_000  # characters of a shader that is run by default, where no shorter one has its entry point
+LONGEST = 8_000  # characters of a shader that is run by default, where no shorter one has its entry point
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case, upload_inputs
 from wgrad.autograd.selftest.run import check_case, prepare_selftest, selftest_cases
-from wgrad.device.errors import DeviceError
+from wgrad.device.errors import DeviceError, DeviceLost
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime.compile import Compiler, Variant
 from wgrad.wgsl.runtime.dry_run import DryRun
@@ -102,6 +103,46 @@ def test_a_shader_that_does_not_compile_is_told_where_it_is_launched(
     assert results
     with pytest.raises(DeviceError, match="does not compile"):
         check_case(next(c for c in chosen if c.op == "softmax"), fresh)
+
+
+def two_variants(device: Any) -> Any:
+    dry = device.dry_run()
+    dry.silu(dry.zeros((4, 64)))
+    dry.rms_norm(dry.zeros((4, 64)), dry.zeros((64,)), 1e-5)
+    assert len([v for v in dry.variants if not device._compiler.has(v)]) >= 2
+    return dry
+
+
+def test_variants_are_compiled_side_by_side(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And kept, and told of, in their order."""
+    together, whole, told = threading.Barrier(2, timeout=60), Compiler._compile, list[tuple[int, int]]()
+
+    def compiled(self: Compiler, *variant: Any) -> Any:
+        if not together.broken and len(met) < 2:
+            met.append(threading.get_ident())
+            together.wait()
+        return whole(self, *variant)
+
+    met: list[int] = []
+    monkeypatch.setattr(Compiler, "_compile", compiled)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    dry = two_variants(fresh)
+    before, new = fresh.pipelines_compiled(), [v for v in dry.variants if not fresh._compiler.has(v)]
+    assert fresh.prepare(dry, lambda done, of: told.append((done, of))) == len(new)
+    assert len(set(met)) == 2 and threading.get_ident() not in met
+    assert told == [(n, len(new)) for n in range(len(new) + 1)]
+    assert fresh.pipelines_compiled() - before == len(new) and list(fresh._compiler._pipelines)[-len(new) :] == new
+
+
+def test_a_device_that_is_lost_while_compiling_ends_it(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(self: Compiler, *variant: Any) -> Any:
+        raise DeviceLost("the device was lost")
+
+    dry, threads = two_variants(fresh), threading.active_count()
+    monkeypatch.setattr(Compiler, "_compile", lost)
+    with pytest.raises(DeviceLost):
+        fresh.prepare(dry)
+    assert threading.active_count() == threads
 
 
 def test_a_variant_is_a_file_an_entry_and_constants_in_their_order(wgpu_device: Any) -> None:

@@ -300,6 +300,7 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     assert of(a, large) == (True, False)
     assert of(a, gemm_matrix.MEDIUM) == (False, False)
     assert all(of(weight, tile) == (True, False) for tile in gemm_matrix.WEIGHT_TILES[8])
+    assert gemm_matrix.NARROW.ahead
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 64 // large.n)
     assert of(a, large) == (True, True)
 

@@ -259,6 +259,7 @@ def test_a_submission_is_what_the_device_does_in_50_ms(monkeypatch: pytest.Monke
     assert after((1e12, 0.125)) == after((0.0, 8.0), (1e12, 0.125)) == 4e11
     assert after((1e12, 8.0)) == after((0.75 * least, 0.001)) == least
     assert after((1e12, 0.125), (1e12, 0.5)) == 4e11  # once seen
+    assert after((1e12, 0.125), (1e12, 0.125)) == 4e11  # each by itself
     assert after((1e12, 0.001)) == after((1e14, 0.125), units=True) == after(units=True)
     assert after((2e10, 0.5), kind="CPU") == after(kind="CPU") and after((2e10, 0.125), kind="CPU") == 8e9
 
