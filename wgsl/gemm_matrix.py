@@ -100,10 +100,10 @@ MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True)  # 16 x 64: decoding several prompts
 _ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
 _NARROW_AT_ONCE = 264  # workgroups of it, two on each of an H200's multiprocessors
-# Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the tile that holds all
-# rows, and eight subgroups on each of an H200's 132 multiprocessors, of one workgroup or of two. By the elements of the
-# weight that an invocation decodes at once: of NF4 and Q8_0 8, of the others 16, of 32 most are slower
-# (docs/rejected.md).
+# Of more than 16 rows. Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the
+# tile that holds all rows, and eight subgroups on each of an H200's 132 multiprocessors, of one workgroup or of two. By
+# the elements of the weight that an invocation decodes at once: of NF4 and Q8_0 8, of the others 16, of 32 most are
+# slower (docs/rejected.md).
 WEIGHT_TILES = {
     8: (
         MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64

@@ -7,8 +7,10 @@
 @group(0) @binding(2) var<storage, read> b: array<Words>;
 #if UNIT == 32
 alias High = vec2<u32>;
+alias Scale = vec2<f32>;  // of the first and the second 16 codes
 #else
 alias High = u32;
+alias Scale = f32;
 #endif
 @group(0) @binding(8) var<storage, read> high_bits: array<High>;
 @group(0) @binding(9) var<storage, read> scales: array<u32>;
@@ -20,11 +22,6 @@ struct Ready_b { low: Words, high: Words, scale: Scale }
 // What makes a float of the code at bit 0, 4, 8, 12 (words.wgsl), and what code 32, which stands for 0, then is. With one
 // exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
 // on matrix units are slower (docs/rejected.md).
-#if UNIT == 32
-alias Scale = vec2<f32>;  // of the first and the second 16 codes
-#else
-alias Scale = f32;
-#endif
 #if TIMES_16
 const EXPONENTS = vec4<u32>(0x4b000000u);
 const ZERO = 8388608.0 + 32.0 * vec4<f32>(1.0, 16.0, 256.0, 4096.0);
