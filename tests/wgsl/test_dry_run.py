@@ -134,6 +134,35 @@ def test_variants_are_compiled_side_by_side(fresh: Any, monkeypatch: pytest.Monk
     assert fresh.pipelines_compiled() - before == len(new) and list(fresh._compiler._pipelines)[-len(new) :] == new
 
 
+@pytest.mark.parametrize("software", [True, False])
+def test_nothing_is_submitted_while_variants_are_compiled(
+    fresh: Any, monkeypatch: pytest.MonkeyPatch, software: bool
+) -> None:
+    """What is logged of one that does not compile would be raised there. And each is told of once, on both kinds."""
+    done, told, compile_one, submit = list[str](), list[tuple[int, int]](), Compiler._compile, Queue.submit
+
+    def compiled(self: Compiler, shader: str, *rest: Any) -> Any:
+        if shader == "norm_rms":
+            raise DeviceError("norm_rms.wgsl does not compile")
+        found = compile_one(self, shader, *rest)
+        done.append("compiled")
+        return found
+
+    def submitted(self: Queue, dispatches: Any) -> None:
+        done.append("submitted")
+        submit(self, dispatches)
+
+    dry = two_variants(fresh)
+    new = [v for v in dry.variants if not fresh._compiler.has(v)]
+    fresh.flush()
+    monkeypatch.setattr(fresh, "software", software)
+    monkeypatch.setattr(Compiler, "_compile", compiled)
+    monkeypatch.setattr(Queue, "submit", submitted)
+    assert fresh.prepare(dry, lambda number, of: told.append((number, of))) == len(new)
+    assert done == ["compiled"] * (len(new) - 1) + ["submitted"] * (len(new) - 1)
+    assert told == [(n, len(new)) for n in range(len(new) + 1)]
+
+
 def test_a_device_that_is_lost_while_compiling_ends_it(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(self: Compiler, *variant: Any) -> Any:
         raise DeviceLost("the device was lost")

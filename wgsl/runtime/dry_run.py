@@ -27,22 +27,32 @@ def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] |
     """
     missing = [v for v in dry.variants if not device._compiler.has(v)]
     device.flush()
-    buffers: dict[int, Any] = {}
+
+    def told(during: bool, number: int) -> None:
+        """Once of each, during what takes the time: compiling, or of a software driver the dispatch."""
+        if progress is not None and during:
+            progress(number, len(missing))
+
+    # Nothing is submitted meanwhile: what wgpu logs of a variant that does not compile would seem to be of that.
+    pipelines: list[Pipeline | None] = []
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     try:
         made = [pool.submit(device._compiler.make, variant) for variant in missing]
         for number, (variant, under_way) in enumerate(zip(missing, made)):
-            if progress is not None:
-                progress(number, len(missing))
+            told(not device.software, number)
             try:
-                pipeline = device._compiler.keep(variant, under_way.result())
+                pipelines.append(device._compiler.keep(variant, under_way.result()))
             except DeviceLost:
                 raise
             except DeviceError:
-                continue
-            _dispatch_nothing(device, pipeline, buffers)
+                pipelines.append(None)
     finally:
         pool.shutdown(cancel_futures=True)
+    buffers: dict[int, Any] = {}
+    for number, pipeline in enumerate(pipelines):
+        told(device.software, number)
+        if pipeline is not None:
+            _dispatch_nothing(device, pipeline, buffers)
     if progress is not None:
         progress(len(missing), len(missing))
     return len(missing)
