@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.wgsl.launches import launched
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest.case import Case
@@ -100,33 +101,21 @@ def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) ->
     assert result.ok, result
 
 
-@pytest.fixture
-def launched(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The shaders that `tiled` has launched in this test."""
-    found: list[str] = []
-    launch = tiled.launch
-
-    def noted(shader: str, *rest: Any, **more: Any) -> None:
-        found.append(shader)
-        launch(shader, *rest, **more)
-
-    monkeypatch.setattr(tiled, "launch", noted)
-    return found
-
-
 @pytest.mark.parametrize("case", transposed_cases(True), ids=lambda c: c.name)
-def test_products_of_a_left_operand_that_is_transposed_first(case: Case, tiled: Any, launched: list[str]) -> None:
+def test_products_of_a_left_operand_that_is_transposed_first(case: Case, tiled: Any, monkeypatch: Any) -> None:
     if case.dtype.startswith("float16") and not tiled.float16:
         pytest.skip("the device has no float16")
+    names = launched(tiled, monkeypatch)
     result = check_case(case, tiled)
     assert result.ok, result
-    assert launched.count("gemm_transpose") == 1 and not tiled.transposes_left
+    assert names.count("gemm_transpose") == 1 and not tiled.transposes_left
     assert case.name in {c.name for c in selftest_cases(tiled)}
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
-def test_transposing_first_changes_no_bit(trans_b: bool, tiled: Any, launched: list[str]) -> None:
+def test_transposing_first_changes_no_bit(trans_b: bool, tiled: Any, monkeypatch: Any) -> None:
     """Of columns of a wider array, too."""
+    names = launched(tiled, monkeypatch)
     rng = np.random.default_rng(3)
     a = tiled.upload(rng.standard_normal((70, 131)).astype(np.float32))
     b = tiled.upload(rng.standard_normal((83, 96) if trans_b else (96, 83)).astype(np.float32))
@@ -136,7 +125,7 @@ def test_transposing_first_changes_no_bit(trans_b: bool, tiled: Any, launched: l
         product(tiled, a, b, out, (70, 83, 96), trans_b=trans_b, a_column=7, lda=131)
         found.append(tiled.download(out).tobytes())
     tiled.transposes_left = False
-    assert found[0] == found[1] and launched.count("gemm_transpose") == 1
+    assert found[0] == found[1] and names.count("gemm_transpose") == 1
 
 
 def test_which_left_operands_are_transposed_first(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.wgsl.launches import launched
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl import gemv
@@ -50,18 +51,6 @@ def weight_of(kind: Any, n: int, k: int, rng: np.random.Generator, device: Any) 
     name, *nested = kind.split()
     weight = formats()[name].quantize(values, 64, bool(nested))
     return weight.map_arrays(device.upload), weight.rows(0, n, np.dtype(np.float64))
-
-
-def launched(device: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    launch = device.launch
-
-    def noted(shader: str, *args: Any, **options: Any) -> None:
-        names.append(shader)
-        launch(shader, *args, **options)
-
-    monkeypatch.setattr(device, "launch", noted)
-    return names
 
 
 ROWS = {
