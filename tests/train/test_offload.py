@@ -160,7 +160,7 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
 
 
 def test_each_parked_layer_takes_its_input_off_the_peak(make_checkpoint: Any, card: Any) -> None:
-    """Up to the last two, which the backward begins with. And a run with a number learns the same, in that memory."""
+    """Up to the last two, which the backward begins with. And runs with a number learn the same, in that memory."""
     folder = make_checkpoint(num_hidden_layers=5)
     model, shape = load_model_config(folder), {"batch_size": 16, "seq_len": 64}
     stream = 16 * 64 * model.hidden_size * 4
@@ -170,13 +170,15 @@ def test_each_parked_layer_takes_its_input_off_the_peak(make_checkpoint: Any, ca
     assert [host - hosts[0] for host in hosts] == [n * stream for n in (0, 1, 2, 3, 4, 4, 4)]
     kept = card.memory().in_use_bytes
     losses, trained = train(options(), folder, bind(WgpuDevice)())
-    config = options(offload_checkpoints=3)
-    found = train(config, folder, card)
-    np.testing.assert_array_equal(found[0], losses)
-    np.testing.assert_array_equal(found[1], trained)
-    plan = plan_run(config, model, folder, card, 1)
-    assert plan is not None
-    assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
+    for number in (1, 3):
+        config = options(offload_checkpoints=number)
+        card.reset_peak()
+        found = train(config, folder, card)
+        np.testing.assert_array_equal(found[0], losses)
+        np.testing.assert_array_equal(found[1], trained)
+        plan = plan_run(config, model, folder, card, 1)
+        assert plan is not None
+        assert plan.peak_bytes == pytest.approx(card.memory().peak_bytes - kept, rel=0.05)
 
 
 def test_more_layers_than_there_are_is_refused(make_checkpoint: Any, card: Any) -> None:
