@@ -64,8 +64,8 @@ class Pass:
         writes = {"query_set": self._queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
         encoder = self._device.create_command_encoder()
         timed = encoder.begin_compute_pass(timestamp_writes=writes)
-        for chunk in replay._chunks:
-            for dispatch in chunk:
+        for submission in replay.submissions:
+            for dispatch in submission.dispatches:
                 native.record(timed, *dispatch)
         timed.end()
         encoder.resolve_query_set(self._queries, 0, 2, self._resolved, 0)

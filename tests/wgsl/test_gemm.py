@@ -263,7 +263,7 @@ def test_a_product_of_loras_is_of_the_same_bits(case: Case, tiled: Any) -> None:
         arrays = {name: tiled.upload(value) for name, value in inputs.items()}
         with tiled.capture() as replay:
             results.append(tiled.download(case.call(tiled, arrays)["du"]).tobytes())
-        assert {name.split(":")[0] for chunk in replay.names for name in chunk} == {"gemm_skinny"}
+        assert {name.split(":")[0] for submission in replay.submissions for name in submission.names} == {"gemm_skinny"}
     assert results[0] == results[1]
 
 

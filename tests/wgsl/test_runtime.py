@@ -16,9 +16,9 @@ from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, native, submission_size
-from wgrad.wgsl.runtime.native import STAGED_BYTES, UPLOAD_BYTES
+from wgrad.wgsl.runtime.native import MAX_IN_FLIGHT, STAGED_BYTES, UPLOAD_BYTES
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
-from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, SubmissionSize
+from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 
 
 @pytest.fixture
@@ -205,6 +205,11 @@ def test_int64_is_refused(wgpu_device: WgpuDevice) -> None:
 
 
 # ---- launches ------------------------------------------------------------------------------
+def lengths(replay: Any) -> list[int]:
+    """Dispatches of each submission."""
+    return [len(submission.dispatches) for submission in replay.submissions]
+
+
 def test_order_holds_over_many_submissions(wgpu_device: WgpuDevice) -> None:
     x, one = wgpu_device.zeros((67,)), wgpu_device.upload(np.ones(67, np.float32))
     for _ in range(3 * MAX_DISPATCHES + 5):
@@ -219,16 +224,16 @@ def test_the_first_submission_is_short(wgpu_device: WgpuDevice) -> None:
         with wgpu_device.capture() as replay:
             for _ in range(FIRST_DISPATCHES + 2 * MAX_DISPATCHES + 3):
                 wgpu_device.add(x, y, out=x)
-        assert [len(chunk) for chunk in replay._chunks] == [FIRST_DISPATCHES, MAX_DISPATCHES, MAX_DISPATCHES, 3]
+        assert lengths(replay) == [FIRST_DISPATCHES, MAX_DISPATCHES, MAX_DISPATCHES, 3]
 
 
 def test_a_submission_ends_after_so_much_work(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's watchdog allows one two seconds."""
     x, ended, submit = wgpu_device.zeros((64,)), list[int](), wgpu_device._submit
 
-    def submitted(chunk: list[Any], names: list[str]) -> None:
-        ended.append(len(chunk))
-        submit(chunk, names)
+    def submitted(submission: Submission) -> None:
+        ended.append(len(submission.dispatches))
+        submit(submission)
 
     wgpu_device.synchronize()
     monkeypatch.setattr(wgpu_device, "_submit", submitted)
@@ -265,19 +270,62 @@ def test_a_submission_is_what_the_device_does_in_50_ms(monkeypatch: pytest.Monke
 
 
 def test_a_recording_has_submissions_of_the_size_that_was_seen(wgpu_device: WgpuDevice) -> None:
+    """In it: what ran before may have been compiled as well. The first stays short, and all is there, in order."""
     x, size = wgpu_device.zeros((64,)), wgpu_device._submission_size
     wgpu_device.synchronize()
     before = size.work
     try:
         size.work = 10.0
-        wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1), work=1e9)
         with wgpu_device.capture() as replay:
-            seen = size.work
-            for _ in range(5):
-                wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1), work=6.0)
-        assert seen > 1000 and replay.dispatches == 5 and len(replay._chunks) == 1
+            for value in range(7):
+                wgpu_device.launch("fill", [x], [64, value, 0], (1, 1, 1), work=6.0)
+        assert size.work > 1000 and lengths(replay) == [2, 5]
+        wgpu_device.fill(x, 9)
+        replay.run()
+        assert (wgpu_device.download(x).view(np.uint32) == 6).all()
     finally:
         size.work = before
+
+
+def test_submissions_are_joined() -> None:
+    def of(*sizes: tuple[int, float, bool], work: float) -> list[list[int]]:
+        numbers, given = iter(range(10_000)), []
+        for count, flop, apart in sizes:
+            mine = [next(numbers) for _ in range(count)]
+            given.append(Submission(mine, [f"n{n}" for n in mine], flop, apart))
+        result = joined(given, work)
+        assert [n for s in result for n in s.dispatches] == list(range(sum(count for count, _, _ in sizes)))
+        assert all(s.names == [f"n{n}" for n in s.dispatches] for s in result)
+        assert sum(s.work for s in result) == sum(flop for _, flop, _ in sizes)
+        return [[len(s.dispatches), int(s.apart)] for s in result]
+
+    five = [(3, 1.0, False)] * 5
+    assert of(work=9.0) == [] and of(five[0], work=9.0) == [[3, 0]]
+    assert of(*five, work=9.0) == [[3, 0], [12, 0]]
+    assert of(*five, work=2.0) == [[3, 0], [6, 0], [6, 0]] and of(*five, work=1.9) == [[3, 0]] * 5
+    assert of(*five[:3], (2, 1.0, True), *five[:2], work=9.0) == [[3, 0], [6, 0], [8, 1]]  # a copy begins one
+    half = (MAX_DISPATCHES // 2, 1.0, False)
+    assert of(half, half, half, (1, 1.0, False), work=9.0) == [[half[0], 0], [MAX_DISPATCHES, 0], [1, 0]]
+
+
+def test_half_of_what_is_in_flight_is_waited_for_at_once(
+    wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that was woken is slow at first: it wakes once for several submissions, and leaves the device some."""
+    x, queue, waits, submitted = wgpu_device.zeros((64,)), wgpu_device._queue, list[int](), list[Any]()
+    wgpu_device.synchronize()
+    submit, wait_for = queue._submit, queue.wait_for
+    monkeypatch.setattr(queue, "_submit", lambda *given: submitted.append(submit(*given)) or submitted[-1])
+
+    def waited(index: Any) -> None:
+        waits.append(len(submitted) - 1 - submitted.index(index))
+        wait_for(index)
+
+    monkeypatch.setattr(queue, "wait_for", waited)
+    for _ in range(3 * MAX_IN_FLIGHT):
+        wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1))
+        wgpu_device.flush()
+    assert len(waits) <= 4 and set(waits) == {MAX_IN_FLIGHT // 2}  # so many are left for the device
 
 
 def test_more_workgroups_than_one_dimension_holds(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:

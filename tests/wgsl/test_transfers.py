@@ -83,9 +83,9 @@ def test_a_piece_opens_the_submission_of_the_launch_beside_it(device: Any, monke
     """So that no barrier is between the two: what wgpu has to wait for, it waits for before a submission's first."""
     submitted, submit = list[list[str]](), device._submit
 
-    def noted(chunk: list[Any], names: list[str]) -> None:
-        submitted.append(names)
-        submit(chunk, names)
+    def noted(submission: Any) -> None:
+        submitted.append(submission.names)
+        submit(submission)
 
     monkeypatch.setattr(device, "_submit", noted)
     multiply, host = Product(device), device.empty_host((PIECE // 4,), np.uint32)
@@ -190,6 +190,8 @@ def test_a_recording_has_the_pieces(device: Any) -> None:
     assert recorded == ["piece"] * 4 + [
         "command"
     ]  # the third product has the end of one and the beginning of the other
+    pieces = [[at for at, d in enumerate(s.dispatches) if d[0] and s.names[at] == "transfer"] for s in replay.submissions]
+    assert sorted(pieces) == [[], [0], [0], [0, 1]], "each still opens a submission"
     for start in (1, 2):
         values = np.arange(size, dtype=np.float32) + start
         device.write(x, values)

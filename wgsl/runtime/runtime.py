@@ -19,7 +19,7 @@ from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.held import Held
 from wgrad.wgsl.runtime.profiler import Profiler
 from wgrad.wgsl.runtime.readback import Readback
-from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, SubmissionSize
+from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch, on every device
@@ -33,17 +33,16 @@ class Replay(Recording):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._chunks: list[list[native.Dispatch]] = []
-        self.names: list[list[str]] = []
+        self.submissions: list[Submission] = []
 
     @property
     def dispatches(self) -> int:
-        return sum(len(chunk) for chunk in self._chunks)
+        return sum(len(submission.dispatches) for submission in self.submissions)
 
     def run(self) -> None:
         self._runtime.flush()
-        for chunk, names in zip(self._chunks, self.names):
-            self._runtime._submit(chunk, names)
+        for submission in self.submissions:
+            self._runtime._submit(submission)
 
 
 class Runtime(PooledRuntime):
@@ -91,7 +90,7 @@ class Runtime(PooledRuntime):
         self._param_buffer: Any = None
         self._pending: list[native.Dispatch] = []
         self._pending_names: list[str] = []
-        self._pending_work, self._most_pending = 0.0, FIRST_DISPATCHES
+        self._pending_work, self._pending_apart, self._most_pending = 0.0, False, FIRST_DISPATCHES
         self._transfers = Transfers(self.max_binding_bytes)
         self._submission_size = SubmissionSize(self.adapter_type, self.matrix_units)
         self._dummy = self.zeros((64,), np.float32)
@@ -111,12 +110,14 @@ class Runtime(PooledRuntime):
     def capture(self, rehearsal: Rehearsal | None = None) -> Iterator[Any]:
         # A replay decodes what it reads: nothing is carried into a recording, or out of one.
         self.held.drop()
-        self.synchronize()  # a recording keeps the size of its submissions: what the device has shown by now counts
+        self.synchronize()
         with super().capture(rehearsal) as replay:
             try:
                 yield replay
             finally:
                 self.held.drop()
+        self.synchronize()  # what the device has just shown sizes the recording's submissions for good
+        replay.submissions = joined(replay.submissions, self._submission_size.work)
 
     # ---- storage -------------------------------------------------------------------------
     def _check_buffer(self, nbytes: int) -> None:
@@ -224,6 +225,7 @@ class Runtime(PooledRuntime):
             bind_group = self._bind(pipeline, [src, out], [src.nbytes // UNIT])
             if number == 0:
                 self._submit_pending()
+                self._pending_apart = True
             self._record(pipeline.name, (pipeline.handle, bind_group, groups, 1, 1), 0.0)
 
     def flat_windows(self, array: Array) -> Iterator[Array]:
@@ -364,19 +366,18 @@ class Runtime(PooledRuntime):
     def _submit_pending(self) -> None:
         if not self._pending:
             return
-        chunk, names = self._pending, self._pending_names
-        self._submission_size.submitted(self._pending_work)
-        self._pending, self._pending_names, self._pending_work = [], [], 0.0
+        made = Submission(self._pending, self._pending_names, self._pending_work, self._pending_apart)
+        self._pending, self._pending_names, self._pending_work, self._pending_apart = [], [], 0.0, False
+        self._submission_size.submitted(made.work)
         if self._replay is not None:
-            self._replay._chunks.append(chunk)
-            self._replay.names.append(names)
-        self._submit(chunk, names)
+            self._replay.submissions.append(made)
+        self._submit(made)
 
-    def _submit(self, chunk: list[native.Dispatch], names: list[str]) -> None:
+    def _submit(self, submission: Submission) -> None:
         if self.profiler is not None:
-            self.profiler.submit(chunk, names)
+            self.profiler.submit(submission.dispatches, submission.names)
         else:
-            self._queue.submit(chunk)
+            self._queue.submit(submission.dispatches)
 
     def _new_replay(self) -> Replay:
         return Replay(self)

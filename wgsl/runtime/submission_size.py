@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 # A submission takes about 45 us of the host, as ten dispatches do, and a driver's watchdog allows 2 s for one. The
 # device starts only when it is submitted, so the first one behind a wait, or of a replay, is short.
@@ -10,6 +13,31 @@ FIRST_DISPATCHES, MAX_DISPATCHES = 128, 512
 _LEAST_WORK = {"CPU": 2e9, "IntegratedGPU": 2e10}  # by the type of the adapter
 _LEAST_WORK_GPU, _LEAST_WORK_MATRIX_UNITS = 2e11, 2e12
 _SECONDS, _MOST_WORK = 0.05, 2e12
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is submitted together. work: as of SubmissionSize. apart: it begins with a copy that runs beside its first
+    large launch only there (transfers.py)."""
+
+    dispatches: list[Any]
+    names: list[str]
+    work: float
+    apart: bool
+
+
+def joined(submissions: Iterable[Submission], work: float) -> list[Submission]:
+    """The same dispatches in as few submissions as `work` and MAX_DISPATCHES allow; the first stays as short as it is."""
+    result: list[Submission] = []
+    for new in submissions:
+        last = result[-1] if len(result) > 1 else None
+        fits = last is not None and len(last.dispatches) + len(new.dispatches) <= MAX_DISPATCHES
+        if last is None or new.apart or not fits or last.work + new.work > work:
+            result.append(new)
+        else:
+            both = last.dispatches + new.dispatches, last.names + new.names, last.work + new.work
+            result[-1] = Submission(*both, last.apart)
+    return result
 
 
 class SubmissionSize:
