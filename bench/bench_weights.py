@@ -1,10 +1,11 @@
-"""Products of few rows with frozen weights of every format on matrix units: microseconds, share of NF4's speed.
+"""Products with frozen weights of every format: microseconds, share of NF4's speed.
 
     python bench/bench_weights.py [--rows 16,64,128,256,512] [--shape 4096x4096] [--formats q5_k,q6_k] [--sweep]
+        [--dtype float32]
 
 All of the same rows and direction are timed in turns, each on several weights one after another, which together are
-about as large as a cache or larger; each result is checked against float64 on its first rows. --sweep: other tiles and
-splits of K beside what is chosen.
+about as large as a cache or larger; each result is checked against float64 on its first rows. --sweep: other tiles of
+matrix units and splits of K beside what is chosen. --dtype: of x and of the result; float16 is what units are for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from wgrad.wgsl.gemm import product
 from wgrad.wgsl.gemm_matrix import MatrixTile
 
 WEIGHTS = 6  # by turns
-CALLS = 48  # in a recording
+CALLS, MANY_ROWS = 48, 1024  # in a recording; of so many rows one for each weight
 RANDOM_ROWS = 64  # of a weight, repeated
 CHECKED_ROWS = 8
 TILES = [
@@ -48,10 +49,11 @@ SPLITS = [1, 2, 4, 8]
 
 @dataclass
 class Work:
-    """A recording of CALLS calls. row: what its row begins with."""
+    """A recording of so many calls. row: what its row begins with."""
 
     row: dict[str, Any]
     replay: Any
+    calls: int
     error: float
     samples: list[float]
 
@@ -59,25 +61,25 @@ class Work:
 class Case:
     """Products of so many rows with weights of one format, forward or dx."""
 
-    def __init__(self, device: Any, name: str, shape: tuple[int, int], rows: int, backward: bool) -> None:
-        self._device, (n, k) = device, shape
-        values = np.random.default_rng(0).standard_normal((min(n, RANDOM_ROWS), k)).astype(np.float32)
-        weight = formats()[name].quantize(np.resize(values, shape), 64, name == "nf4")
+    def __init__(
+        self, device: Any, name: str, shape: tuple[int, int], rows: int, backward: bool, dtype: Any = np.float16
+    ) -> None:
+        self._device, self._dtype, (n, k) = device, np.dtype(dtype), shape
+        weight = quantized(name, shape)
         self._weights = [weight.map_arrays(device.upload) for _ in range(WEIGHTS)]
         inner, outer = (n, k) if backward else (k, n)
-        x = np.random.default_rng(1).standard_normal((rows, inner)).astype(np.float16)
+        x = np.random.default_rng(1).standard_normal((rows, inner)).astype(dtype)
         decoded = device.download(device.dequantize(self._weights[0])).astype(np.float64)
         self._exact = x[:CHECKED_ROWS].astype(np.float64) @ (decoded if backward else decoded.T)
-        self._x, self._out = device.upload(x), device.empty((rows, outer), np.dtype(np.float16))
+        self._x, self._out = device.upload(x), device.empty((rows, outer), self._dtype)
         self._mnk, self._backward = (rows, outer, inner), backward
-        self.row = {"op": "linear_quantized" + "_backward" * backward, "format": name, "rows": rows, "n": n, "k": k}
+        self.row = {"op": "linear_quantized" + "_backward" * backward, "format": name, "dtype": self._dtype.name,
+                    "rows": rows, "n": n, "k": k}  # fmt: skip
 
     def chosen(self) -> Work:
         """What a user gets."""
-        dtype = np.dtype(np.float16)
-        if self._backward:
-            return self._record(lambda w: self._device.linear_quantized_backward(self._x, w, dtype=dtype), "chosen", 0)
-        return self._record(lambda w: self._device.linear_quantized(self._x, w, dtype=dtype), "chosen", 0)
+        call = self._device.linear_quantized_backward if self._backward else self._device.linear_quantized
+        return self._record(lambda w: call(self._x, w, dtype=self._dtype), "chosen", 0)
 
     def others(self) -> list[Work]:
         """The tiles that hold all rows, or the tallest, and are no more than twice as tall."""
@@ -105,10 +107,18 @@ class Case:
         out = call(self._weights[0])
         got = self._device.download(self._out if out is None else out)[:CHECKED_ROWS].astype(np.float64)
         error = float(np.linalg.norm(got - self._exact) / np.linalg.norm(self._exact))
+        calls = WEIGHTS if self._mnk[0] >= MANY_ROWS else CALLS
         with self._device.capture() as replay:
-            for i in range(CALLS):
+            for i in range(calls):
                 call(self._weights[i % WEIGHTS])
-        return Work(self.row | {"tile": tile, "splits": splits}, replay, error, [])
+        return Work(self.row | {"tile": tile, "splits": splits}, replay, calls, error, [])
+
+
+@cache
+def quantized(name: str, shape: tuple[int, int]) -> Any:
+    """A weight of this format, in main memory."""
+    values = np.random.default_rng(0).standard_normal((min(shape[0], RANDOM_ROWS), shape[1])).astype(np.float32)
+    return formats()[name].quantize(np.resize(values, shape), 64, name == "nf4")
 
 
 def measure(device: Any, works: list[Work]) -> None:
@@ -119,12 +129,12 @@ def measure(device: Any, works: list[Work]) -> None:
         for _ in range(runs):
             work.replay.run()
         device.synchronize()
-        return (time.perf_counter() - begin) / runs / CALLS
+        return (time.perf_counter() - begin) / runs / work.calls
 
     begin, once = time.perf_counter(), seconds(works[0], 1)
     while time.perf_counter() - begin < timing.WARM_SECONDS:
         once = seconds(works[0], 1)
-    runs = max(1, round(timing.SAMPLE_SECONDS / once / CALLS))
+    runs = max(1, round(timing.SAMPLE_SECONDS / once / works[0].calls))
     for _ in range(timing.SAMPLES):
         for work in works:
             work.samples.append(seconds(work, runs))
@@ -136,6 +146,7 @@ def main() -> None:
     parser.add_argument("--rows", default="16,64,128,256,512")
     parser.add_argument("--shape", default="4096x4096", help="N x K of the weights")
     parser.add_argument("--formats", default=",".join(formats()), help="beside nf4")
+    parser.add_argument("--dtype", default="float16", choices=("float16", "float32"))
     parser.add_argument("--sweep", action="store_true", help="other tiles and splits of K, too")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
@@ -145,7 +156,7 @@ def main() -> None:
     names = ["nf4", *(name for name in args.formats.split(",") if name != "nf4")]
     for rows in map(int, args.rows.split(",")):
         for backward in (False, True):
-            cases = [Case(device, name, (n, k), rows, backward) for name in names]
+            cases = [Case(device, name, (n, k), rows, backward, args.dtype) for name in names]
             works = [work for case in cases for work in [case.chosen(), *(case.others() if args.sweep else [])]]
             measure(device, works)
             nf4 = median_spread(works[0].samples).seconds

@@ -231,7 +231,7 @@ def _kernel(
 ) -> tuple[str, WeightOperand, dict[str, Constant]]:
     """-> shader, right operand, and the constants that follow from the two and the tile."""
     dense = isinstance(b, Array)
-    table = isinstance(tile, MatrixTile) or (isinstance(tile, VectorTile) and not device.software)
+    table = tile.scales_inside if isinstance(tile, MatrixTile) else isinstance(tile, VectorTile) and not device.software
     if dense:
         operand = dense_operand(b, tile)
     else:

@@ -14,7 +14,7 @@ from wgrad.wgsl.formats import widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
 _SUBGROUP = 32
-_TABLES = 4 * (16 + 256)  # bytes, of NF4's levels and nested scales
+_LEVELS, _NESTED_SCALES = 4 * 16, 4 * 256  # bytes of tables: of NF4 and MXFP4, of NF4
 _PAD = 8  # elements after each row of a tile in workgroup memory
 
 
@@ -23,7 +23,8 @@ class MatrixTile:
     """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
 
     Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
-    ahead: tiles are read two before they are multiplied, for twice the registers.
+    ahead: tiles are read two before they are multiplied, for twice the registers. scales_inside: NF4's nested scales
+    are looked up in workgroup memory.
     """
 
     sg_m: int
@@ -33,6 +34,7 @@ class MatrixTile:
     sub_j: int
     k: int = 32
     ahead: bool = False
+    scales_inside: bool = True
 
     @property
     def m(self) -> int:
@@ -49,9 +51,14 @@ class MatrixTile:
     @property
     def most_workgroup_bytes(self) -> int:
         """Workgroup memory of the layout that takes most."""
-        a = max(self.k * (self.m + _PAD), self.m * (self.k + _PAD))
-        b = max(self.k * (self.n + _PAD), self.n * (self.k + _PAD))
-        return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j + _TABLES
+        tables = _LEVELS + _NESTED_SCALES * self.scales_inside
+        return tables + max(self.workgroup_bytes(ta, tb) for ta in (False, True) for tb in (False, True))
+
+    def workgroup_bytes(self, trans_a: bool, trans_b: bool) -> int:
+        """Without tables of the right operand."""
+        a = self.k * (self.m + _PAD) if trans_a else self.m * (self.k + _PAD)
+        b = self.n * (self.k + _PAD) if trans_b else self.k * (self.n + _PAD)
+        return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j
 
     def constants(self, k: int, out: Array, unit: int) -> dict[str, Constant]:
         """unit: elements of B that are read at once."""
@@ -97,13 +104,15 @@ LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
 # bfloat16 0.91 of LARGE's time (256 to 1,024 rows); with B in float16 0.96 to 1.1, with B not transposed 1.03 to 1.07.
 TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128
 MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
-NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True)  # 16 x 64: decoding several prompts
+# 16 x 64: decoding several prompts. Three at once on a compute unit, for which NF4's nested scales stay outside: with
+# them inside, and two at once, it takes 1.02 to 1.19 times as long.
+NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True, scales_inside=False)
 _ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
-_NARROW_AT_ONCE = 264  # workgroups of it, two on each of an H200's multiprocessors
+_MULTIPROCESSORS, _SHARED_BYTES = 132, 48 << 10  # of an H200; of one, for its workgroups together (docs/benchmarks.md)
 # Of more than 16 rows. Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the
-# tile that holds all rows, and eight subgroups on each of an H200's 132 multiprocessors, of one workgroup or of two. By
-# the elements of the weight that an invocation decodes at once: of NF4 and Q8_0 8, of the others 16, of 32 most are
-# slower (docs/rejected.md).
+# tile that holds all rows, and eight subgroups on each of an H200's multiprocessors, of one workgroup or of two. By the
+# elements of the weight that an invocation decodes at once: of NF4 8, of the others 16, of 32 most are slower
+# (docs/rejected.md).
 WEIGHT_TILES = {
     8: (
         MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64
@@ -116,12 +125,12 @@ WEIGHT_TILES = {
         MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
     ),
 }
-_WANTED_SUBGROUPS = 8 * 132
+_WANTED_SUBGROUPS = 8 * _MULTIPROCESSORS
 # Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
 MANY_COLUMNS = 64
-_MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS = 512, 4096, 8
+_MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS, _MAX_NARROW_SPLITS = 512, 4096, 8, 12
 _MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a tile empty
-_MIN_ROWS = 8  # fewer are faster in gemv.wgsl
+_MIN_ROWS = 8  # fewer are faster in gemv.wgsl, which has products with transposed right operands
 
 
 def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int) -> bool:
@@ -129,7 +138,8 @@ def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: boo
     rounded where the result is too, and rows start at multiples of 8 elements."""
     m, n, k = mnk
     operands = [a.dtype] + ([b.dtype] if isinstance(b, Array) else [])
-    if np.dtype(np.float16) not in (*operands, out.dtype) or n < _MIN_SIDE or m < (_MIN_SIDE if trans_a else _MIN_ROWS):
+    least = _MIN_SIDE if trans_a else _MIN_ROWS if trans_b else 1
+    if np.dtype(np.float16) not in (*operands, out.dtype) or n < _MIN_SIDE or m < least:
         return False
     if out.dtype == np.float32 and np.dtype(np.float32) in operands:
         return False
@@ -158,11 +168,13 @@ def choose_tile(
 
 def _narrow_splits(m: int, n: int, k: int) -> int:
     """With which the workgroups of NARROW need the least time: they run in waves, of which the last is seldom full,
-    which matters little after eight. What a split costs besides is about a 50th."""
+    which matters little after eight. A split costs besides; with a 12th this gives the fastest of all that were
+    measured (docs/benchmarks.md)."""
+    at_once = _MULTIPROCESSORS * (_SHARED_BYTES // (NARROW.workgroup_bytes(False, True) + _LEVELS))
     tiles = -(-m // NARROW.m) * -(-n // NARROW.n)
-    most = min(k // _MIN_K_PER_SPLIT, _MAX_SPLITS, 8 * _NARROW_AT_ONCE // tiles)
+    most = min(k // _MIN_K_PER_SPLIT, _MAX_NARROW_SPLITS, 8 * at_once // tiles)
     counts = range(1, max(1, most) + 1)
-    return min(counts, key=lambda splits: -(-tiles * splits // _NARROW_AT_ONCE) / splits * (1 + splits / 50))
+    return min(counts, key=lambda splits: -(-tiles * splits // at_once) / splits * (1 + splits / 12))
 
 
 def choose_weight_tile(m: int, n: int, k: int, weight: FrozenWeight, workgroup_bytes: int) -> tuple[MatrixTile, int]:
@@ -182,4 +194,4 @@ def unit_of(weight: FrozenWeight, m: int) -> int:
     """Elements of the weight that an invocation decodes at once in a product of m rows."""
     if m <= NARROW.m:
         return widest_unit(weight, 32)
-    return widest_unit(weight, 8 if weight.format in ("nf4", "q8_0") else 16)
+    return widest_unit(weight, 8 if weight.format == "nf4" else 16)

@@ -32,6 +32,8 @@ def decoded_cases() -> list[Case]:
     many = [frozen_case("nf4", "decoded", 520, 72, 136, F16, backward=b, **options) for b in (False, True)]
     few = [
         frozen_case("nf4", "few rows", 13, 136, 1096, F16, **options),
+        frozen_case("nf4", "few rows", 3, 1096, 136, F16, backward=True, **options),
+        gemm_case("few rows", 1, 136, 72, F16),
         gemm_case("few rows", 21, 136, 72, F16, BF16, trans_b=True, dtype=F32),
     ]
     return [_on_tile(case, "") for case in many + within + few]

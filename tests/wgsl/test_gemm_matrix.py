@@ -22,7 +22,7 @@ from wgrad.wgsl.linear import _decode_first
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
-SMALL_NARROW = gemm_matrix.MatrixTile(1, 1, 1, 2, 1, 64, ahead=True)
+SMALL_NARROW = gemm_matrix.MatrixTile(1, 1, 1, 2, 1, 64, ahead=True, scales_inside=False)
 
 
 @pytest.fixture
@@ -124,8 +124,9 @@ def test_which_products_are_served(matrix_device: Any) -> None:
     assert served(single, half, half, (128, 128, 128), False, True, 128)
     assert not served(single, half, single, (128, 128, 128), False, True, 128)  # float32 would be rounded
     assert not served(single, single, single, (128, 128, 128), False, False, 128)  # float32 stays float32
-    assert served(half, half, half, (8, 128, 128), False, False, 128)
-    assert not served(half, half, half, (7, 128, 128), False, False, 128)  # too few rows
+    assert served(half, half, half, (8, 128, 128), False, True, 128)
+    assert not served(half, half, half, (7, 128, 128), False, True, 128)  # fewer rows are gemv.wgsl's
+    assert served(half, half, half, (1, 128, 128), False, False, 128)  # which has none of these
     assert not served(half, half, half, (32, 128, 128), True, False, 32)
     assert not served(half, half, half, (128, 132, 128), False, False, 128)  # rows of B start anywhere
     assert not served(half, half, half, (128, 128, 132), False, True, 132)
@@ -301,6 +302,7 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     assert of(a, gemm_matrix.MEDIUM) == (False, False)
     assert all(of(weight, tile) == (True, False) for tile in gemm_matrix.WEIGHT_TILES[8])
     assert gemm_matrix.NARROW.ahead
+    assert 49152 // (gemm_matrix.NARROW.workgroup_bytes(False, True) + gemm_matrix._LEVELS) == 3  # so many run at once
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 64 // large.n)
     assert of(a, large) == (True, True)
 
@@ -316,7 +318,7 @@ def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(
         return tile.m, tile.n, splits
 
     assert {m: of(m, 4096, 4096) for m in (16, 17, 64, 65, 128, 129, 256, 257, 512)} == {
-        16: (16, 64, 4),
+        16: (16, 64, 6),
         **dict.fromkeys((17, 64), (64, middle[0], middle[0] // 16)),
         **dict.fromkeys((65, 128), (128, middle[1], 4)),
         **dict.fromkeys((129, 256), (256, 128, 4)),
@@ -331,11 +333,17 @@ def test_a_weight_is_decoded_by_as_few_tiles_of_rows_as_hold_them(
 
 
 def test_workgroups_of_a_narrow_product_fill_their_waves() -> None:
-    """264 of them run at once: of gate and up 7 waves, the last of 208, for 2 of which the last has 184."""
+    """396 of them run at once: of 4096 columns 64 times six splits."""
     of = gemm_matrix._narrow_splits
-    assert [of(16, n, k) for n, k in ((4096, 4096), (28672, 4096), (6144, 4096), (4096, 14336))] == [4, 4, 8, 4]
-    assert of(16, 16384, 2048) == of(16, 128256, 4096) == of(16, 64, 100) == 1
-    assert of(16, 2048, 2048) == of(33, 1024, 2048) == 4 and of(16, 2048, 8192) == 8
+    for splits, shapes in {  # as was fastest on an H200
+        1: [(128256, 4096), (64, 100)],
+        3: [(14336, 4096), (8192, 2048)],
+        4: [(6144, 4096)],
+        6: [(4096, 4096), (4096, 14336)],
+        12: [(2048, 8192)],
+    }.items():
+        assert {shape: of(16, *shape) for shape in shapes} == dict.fromkeys(shapes, splits)
+    assert of(16, 2048, 2048) == of(33, 1024, 2048) == 4  # of 512 of K at least
 
 
 def test_how_much_of_a_weight_is_decoded_at_once() -> None:
@@ -343,7 +351,7 @@ def test_how_much_of_a_weight_is_decoded_at_once() -> None:
         weights = {name: kind.quantize(np.zeros((1, width), np.float32)) for name, kind in formats().items()}
         return {name: gemm_matrix.unit_of(weight, m) for name, weight in weights.items()}
 
-    assert of(17) == {name: 8 if name in ("nf4", "q8_0") else 16 for name in formats()}
+    assert of(17) == {name: 8 if name == "nf4" else 16 for name in formats()}
     assert of(16) == of(8) == {name: 16 if name == "q8_0" else 32 for name in formats()}
     nf4 = [formats()["nf4"].quantize(np.zeros((1, width), np.float32)) for width in (264, 272, 288)]
     assert [gemm_matrix.unit_of(weight, 16) for weight in nf4] == [8, 16, 32]
@@ -367,7 +375,7 @@ def test_a_right_operand_that_is_rounded_has_two_tiles_at_once(
         b = matrix_device.empty((4096, 64) if trans_b else (64, 4096), dtype)
         product(matrix_device, a, b, out, (2048, 4096, 64), trans_b=trans_b)
         assert found.pop() == columns
-    assert 2 * (gemm_matrix.TWO_AT_ONCE.most_workgroup_bytes - gemm_matrix._TABLES) <= 49152
+    assert 2 * gemm_matrix.TWO_AT_ONCE.workgroup_bytes(False, True) <= 49152
     monkeypatch.setattr(matrix_device, "matrix_tile", "large")  # the self-test's
     product(matrix_device, a, matrix_device.empty((4096, 64), BF16), out, (2048, 4096, 64), trans_b=True)
     assert found == [256]

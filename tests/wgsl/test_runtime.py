@@ -315,12 +315,16 @@ def test_half_of_what_is_in_flight_is_waited_for_at_once(
     x, queue, waits, submitted = wgpu_device.zeros((64,)), wgpu_device._queue, list[int](), list[Any]()
     wgpu_device.synchronize()
     submit, wait_for = queue._submit, queue.wait_for
-    monkeypatch.setattr(queue, "_submit", lambda *given: submitted.append(submit(*given)) or submitted[-1])
+
+    def noted(*given: Any) -> Any:
+        submitted.append(submit(*given))
+        return submitted[-1]
 
     def waited(index: Any) -> None:
         waits.append(len(submitted) - 1 - submitted.index(index))
         wait_for(index)
 
+    monkeypatch.setattr(queue, "_submit", noted)
     monkeypatch.setattr(queue, "wait_for", waited)
     for _ in range(3 * MAX_IN_FLIGHT):
         wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1))

@@ -190,7 +190,10 @@ def test_a_recording_has_the_pieces(device: Any) -> None:
     assert recorded == ["piece"] * 4 + [
         "command"
     ]  # the third product has the end of one and the beginning of the other
-    pieces = [[at for at, d in enumerate(s.dispatches) if d[0] and s.names[at] == "transfer"] for s in replay.submissions]
+    pieces = [
+        [at for at, (name, dispatch) in enumerate(zip(s.names, s.dispatches)) if dispatch[0] and name == "transfer"]
+        for s in replay.submissions
+    ]
     assert sorted(pieces) == [[], [0], [0], [0, 1]], "each still opens a submission"
     for start in (1, 2):
         values = np.arange(size, dtype=np.float32) + start

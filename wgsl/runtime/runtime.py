@@ -117,7 +117,8 @@ class Runtime(PooledRuntime):
             finally:
                 self.held.drop()
         self.synchronize()  # what the device has just shown sizes the recording's submissions for good
-        replay.submissions = joined(replay.submissions, self._submission_size.work)
+        if isinstance(replay, Replay):  # a dry run's has none
+            replay.submissions = joined(replay.submissions, self._submission_size.work)
 
     # ---- storage -------------------------------------------------------------------------
     def _check_buffer(self, nbytes: int) -> None:

@@ -27,7 +27,7 @@ class Submission:
 
 
 def joined(submissions: Iterable[Submission], work: float) -> list[Submission]:
-    """The same dispatches in as few submissions as `work` and MAX_DISPATCHES allow; the first stays as short as it is."""
+    """The same dispatches in as few submissions as `work` and MAX_DISPATCHES allow; the first stays as it is."""
     result: list[Submission] = []
     for new in submissions:
         last = result[-1] if len(result) > 1 else None
