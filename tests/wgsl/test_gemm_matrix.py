@@ -289,7 +289,13 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     """No result shows it: arrays are read two tiles ahead by tiles that are for it, and from so many tiles side by side
     on rows of them go in groups."""
     found: list[tuple[bool, bool]] = []
-    monkeypatch.setattr(matrix_device, "launch", lambda *a, **_: found.append((a[4]["AHEAD"], a[4]["GROUPED"])))
+    tables: list[bool] = []
+
+    def noted(*given: Any, **_: Any) -> None:
+        found.append((given[4]["AHEAD"], given[4]["GROUPED"]))
+        tables.append(given[4].get("TABLE", False))
+
+    monkeypatch.setattr(matrix_device, "launch", noted)
     a = matrix_device.empty((64, 64), np.dtype(np.float16))
     weight = ReferenceDevice().quantize(np.ones((64, 64), np.float32)).map_arrays(matrix_device.upload)
 
@@ -301,6 +307,8 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     assert of(a, large) == (True, False)
     assert of(a, gemm_matrix.MEDIUM) == (False, False)
     assert all(of(weight, tile) == (True, False) for tile in gemm_matrix.WEIGHT_TILES[8])
+    assert tables[-1] and all(tile.scales_inside for tile in gemm_matrix.WEIGHT_TILES[8])
+    assert of(weight, gemm_matrix.NARROW) == (False, False) and not tables[-1]  # of one tile of K
     assert gemm_matrix.NARROW.ahead
     assert 49152 // (gemm_matrix.NARROW.workgroup_bytes(False, True) + gemm_matrix._LEVELS) == 3  # so many run at once
     monkeypatch.setattr(gemm_matrix, "MANY_COLUMNS", 64 // large.n)

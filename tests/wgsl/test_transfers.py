@@ -195,6 +195,7 @@ def test_a_recording_has_the_pieces(device: Any) -> None:
         for s in replay.submissions
     ]
     assert sorted(pieces) == [[], [0], [0], [0, 1]], "each still opens a submission"
+    assert [s.apart for s in replay.submissions] == [bool(at) for at in pieces], "and nothing else does"
     for start in (1, 2):
         values = np.arange(size, dtype=np.float32) + start
         device.write(x, values)
