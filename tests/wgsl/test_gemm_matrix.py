@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
 from wgrad.wgsl.gemm import SMALL, product
 from wgrad.wgsl.linear import _decode_first
+from wgrad.wgsl.runtime.compile import assemble, read_source
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
@@ -363,6 +366,41 @@ def test_how_much_of_a_weight_is_decoded_at_once() -> None:
     assert of(16) == of(8) == {name: 16 if name == "q8_0" else 32 for name in formats()}
     nf4 = [formats()["nf4"].quantize(np.zeros((1, width), np.float32)) for width in (264, 272, 288)]
     assert [gemm_matrix.unit_of(weight, 16) for weight in nf4] == [8, 16, 32]
+
+
+def declared_bytes(text: str) -> int:
+    """Of the variables in workgroup memory."""
+    numbers: dict[str, int] = {}
+
+    def value(expression: str) -> int:
+        return int(eval(re.sub(r"(\d)u\b", r"\1", expression).replace("/", "//"), {}, numbers))
+
+    for name, expression in re.findall(r"const (\w+)(?:: u32)? = ([^;]+);", text):
+        with suppress(NameError, SyntaxError):  # of another type
+            numbers[name] = value(expression)
+    element = {"Eight": 16, "vec4<f32>": 16, "f32": 4}
+    found = re.findall(r"var<workgroup> \w+: array<([\w<>]+), ([^>]+)>;", text)
+    assert len(found) == text.count("var<workgroup>")
+    return sum(element[kind] * value(count) for kind, count in found)
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("format, nested", [("nf4", True), ("nf4", False), ("q8_0", False)])
+def test_workgroup_memory_is_what_the_shader_declares(
+    matrix_device: Any, monkeypatch: pytest.MonkeyPatch, format: str, nested: bool, trans_b: bool
+) -> None:
+    texts: list[str] = []
+
+    def noted(shader: str, *given: Any, **_: Any) -> None:
+        texts.append(assemble(read_source(f"{shader}.wgsl", given[3]), given[3]))
+
+    monkeypatch.setattr(matrix_device, "launch", noted)
+    a, out = matrix_device.empty((64, 256), np.float16), matrix_device.empty((64, 256), np.float16)
+    weight = formats()[format].quantize(np.ones((256, 256), np.float32), 64, nested).map_arrays(matrix_device.upload)
+    for tile in (gemm_matrix.NARROW, *gemm_matrix.WEIGHT_TILES[16], gemm_matrix.LARGE, gemm_matrix.MEDIUM):
+        product(matrix_device, a, weight, out, (64, 256, 256), trans_b=trans_b, tile=tile, splits=1)
+        tables = 64 * (format == "nf4") + 1024 * (nested and tile.scales_inside)
+        assert declared_bytes(texts[-1]) == tile.workgroup_bytes(False, trans_b) + tables <= tile.most_workgroup_bytes
 
 
 def test_tiles_fit_the_device() -> None:

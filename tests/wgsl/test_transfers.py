@@ -81,10 +81,10 @@ def test_every_byte_is_copied_once_each_way(device: Any, nbytes: int, products: 
 
 def test_a_piece_opens_the_submission_of_the_launch_beside_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no barrier is between the two: what wgpu has to wait for, it waits for before a submission's first."""
-    submitted, submit = list[list[str]](), device._submit
+    submitted, submit = list[tuple[list[str], bool]](), device._submit
 
     def noted(submission: Any) -> None:
-        submitted.append(submission.names)
+        submitted.append((submission.names, submission.apart))
         submit(submission)
 
     monkeypatch.setattr(device, "_submit", noted)
@@ -97,9 +97,12 @@ def test_a_piece_opens_the_submission_of_the_launch_beside_it(device: Any, monke
     device.zeros((64,))
     multiply()
     device.zeros((64,))
+    device.flush()
+    device.zeros((64,))
     device.synchronize()
-    assert [len(names) for names in submitted] == [2, 3]
-    assert submitted[1][0] == "transfer" and submitted[1][1].startswith("gemm")
+    assert [(len(names), apart) for names, apart in submitted] == [(2, False), (3, True), (1, False)]
+    (first, second, _), _ = submitted[1]
+    assert first == "transfer" and second.startswith("gemm")
 
 
 def test_what_touches_either_array_finds_it_copied(device: Any) -> None:
