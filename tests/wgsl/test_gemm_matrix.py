@@ -25,12 +25,13 @@ from wgrad.wgsl.runtime.compile import assemble, read_source
 SMALL_LARGE = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=True)
 SMALL_MEDIUM = gemm_matrix.MatrixTile(1, 2, 1, 1, 1)
 SMALL_SKINNY = gemm_matrix_skinny.SkinnyTile(4, 2, 1, 32, 2)
-SMALL_NARROW = gemm_matrix.MatrixTile(1, 1, 1, 2, 1, 64, ahead=True, scales_inside=False)
+SMALL_NARROW = gemm_matrix.MatrixTile(1, 2, 1, 1, 1, 64, ahead=True, scales_inside=False)
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_matrix, "LARGE", SMALL_LARGE)
+    monkeypatch.setattr(gemm_matrix, "TWO_AT_ONCE", SMALL_LARGE)
     monkeypatch.setattr(gemm_matrix, "MEDIUM", SMALL_MEDIUM)
     monkeypatch.setattr(gemm_matrix, "NARROW", SMALL_NARROW)
     monkeypatch.setattr(gemm_matrix, "WEIGHT_TILES", dict.fromkeys((8, 16), (SMALL_LARGE,)))
