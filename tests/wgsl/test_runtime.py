@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -270,9 +271,12 @@ def test_a_submission_is_what_the_device_does_in_50_ms(monkeypatch: pytest.Monke
     assert after((2e10, 0.5), kind="CPU") == after(kind="CPU") and after((2e10, 0.125), kind="CPU") == 8e9
 
 
-def test_a_recording_has_submissions_of_the_size_that_was_seen(wgpu_device: WgpuDevice) -> None:
+def test_a_recording_has_submissions_of_the_size_that_was_seen(
+    wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In it: what ran before may have been compiled as well. The first stays short, and all is there, in order."""
-    x, size = wgpu_device.zeros((64,)), wgpu_device._submission_size
+    x, size, clock = wgpu_device.zeros((64,)), wgpu_device._submission_size, count(0.0, 1e-3)
+    monkeypatch.setattr(submission_size, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     wgpu_device.synchronize()
     before = size.work
     try:
@@ -291,11 +295,11 @@ def test_a_recording_has_submissions_of_the_size_that_was_seen(wgpu_device: Wgpu
 def test_submissions_are_joined() -> None:
     def of(*sizes: tuple[int, float, bool], work: float) -> list[list[int]]:
         numbers, given = iter(range(10_000)), []
-        for count, flop, apart in sizes:
-            mine = [next(numbers) for _ in range(count)]
+        for length, flop, apart in sizes:
+            mine = [next(numbers) for _ in range(length)]
             given.append(Submission(mine, [f"n{n}" for n in mine], flop, apart))
         result = joined(given, work)
-        assert [n for s in result for n in s.dispatches] == list(range(sum(count for count, _, _ in sizes)))
+        assert [n for s in result for n in s.dispatches] == list(range(sum(length for length, _, _ in sizes)))
         assert all(s.names == [f"n{n}" for n in s.dispatches] for s in result)
         assert sum(s.work for s in result) == sum(flop for _, flop, _ in sizes)
         return [[len(s.dispatches), int(s.apart)] for s in result]
