@@ -243,7 +243,8 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
-        host_us_per_dispatch=1e6 * host.recording / max(dispatches, 1), waited_ms=1e3 * host.waiting,
+        host_us_per_dispatch=1e6 * host.recording / max(dispatches, 1),
+        submit_us_per_dispatch=1e6 * host.submitting / max(dispatches, 1), waited_ms=1e3 * host.waiting,
         new_pipelines=device.pipelines_compiled() - compiled, grown_bytes=memory.reserved_bytes - reserved,
         first_loss=float(losses[0]), last_loss=float(losses[-1]),
     )  # fmt: skip
@@ -260,10 +261,12 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds of one replayed step on the host: CPU time of this thread spent on recording and submitting, and time
-    waited because the device was more than MAX_IN_FLIGHT submissions behind."""
+    """Seconds of one replayed step on the host: CPU time that the main thread spent on recording, and the queue's own
+    on submitting what was recorded; and time waited because the device was more than MAX_IN_FLIGHT submissions
+    behind."""
 
     recording: float
+    submitting: float
     waiting: float
 
 
@@ -273,13 +276,15 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     for _ in range(SAMPLES):
         device.synchronize()
         queue = device._queue
-        waited, waiting_cpu, begun = queue.waited, queue.waiting_cpu, time.thread_time()
+        waited, waiting_cpu, submitting_cpu = queue.waited, queue.waiting_cpu, queue.submitting_cpu
+        begun = time.thread_time()
         for replay in replays:
             if replay is not None:
                 replay.run()
         cpu = time.thread_time() - begun - (queue.waiting_cpu - waiting_cpu)
-        samples.append(Host(cpu, queue.waited - waited))
-    device.synchronize()
+        waiting = queue.waited - waited
+        device.synchronize()
+        samples.append(Host(cpu, queue.submitting_cpu - submitting_cpu, waiting))
     return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 

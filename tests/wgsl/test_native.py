@@ -12,6 +12,7 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import native
+from wgrad.wgsl.runtime.submission_queue import UPLOAD_BYTES
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
     """A real one, destroyed under our hands: whatever comes next says that it was lost."""
     device = bind(WgpuDevice)()
     array = device.upload(np.ones(100, np.float32))
-    large = np.zeros(7 * native.UPLOAD_BYTES, np.uint8)
+    large = np.zeros(7 * UPLOAD_BYTES, np.uint8)
     target = device.upload(large) if after == "next large" else device.empty(large.shape, np.uint8)
     with device.capture() as replay:
         device.add(array, array, out=device.empty(array.shape))
@@ -53,7 +54,11 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
 
     def launch() -> None:
         device.fill(array, 2.0)
-        device.flush()
+        device.synchronize()
+
+    def again() -> None:
+        replay.run()
+        device.synchronize()
 
     calls: dict[str, Callable[[], object]] = {
         "launch": launch,
@@ -63,7 +68,7 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
         "write": lambda: device.write(array, np.zeros(100, np.float32)),
         "large": lambda: device.write(target, large),
         "next large": lambda: device.write(target, large),
-        "replay": replay.run,
+        "replay": again,
     }
     with pytest.raises(DeviceLost, match="lost while"):
         calls[after]()
@@ -72,7 +77,7 @@ def test_a_device_that_is_gone(after: str, wgpu_device: Device) -> None:
 @pytest.mark.parametrize("text", ["WGPUBufferDescriptor *", "WGPUBindGroupEntry[]", "WGPUAdapter[]", "WGPULimits * "])
 def test_types_are_those_that_cffi_parses(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And are not parsed: that takes as long as opening a device."""
-    ffi = native._ffi
+    ffi = native.ffi
     with ffi._lock:
         parsed = ffi._get_cached_btype(ffi._parser.parse_type(text))
     monkeypatch.setattr(ffi, "_parsed_types", native._Types())
@@ -81,7 +86,7 @@ def test_types_are_those_that_cffi_parses(text: str, monkeypatch: pytest.MonkeyP
 
 
 def test_other_texts_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ffi = native._ffi
+    ffi = native.ffi
     monkeypatch.setattr(ffi, "_parsed_types", native._Types())
     assert ffi.typeof("char[5]").length == 5 and ffi.typeof("WGPULimits const *").kind == "pointer"
     with pytest.raises(Exception, match="NoSuchType"):

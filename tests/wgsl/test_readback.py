@@ -7,7 +7,7 @@ import gc
 import numpy as np
 
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.runtime import native
+from wgrad.wgsl.runtime import submission_queue
 
 
 def _seen_before_the_rest(device: WgpuDevice) -> bool:
@@ -47,4 +47,4 @@ def test_one_that_nobody_asks_for_leaves_nothing(wgpu_device: WgpuDevice) -> Non
         wgpu_device.readback(x)
     gc.collect()
     np.testing.assert_array_equal(wgpu_device.readback(x).result(), np.ones(100, np.float32))
-    assert not native._under_way
+    assert not submission_queue._under_way

@@ -17,8 +17,7 @@ from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.runtime import adapters, native, submission_size
-from wgrad.wgsl.runtime.native import MAX_IN_FLIGHT, STAGED_BYTES, UPLOAD_BYTES
+from wgrad.wgsl.runtime import adapters, submission_size
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 
@@ -162,45 +161,6 @@ def test_writes_and_fills_leave_the_neighbours_alone(size, dtype, wgpu_device) -
         assert (wgpu_device.download(part) == 3).all()
 
 
-@pytest.mark.parametrize("nbytes", [STAGED_BYTES - 4, STAGED_BYTES, UPLOAD_BYTES + 4, 9 * UPLOAD_BYTES + 6])
-def test_large_writes_go_through_a_few_buffers(
-    nbytes: int, wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In order with what is launched before and behind them; what lies behind the array stays."""
-    made: list[int] = []
-    waits: list[str] = []
-    create, wait = wgpu_device._device.create_buffer, native._Mapping.wait
-
-    def waited(self: Any, queue: Any, doing: str) -> None:
-        waits.append(doing)
-        wait(self, queue, doing)
-
-    monkeypatch.setattr(native._Mapping, "wait", waited)
-    queue = wgpu_device._queue
-    monkeypatch.setattr(queue, "_uploads", type(queue._uploads)(queue))
-
-    def noted(**how: Any) -> Any:
-        made.append(how["size"])
-        return create(**how)
-
-    memory = wgpu_device.zeros((nbytes // 2 + 64,), np.float16)
-    array = wgpu_device.view(memory, (nbytes // 2,))
-    monkeypatch.setattr(wgpu_device._device, "create_buffer", noted)
-    rng = np.random.default_rng(0)
-    kept = []
-    for _ in range(2):
-        values = rng.standard_normal(nbytes // 2).astype(np.float16)
-        wgpu_device.write(array, values)
-        kept.append((values, wgpu_device.empty(values.shape, np.float16)))
-        wgpu_device.copy(array, kept[-1][1])
-    pieces = -(-nbytes // UPLOAD_BYTES) * 2 if nbytes >= STAGED_BYTES else 0
-    assert made.count(UPLOAD_BYTES) == min(pieces, 6)
-    assert waits.count("writing to the device") == max(pieces - 6, 0)  # a software driver needs none
-    for values, copy in kept:
-        np.testing.assert_array_equal(wgpu_device.download(copy), values)
-    assert not wgpu_device.download(memory)[nbytes // 2 :].any()
-
-
 def test_int64_is_refused(wgpu_device: WgpuDevice) -> None:
     with pytest.raises(ValueError, match=r"int64 is not a device dtype \(array of shape \(2, 3\)\); convert it"):
         wgpu_device.upload(np.zeros((2, 3), np.int64))
@@ -311,30 +271,6 @@ def test_submissions_are_joined() -> None:
     assert of(*five[:3], (2, 1.0, True), *five[:2], work=9.0) == [[3, 0], [6, 0], [8, 1]]  # a copy begins one
     half = (MAX_DISPATCHES // 2, 1.0, False)
     assert of(half, half, half, (1, 1.0, False), work=9.0) == [[half[0], 0], [MAX_DISPATCHES, 0], [1, 0]]
-
-
-def test_half_of_what_is_in_flight_is_waited_for_at_once(
-    wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread that was woken is slow at first: it wakes once for several submissions, and leaves the device some."""
-    x, queue, waits, submitted = wgpu_device.zeros((64,)), wgpu_device._queue, list[int](), list[Any]()
-    wgpu_device.synchronize()
-    submit, wait_for = queue._submit, queue.wait_for
-
-    def noted(*given: Any) -> Any:
-        submitted.append(submit(*given))
-        return submitted[-1]
-
-    def waited(index: Any) -> None:
-        waits.append(len(submitted) - 1 - submitted.index(index))
-        wait_for(index)
-
-    monkeypatch.setattr(queue, "_submit", noted)
-    monkeypatch.setattr(queue, "wait_for", waited)
-    for _ in range(3 * MAX_IN_FLIGHT):
-        wgpu_device.launch("fill", [x], [64, 0, 0], (1, 1, 1))
-        wgpu_device.flush()
-    assert len(waits) <= 4 and set(waits) == {MAX_IN_FLIGHT // 2}  # so many are left for the device
 
 
 def test_more_workgroups_than_one_dimension_holds(wgpu_device: WgpuDevice, rng: np.random.Generator) -> None:
@@ -531,34 +467,3 @@ def test_profile_counts_calls_by_kernel(fresh: WgpuDevice, rng: np.random.Genera
     fresh.profile(False)
     assert fresh.profile_table() == ""
     np.testing.assert_array_equal(results[0], fresh.download(fresh.rms_norm(x, weight, 1e-5)[0]))
-
-
-def test_readbacks_share_memory_one_after_another(wgpu_device: WgpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffer of one that is done serves the next of its size, none that is under way; what is kept has a limit."""
-    ones, twos = (wgpu_device.upload(np.full(1000, value, np.float32)) for value in (1, 2))
-    first = wgpu_device.readback(ones).result()
-    pending = [wgpu_device.readback(array) for array in (twos, ones, twos)]
-    assert [later.result().tolist() for later in pending] == [[value] * 1000 for value in (2, 1, 2)]
-    assert first.tolist() == [1] * 1000
-    queue = wgpu_device._queue
-    kept = queue._staging[-1]
-    wgpu_device.readback(ones).result()
-    assert kept in queue._staging
-    monkeypatch.setattr(queue, "_staging", [])
-    monkeypatch.setattr(native, "_MOST_STAGING_BYTES", 10_000)
-    for size in (1000, 500, 1000, 900):
-        wgpu_device.readback(wgpu_device.view(ones, (size,))).result()
-    assert [staging.size for staging in queue._staging] == [2000, 4000, 3600]
-    wgpu_device.readback(wgpu_device.view(ones, (300,))).result()  # what was used longest ago goes for it
-    assert [staging.size for staging in queue._staging] == [4000, 3600, 1200]
-    monkeypatch.setattr(native, "_MOST_STAGING_BYTES", 0)
-    wgpu_device.readback(ones).result()
-    assert queue._staging == []
-
-
-def test_download_later_holds_what_was_there_when_asked(wgpu_device: WgpuDevice) -> None:
-    array = wgpu_device.upload(np.arange(7, dtype=np.float16))
-    later = wgpu_device.readback(array)
-    wgpu_device.fill(array, 9.0)
-    assert np.array_equal(later.result(), np.arange(7)) and later.ready()
-    assert np.array_equal(wgpu_device.download(array), np.full(7, 9.0))

@@ -11,6 +11,7 @@ from wgrad.device import kernel_times
 from wgrad.device.errors import DeviceError
 from wgrad.device.kernel_times import BATCH
 from wgrad.wgsl.runtime import native
+from wgrad.wgsl.runtime.submission_queue import Queue
 
 # A query set holds 4096 timestamps; a dispatch has two.
 
@@ -18,7 +19,7 @@ from wgrad.wgsl.runtime import native
 class Profiler(kernel_times.Profiler):
     """Submits each dispatch in a pass with a timestamp at its start and end, and sums by kernel name."""
 
-    def __init__(self, device: Any, queue: native.Queue) -> None:
+    def __init__(self, device: Any, queue: Queue) -> None:
         if "timestamp-query" not in device.features:
             raise DeviceError("this device has no timestamp-query, which a profile needs; run without --profile")
         super().__init__()
@@ -29,6 +30,7 @@ class Profiler(kernel_times.Profiler):
     def submit(self, chunk: list[native.Dispatch], names: list[str]) -> None:
         if len(self._names) + len(names) > BATCH:
             self.collect()
+        self._queue.drain()
         encoder = self._device.create_command_encoder()
         for (pipeline, bind_group, x, y, z), name in zip(chunk, names):
             if pipeline is None:

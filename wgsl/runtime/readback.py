@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from wgrad.device.memory import Array
-from wgrad.wgsl.runtime import native
+from wgrad.wgsl.runtime import submission_queue
 
 
 class Readback:
     """An array on its way to the host: what it held when `readback` was called."""
 
-    def __init__(self, readback: native.Readback, array: Array, out: np.ndarray | None) -> None:
+    def __init__(self, readback: submission_queue.Readback, array: Array, out: np.ndarray | None) -> None:
         self._readback, self._shape, self._dtype, self._out = readback, array.shape, array.dtype, out
 
     def ready(self) -> bool:

@@ -19,6 +19,7 @@ from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.held import Held
 from wgrad.wgsl.runtime.profiler import Profiler
 from wgrad.wgsl.runtime.readback import Readback
+from wgrad.wgsl.runtime.submission_queue import Queue
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 from wgrad.wgsl.runtime.transfers import SHADER, UNIT, Transfers, in_pieces
 
@@ -55,10 +56,10 @@ class Runtime(PooledRuntime):
         adapter = adapters.choose(spec)
         device = adapters.open_device(adapter)
         self.facts = adapters.facts(adapter)
-        self._start(device, native.Queue(device), adapter.info, max_binding_bytes)
+        self._start(device, Queue(device), adapter.info, max_binding_bytes)
 
     def _start(self, device: Any, queue: Any, info: Mapping[str, str], max_binding_bytes: int | None) -> None:
-        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: native.Queue likewise."""
+        """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: of submission_queue.py likewise."""
         self._device, self._queue, limits = device, queue, device.limits
         self.adapter_type: str = info["adapter_type"]
         self.description = f"{info['device']} ({info['backend_type']}, {info['description']})"
@@ -153,6 +154,7 @@ class Runtime(PooledRuntime):
         self.flush()
         for key in self._block_keys.pop(block.serial, ()):
             self._bind_groups.pop(key, None)
+        self._queue.drain()
         block.buffer.destroy()
 
     def _fill_words(self, out: Array, word: int) -> None:
@@ -169,6 +171,7 @@ class Runtime(PooledRuntime):
 
     def _last_word(self, array: Array) -> np.ndarray:
         self.flush()
+        self._queue.drain()
         word = self._device.queue.read_buffer(array.lease.block.buffer, array.offset + array.nbytes // 4 * 4, 4)
         return np.frombuffer(word, np.uint8)
 

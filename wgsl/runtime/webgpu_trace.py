@@ -109,7 +109,7 @@ class Trace:
 
 
 class _Recorder:
-    """What the runtime and the compiler use of a wgpu device and of native.Queue."""
+    """What the runtime and the compiler use of a wgpu device and of its queue (submission_queue.py)."""
 
     def __init__(self, profile: Profile, trace: Trace) -> None:
         self.trace = trace
@@ -149,6 +149,9 @@ class _Recorder:
 
     def write(self, buffer: Buffer, offset: int, data: Any) -> None:
         self.trace.steps.append(Write(buffer.serial, offset, bytes(memoryview(data).cast("B"))))
+
+    def drain(self) -> None:
+        return None
 
     def wait(self) -> None:
         return None

@@ -1,0 +1,263 @@
+"""What goes to the device, in its order: lists of dispatches, writes, and what is read back."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.errors import DeviceError
+from wgrad.wgsl.runtime.native import Dispatch, as_device_error, copy, error_log, ffi, handle, lib
+from wgrad.wgsl.runtime.submit_thread import SubmitThread
+
+# Submissions in flight before the host waits for old ones: bounds memory held by finished commands (it only comes
+# back on a poll) without letting the device run dry. It waits for half of them: what a thread does first after it was
+# woken costs it 0.1 to 0.25 ms more (docs/rejected.md).
+MAX_IN_FLIGHT, _FEWEST_IN_FLIGHT = 8, 4
+UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # of a buffer that large writes go through, and how many there are
+STAGED_BYTES = 1 << 20  # of a write that goes through them, and at once: a bucket of the gradient, say
+_MOST_STAGING_BYTES = 256 << 20  # of buffers kept for the next readback: more than the buckets of an 8B's gradient
+
+
+class _Mapping:
+    """A buffer that is to be mapped, once this submission is done, and what wgpu says of it: nothing yet, that it is,
+    or what is wrong."""
+
+    done, error = False, ""
+
+    def __init__(self, buffer: Any, submission: Any, mode: int) -> None:
+        self._submission = submission
+        given = ffi.new_handle(self)
+        _under_way[given] = self
+        how = ffi.new("WGPUBufferMapCallbackInfo *")
+        how.mode, how.callback, how.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, given
+        lib.wgpuBufferMapAsync(handle(buffer), mode, 0, buffer.size, how[0])
+
+    def wait(self, queue: Queue, doing: str) -> None:
+        if not self.done:
+            queue.wait_for(self._submission)
+        if not self.done:  # of a device that is lost nothing is waited for
+            queue.wait()
+        if self.error or not self.done:
+            raise as_device_error(self.error or "the device is lost", doing)
+
+
+_under_way: dict[Any, _Mapping] = {}  # by the handle that wgpu gives back: both must outlive the call
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+def _mapped(status: int, message: Any, handle_of: Any, _: Any) -> None:
+    mapping = _under_way.pop(handle_of)
+    mapping.done = True
+    if status != lib.WGPUMapAsyncStatus_Success:
+        text = ffi.unpack(message.data, message.length).decode(errors="replace") if message.length else ""
+        mapping.error = f"a buffer could not be mapped ({status}: {text})"
+
+
+class Readback:
+    """Bytes on their way to the host, in a buffer that is mapped once the device has come so far.
+
+    wgpu-py's own thread would wait for what was submitted last: a copy in the middle of a step would not be seen before
+    all of the step is done.
+    """
+
+    def __init__(self, queue: Queue, staging: Any, submission: Any) -> None:
+        self._queue, self._staging = queue, staging
+        self._mapping = _Mapping(staging, submission, lib.WGPUMapMode_Read)
+
+    def ready(self) -> bool:
+        if not self._mapping.done:
+            self._queue.poll()
+        return self._mapping.done
+
+    def copy_to(self, target: memoryview) -> None:
+        """Wait for the bytes, and copy as many as the target has. Once."""
+        self._mapping.wait(self._queue, "reading from the device")
+        staging = self._staging
+        target[:] = ffi.buffer(lib.wgpuBufferGetConstMappedRange(handle(staging), 0, staging.size), len(target))
+        lib.wgpuBufferUnmap(handle(staging))
+        self._queue.keep_staging(staging)
+        error_log().raise_if_any("reading from the device")
+
+
+class _Uploads:
+    """Writes through a few buffers by turns. wgpu's own write makes a buffer each time, whose memory the system has to
+    give, and clear, anew: of large arrays that is most of its time."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._free: deque[tuple[Any, _Mapping]] = deque()  # what was used longest ago first
+
+    def write(self, buffer: Any, offset: int, data: np.ndarray) -> None:
+        """data: bytes, a multiple of 4."""
+        for at in range(0, data.nbytes, UPLOAD_BYTES):
+            part = data[at : at + UPLOAD_BYTES]
+            staging = self._take()
+            mapped = lib.wgpuBufferGetMappedRange(handle(staging), 0, staging.size)
+            if mapped == ffi.NULL:
+                raise as_device_error("the device is lost", "writing to the device")
+            np.copyto(np.frombuffer(ffi.buffer(mapped, part.nbytes), np.uint8), part)
+            lib.wgpuBufferUnmap(handle(staging))
+            encoder = lib.wgpuDeviceCreateCommandEncoder(self._queue._c_device, ffi.NULL)
+            copy(encoder, (handle(staging), handle(buffer)), 0, offset + at, part.nbytes)
+            submission = self._queue.submit_now(encoder, "writing to the device")
+            self._free.append((staging, _Mapping(staging, submission, lib.WGPUMapMode_Write)))
+
+    def _take(self) -> Any:
+        """A buffer that is mapped."""
+        doing = "writing to the device"
+        if len(self._free) < _UPLOADS:
+            try:
+                make = self._queue._device.create_buffer
+                return make(size=UPLOAD_BYTES, usage="MAP_WRITE|COPY_SRC", mapped_at_creation=True)
+            except Exception as error:
+                raise as_device_error(error, doing) from error
+        staging, mapping = self._free.popleft()
+        mapping.wait(self._queue, doing)
+        return staging
+
+
+class Queue:
+    """Encodes lists of dispatches, and has them submitted, in order, by a thread of its own: of the host's time two
+    thirds are wgpu's, for ending an encoder and for submitting it, and in these two the next one can be recorded.
+
+    What goes to the device by another way (a write, a copy to the host, an encoder of wgpu-py) or ends a buffer that
+    was recorded `drain`s first.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._c_device = handle(device)
+        self._c_queue = handle(device.queue)
+        self._thread = SubmitThread(error_log().keep_apart)
+        self._in_flight: deque[Future[Any]] = deque()  # of their indices
+        self._staging: list[Any] = []
+        self._uploads = _Uploads(self)
+        # Seconds, in all, that `submit` waited for an old submission, and of them on the CPU (some drivers spin).
+        self.waited = self.waiting_cpu = 0.0
+        self._index_type = "WGPUSubmissionIndex *"
+
+    def submit(self, dispatches: Iterable[Dispatch]) -> None:
+        """Record the dispatches in one compute pass, in order, to be submitted. What wgpu says of them is raised by
+        what `drain`s next."""
+        encoder = lib.wgpuDeviceCreateCommandEncoder(self._c_device, ffi.NULL)
+        compute_pass = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+        set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
+        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        null = last = ffi.NULL
+        for pipeline, bind_group, x, y, z in dispatches:
+            if pipeline is not last:
+                last = pipeline
+                if pipeline is None:
+                    compute_pass = _copy_between_passes(encoder, compute_pass, bind_group, x, y, z)
+                    last = ffi.NULL  # of a new pass nothing is set yet
+                    continue
+                set_pipeline(compute_pass, pipeline)
+            set_bind_group(compute_pass, 0, bind_group, 0, null)
+            dispatch(compute_pass, x, y, z)
+        lib.wgpuComputePassEncoderEnd(compute_pass)
+        lib.wgpuComputePassEncoderRelease(compute_pass)
+        work = partial(self._submit, encoder, "submitting commands")
+        drop = partial(lib.wgpuCommandEncoderRelease, encoder)
+        self._in_flight.append(self._thread.submit(work, drop))
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._wait_for_old()
+
+    def _wait_for_old(self) -> None:
+        begun = time.perf_counter()
+        self.drain()  # wgpu holds back what is submitted while another thread waits
+        cpu = time.thread_time()
+        old = [self._in_flight.popleft() for _ in range(len(self._in_flight) - _FEWEST_IN_FLIGHT)]
+        self.wait_for(old[-1].result())
+        self.waited += time.perf_counter() - begun
+        self.waiting_cpu += time.thread_time() - cpu
+
+    def _submit(self, encoder: Any, doing: str) -> Any:
+        """At once, by the thread that calls it. -> the submission's index."""
+        commands = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
+        lib.wgpuCommandEncoderRelease(encoder)
+        error_log().raise_if_any(doing)  # the library ends the process where what is wrong gets further than here
+        index = lib.wgpuQueueSubmitForIndex(self._c_queue, 1, ffi.new("WGPUCommandBuffer[]", [commands]))
+        lib.wgpuCommandBufferRelease(commands)
+        error_log().raise_if_any(doing)
+        return index
+
+    def drain(self) -> None:
+        """Until all that was recorded is submitted."""
+        try:
+            self._thread.drain()
+        except DeviceError:
+            self._in_flight.clear()
+            error_log().messages.clear()  # a device that is lost is logged by this thread, too
+            raise
+
+    def submit_now(self, encoder: Any, doing: str) -> Any:
+        """Behind all that was recorded. -> the submission's index."""
+        self.drain()
+        return self._submit(encoder, doing)
+
+    @property
+    def submitting_cpu(self) -> float:
+        """Seconds of CPU time that submitting has taken of its own thread."""
+        return self._thread.cpu
+
+    def poll(self) -> None:
+        """See what is done by now, without waiting."""
+        lib.wgpuDevicePoll(self._c_device, False, ffi.NULL)
+
+    def wait_for(self, index: Any) -> None:
+        """Until this submission, and what came before it, is done."""
+        lib.wgpuDevicePoll(self._c_device, True, ffi.new(self._index_type, index))
+
+    def wait(self) -> None:
+        """Until everything submitted is done."""
+        self.drain()
+        self._in_flight.clear()
+        lib.wgpuDevicePoll(self._c_device, True, ffi.NULL)
+        error_log().raise_if_any("waiting for the device")
+
+    def read_later(self, buffer: Any, offset: int, nbytes: int) -> Readback:
+        """Start copying bytes (a multiple of 4) to the host, behind everything submitted so far."""
+        try:
+            staging = self._take_staging(nbytes)
+        except Exception as error:
+            raise as_device_error(error, "reading from the device") from error
+        encoder = lib.wgpuDeviceCreateCommandEncoder(self._c_device, ffi.NULL)
+        copy(encoder, (handle(buffer), handle(staging)), offset, 0, nbytes)
+        return Readback(self, staging, self.submit_now(encoder, "reading from the device"))
+
+    def _take_staging(self, nbytes: int) -> Any:
+        for at, staging in enumerate(self._staging):
+            if staging.size == nbytes:
+                return self._staging.pop(at)
+        return self._device.create_buffer(size=nbytes, usage="MAP_READ|COPY_DST")
+
+    def keep_staging(self, staging: Any) -> None:
+        """For the next readback of this size: new memory costs more than the copy. What was used longest ago goes."""
+        self._staging.append(staging)
+        while sum(kept.size for kept in self._staging) > _MOST_STAGING_BYTES:
+            self._staging.pop(0).destroy()
+
+    def write(self, buffer: Any, offset: int, data: Any) -> None:
+        """Copy host bytes (C-contiguous buffer, a multiple of 4 bytes) into a buffer, behind what is submitted."""
+        view = ffi.from_buffer(data)
+        if len(view) >= STAGED_BYTES:
+            self._uploads.write(buffer, offset, np.frombuffer(data, np.uint8))
+            return
+        self.drain()
+        lib.wgpuQueueWriteBuffer(self._c_queue, handle(buffer), offset, view, len(view))
+        error_log().raise_if_any("writing to the device")
+
+
+def _copy_between_passes(encoder: Any, compute_pass: Any, buffers: tuple[Any, Any], *numbers: int) -> Any:
+    """End a pass, copy, and begin the next one."""
+    lib.wgpuComputePassEncoderEnd(compute_pass)
+    lib.wgpuComputePassEncoderRelease(compute_pass)
+    copy(encoder, buffers, *numbers)
+    return lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
