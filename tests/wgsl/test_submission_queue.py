@@ -6,7 +6,6 @@ import gc
 import logging
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -202,6 +201,21 @@ def test_the_thread_does_its_work_in_order() -> None:
     assert len(begun) == 1 and begun[0].startswith("wgrad-submit")
     assert thread.cpu > 0
     thread.drain()
+    thread.end()
+    assert thread.submit(work(4), lambda: None).result() == 4  # while the program ends, say
+    thread.drain()
+
+
+def test_what_was_handed_over_is_done_before_a_program_ends() -> None:
+    program = """if 1:
+        import os, time
+        from wgrad.wgsl.runtime.submit_thread import SubmitThread
+        thread = SubmitThread(lambda: None)
+        for _ in range(3):
+            thread.submit(lambda: (time.sleep(0.1), os.write(1, b"done ")), print)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done " * 3, "")
 
 
 def test_what_fails_on_the_thread_is_raised_first_and_what_is_behind_it_dropped() -> None:
@@ -243,7 +257,7 @@ def test_the_thread_ends_with_its_device(wgpu_device: WgpuDevice) -> None:
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(7)", "raise KeyboardInterrupt", "os._exit(7)"])
 def test_a_program_may_end_at_any_time(ending: str, wgpu_device: WgpuDevice) -> None:
     """With work under way, which nobody waits for."""
-    text = """
+    program = """if 1:
         import os
         from wgrad.autograd.bind import bind
         from wgrad.wgsl.device import WgpuDevice
@@ -252,9 +266,8 @@ def test_a_program_may_end_at_any_time(ending: str, wgpu_device: WgpuDevice) -> 
         for _ in range(50):
             device.add(x, x, out=x)
             device.flush()
-    """
-    program = textwrap.dedent(text) + ending
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        """
+    done = subprocess.run([sys.executable, "-c", program + ending], capture_output=True, text=True, timeout=120)
     said = {"raise KeyboardInterrupt": (-2, "KeyboardInterrupt"), "": (0, "")}.get(ending, (7, ""))
     assert (done.returncode, (done.stderr.splitlines() or [""])[-1]) == said
 

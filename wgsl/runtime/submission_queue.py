@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError
 from wgrad.wgsl.runtime.native import Dispatch, as_device_error, copy, error_log, ffi, handle, lib
-from wgrad.wgsl.runtime.submit_thread import SubmitThread
+from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 
 # Submissions in flight before the host waits for old ones: bounds memory held by finished commands (it only comes
 # back on a poll) without letting the device run dry. It waits for half of them: what a thread does first after it was
@@ -135,7 +134,7 @@ class Queue:
         self._c_device = handle(device)
         self._c_queue = handle(device.queue)
         self._thread = SubmitThread(error_log().keep_apart)
-        self._in_flight: deque[Future[Any]] = deque()  # of their indices
+        self._in_flight: deque[Submitted] = deque()  # of their indices
         self._staging: list[Any] = []
         self._uploads = _Uploads(self)
         # Seconds, in all, that `submit` waited for an old submission, and of them on the CPU (some drivers spin).
