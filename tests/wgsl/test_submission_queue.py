@@ -43,14 +43,25 @@ def fresh(wgpu_device: WgpuDevice) -> Iterator[WgpuDevice]:
 
 # ---- order ---------------------------------------------------------------------------------
 def test_what_is_recorded_is_submitted_by_another_thread(fresh: Any) -> None:
-    """Recording does not wait for it."""
+    """Recording does not wait for it: here nothing is submitted before all is recorded."""
     x = fresh.zeros((64,))
+    fresh.fill(x, 3.0)
     fresh.synchronize()
-    begun = time.perf_counter()
+    recorded, names, submit = threading.Event(), list[str](), fresh._queue._submit
+
+    def gated(encoder: Any, doing: str) -> Any:
+        assert recorded.wait(30)
+        names.append(threading.current_thread().name)
+        return submit(encoder, doing)
+
+    fresh._queue._submit = gated
     for _ in range(MAX_IN_FLIGHT):
-        fresh.add(x, fresh.zeros((64,)), out=x)
+        fresh.fill(x, 3.0)
         fresh.flush()
-    assert time.perf_counter() - begun < MAX_IN_FLIGHT * LATE / 2
+    assert names == []
+    recorded.set()
+    fresh.synchronize()
+    assert names == ["wgrad-submit"] * MAX_IN_FLIGHT
 
 
 @pytest.mark.parametrize("nbytes", [4, 6, STAGED_BYTES + 4])

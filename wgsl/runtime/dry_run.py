@@ -33,7 +33,7 @@ def prepare(device: Runtime, dry: DryRun, progress: Callable[[int, int], None] |
         if progress is not None and during:
             progress(number, len(missing))
 
-    # Nothing is submitted meanwhile: what wgpu logs of a variant that does not compile would seem to be of that.
+    # This thread submits nothing meanwhile: what wgpu logs of a variant that does not compile would seem to be of that.
     pipelines: list[Pipeline | None] = []
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     try:
