@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.train.serving import BASE, Client, Reply, serving
+from wgrad.train.data.text_stream import _OCTET_OF
+from wgrad.train.data.tokenizer import Tokenizer as Ours
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.run.scoring import LogProbs
 from wgrad.train.serve.answers import Choice, CompletionForm
-from wgrad.train.serve.jobs import Piece, TokenInfo
+from wgrad.train.serve.engine import _prompt_tokens
+from wgrad.train.serve.jobs import Answer, Job, Piece, TokenInfo
+from wgrad.train.serve.preparation import Preparation
+from wgrad.train.serve.requests import CompletionRequest
 from wgrad.train.serve.stop_text import StopText
 
 TEMPLATE = (
@@ -147,6 +158,81 @@ def test_stops_across_pieces(size: int) -> None:
         stop = StopText(stops)
         given = [stop.add(text[at : at + size]) for at in range(0, len(text), size)]
         assert "".join(given) + stop.rest() == wanted and stop.found == (wanted != text)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_stops_that_are_special_tokens(size: int) -> None:
+    """Their text is none of the answer's, but a stop may be one, or reach into one."""
+    for stops, wanted in ((["<end>"], "one."), ([".<en"], "one"), (["d>two"], "one."), (["<e>"], "one.two")):
+        stop, given = StopText(stops), ""
+        for text, special in (("one.", "<end>"), ("two", "")):
+            parts = [text[at : at + size] for at in range(0, len(text), size)]
+            given += "".join(stop.add(part, special * (n == len(parts))) for n, part in enumerate(parts, start=1))
+        assert given + stop.rest() == wanted and stop.found == (wanted != "one.two")
+
+
+def answered(tokens: Sequence[bytes | str], prompt: Sequence[bytes | str] = ("x",), **options: Any) -> tuple[str, Any]:
+    """The text and the log-probabilities of an answer: octets, or names of special tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.decoder = decoders.ByteLevel()
+    names = {octet: name for name, octet in _OCTET_OF.items()}
+    made = ["".join(names[o] for o in t) if isinstance(t, bytes) else t for t in (*prompt, *tokens)]
+    backend.add_tokens([AddedToken(t, normalized=False, special=t.startswith("<")) for t in dict.fromkeys(made)])
+    ids = [backend.get_vocab()[t] for t in made]
+    events: list[Any] = []
+    defaults: dict[str, Any] = {"max_new_tokens": 99, "stops": (), "top": 0, "score": False, "seconds": 1e6}
+    job = Job("m", ids[: len(prompt)], sampling=GREEDY, emit=events.append, **{**defaults, **options})
+    answer = Answer(job, Ours(backend, {}, {}, ""))
+    found = LogProbs(np.zeros(1, np.float32), np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+    for id_ in ids[len(prompt) :]:
+        if not answer.ended:
+            answer.add(id_, found)
+    if not answer.ended:
+        answer.end("stop")
+    choice, form, chunks = Choice(0, 1), CompletionForm("m", True, str), []
+    for event in events:
+        choice.add(event)
+        chunks += form.chunk(choice, event)["choices"]
+    (whole,) = form.answer([choice])["choices"]
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    for key, value in whole["logprobs"].items():
+        assert [one for chunk in chunks for one in chunk["logprobs"][key]] == value
+    told = whole["logprobs"]
+    assert all(whole["text"][at:].startswith(text) for at, text in zip(told["text_offset"], told["tokens"]))
+    return whole["text"], told["tokens"]
+
+
+def test_a_character_that_is_not_whole_at_the_end_is_told() -> None:
+    """The prompt's part of one is not."""
+    assert answered([b"ab", b" \xe2", b"\x82"]) == ("ab \ufffd", ["ab", " ", "\ufffd"])
+    assert answered([b"ab", b" \xe2"], max_new_tokens=2) == ("ab \ufffd", ["ab", " \ufffd"])
+    assert answered([b"\xac", b"a"], ["x", b"\xe2\x82"]) == ("€a", ["€", "a"])
+    assert answered([b"b", b"a"], ["x", b"\xe2\x82"]) == ("ba", ["b", "a"])
+    assert answered([b"a"], ["\ufffd"]) == ("a", ["a"])
+
+
+def test_a_stop_is_a_special_token_or_a_character_that_is_pending() -> None:
+    assert answered([b"ab", "<end>", b"c"], stops=["<end>"]) == ("ab", ["ab"])
+    assert answered([b"ab", "<end>", b"c"]) == ("abc", ["ab", "", "c"])
+    assert answered([b"ab", b"c\xe2", b"d"], stops=["\ufffd"]) == ("abc", ["ab", "c"])
+
+
+def test_offsets_are_places_in_the_text_that_begins_with_the_prompt(make_tokenizer: Any) -> None:
+    """What the tokenizer puts before a prompt is told, but stands nowhere in the text."""
+    tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
+    preparation = Preparation(tokenizer, ["m"], 400, 99, 9, 1e6, threading.Lock())
+    ids = tokenizer.encode("Héar</s>")
+    for prompt, begin in (("Héar</s>", 0), (ids, 3)):
+        asked = CompletionRequest(model="m", prompt=prompt, echo=True, logprobs=0, max_tokens=0)
+        (job,), (text,) = preparation.completion_jobs(asked, lambda number, event: None)
+        found = LogProbs(np.zeros(len(ids), np.float32), np.zeros((len(ids), 0), np.int64), np.zeros((len(ids), 0)))
+        choice = Choice(0, 1, text)
+        choice.add(Piece("", _prompt_tokens(tokenizer, job, found, 0), finish="length"))
+        (whole,) = CompletionForm("m", True, str).answer([choice])["choices"]
+        told = whole["logprobs"]
+        assert whole["text"] == "<s>Héar</s>"[3 - begin :] and told["tokens"][0] == "<s>"
+        assert told["text_offset"][:2] == [0, begin] and told["tokens"][-1] == "</s>"
+        assert all(text[at:].startswith(token) for at, token in zip(told["text_offset"][1:], told["tokens"][1:]))
 
 
 # ---- the client of OpenAI ------------------------------------------------------------------------

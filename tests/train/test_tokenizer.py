@@ -89,10 +89,8 @@ def test_decoding_piece_by_piece_is_decoding_at_once(make_tokenizer) -> None:
     tokenizer = load_tokenizer(make_tokenizer())
     text = "The fear of the LORD → naïve 知恵."
     ids = tokenizer.encode(text)
-    step = tokenizer.decode_stream()
-    assert "".join(step(i) for i in ids) == tokenizer.decode(ids) == text
-    step = tokenizer.decode_stream(ids[:5])  # what stands before is not said again
-    assert tokenizer.decode(ids[:5]) + "".join(step(i) for i in ids[5:]) == text
+    assert tokenizer.decode_after([], ids) == tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids[:5]) + tokenizer.decode_after(ids[:5], ids[5:]) == text
     assert tokenizer.decode([*ids, 1]) == text
     assert tokenizer.decode([*ids, 1], skip_special_tokens=False) == text + "</s>"
 

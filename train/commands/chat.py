@@ -92,10 +92,9 @@ class Talk:
 
 
 def _texts(tokenizer: Tokenizer, prompt: Sequence[int], ids: Iterator[int], said: list[str]) -> Iterator[str]:
-    decode = tokenizer.decode_stream(prompt)
-    for token in ids:
-        said.append(decode(token))
-        yield said[-1]
+    for text in tokenizer.decode_stream(prompt).pieces(ids):
+        said.append(text)
+        yield text
 
 
 def _talks(opened: Opened[ChatConfig]) -> list[Talk]:

@@ -44,15 +44,14 @@ def run_generate(args: GenerateConfig) -> int:
         prompt = tokenizer.encode(args.prompt)
     check_positions(prompt, args.max_new_tokens, opened.config, "--max-new-tokens")
     model = build_model(opened, [prompt])
-    decode = tokenizer.decode_stream(prompt)
     ids = generate_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids)
     with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
         first = list(islice(ids, 1))
     if not args.chat:
         sys.stdout.write(args.prompt)
     try:
-        for token in chain(first, ids):
-            sys.stdout.write(decode(token))
+        for text in tokenizer.decode_stream(prompt).pieces(chain(first, ids)):
+            sys.stdout.write(text)
             sys.stdout.flush()
     finally:  # Ctrl-C ends the line as well
         sys.stdout.write("\n")

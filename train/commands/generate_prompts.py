@@ -63,7 +63,7 @@ def _answer(opened: Opened[GenerateConfig], model: Model, group: list[Prompt], f
         except UnusableResult as error:
             raise UnusableResult(f"{group[0].where} and the {len(group) - 1} after it: {error}") from error
     for prompt, ids in zip(group, texts, strict=True):
-        yield {**prompt.value, ANSWER: "".join(map(tokenizer.decode_stream(prompt.ids), ids))}
+        yield {**prompt.value, ANSWER: tokenizer.decode_after(prompt.ids, ids)}
 
 
 def _refuse_existing(path: str) -> None:

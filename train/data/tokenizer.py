@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import ChatTemplate, Message
 from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.text_stream import Step, TextStream, steps_of
 from wgrad.train.data.text_windows import WINDOW, Encoded, encode_windows, pieces
 from wgrad.train.data.tokenizer_files import (
     SPECIAL,
@@ -42,6 +42,8 @@ class Tokenizer:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_id, self.eos_id, self.pad_id = (self._special_id(n) for n in ("bos_token", "eos_token", "pad_token"))
         self.stop_ids: frozenset[int] = frozenset(() if self.eos_id is None else (self.eos_id,))
+        self._special = frozenset(t.content for t in backend.get_added_tokens_decoder().values() if t.special)
+        self._steps: list[Step] | None = None  # of the decoder; read when first needed
         self._templates = templates
         self._template: ChatTemplate | None = None
 
@@ -100,19 +102,32 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
+    def special_text(self, token: int) -> str:
+        """The text of a special token; "" for any other."""
+        text = self._backend.id_to_token(int(token))
+        return text if text in self._special else ""
+
     def token_text(self, token: int) -> str:
         """The text of a token inside a text, special or not; \ufffd for a part of a character."""
         anchor = self._backend.encode("x", add_special_tokens=False).ids[-1:]
         before = self.decode(anchor, skip_special_tokens=False)
         return self.decode([*anchor, token], skip_special_tokens=False).removeprefix(before)
 
-    def decode_stream(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Callable[[int], str]:
-        """-> a function from the next id to the text that it completes ('' in the middle of a character).
+    def decode_stream(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
+        """The text of ids that follow `prompt_ids`, as they come."""
+        if self._steps is None:
+            self._steps = steps_of(self._backend)
+        skipped = self._special if skip_special_tokens else frozenset[str]()
 
-        prompt_ids: what stands before, so that the first word keeps the space in front of it.
-        """
-        stream = DecodeStream(ids=[int(i) for i in prompt_ids], skip_special_tokens=skip_special_tokens)
-        return lambda token: stream.step(self._backend, int(token)) or ""
+        def token(id_: int) -> str | None:
+            text = self._backend.id_to_token(int(id_))
+            return None if text in skipped else text
+
+        return TextStream(self._steps, token, prompt_ids)
+
+    def decode_after(self, prompt_ids: Sequence[int], ids: Iterable[int]) -> str:
+        """The text that `ids` add to a prompt."""
+        return "".join(self.decode_stream(prompt_ids).pieces(ids))
 
     # ---- chat --------------------------------------------------------------------------------
     @property

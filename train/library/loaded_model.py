@@ -104,7 +104,7 @@ class LoadedModel:
         ids = _encode(self._tokenizer, prompt, options.chat, 1)
         self._check_room(ids, options)
         tokens = generate_ids(model, ids, options.max_new_tokens, options, self._tokenizer.stop_ids)
-        return filter(None, map(self._tokenizer.decode_stream(ids), tokens))
+        return filter(None, self._tokenizer.decode_stream(ids).pieces(tokens))
 
     @takes_beside_one(BatchOptions)
     def generate_many(self, prompts: Iterable[Prompt], **given: Any) -> list[Generated]:
@@ -147,9 +147,9 @@ class LoadedModel:
                 "with a larger context"
             )
         found = [None, *score(model, ids).given.of_tokens.tolist()]
-        decode = tokenizer.decode_stream(skip_special_tokens=False)
-        tokens = zip(ids, found, learnt, strict=True)
-        return Scores(tuple(TokenScore(token, decode(token), value, counts) for token, value, counts in tokens))
+        *texts, last, rest = tokenizer.decode_stream(skip_special_tokens=False).pieces(ids)
+        tokens = zip(ids, [*texts, last + rest], found, learnt, strict=True)
+        return Scores(tuple(TokenScore(*token) for token in tokens))
 
     # ---- the end -------------------------------------------------------------------------------
     def close(self) -> None:
@@ -184,7 +184,7 @@ class LoadedModel:
             )
 
     def _generated(self, prompt: Sequence[int], tokens: Sequence[int], options: TextOptions) -> Generated:
-        text = "".join(map(self._tokenizer.decode_stream(prompt), tokens))
+        text = self._tokenizer.decode_after(prompt, tokens)
         finish: Literal["stop", "length"] = "length" if len(tokens) == options.max_new_tokens else "stop"
         return Generated(text, tuple(tokens), len(prompt), finish)
 

@@ -123,17 +123,17 @@ class Evaluation:
     def _sample(self, prompt: list[int], asked: Callable[[], bool]) -> tuple[str | None, str]:
         """-> the text that follows, and why there is none."""
         session, device = self.session, self.built.model.device
-        decode, text = session.tokenizer.decode_stream(prompt), ""
+        stream, text = session.tokenizer.decode_stream(prompt), ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase, device.borrowing():
             update = _until(asked, phase.update)
             ids = generate_ids(self.built.model, prompt, SAMPLE_TOKENS, GREEDY, session.tokenizer.stop_ids)
             try:
                 for number, token in enumerate(ids, start=1):
-                    text += decode(token)
+                    text += stream.add(token)
                     update(number)
             except UnusableResult as error:  # what is trained is judged elsewhere
                 return None, str(error)
-        return text, ""
+        return text + stream.rest(), ""
 
 
 def _until(asked: Callable[[], bool], update: Callable[[int], None]) -> Callable[[int], None]:

@@ -54,7 +54,7 @@ class Form:
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         found = self._choice(choice.number, piece.text, piece.tokens, choice.offset, piece.finish, whole=False)
-        choice.offset += sum(len(token.text) for token in piece.tokens)
+        choice.offset += sum(token.width for token in piece.tokens)
         return {**self._head(self.part), "choices": [found]}
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class CompletionForm(Form):
         offsets = []
         for token in tokens:
             offsets.append(offset)
-            offset += len(token.text)
+            offset += token.width
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.log_prob for token in tokens],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,7 +172,7 @@ class Engine:
         job = answer.job
         model, top = self.models[job.model], job.top or 0
         scored = score(model, job.prompt, top)
-        job.emit(Piece("", _prompt_tokens(self.tokenizer, job.prompt, scored.given, top)))
+        job.emit(Piece("", _prompt_tokens(self.tokenizer, job, scored.given, top)))
         if job.max_new_tokens == 0:
             answer.end(LENGTH)
         elif job.max_new_tokens > 1:
@@ -221,8 +222,11 @@ def _steps(decoder: Decoder, with_logits: bool) -> Iterator[tuple[list[int], np.
         yield from ((row, None) for row in decoder.tokens())
 
 
-def _prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int], given: LogProbs, top: int) -> list[TokenInfo]:
-    decode = tokenizer.decode_stream(skip_special_tokens=False)
-    first, *others = ((token, decode(token)) for token in ids)
-    infos = [token_info(token, text, given, row, top) for row, (token, text) in enumerate(others)]
-    return [TokenInfo(*first, None), *infos]
+def _prompt_tokens(tokenizer: Tokenizer, job: Job, given: LogProbs, top: int) -> list[TokenInfo]:
+    stream, ids = tokenizer.decode_stream(skip_special_tokens=False), job.prompt
+    texts = [stream.add(token) for token in ids]
+    texts[-1] += stream.rest()
+    first = TokenInfo(ids[0], texts[0], None)
+    infos = [first, *(token_info(ids[n], texts[n], given, n - 1, top) for n in range(1, len(ids)))]
+    before, behind = job.around
+    return [replace(info, shown=before <= n < len(ids) - behind) for n, info in enumerate(infos)]

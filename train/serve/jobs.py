@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.generate_config import Sampling
@@ -18,12 +18,18 @@ STOP, LENGTH = "stop", "length"  # why an answer ended, in the words of OpenAI's
 @dataclass(frozen=True)
 class TokenInfo:
     """A token of a prompt or an answer. text: what it completes, "" in the middle of a character. log_prob: None for a
-    prompt's first; top: ids and logarithms of the likeliest in its place."""
+    prompt's first; top: ids and logarithms of the likeliest in its place. shown: the answer's text has this text."""
 
     id: int
     text: str
     log_prob: float | None
     top: Sequence[tuple[int, float]] = ()
+    shown: bool = True
+
+    @property
+    def width(self) -> int:
+        """Characters of the answer's text."""
+        return len(self.text) if self.shown else 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ Event = Piece | Failed
 @dataclass(eq=False)
 class Job:
     """One prompt. sampling: its seed is the text's own. top: None, or how many of the likeliest tokens are told. score:
-    tell the prompt's too. emit: takes each event, on the thread of the device."""
+    tell the prompt's too. around: how many tokens the tokenizer put before the prompt's text and behind it. emit: takes
+    each event, on the thread of the device."""
 
     model: str
     prompt: Sequence[int]
@@ -62,6 +69,7 @@ class Job:
     score: bool
     seconds: float
     emit: Callable[[Event], None]
+    around: tuple[int, int] = (0, 0)
     cancelled: bool = False  # set by whoever waits no longer
     begun: float = field(default_factory=time.monotonic)
 
@@ -74,39 +82,52 @@ class Answer:
     """The text of a job as it grows, given to it in pieces."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self.job = job
-        self._decode = tokenizer.decode_stream(job.prompt)
+        self.job, self.tokenizer = job, tokenizer
+        self._text = tokenizer.decode_stream(job.prompt)
         self._stop = StopText(job.stops)
         self._decoded = self._given = 0  # characters
+        self._pending = ""  # that would follow if the answer ended now, where anybody asks
         self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # first and last character, of texts held back
         self._new = self._told = 0  # tokens
         self.ended = False
 
     def add(self, token: int, found: LogProbs | None = None, row: int = 0) -> None:
         """The next token of the text, which is none of the model's ends. found: of which row `row` is this token's."""
-        text, first = self._decode(token), self._decoded
+        text, first = self._text.add(token), self._decoded
         self._decoded += len(text)
         self._new += 1
+        self._pending = self._text.rest() if self.job.stops or self.job.top is not None else ""
         if self.job.top is not None and found is not None:
             info = token_info(token, text, found, row, self.job.top)
             self._waiting.append((first, self._decoded, info))
-        given = self._stop.add(text)
+        given = self._stop.add(text, self.tokenizer.special_text(token) if self.job.stops else "", self._pending)
         self._given += len(given)
         if self._stop.found:
+            if self._given > self._decoded:  # a part of what was pending belongs to the answer
+                self._add_to_last(given[self._decoded - self._given :])
             self._waiting = deque(t for t in self._waiting if t[0] < self._given)
             self._end(STOP, given)
         elif self._new >= self.job.max_new_tokens:
-            self._end(LENGTH, given + self._stop.rest())
+            self.end(LENGTH, given)
         elif given:
-            self._send(given, [self._waiting.popleft()[2] for _ in self._whole()])
+            self._send(given, [self._waiting.popleft()[2] for _ in range(self._whole())])
 
-    def _whole(self) -> list[int]:
-        """Those that wait no longer: all of their text is given."""
-        return [last for _, last, _ in self._waiting if last <= self._given]
+    def _whole(self) -> int:
+        """How many wait no longer: all of their text is given. The newest waits while its text may still grow."""
+        whole = sum(last <= self._given for _, last, _ in self._waiting)
+        return whole - (whole == len(self._waiting) > 0 and self._pending != "")
 
-    def end(self, reason: str) -> None:
-        """The last piece, with what was held back."""
-        self._end(reason, self._stop.rest())
+    def _add_to_last(self, text: str) -> None:
+        """Text that came after its tokens belongs to the last of them."""
+        if text and self._waiting:
+            first, last, info = self._waiting.pop()
+            self._waiting.append((first, last + len(text), replace(info, text=info.text + text)))
+
+    def end(self, reason: str, given: str = "") -> None:
+        """The last piece, with what was held back, and a character that is not whole."""
+        rest = self._text.rest()
+        self._add_to_last(rest)
+        self._end(reason, given + self._stop.rest() + rest)
 
     def _end(self, reason: str, text: str) -> None:
         self._send(text, [info for _, _, info in self._waiting], reason)

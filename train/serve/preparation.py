@@ -41,6 +41,9 @@ class Preparation:
             raise ApiError(400, "the request: max_tokens 0 goes with echo: ask for a token, or for echo", "max_tokens")
         score = request.echo and (request.top is not None or request.max_tokens == 0)
         jobs = [self._job(request, n, prompt, request.max_tokens, score, emit) for n, prompt in enumerate(ids)]
+        if score:
+            before, behind = map(len, self.tokenizer.added_ids())
+            jobs = [replace(job, around=(before, behind)) if isinstance(p, str) else job for job, p in zip(jobs, given)]
         return jobs, texts
 
     def chat_job(self, request: ChatRequest, emit: Emit) -> Job:
