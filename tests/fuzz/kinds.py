@@ -28,6 +28,7 @@ from tests.fuzz.texts import data_lines, mutate_template, yaml_text
 from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
 from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
 from tests.fuzz.words import DATA_NAMES, SHARD_NAMES, TOKENIZER_PARTS
+from wgrad.train.run.checkpoints import INFO_FILE, _signed
 
 Groups = dict[str, Files]
 MODELS = ["model", "mistral", "qwen2", "qwen3", "smollm3"]
@@ -232,12 +233,22 @@ def resume_case(rng: Random, groups: Groups) -> Case:
     return Case(argv, ["model", "data", group], files)
 
 
+def signed(content: bytes) -> bytes:
+    """A checkpoint's record with the digest that it should have, where it is an object."""
+    try:
+        value = json.loads(content)
+        return dump(_signed(value)) if isinstance(value, dict) else content
+    except (ValueError, RecursionError):
+        return content
+
+
 def _changed(rng: Random, name: str, content: bytes) -> Content:
     chance = rng.random()
     if chance < 0.08:
         return Special(rng.choice(("absent", "folder", "fifo")))
     if name.endswith(".json") and content and chance < 0.8:
-        return mutate_json(rng, content)
+        changed = mutate_json(rng, content)
+        return signed(changed) if name.endswith(INFO_FILE) and chance < 0.6 else changed
     if name.endswith(".safetensors") and chance < 0.8:
         return mutate_safetensors(rng, content)
     if name.endswith(".yaml") and chance < 0.8:

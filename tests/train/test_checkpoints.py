@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ INFO: dict[str, Any] = {
     "run": {"rank": 3, "target_modules": ["q_proj"], "alpha": 6.5},
     "data": "471a6dc37fe6cfdd",
     "results": {"held_out_loss_before": 7.2266891, "sample_before": "é → \\x03"},
-    "schedule": {"steps": 24, "lr": 5e-3},
+    "schedule": {"steps": 24, "lr": 5e-3, "schedule": "cosine", "warmup": 0.03},
 }
 
 
@@ -44,7 +46,7 @@ def step_of(out: Path) -> int:
     """The step that is loaded; it is checked to be what was saved."""
     checkpoints = Checkpoints(out)
     state = checkpoints.load()
-    assert state is not None and {k: state.info[k] for k in INFO} == INFO
+    assert state is not None and {k: v for k, v in msgspec.to_builtins(state.info).items() if k in INFO} == INFO
     for name, value in arrays_of(state.step).items():
         np.testing.assert_array_equal(state.arrays[name], value)
     assert [p.name for p in checkpoints.damaged] == (["step-4"] if state.step == 2 else [])
@@ -80,6 +82,51 @@ def test_every_cut_is_noticed(out: Path) -> None:
 )
 def test_anything_in_its_place_is_noticed(contents: bytes, out: Path) -> None:
     (out / "checkpoints" / "step-4" / INFO_FILE).write_bytes(contents)
+    assert step_of(out) == 2
+
+
+def wrongly_typed() -> Iterator[dict[str, Any]]:
+    """Records with one value of another type each."""
+    values: dict[str, list[Any]] = {
+        "step": [None, "4", True, -1, 10**400],
+        "files": [None, [], 3, {}, {"../x": "y"}, {STATE_FILE: 3}],
+        "run": [None, [], "x", 4],
+        "data": [None, 3, ["x"]],
+        "results": [None, [], "x", {"seconds": "x"}, {"seconds": -1}, {"held_out_loss_before": "x"}]
+        + [{"sample_before": 3}, {"more": []}, {"held_out_loss_before": 10**400}],
+        "schedule": ["x", [], {}, {"steps": "x"}, {"steps": 3, "lr": None}, {"steps": 3, "schedule": 4}],
+        "shares": [None, [1.0], "x", {"x": 1.0}, {"0": "x"}, {"0": -1}, {"0": 1e300}],
+        "held_out": [None, {}, 3, [3], [[1]], [["x", 1.0]], [[1, "x"]], [[1.5, 1.0]], [[1, 2.0, 3]]],
+    }
+    return ({key: value} for key, wrong in values.items() for value in wrong)
+
+
+@pytest.mark.parametrize("wrong", list(wrongly_typed()), ids=str)
+def test_a_wrong_type_is_noticed_though_the_digest_is_right(wrong: dict[str, Any], out: Path) -> None:
+    path = out / "checkpoints" / "step-4" / INFO_FILE
+    write_json(path, _signed(json.loads(path.read_text()) | wrong))
+    assert step_of(out) == 2
+    checkpoints = Checkpoints(out)
+    checkpoints.load()
+    (reason,) = checkpoints.damaged.values()
+    assert reason.startswith("trainer.json: ") or wrong in ({"files": {}}, {"files": {"../x": "y"}}), reason
+
+
+@pytest.mark.parametrize("key", ["run", "data", "results", "schedule", "shares", "held_out"])
+def test_one_that_lacks_a_key_is_read(key: str, out: Path) -> None:
+    """Earlier versions wrote fewer keys."""
+    path = out / "checkpoints" / "step-4" / INFO_FILE
+    write_json(path, _signed({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+    state = Checkpoints(out).load()
+    assert state is not None and state.step == 4
+
+
+def test_a_state_that_is_no_such_file_is_noticed(out: Path) -> None:
+    folder = out / "checkpoints" / "step-4"
+    (folder / STATE_FILE).write_bytes(b"?" * 99)
+    record = json.loads((folder / INFO_FILE).read_text())
+    record["files"][STATE_FILE] = _sha256(folder / STATE_FILE)
+    write_json(folder / INFO_FILE, _signed(record))
     assert step_of(out) == 2
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
+from wgrad.train.run.callbacks import step_report
 from wgrad.train.run.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
-from wgrad.train.run.metrics import FORMAT, METRICS_FILE, MetricsFile, read_metrics
+from wgrad.train.run.metrics import FORMAT, METRICS_FILE, SAMPLES_FILE, MetricsFile, SamplesFile, read_metrics
 
 
 def record(step: int, **more) -> dict:
@@ -49,6 +50,38 @@ def test_resume_drops_later_steps_and_a_half_written_line(tmp_path: Path) -> Non
         metrics.write(record(6, loss=0.25))
     assert [(r["step"], r["loss"]) for r in read_metrics(tmp_path / METRICS_FILE)][-2:] == [(5, 1.0), (6, 0.25)]
     assert len(metrics.records) == 6
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 3, "loss": "x"}', '{"step": 3, "loss": [1]}', '{"step": 3, "loss": NaN}', '{"step": 3, "loss": 1e301}']
+    + ['{"step": 3, "loss": true}', '{"step": true, "loss": 1}', '{"step": "3"}', '{"step": 0, "loss": 1}', "[]", "{}"]
+    + ['{"step": 3, "held_out_loss": "x"}', '{"step": 3, "lr": {}}', "?", f'{{"step": 3, "x": "{"y" * (1 << 16)}"}}'],
+)
+def test_a_line_that_is_no_record_is_left_out(line: str, tmp_path: Path) -> None:
+    """The records around it stay, and the picture is drawn."""
+    lines = [json.dumps(record(1)), line, json.dumps(record(2)), json.dumps({"step": 2, "held_out_loss": 2.5})]
+    (tmp_path / METRICS_FILE).write_text("\n".join(lines) + "\n")
+    with MetricsFile(tmp_path, steps_done=9) as metrics:
+        assert metrics.invalid == 1 and metrics.of_steps() == [record(1), record(2)]
+        held_out = metrics.held_out()
+    assert held_out == {2: 2.5}
+    ElementTree.fromstring(loss_curve(metrics.of_steps(), [(2, 2.5)]))
+    assert read_metrics(tmp_path / METRICS_FILE) == metrics.records  # the file holds them alone
+    assert [step_report(r, 9).loss for r in metrics.of_steps()] == [5.0, 2.5]
+
+
+@pytest.mark.parametrize("line", ['{"step": 1, "prompt": [], "text": "x"}', '{"step": 1, "prompt": "x", "text": 3}'])
+def test_a_line_that_is_no_sample_is_left_out(line: str, tmp_path: Path) -> None:
+    kept = {"step": 0, "prompt": "x", "text": None}
+    (tmp_path / SAMPLES_FILE).write_text(f"{json.dumps(kept)}\n{line}\n")
+    with SamplesFile(tmp_path, 3) as samples:
+        assert samples.records == [kept] and samples.invalid == 1
+
+
+@pytest.mark.parametrize("losses", [(1e300, -1e300), (5e-324, 0.0), (1e-310, 3e-310), (1e300, 1e300)], ids=str)
+def test_extreme_losses_are_drawn(losses: tuple[float, float]) -> None:
+    ElementTree.fromstring(loss_curve([record(i + 1, loss=loss) for i, loss in enumerate(losses)]))
 
 
 @pytest.mark.parametrize(

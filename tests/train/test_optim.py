@@ -143,3 +143,9 @@ def test_state_goes_out_and_in_to_the_bit(device: Device) -> None:
         np.testing.assert_array_equal(second.state_arrays()[name], value)
     with pytest.raises(ValueError, match="parameters: expected float32"):
         second.load_state_arrays({n: v[:3] for n, v in first.state_arrays().items()})
+    for name in ("state", "loss_scale"):  # its counts are read as whole numbers
+        with pytest.raises(ValueError, match=f"{name}: a number is not finite"):
+            second.load_state_arrays(first.state_arrays() | {name: first.state_arrays()[name] + np.float32("nan")})
+    for wrong in (np.zeros(3, np.float32), np.zeros((second.parameters.size, 1), np.float32)):
+        with pytest.raises(ValueError, match="expected float32"):
+            second.parameters.from_file(wrong)

@@ -109,7 +109,7 @@ def interrupted(whole: Path, out: Path) -> None:
         (out / name).unlink()
 
 
-@pytest.mark.parametrize("damage", ["none", "cut", "flip", "no info", PIPE, "leftover", "all"])
+@pytest.mark.parametrize("damage", ["none", "cut", "flip", "no info", PIPE, "leftover", "metrics", "all"])
 def test_the_newest_whole_checkpoint_is_used(
     damage: str, whole: Path, text_data: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -131,6 +131,9 @@ def test_the_newest_whole_checkpoint_is_used(
         os.mkfifo(steps[-1] / "adapter_config.json")
     elif damage == "leftover":
         shutil.copytree(steps[-1], out / "checkpoints" / "step-27.12345.partial")
+    elif damage == "metrics":
+        path = out / "metrics.jsonl"
+        path.write_text(path.read_text().replace("\n", '\n{"step": 3, "loss": "x"}\n', 1))
     elif damage == "all":
         for step in steps:
             (step / STATE_FILE).unlink()
@@ -143,11 +146,12 @@ def test_the_newest_whole_checkpoint_is_used(
         assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
         return
     found = Checkpoints(out).load()
-    expected = 24 if damage in ("none", "leftover") else 21
+    expected = 24 if damage in ("none", "leftover", "metrics") else 21
     assert found is not None and found.step == expected
     assert main(options) == 0
     said = capsys.readouterr().out
     assert ("step-24 is damaged (" in said) == (expected == 21) and f"resuming from {out}" in said
+    assert ("metrics.jsonl: 1 line is no record of a run" in said) == (damage == "metrics")
     same_result(out, whole)
 
 

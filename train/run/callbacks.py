@@ -31,9 +31,10 @@ class StepReport:
 
 def step_report(record: Mapping[str, Any], total_steps: int) -> StepReport:
     """Of a record of metrics.jsonl."""
-    names = {f.name for f in fields(StepReport)} & record.keys()
+    names = {f.name for f in fields(StepReport)} - {"total_steps", "metrics"}
     more = {name: value for name, value in record.items() if name not in names}
-    return StepReport(total_steps=total_steps, metrics=more, **{name: record[name] for name in names})
+    known: dict[str, Any] = {name: record.get(name) for name in names}
+    return StepReport(total_steps=total_steps, metrics=more, **known)
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,61 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import atomic_folder, make_folder, remove_folder, remove_leftovers, write_json
-from wgrad.train.files.decode import parse_json
-from wgrad.train.files.input_files import open_input, read_input, reading
+from wgrad.train.files.decode import convert, parse_json, show
+from wgrad.train.files.input_files import one_line, open_input, read_input, reading
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 
 FOLDER, STATE_FILE, INFO_FILE = "checkpoints", "trainer.safetensors", "trainer.json"
 KEEP = 2
 FORMAT = 2  # 1: the sum was of trainer.safetensors alone
 _INFO_LIMIT = 16 << 20  # bytes
+
+
+_LARGEST = 1e300  # of a loss: axes and sums of such numbers are still finite
+Loss = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | None
+Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class Schedule(msgspec.Struct):
+    """What decides the learning rate of a step."""
+
+    steps: Step
+    lr: float = 0.0
+    schedule: str = ""
+    warmup: float = 0.0
+
+
+class _Results(msgspec.Struct):
+    """The results so far, as far as the run reads them again."""
+
+    seconds: Seconds = 0.0
+    held_out_loss_before: Loss = None
+    sample_before: str | None = None
+
+
+class CheckpointInfo(msgspec.Struct):
+    """trainer.json. A key that may be missing has a default.
+
+    run, data: what the run must agree with (`session.run_info`). shares: seconds of a micro-batch by rank. held_out:
+    losses by step. files: SHA-256 of every other file of the folder.
+    """
+
+    step: Step
+    files: dict[Annotated[str, msgspec.Meta(pattern=r"^[\w-][\w.-]*\Z")], str]
+    run: dict[str, Any] = {}
+    data: str = ""
+    results: dict[str, float | int | str | bool | None] = {}
+    schedule: Schedule | None = None
+    shares: dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Seconds] = {}
+    held_out: list[tuple[Step, Loss]] = []
 
 
 @dataclass(frozen=True)
@@ -41,7 +82,7 @@ class TrainingState:
     path: Path
     step: int
     arrays: dict[str, np.ndarray]
-    info: dict[str, Any]
+    info: CheckpointInfo
 
 
 class _Damaged(Exception):
@@ -129,18 +170,19 @@ class Checkpoints:
 
 def check_info(state: TrainingState, info: Mapping[str, Any]) -> None:
     """WgradError, naming what differs, where the checkpoint is of a run with other options or another model."""
-    old, new = state.info.get("run", {}), info["run"]
+    old, new = state.info.run, info["run"]
     for key in sorted(set(old) | set(new)):
         if old.get(key) == new.get(key):
             continue
         if key.startswith("the "):  # a digest, of what lies in files
             raise WgradError(
-                f"--resume: {key} is not what it was when {state.path} was written: its files have changed, or others "
-                "are given: give those, or another --out"
+                f"--resume: {one_line(key)} is not what it was when {state.path} was written: its files have changed, "
+                "or others are given: give those, or another --out"
             )
         else:
             raise WgradError(
-                f"--resume: {key} was {old.get(key)!r} when {state.path} was written and is now {new.get(key)!r}: "
+                f"--resume: {one_line(key)} was {show(old.get(key))} when {state.path} was written and is now "
+                f"{show(new.get(key))}: "
                 "give the same options, or another --out"
             )
 
@@ -166,19 +208,25 @@ def _is_whole(path: Path) -> bool:
 def _read(path: Path) -> TrainingState:
     """_Damaged, or WgradError where another version of wgrad wrote it."""
     info = _read_info(path)
-    if f"step-{info['step']}" != path.name:
-        raise _Damaged(f"it holds step {info['step']}")
-    for name, digest in info["files"].items():
+    if f"step-{info.step}" != path.name:
+        raise _Damaged(f"it holds step {info.step}")
+    if STATE_FILE not in info.files:
+        raise _Damaged(f"{INFO_FILE} has no sum of {STATE_FILE}")
+    for name, digest in info.files.items():
         try:
             if _sha256(path / name) != digest:
                 raise _Damaged(f"{name} is not what was written")
         except WgradError as error:
             raise _Damaged(f"{name} cannot be read") from error
-    entries = read_entries(path / STATE_FILE, "--resume")
-    return TrainingState(path, info["step"], {name: np.array(e.array()) for name, e in entries.items()}, info)
+    try:
+        entries = read_entries(path / STATE_FILE, "--resume")
+        arrays = {name: np.array(entry.array()) for name, entry in entries.items()}
+    except WgradError as error:
+        raise _Damaged(f"{STATE_FILE} cannot be read") from error
+    return TrainingState(path, info.step, arrays, info)
 
 
-def _read_info(path: Path) -> dict[str, Any]:
+def _read_info(path: Path) -> CheckpointInfo:
     try:
         info = parse_json(read_input(path / INFO_FILE, "--resume", _INFO_LIMIT), INFO_FILE)
     except WgradError as error:
@@ -187,12 +235,17 @@ def _read_info(path: Path) -> dict[str, Any]:
         raise _Damaged(f"{INFO_FILE} is not what was written")
     if info.get("format") != FORMAT and _is_genuine(path, info):
         raise WgradError(
-            f"--resume: {path} has format {info['format']}, and this version of wgrad reads format {FORMAT}: go on "
-            "with the version that wrote it, or begin anew in another --out"
+            f"--resume: {path} has format {show(info.get('format'))}, and this version of wgrad reads format {FORMAT}: "
+            "go on with the version that wrote it, or begin anew in another --out"
         )
     if _signed(info) != info or info.get("format") != FORMAT:
         raise _Damaged(f"{INFO_FILE} is not what was written")
-    return info
+    try:
+        typed = convert(info, CheckpointInfo, INFO_FILE, "")
+        convert(info.get("results", {}), _Results, f"{INFO_FILE}: results", "")
+        return typed
+    except WgradError as error:
+        raise _Damaged(str(error).rstrip(": ")) from error
 
 
 def _is_genuine(path: Path, info: dict[str, Any]) -> bool:

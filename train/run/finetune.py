@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import wgrad
@@ -23,7 +24,7 @@ from wgrad.train.ranks.world import World
 from wgrad.train.run.build import build_optimizer, wants_recompute
 from wgrad.train.run.callbacks import SaveReport
 from wgrad.train.run.caller import Caller
-from wgrad.train.run.checkpoints import Checkpoints, TrainingState, check_info
+from wgrad.train.run.checkpoints import Checkpoints, Schedule, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
@@ -141,14 +142,18 @@ class _Finetuning:
                 samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.speaks))
                 self.outlets.records.append(samples)
             self.evaluation = Evaluation(session, self.trainer, self.built, samples, self.caller.callbacks)
-            self.results: dict[str, Any] = self.state.info["results"] if self.state is not None else {}
+            self.results: dict[str, Any] = self.state.info.results if self.state is not None else {}
             if self.state is None:
                 self.results |= self._say(self.evaluation.measure(0, "before")).results("before")
             _start_profile(session)
             session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
             self.metrics = files.enter_context(MetricsFile(config.out, done, writes=world.speaks))
             self.outlets.records.append(self.metrics)
-            self.best = BestSteps(config, self.state.info.get("held_out", []) if self.state is not None else ())
+            for file in (self.metrics, samples):
+                if file is not None and file.invalid:
+                    lines = "1 line is no record" if file.invalid == 1 else f"{file.invalid} lines are no records"
+                    session.say(f"note: {file.path}: {lines} of a run: left out")
+            self.best = BestSteps(config, self.state.info.held_out if self.state is not None else ())
             self._train(done)
             skipped = self.optimizer.skipped()
             self._measure_result()
@@ -193,11 +198,14 @@ class _Finetuning:
     def _load(self, step: int) -> bool:
         """Take the parameters of a checkpoint, where it is whole."""
         arrays = self.world.by_first(lambda: self.checkpoints.arrays_of(step), "the best checkpoint")
-        if arrays is None:
-            self.session.say(f"note: no checkpoint of step {step} is whole, so that a worse one is the best")
-            return False
-        self.optimizer.load_state_arrays(arrays)
-        return True
+        try:
+            if arrays is not None:
+                self.optimizer.load_state_arrays(arrays)
+                return True
+        except (KeyError, ValueError):
+            pass
+        self.session.say(f"note: no checkpoint of step {step} is whole, so that a worse one is the best")
+        return False
 
     def _compare_ranks(self) -> None:
         """WgradError where a rank was started for another run; else the table of ranks."""
@@ -232,23 +240,23 @@ class _Finetuning:
     def _restore(self, state: TrainingState) -> None:
         session = self.session
         check_info(state, self.info)
-        session.stream.restore(state.step, state.info["data"])
+        session.stream.restore(state.step, state.info.data)
         try:
             self.optimizer.load_state_arrays(state.arrays)
+            if self.trainer.diloco is not None:
+                self.trainer.diloco.restore(state.arrays)
+            self.trainer.restore_exchange(state.arrays)
         except (KeyError, ValueError) as error:
             raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
-        if self.trainer.diloco is not None:
-            self.trainer.diloco.restore(state.arrays)
-        self.trainer.restore_exchange(state.arrays)
-        self.trainer.data_parallel.shares.restore(state.info.get("shares", {}))
+        self.trainer.data_parallel.shares.restore(state.info.shares)
         session.say(f"resuming from {state.path}")
-        before, now = state.info["schedule"], _schedule(session)
-        if before != now:
+        before, now = state.info.schedule, _schedule(session)
+        if before is not None and before != now:
             total, config = session.stream.total_steps, session.config
             ended = f", prolonged from {self.previous.ended_at}" if self.previous.ended_at else ""
             first = min(state.step, total - 1)
             session.say(
-                f"schedule: {total} steps in all{ended} (was {before['steps']}); {config.schedule} from a peak of "
+                f"schedule: {total} steps in all{ended} (was {before.steps}); {config.schedule} from a peak of "
                 f"{config.lr:g}; step {first + 1} has learning rate {learning_rate(config, first, total):.2e}"
             )
 
@@ -309,7 +317,7 @@ class _Finetuning:
         extra = {
             "results": self.results,
             "shares": {str(rank): seconds for rank, seconds in self.trainer.data_parallel.shares.seconds.items()},
-            "schedule": _schedule(session),
+            "schedule": msgspec.to_builtins(_schedule(session)),
             "held_out": self.best.saved(),
             **self.info,
         }
@@ -335,15 +343,10 @@ class _Finetuning:
             )
 
 
-def _schedule(session: Session) -> dict[str, Any]:
-    """What decides the learning rate of a step; kept in checkpoints, so that a change can be told."""
+def _schedule(session: Session) -> Schedule:
+    """The schedule of the run as it was started now; kept in checkpoints, so that a change can be told."""
     config = session.config
-    return {
-        "steps": session.stream.total_steps,
-        "lr": config.lr,
-        "schedule": config.schedule,
-        "warmup": config.warmup,
-    }
+    return Schedule(session.stream.total_steps, config.lr, config.schedule, config.warmup)
 
 
 def _start_profile(session: Session) -> None:

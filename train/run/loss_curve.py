@@ -45,7 +45,7 @@ def smooth(losses: Sequence[float], horizon: float) -> list[float]:
 def nice_ticks(low: float, high: float, wanted: int, whole: bool = False) -> list[float]:
     """About `wanted` round numbers from low to high, steps of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / max(wanted, 1)
-    power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
+    power = 10.0 ** math.floor(math.log10(raw)) if raw > 1e-300 else 1.0
     step = next((m * power for m in (1, 2, 5) if m * power >= raw * 0.999), 10 * power)
     step = max(step, 1.0) if whole else step
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+import msgspec
+
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_bytes, writing
 from wgrad.train.files.input_files import exists, open_input, reading
+from wgrad.train.run.checkpoints import Loss, Step
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 _LONGEST_LINE = 1 << 16  # bytes; ours have some 200
@@ -22,29 +25,49 @@ HELD_OUT_LOSS = "held_out_loss"
 FORMAT = 1  # the first record of a file names it
 
 
-def read_metrics(path: str | os.PathLike[str], longest: int = _LONGEST_LINE) -> list[dict[str, Any]]:
-    """The objects of such a file; a last line that a killed process left half-written is left out."""
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl. Lines that are none are left out."""
+    return _read(path, _LONGEST_LINE, dict[str, Loss], 1)[0]
+
+
+def _read(path: str | os.PathLike[str], longest: int, kind: Any, first: int) -> tuple[list[dict[str, Any]], int]:
+    """-> the objects of such a file that are a `kind` with a step of at least `first`, and how many other lines it has.
+    A last line that a killed process left half-written does not count.
+    """
     records: list[dict[str, Any]] = []
+    invalid = 0
     if not exists(path, "--out"):
-        return records
+        return records, invalid
     with open_input(path, "--out") as file, reading(path, "--out"):
         while line := file.readline(longest):
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                break  # whatever follows a broken line was not written by us
-            if not isinstance(value, dict):
-                break
+            value = _record(line, kind, first)
+            if value is None:
+                rest = line
+                while len(rest) == longest and not rest.endswith(b"\n"):  # of a line that is too long
+                    rest = file.readline(longest)
+                invalid += line is not rest or line.endswith(b"\n")
+                continue
             if value.pop("format", FORMAT) != FORMAT:
                 raise WgradError(
                     f"{os.fspath(path)} was written by another version of wgrad, in another format: remove it"
                 )
             records.append(value)
-    return records
+    return records, invalid
 
 
-def _is_step(value: Any, first: int) -> bool:
-    return isinstance(value, int) and value >= first
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _record(line: bytes, kind: Any, first: int) -> dict[str, Any] | None:
+    """A line's record; None where it is none."""
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+        msgspec.convert(value, kind)
+        step = msgspec.convert(value["step"], Step)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return value if step >= first else None
 
 
 def _plain(value: Any) -> Any:
@@ -60,7 +83,8 @@ def _line(record: dict[str, Any], *, first: bool) -> bytes:
 
 
 class RecordsFile:
-    """Appends objects to a file. `keep`: which of those that are there already stay.
+    """Appends objects to a file. Of those that are there already, records up to step `last` stay. invalid: how many of
+    its lines were no records.
 
     writes: whether this process does; the records of another are kept in memory until it is asked to `take_over`.
     What is not finite becomes null. Each line reaches the operating system at once, so that a killed process loses
@@ -69,10 +93,13 @@ class RecordsFile:
     """
 
     longest = _LONGEST_LINE
+    first = 1  # step
+    kind: Any = dict[str, Loss]  # besides `step`
 
-    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool], *, writes: bool = True) -> None:
+    def __init__(self, path: Path, last: int, *, writes: bool = True) -> None:
         self.path = path
-        self.records = [r for r in read_metrics(path, self.longest) if keep(r)]
+        records, self.invalid = _read(path, self.longest, self.kind, self.first)
+        self.records = [record for record in records if record["step"] <= last]
         self._file: IO[bytes] | None = None
         if writes:
             self.take_over()
@@ -123,8 +150,7 @@ class MetricsFile(RecordsFile):
     """
 
     def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:
-        path = Path(folder) / METRICS_FILE
-        super().__init__(path, lambda r: _is_step(r.get("step"), 1) and r["step"] <= steps_done, writes=writes)
+        super().__init__(Path(folder) / METRICS_FILE, steps_done, writes=writes)
 
     def of_steps(self) -> list[dict[str, Any]]:
         """The records of steps alone."""
@@ -141,16 +167,21 @@ class MetricsFile(RecordsFile):
             self.write({"step": step, HELD_OUT_LOSS: loss, **named})
 
 
+class _Sample(msgspec.Struct, forbid_unknown_fields=True):
+    step: int
+    prompt: str
+    text: str | None
+    format: int = FORMAT
+
+
 class SamplesFile(RecordsFile):
     """OUT/samples.jsonl: step (0: before the first), prompt, and text, which continues it (null: no numbers to choose
     it by). steps_done: as in MetricsFile; None: the run begins."""
 
-    longest = _LONGEST_SAMPLE
+    longest, first, kind = _LONGEST_SAMPLE, 0, _Sample
 
     def __init__(self, folder: str | os.PathLike[str], steps_done: int | None, *, writes: bool = True) -> None:
-        last = -1 if steps_done is None else steps_done
-        keep = lambda r: _is_step(r.get("step"), 0) and r["step"] <= last and {"prompt", "text"} <= set(r)  # noqa: E731
-        super().__init__(Path(folder) / SAMPLES_FILE, keep, writes=writes)
+        super().__init__(Path(folder) / SAMPLES_FILE, -1 if steps_done is None else steps_done, writes=writes)
 
     def of(self, step: int) -> dict[str, str | None]:
         """Prompt to text."""

@@ -124,7 +124,9 @@ class FlatParameters:
         return self._moved(flat, self._offsets, self._file_offsets)
 
     def from_file(self, flat: np.ndarray) -> np.ndarray:
-        """The inverse of `to_file`."""
+        """The inverse of `to_file`. ValueError where it is none of these parameters'."""
+        if flat.shape != (self.size,) or flat.dtype != np.float32:
+            raise ValueError(f"expected float32 ({self.size},), got {flat.dtype} {flat.shape}")
         return self._moved(flat, self._file_offsets, self._offsets)
 
     def _moved(self, flat: np.ndarray, before: dict[str, int], after: dict[str, int]) -> np.ndarray:
@@ -222,6 +224,9 @@ class AdamW:
         for name, array in arrays.items():
             if values[name].shape != tuple(array.shape) or values[name].dtype != np.float32:  # type: ignore[attr-defined]
                 raise ValueError(f"{name}: expected float32 {array.shape}, got {values[name].shape}")  # type: ignore[attr-defined]
+        for name in ("state", "loss_scale"):  # counts and a scale, which no run leaves without a number
+            if not np.isfinite(values[name]).all():
+                raise ValueError(f"{name}: a number is not finite")
         for name, array in arrays.items():
             value = self.parameters.from_file(values[name]) if name in FLAT_STATE else values[name]
             self.device.write(array, value)
