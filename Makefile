@@ -21,14 +21,15 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test test-fast lint objects check-objects hip-tables portability clean vulkan vulkan-test
+.PHONY: help finetune install test test-fast lint docs objects check-objects hip-tables portability clean vulkan vulkan-test
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
 	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --rank 8"'
 	@echo 'make test       set up what the tests need and run them all'
 	@echo 'make test-fast  a part of them that takes a minute or two, and what failed last time (PYTEST_FLAGS=--lf: only that)'
-	@echo 'make lint       ruff and mypy'
+	@echo 'make lint       ruff, mypy, codespell and the docs'
+	@echo 'make docs       build the documentation into build/site'
 	@echo 'make objects    compile hip/kernels/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
 	@echo 'make hip-tables what compiled AMD kernels do, counted and executed: rows of objects that have changed (FLAGS=--all: all)'
 	@echo 'make portability  run every shader variant through Dawn on a software driver (needs node and npm; slow)'
@@ -72,6 +73,15 @@ portability: $(VENV_TEST)/installed
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
 	$(VENV_TEST)/bin/mypy
+	$(VENV_TEST)/bin/codespell *.md docs src device wgsl hip autograd train
+	@$(MAKE) --no-print-directory docs
+
+docs: $(VENV_TEST)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(VENV_TEST)/bin/python -m mkdocs build --strict --quiet --site-dir build/site
+
+$(VENV_TEST)/docs-installed: $(VENV_TEST)/installed
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile -e '.[docs]'
+	@touch $@
 
 # ---- AMD code objects --------------------------------------------------------------------------
 # Only what has changed; `check-objects` compiles everything and compares bytes.
@@ -81,7 +91,7 @@ objects:
 check-objects:
 	@PYTHONPATH=src $(PYTHON) -m wgrad.hip.runtime.build --check
 
-# bench/results/hip_*.jsonl and what docs/benchmarks.md says of them; tests/hip/executor tells what it needs.
+# bench/results/hip_*.jsonl and what bench/notes/hip.md says of them; tests/hip/executor tells what it needs.
 hip-tables: $(VENV_TEST)/installed
 	@$(VENV_TEST)/bin/python -m tests.hip.executor tables $(FLAGS)
 	@$(VENV_TEST)/bin/python bench/make_table.py

@@ -13,7 +13,7 @@ from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
 from wgrad.device.errors import DeviceError
 
 _IDLE = "the card's matrix units are idle"
-_GAIN = "steps 2.9 to 6.6 times as fast (135M to 8B, measured on an H200)"  # docs/benchmarks.md
+_GAIN = "steps 2.9 to 6.6 times as fast (135M to 8B, measured on an H200)"  # bench/notes/tensor-cores.md
 
 
 @dataclass(frozen=True)

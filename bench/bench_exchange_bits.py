@@ -3,7 +3,7 @@
     python bench/bench_exchange_bits.py [--steps 128] [--seeds 0,1] [--out FILE]
 
 Held-out loss after training at --exchange-bits 32, at 16, and at 16 where what is rounded away is dropped instead of
-being added in the next step; everything else is the same. Prints docs/many-cards.md's table.
+being added in the next step; everything else is the same. Prints docs/how-to/several-gpus.md's table.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
-The peer is bench/peer_train.py (PEFT + bitsandbytes), a process of its own, started from here where CUDA is available.
+Peers are bench/peer_peft.py (PEFT + bitsandbytes) and bench/peer_unsloth.py, each a process of its own, started from
+here where CUDA is available: --peers names the shapes, --stacks the peers.
 """
 
 from __future__ import annotations
@@ -288,8 +289,8 @@ def host_seconds(replays: list[Any], device: WgpuDevice) -> Host:
     return sorted(samples, key=lambda host: host.recording)[SAMPLES // 2]
 
 
-def peer(name: str, shape: Shape, batch: int, seq_len: int, report: Report) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("peer_train.py"))]
+def peer(stack: str, name: str, shape: Shape, batch: int, seq_len: int, report: Report) -> None:
+    command = [sys.executable, str(Path(__file__).with_name(f"peer_{stack}.py"))]
     command += [json.dumps(shape.config()), str(seq_len), str(int(shape.checkpointing)), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
@@ -305,7 +306,8 @@ def main() -> None:
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--batch", default="1", help="rows of a step, each a run")
     parser.add_argument("--seq-len", type=int, default=2048)
-    parser.add_argument("--peers", default="", help="shapes to run PEFT + bitsandbytes on as well")
+    parser.add_argument("--peers", default="", help="shapes to run the peers on as well")
+    parser.add_argument("--stacks", default="peft", help="which peers: peft, unsloth")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--int8-products", action="store_true", help="as of wgrad finetune")
     add_memory_options(parser)
@@ -321,7 +323,8 @@ def main() -> None:
             bench(name, batch, args, compute, device, report)
         if name in args.peers.split(",") and has_cuda():
             recomputed = args.checkpointing or bool(args.offload_checkpoints)
-            peer(name, shape_of(name, recomputed), batch, args.seq_len, report)
+            for stack in args.stacks.split(","):
+                peer(stack, name, shape_of(name, recomputed), batch, args.seq_len, report)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of the compiled HIP kernels in docs/benchmarks.md, from bench/results/hip_*.jsonl, for make_table.py.
+"""The tables of the compiled HIP kernels in bench/notes/hip.md, from bench/results/hip_*.jsonl, for make_table.py.
 
 They are counts and a model of the machine code, not a card's figures. Rows or keys that nobody has measured yet leave
 a dash, or their table out.

@@ -1,11 +1,11 @@
-"""Write the measured tables of README.md and docs/benchmarks.md from bench/results/*.jsonl: none is typed by hand.
+"""Write the measured tables of README.md, docs/benchmarks.md and bench/notes from bench/results/*.jsonl.
 
     python bench/make_table.py [--results FOLDER] [--check]
 
-README.md has whole steps, docs/benchmarks.md every row. One section a device. `ratio` is
-wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are listed once more under
-"Where it loses". What is known of the HIP kernels, whose rows are not a card's, comes from hip_tables.py into markers
-of its own. --check writes nothing and exits 1 where a page is not up to date.
+README.md has whole steps next to peers, docs/benchmarks.md the same and the steps of each GPU, bench/notes/all-rows.md
+every row. `ratio` is wgrad's speed over the peer's in the same run: below 1 the peer is faster, and those rows are
+listed once more under "Where it loses". HIP kernels, which no GPU has run, have markers of their own in
+bench/notes/hip.md. --check writes nothing and exits 1 where a page is not up to date.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from hip_tables import render_hip
 from pages import Row, splice, table
 
 HERE = Path(__file__).parent
-PAGES = {"README.md": True, "docs/benchmarks.md": False}  # page: only whole steps
-HIP_PAGE = "docs/benchmarks.md"
 EVEN = 0.97  # a ratio above this is not called a loss: the spread between runs is of this size
 
 
@@ -59,18 +57,18 @@ class Losses:
 
 
 def recomputed(row: Row) -> str:
-    """Whether layers are, how many of their inputs lie in main memory, and whether attention is not."""
+    """How a step checkpoints: whether, how many layers are offloaded, whether attention outputs are kept."""
     if not row["checkpointing"]:
         return "off"
-    parked, kept = row.get("offload_checkpoints", False), ", attention kept" * row.get("attention_kept", False)
-    if not parked:
+    offloaded, kept = row.get("offload_checkpoints", False), ", attention kept" * row.get("attention_kept", False)
+    if not offloaded:
         return "on" + kept
-    number = "" if parked is True else f" {parked} of {row['layers']}"
-    return f"on,{number} parked{kept}"
+    number = "" if offloaded is True else f" {offloaded} of {row['layers']}"
+    return f"on,{number} offloaded{kept}"
 
 
 def compute(row: Row) -> str:
-    return row["compute"] + ", 8-bit products" * row.get("int8_products", False)
+    return row["compute"] + ", 8-bit matmuls" * row.get("int8_products", False)
 
 
 def train_table(rows: list[Row], losses: Losses) -> list[str]:
@@ -95,8 +93,25 @@ def train_table(rows: list[Row], losses: Losses) -> list[str]:
             ratio(row["tokens_per_second"], peer["tokens_per_second"]) if own and peer else "–",
         ])  # fmt: skip
     title = "QLoRA step (NF4, double quantisation, r = 16, seven projections)"
-    head = ("model shape", "batch", "stack", "compute", "recomputing", "tokens/s", "ms a step", "peak GiB", "ratio")
+    head = ("model", "batch", "stack", "compute", "checkpointing", "tokens/s", "ms per step", "peak GiB", "ratio")
     return [f"**{title}**", "", *table(head, lines)]
+
+
+def peers_table(rows: list[Row]) -> str:
+    """Whole steps next to a peer's, a line for each shape: tokens/s and peak GiB of the default, and without
+    checkpointing; ratio: of the faster of each."""
+    lines = []
+    for work, batch in dict.fromkeys((r["work"], r["batch"]) for r in rows):
+        here = [r for r in rows if (r["work"], r["batch"]) == (work, batch)]
+        found = []
+        for own, checkpointing in ((True, True), (True, False), (False, True), (False, False)):
+            matching = [r for r in here if (r["stack"] == "wgrad") == own and r["checkpointing"] == checkpointing]
+            found.append(matching[0] if matching else None)
+        cells = [f"{number(r['tokens_per_second'], 4)} in {r['peak_gib']:.3g}" if r else "–" for r in found]
+        ours, theirs = (max(r["tokens_per_second"] for r in pair if r) for pair in (found[:2], found[2:]))
+        lines.append([work, str(batch), *cells, ratio(ours, theirs)])
+    head = ("model", "batch", "wgrad, checkpointing", "wgrad, without", "Unsloth, checkpointing", "without", "ratio")
+    return "\n".join(table(head, lines))
 
 
 def gemm_table(rows: list[Row], losses: Losses) -> list[str]:
@@ -157,8 +172,8 @@ TABLES: dict[str, Callable[[list[Row], Losses], list[str]]] = {
 
 
 def render(rows: list[Row], short: bool = False) -> str:
-    """The text between the markers. short: only whole steps, without a list of losses (each row has its ratio)."""
-    rows = [r for r in rows if r["bench"] == "train"] if short else rows
+    """The sections of all GPUs. short: only whole steps, without a list of losses (each row has its ratio)."""
+    rows = [r for r in rows if r["bench"] == "train"] if short else [r for r in rows if r["bench"] != "peers"]
     if not rows:
         return "No figures are committed yet: `bench/results` is empty.\n"
     lines: list[str] = []
@@ -185,11 +200,18 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     rows, stale = read_rows(args.results), 0
-    for page, short in PAGES.items():
+    peers = peers_table([row for row in rows if row["bench"] == "peers"])
+    pages = {
+        "README.md": {"peers": peers},
+        "docs/benchmarks.md": {"peers": peers, "measured": render(rows, short=True)},
+        "bench/notes/all-rows.md": {"measured": render(rows)},
+        "bench/notes/hip.md": {"hip": render_hip(args.results)},
+    }
+    for page, sections in pages.items():
         path = HERE.parent / page
-        old = path.read_text(encoding="utf-8")
-        new = splice(old, render(rows, short))
-        new = splice(new, render_hip(args.results), "hip") if page == HIP_PAGE else new
+        old = new = path.read_text(encoding="utf-8")
+        for name, text in sections.items():
+            new = splice(new, text, name)
         if args.check and new != old:
             print(f"{page} is not up to date: run python bench/make_table.py", file=sys.stderr)
             stale = 1

@@ -3,7 +3,7 @@
     python examples/squared_relu.py
 
 The shader is plain WGSL with the loader's `#if` lines (wgsl/runtime/compile.py says which there are). An operator that
-is to be a part of wgrad, on every device, takes the list in docs/adding.md instead.
+is to be a part of wgrad, on every device, takes the list in docs/contributing/operator.md instead.
 """
 
 from pathlib import Path

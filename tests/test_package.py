@@ -183,7 +183,9 @@ def test_builds_are_the_same_to_the_byte(wheel: Path, tmp_path: Path) -> None:
 
 def test_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == wgrad.__version__
+    assert "version" not in project and project["dynamic"] == ["version"]
+    lines = [line for p in (ROOT / "src/wgrad").glob("*.py") for line in p.read_text().splitlines()]
+    assert [line for line in lines if line.startswith("__version__ =")] == [f'__version__ = "{wgrad.__version__}"']
 
 
 def test_oracles_are_pinned_and_the_makefile_takes_the_same_torch() -> None:

@@ -59,7 +59,8 @@ class Tile:
 AnyTile = Tile | MatrixTile | VectorTile
 
 # Measured on an H100 (bench/bench_gemm.py --sweep): 128 x 64 is best or within a few percent of it for every shape of
-# the 135M, 1B and 8B models; 128 x 128 leaves too few workgroups to hide latency (docs/rejected.md).
+# the 135M, 1B and 8B models; 128 x 128 leaves too few workgroups to hide latency
+# (bench/notes/rejected-float32-gemm.md).
 MAIN = Tile(128, 64, 16, 2, 2)
 SMALL = Tile(32, 32, 16, 1, 1)
 TALL_SKINNY = Tile(64, 16, 16, 1, 1)  # LoRA: N = rank

@@ -53,7 +53,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   var next_b: array<Ready_b, LOADS_B>;
 
   // Tile t is fetched while the one before it is multiplied. The last is staged behind the loop: were what the loop fetches
-  // used in its next pass alone, NVIDIA's compiler would read it there, behind the barrier (docs/rejected.md).
+  // used in its next pass alone, NVIDIA's compiler would read it there, behind the barrier (bench/notes/rejected-float32-gemm.md).
   let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
   {
     let k0 = k_first;

@@ -108,11 +108,12 @@ MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
 # them inside, and two at once, it takes 1.02 to 1.19 times as long.
 NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True, scales_inside=False)
 _ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
-_MULTIPROCESSORS, _SHARED_BYTES = 132, 48 << 10  # of an H200; of one, for its workgroups together (docs/benchmarks.md)
+# Multiprocessors of an H200, and the workgroup memory that all workgroups of one share (bench/notes/tensor-cores.md).
+_MULTIPROCESSORS, _SHARED_BYTES = 132, 48 << 10
 # Of more than 16 rows. Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the
 # tile that holds all rows, and eight subgroups on each of an H200's multiprocessors, of one workgroup or of two. By the
 # elements of the weight that an invocation decodes at once: of NF4 8, of the others 16, of 32 most are slower
-# (docs/rejected.md).
+# (bench/notes/rejected-tensor-cores.md).
 WEIGHT_TILES = {
     8: (
         MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64
@@ -169,7 +170,7 @@ def choose_tile(
 def _narrow_splits(m: int, n: int, k: int) -> int:
     """With which the workgroups of NARROW need the least time: they run in waves, of which the last is seldom full,
     which matters little after eight. A split costs besides; with a 12th this gives the fastest of all that were
-    measured (docs/benchmarks.md)."""
+    measured (bench/notes/tensor-cores.md)."""
     at_once = _MULTIPROCESSORS * (_SHARED_BYTES // (NARROW.workgroup_bytes(False, True) + _LEVELS))
     tiles = -(-m // NARROW.m) * -(-n // NARROW.n)
     most = min(k // _MIN_K_PER_SPLIT, _MAX_NARROW_SPLITS, 8 * at_once // tiles)

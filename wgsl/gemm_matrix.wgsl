@@ -110,7 +110,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #endif
 #if AHEAD
   // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged behind the
-  // loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there (docs/rejected.md).
+  // loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there (bench/notes/rejected-tensor-cores.md).
 #unroll i LOADS_A
   var ahead_a_$i: Unit_a;
 #end

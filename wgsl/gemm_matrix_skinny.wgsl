@@ -97,7 +97,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   }
 #end
   // The last round is staged behind the loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would
-  // read it there (docs/rejected.md).
+  // read it there (bench/notes/rejected-tensor-cores.md).
   for (var n = 1u; n < rounds; n++) {
 #unroll a AHEAD
     {

@@ -18,7 +18,7 @@ _WIDE_ROWS = 8  # more rows take half as many invocations: the sums of their tea
 _WANTED_INVOCATIONS = 1 << 17
 
 # In a wide unit a scale is read and unpacked once, and codes 16 bytes at a time. All rows multiply a unit in one
-# stretch of code, and more products than these in it are slower on an H200 (docs/rejected.md).
+# stretch of code, and more products than these in it are slower on an H200 (bench/notes/rejected-few-rows.md).
 _MOST_PRODUCTS = 128  # of rows and elements of a unit: 32 for 4 rows, 16 for 8, 8 for 16
 _FACTORED_ROWS = 4  # up to which scaling the sums of units is less than scaling their elements
 

@@ -21,7 +21,7 @@ struct Ready_b { low: Words, high: Words, scale: Scale }
 
 // What makes a float of the code at bit 0, 4, 8, 12 (words.wgsl), and what code 32, which stands for 0, then is. With one
 // exponent for all four codes come times 1, 16, 256, 4096: one row is faster so, units of 8
-// on matrix units are slower (docs/rejected.md).
+// on matrix units are slower (bench/notes/rejected-few-rows.md).
 #if TIMES_16
 const EXPONENTS = vec4<u32>(0x4b000000u);
 const ZERO = 8388608.0 + 32.0 * vec4<f32>(1.0, 16.0, 256.0, 4096.0);

@@ -14,7 +14,7 @@ _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
 # Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
 # IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD cards ROCm's runtime returns none of them for a
-# fault of a kernel: it aborts the process (docs/runs.md).
+# fault of a kernel: it aborts the process (docs/reference/exit-codes.md).
 _FATAL = {214, 401, 700, 702, 710, 719, 999}
 
 _bindings: dict[str, Any] = {}

@@ -12,12 +12,14 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
     select_device                   a device by name, or the best there is
     WgradError, DeviceError         errors that a caller can put right; what a device refused
 
-docs/library.md shows how they are used.
+docs/reference/python.md shows how they are used.
 """
 
 import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
+
+from wgrad.version import __version__ as __version__
 
 if _TYPE_CHECKING:
     from wgrad.autograd import functional as functional
@@ -38,8 +40,6 @@ if _TYPE_CHECKING:
     from wgrad.train.run.callbacks import EvaluationReport as EvaluationReport
     from wgrad.train.run.callbacks import SaveReport as SaveReport
     from wgrad.train.run.callbacks import StepReport as StepReport
-
-__version__ = "0.1.0"
 
 # A checkout without the room links (git on Windows writes them as text files) still runs:
 # the rooms are then found at the top of the repository.

@@ -36,8 +36,8 @@ def counter(scripts: Callable[[str], Any]) -> Any:
 
 @pytest.mark.parametrize("compute, units", [("float32", False), ("float16", True)])
 def test_launches_of_a_step(counter: Any, compute: str, units: bool) -> None:
-    """A step of SmolLM2-135M, T 2048: with stacks at most 1,400 launches, and no more memory than docs/benchmarks.md
-    says."""
+    """A step of SmolLM2-135M, T 2048: with stacks at most 1,400 launches, and no more memory than
+    bench/notes/launches.md says."""
     counted = counter.count("smollm2-135m", 2048, compute, units)
     counts = counted.launches
     decoding = counts["linear_quantized", "quantize_decode"] + counts["linear_quantized_backward", "quantize_decode"]
@@ -62,7 +62,7 @@ def test_a_step_takes_no_more_than_unsloths(
     counter: Any, shape: str, compute: str, batch: int, parked: int, keep: bool, gib: float
 ) -> None:
     """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step), in the
-    settings of the rows of docs/benchmarks.md; float32 without matrix units. parked: of so many layers; keep: what
+    settings of the rows of bench/notes/launches.md; float32 without matrix units. parked: of so many layers; keep: what
     attention gives, too."""
     options = {"checkpointing": True, "offload": parked, "keep_attention": keep}
     counted = counter.count(shape, 2048, compute, compute == "float16", batch=batch, **options)

@@ -41,7 +41,7 @@ from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
 
 RECOMPUTE_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
 # By default what attention gives is kept from rows of so many tokens on: computing it again is a tenth of a step of the
-# 1B there and grows with the row (docs/benchmarks.md), what it takes does not. Bytes below which that is so.
+# 1B there and grows with the row (bench/notes/tensor-cores.md), what it takes does not. Bytes below which that is so.
 KEEP_ATTENTION_FROM, KEEP_ATTENTION_BELOW = 8192, 4 << 30
 # A limit of the memory, divided by this, is what the chunks of a long row's MLP may take; and the least that they get,
 # with which the 8B with streamed weights fits 3 GiB.

@@ -68,7 +68,7 @@ class Runtime(PooledRuntime):
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
         self.matrix_units = matrix_units.among(self._device.features)
-        # LoRA's products of a stack are slow without them (docs/rejected.md).
+        # LoRA's products of a stack are slow without them (bench/notes/rejected-runtime.md).
         self.stacks_weights = self.matrix_units and not self.software
         self.int8_products = False  # `round_products` sets it
         self.transposes_left = False  # of every product that can have it so, not of large ones (the self-test's switch)

@@ -16,7 +16,7 @@ from wgrad.wgsl.runtime.submit_thread import Submitted, SubmitThread
 
 # Submissions in flight before the host waits for old ones: bounds memory held by finished commands (it only comes
 # back on a poll) without letting the device run dry. It waits for half of them: what a thread does first after it was
-# woken costs it 0.1 to 0.25 ms more (docs/rejected.md).
+# woken costs it 0.1 to 0.25 ms more (bench/notes/rejected-runtime.md).
 MAX_IN_FLIGHT, _FEWEST_IN_FLIGHT = 8, 4
 UPLOAD_BYTES, _UPLOADS = 4 << 20, 6  # of a buffer that large writes go through, and how many there are
 STAGED_BYTES = 1 << 20  # of a write that goes through them, and at once: a bucket of the gradient, say

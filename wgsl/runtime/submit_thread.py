@@ -1,7 +1,7 @@
 """Work in its order on a thread of its own, beside what the thread goes on with that hands it over.
 
 concurrent.futures does the same, but handing over takes 21 us of it on an H100's host, as long as it takes to record
-half a dozen dispatches, and a submission that a copy begins has no more (docs/rejected.md).
+half a dozen dispatches, and a submission that a copy begins has no more (bench/notes/rejected-runtime.md).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class _Way:
     bytes_per_flop: float
 
 
-# Measured on an H200 (docs/benchmarks.md), beside products of 280 TFLOP/s.
+# Measured on an H200 (bench/notes/copies.md), beside products of 280 TFLOP/s.
 _TO_HOST = _Way(1, 22e9 / 280e12)
 _FROM_HOST = _Way(4, 36e9 / 280e12)
 

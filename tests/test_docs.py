@@ -1,0 +1,216 @@
+"""README and docs are true: figures are those of bench/results, commands parse and run, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import require_wgpu
+from wgrad.train.commands.cli import main
+from wgrad.train.data.data import load_data
+from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.options.finetune_config import RunOptions
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench/notes").glob("*"))]
+TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [block for named, block in found if named == language]
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """The words of each `wgrad` command in the page's shell blocks."""
+    for block in _blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line.split("  #")[0]):
+                part = re.sub(r"^\s*([A-Z_]+=\S+ )*(\S*mpirun .*?|srun .*?)?(?=\S*\bwgrad )", "", part)
+                if re.match(r"(\S*/)?wgrad ", part):
+                    yield shlex.split(part)[1:]
+
+
+# ---- figures -------------------------------------------------------------------------------------
+def test_figures_are_those_of_the_results() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "make_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"checkpointing": False, "offload_checkpoints": False}, "off"),
+        ({"checkpointing": True}, "on"),
+        ({"checkpointing": True, "offload_checkpoints": True}, "on, offloaded"),
+        ({"checkpointing": True, "offload_checkpoints": 0, "layers": 32}, "on"),
+        ({"checkpointing": True, "offload_checkpoints": 1, "layers": 32}, "on, 1 of 32 offloaded"),
+        ({"checkpointing": True, "offload_checkpoints": 14, "layers": 32}, "on, 14 of 32 offloaded"),
+        ({"checkpointing": True, "attention_kept": True}, "on, attention kept"),
+        ({"checkpointing": True, "offload_checkpoints": True, "attention_kept": True}, "on, offloaded, attention kept"),
+    ],
+)
+def test_rows_say_how_many_layers_are_offloaded(row: dict, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    assert importlib.import_module("make_table").recomputed(row) == said
+
+
+def test_hip_tables_take_what_rows_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of no rows is left out; forward rows stand beside the peer's, and a loss to it is named."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    render_hip = importlib.import_module("hip_tables").render_hip
+    assert "62.2" in render_hip(tmp_path) and "backward" not in render_hip(tmp_path)
+    row = {"arch": "gfx942", "kernel": "attention_forward_bf16_rtne_128", "vgpr": 248, "lds": 32768, "spills": 0}
+    row |= {"scratch": 0, "busy": {"300": 0.8, "600": 0.5, "1200": 0.42}, "busy_loop": {"600": 0.7}}
+    (tmp_path / "hip_attention.jsonl").write_text(json.dumps(row) + "\n")
+    text = render_hip(tmp_path)
+    assert "| 248 | 32 KiB | 80.0 / 50.0 / 42.0 | – / 70.0 / – | – | – |" in text
+    assert "It loses to the peer at 600 clocks." in text
+
+
+# ---- form ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    generated = re.compile(r"(reference/)?(cli(/[\w-]+)?|operators)\.md$")  # docs/_hooks/reference.py
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or generated.search(target) or (page.parent / target).exists(), target
+
+
+def test_pages_stay_short() -> None:
+    """A page answers one question; README fits on few screens."""
+    lines = {p.relative_to(ROOT).as_posix(): len(p.read_text(encoding="utf-8").splitlines()) for p in PAGES}
+    assert lines["README.md"] <= 120 and lines["docs/benchmarks.md"] <= 200
+    assert {name: n for name, n in lines.items() if name.startswith("docs/") and n > 250} == {}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")} <= listed
+
+
+# ---- commands ------------------------------------------------------------------------------------
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = {
+        name for page in PAGES for name in re.findall(r"^make ([\w-]+)", "\n".join(_blocks(page, "bash")), re.MULTILINE)
+    }
+    assert named >= {"finetune", "test", "test-fast", "lint"}
+    assert [name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+
+
+def test_the_workflow_runs_tests_that_are_there() -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert named and not [path for path in named if not (ROOT / path).exists()]
+
+
+def _workflow_commands() -> list[list[str]]:
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["other-systems"][
+        "steps"
+    ]
+    return [shlex.split(step["run"])[1:] for step in steps if step.get("run", "").startswith("wgrad ")]
+
+
+def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option that the commands of README, docs and CI use is in that command's help."""
+    commands = [*(words for page in PAGES for words in _commands(page)), *_workflow_commands()]
+    assert {words[0] for words in commands} >= {"finetune", "generate", "devices", "selftest", "merge", "plan", "serve"}
+    helps: dict[str, str] = {}
+    for words in commands:
+        if words[0] not in helps:
+            assert main([words[0], "--help"]) == 0
+            helps[words[0]] = capsys.readouterr().out
+        for option in (word for word in words[1:] if word.startswith("--")):
+            assert re.search(rf"{option.split('=')[0]}\b", helps[words[0]]), (words[0], option)
+
+
+# ---- code blocks run -------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the embedded model, which has a chat template here, and a file of each kind of record."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples" / "base_model", folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    (record, *_) = _blocks(ROOT / "docs/tutorials/preferences.md", "json")
+    (folder / "pairs.jsonl").write_text(record * 20, encoding="utf-8")
+    (records, *_) = _blocks(ROOT / "docs/tutorials/chat-data.md", "json")
+    (folder / "chat.jsonl").write_text(records * 10, encoding="utf-8")
+    (records,) = _blocks(ROOT / "README.md", "json")
+    (folder / "data.jsonl").write_text(records * 10, encoding="utf-8")
+    return folder
+
+
+def test_the_sample_lines_are_data(workshop: Path) -> None:
+    config = RunOptions(data=(str(workshop / "data.jsonl"),), eval_fraction=0)
+    assert len(load_data(config, load_tokenizer(workshop / "model")).train) == 30
+
+
+STARTS_A_SERVER = {"watch", "serve"}
+SHORTER = {
+    "finetune": "--device cpu --max-steps 2 --batch-size 2 --accumulate 1 --seq-len 64 --rank 2 --eval-tokens 64",
+    "generate": "--device cpu --max-new-tokens 2",
+    "chat": "--device cpu --max-new-tokens 2 --context 128",
+    "merge": "--device cpu --no-compare",
+    "plan": "--data data.jsonl --seq-len 64",
+    "data": "",
+    "export": "",
+    "devices": "",
+}
+NAMES = {"DIR_OR_HUB_ID": "model", "HuggingFaceTB/SmolLM2-135M-Instruct": "model", "FILE": "data.jsonl"}
+NAMES |= {"base.gguf": "out/merged/model.gguf"}
+RUN = ["README.md", "docs/tutorials/first-fine-tune.md", "docs/tutorials/chat-data.md", "docs/tutorials/preferences.md"]
+
+
+@pytest.mark.parametrize("page", [*RUN, "docs/tutorials/adapter-to-ollama.md"])
+def test_commands_run(page: str, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of README and of each tutorial run one after another, shortened, on the embedded model."""
+    monkeypatch.chdir(workshop)
+    ran = 0
+    for words in _commands(ROOT / page):
+        if words[0] in STARTS_A_SERVER or words[0] not in SHORTER:
+            continue
+        if words[0] == "plan":
+            require_wgpu()
+        words = [NAMES.get(word, word) for word in words]
+        out = words[words.index("--out") + 1] if "--out" in words else None
+        if out is not None:
+            shutil.rmtree(out, ignore_errors=True)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Who wrote Emma?\n")))
+        assert main([*words, *SHORTER[words[0]].split()]) == 0, words
+        ran += 1
+    assert ran >= 2
+
+
+def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    first, second = _blocks(ROOT / "docs/reference/python.md", "python")
+    monkeypatch.chdir(workshop)
+    shutil.rmtree("out", ignore_errors=True)
+    space: dict[str, Any] = {}
+    for text, short in (
+        ("max_steps=20", 'max_steps=2, device="cpu"'),
+        ("result.out) as", 'result.out, device="cpu", context=64) as'),
+    ):
+        assert text in first
+        first = first.replace(text, short)
+    exec(first, space)
+    assert space["result"].steps == 2 and "out/mine" in capsys.readouterr().out
+    exec(second, space)
+    options = {"model": "examples/base_model", "data": space["records"], "device": "cpu", "sample": False}
+    options |= {"seq_len": 64, "accumulate": 1, "max_steps": 1}
+    space["wgrad"].finetune(out="out/watched", callbacks=[space["Watch"](), print], **options)
+    said = capsys.readouterr().out
+    assert "checkpoints/step-1" in said and "StepReport(step=1" in said
