@@ -74,6 +74,8 @@ WITH_HEADER = {
     "muse_glimmer": "<|start|>assistant",
     "qwen2_5": "\n",  # of '<|im_start|>assistant\n'; for all other models of the family it does not
 }
+# TRL marks what ends the answers of tools too, which the template writes before it asks.
+BEFORE_ANSWERS = {"deepseek_r1_distill": "<｜tool▁outputs▁end｜>"}
 # TRL's variant renders something else than the model's own template: thoughts of earlier turns, which that drops.
 KEEPS_THOUGHTS = ("deepseek_r1_distill", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8")
 # ... or the role of whoever is next, as the end of a turn.
@@ -126,7 +128,8 @@ def like_ours(name: str, marked: list[str], said: list[str]) -> list[str]:
     header = WITH_HEADER.get(name, "")
     if "".join(marked).replace(header, "") == "".join(said).replace(header, "") and len(header) > 1:
         return said  # two turns in a row are one piece where the header between them is marked
-    marked = [re.sub(NEXT_ROLE.get(name, "^"), "", piece.removeprefix(header)) for piece in marked]
+    before = BEFORE_ANSWERS.get(name, "")
+    marked = [re.sub(NEXT_ROLE.get(name, "^"), "", p.removeprefix(header).removeprefix(before)) for p in marked]
     if name in KEEPS_THOUGHTS and len(marked) == len(said):
         answers = [re.sub(r"^\n*<think>.*?</think>", "", piece, flags=re.DOTALL) for piece in marked]
         marked = [own if own.lstrip() == text.lstrip() else piece for own, text, piece in zip(said, answers, marked)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.template_spans import THOUGHT
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]  # characters [start, end) of the rendered text
@@ -37,11 +38,27 @@ class Conversation:
 
 @dataclass(frozen=True)
 class _Rendered:
-    """text, and the ranges of it that are told apart (see `template_engine.py`)."""
+    """text, and what is known of its parts (see `TemplateProcess.render`)."""
 
     text: str
-    messages: list[tuple[int, int, int]] | None  # start, end, number of the message
-    generated: list[Span]
+    messages: list[tuple[int, int, int]] | None = None  # start, end, number of the message
+    generated: list[Span] = field(default_factory=list)
+    prefixes: dict[int, Span] = field(default_factory=dict)
+    unseen: dict[int, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a template writes a turn of the assistant.
+
+    header: what each begins with and a generation prompt gives, never learnt; end: what ends one, whether others follow
+    or not; is_told: its loop writes each turn while it is at that message.
+    """
+
+    header: str
+    end: str
+    bos: str
+    is_told: bool
 
 
 class ChatTemplate:
@@ -54,7 +71,7 @@ class ChatTemplate:
     def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens)
-        self._headers: dict[tuple[str, bool], str] = {}
+        self._shapes: dict[tuple[str, bool], _Shape] = {}
         shared_process().compile(self._source(None))
 
     def _source(self, tools: Any) -> str:
@@ -63,7 +80,9 @@ class ChatTemplate:
             return named["tool_use"]
         return named.get("default") or next(iter(named.values()))
 
-    def _ask(self, conversation: Conversation, prompt: bool, marked: bool) -> _Rendered:
+    def _ask(
+        self, conversation: Conversation, prompt: bool, learn: Sequence[int] | None = None, check: bool = False
+    ) -> _Rendered:
         values = {
             **self.special_tokens,
             **conversation.options,
@@ -73,7 +92,7 @@ class ChatTemplate:
             "add_generation_prompt": prompt,
         }
         try:
-            answer = shared_process().render(self._source(conversation.tools), values, marked)
+            answer = shared_process().render(self._source(conversation.tools), values, learn, check)
         except RecursionError:
             raise MessagesRefused("the messages are nested too deeply: flatten them") from None
         except TypeError as error:  # of Python or Parquet
@@ -82,26 +101,42 @@ class ChatTemplate:
             line = f" (line {answer['line']} of the template)" if answer["line"] else ""
             verb = "refuses" if answer["failure"] == "refuse" else "fails on"
             raise MessagesRefused(f"the chat template {verb} these messages: {answer['message']}{line}")
-        ranges, generated = answer.get("messages"), answer.get("generated", [])
-        messages = None if ranges is None else [(start, end, number) for start, end, number in ranges]
-        return _Rendered(answer["text"], messages, [(start, end) for start, end in generated])
+        ranges = answer.get("messages")
+        return _Rendered(
+            answer["text"],
+            None if ranges is None else [(start, end, number) for start, end, number in ranges],
+            [(start, end) for start, end in answer.get("generated", [])],
+            {turn: (start, end) for turn, start, end in answer.get("prefixes", [])},
+            {int(number): parts for number, parts in answer.get("unseen", {}).items()},
+        )
 
     def render(self, conversation: Conversation | Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Messages as the model sees them. MessagesRefused where the template refuses them."""
         if not isinstance(conversation, Conversation):
             conversation = Conversation(conversation)
-        return self._ask(conversation, add_generation_prompt, marked=False).text
+        return self._ask(conversation, add_generation_prompt).text
 
     def render_with_spans(self, conversation: Conversation, learn: Collection[int]) -> tuple[str, list[Span]]:
-        """-> the text, and the characters that the messages numbered in `learn` (assistant turns) stand for.
+        """Render a conversation and find what the assistant says in it.
 
-        A template with {% generation %} blocks says so itself. For any other, a turn is what the template's loop writes
-        while it is at that message, without what a generation prompt gives, without spaces that part it from the
-        next turn, and for the last message with what follows the loop (an eos token). Where a template has no such
-        loop, the text is rendered up to each turn and up to its end; both must be prefixes of the whole.
-        MessagesRefused where none of this tells the turns apart.
+        A template with {% generation %} blocks says so itself. For any other the text is rendered up to each turn, with
+        the generation prompt, and up to its end: where both are prefixes of the whole, the turn is what lies between.
+        Where they are not (a template that writes a turn differently once others follow it), it is what the template's
+        loop writes while it is at that message, without what a generation prompt gives.
+
+        Args:
+            learn: numbers of the turns that are learnt, all of the assistant.
+
+        Returns:
+            The text, and the characters of it that these turns stand for.
+
+        Raises:
+            MessagesRefused: none of this tells the turns apart.
         """
-        whole = self._ask(conversation, prompt=False, marked=True)
+        turns = sorted(learn)
+        whole = self._ask(conversation, False, turns)
+        if not turns:
+            return whole.text, []
         last = len(conversation.messages) - 1
         if whole.generated:
             spans = [s for s in whole.generated if _owner(s[0], whole.messages, last) in learn]
@@ -110,56 +145,62 @@ class ChatTemplate:
             said = [i for i, m in enumerate(conversation.messages) if m.get("role") == "assistant"]
             if len(said) == len(whole.generated):
                 return whole.text, [span for turn, span in zip(said, whole.generated) if turn in learn]
-        if whole.messages:
-            header, bos = self._header(conversation), self.special_tokens.get("bos_token", "")
-            turns = [_turn_spans(whole, turn, turn == last, header, bos) for turn in sorted(learn)]
-            return whole.text, [span for spans in turns for span in spans]
-        return whole.text, [self._span_by_prefixes(whole.text, conversation, turn) for turn in sorted(learn)]
+        return whole.text, [span for turn in turns for span in self._turn_spans(whole, turn, turns, conversation)]
 
-    def _span_by_prefixes(self, text: str, conversation: Conversation, turn: int) -> Span:
-        def part(messages: Sequence[Message], prompt: bool) -> str:
-            shorter = Conversation(messages, conversation.tools, conversation.documents, conversation.options)
-            return self._ask(shorter, prompt, marked=False).text
-
-        before = part(conversation.messages[:turn], True)
-        after = part(conversation.messages[: turn + 1], False)
-        if not (text.startswith(before) and text.startswith(after) and len(before) < len(after)):
+    def _turn_spans(self, whole: _Rendered, turn: int, turns: Sequence[int], conversation: Conversation) -> list[Span]:
+        """Where one turn is said. `turns`: all that are learnt."""
+        if turn > 0 and turn in whole.prefixes:
+            return [whole.prefixes[turn]]
+        shape = self._shape(conversation)
+        last = len(conversation.messages) - 1
+        spans = _spans_by_loop(whole, turn, turn == last, shape) if whole.messages and shape.is_told else []
+        if not spans and turn in whole.prefixes:  # templates rarely tell what they write before no turn at all
+            return [whole.prefixes[turn]]
+        if not spans:
             raise MessagesRefused(
                 f"the chat template renders turn {turn + 1} differently once others follow it, so that what the "
                 "assistant said cannot be told apart: end the conversation there, or give --loss-on all"
             )
-        return len(before), len(after)
+        return spans
 
-    def _header(self, conversation: Conversation) -> str:
-        """What every turn of the assistant begins with and a generation prompt gives: never to be learnt.
-
-        Seen in a short conversation with two of them: a template may give more in the prompt for the last turn only
-        (an empty thought), which then counts where it is rendered.
-        """
+    def _shape(self, conversation: Conversation) -> _Shape:
+        """How this template writes a turn of the assistant."""
         parts = any(isinstance(m.get("content"), list) for m in conversation.messages)
         key = (self._source(conversation.tools), parts)
-        if key not in self._headers:
-            self._headers[key] = self._find_header(parts, conversation.tools)
-        return self._headers[key]
+        if key not in self._shapes:
+            self._shapes[key] = self._find_shape(parts, conversation.tools)
+        return self._shapes[key]
 
-    def _find_header(self, parts: bool, tools: Any) -> str:
+    def _find_shape(self, parts: bool, tools: Any) -> _Shape:
+        """Seen in a short conversation with two answers: a template may give more in the prompt for the last turn only
+        (an empty thought), which is then learnt where it is rendered."""
+        bos = self.special_tokens.get("bos_token", "")
+
         def message(role: str, text: str) -> dict[str, Any]:
             return {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
 
-        question, answer = message("user", "What?"), message("assistant", "\u2042That.")
+        asks = [message("user", f"\u2042What{i}?") for i in range(2)]
+        answers = [message("assistant", f"\u2042That{i}.") for i in range(2)]
         try:
-            asked = self._ask(Conversation([question], tools), prompt=True, marked=True)
-            plain = self._ask(Conversation([question], tools), prompt=False, marked=True)
-            both = self._ask(Conversation([question, answer, question, answer], tools), prompt=False, marked=True)
+            asked = self._ask(Conversation(asks[:1], tools), True, [])
+            plain = self._ask(Conversation(asks[:1], tools), False, [])
+            once = self._ask(Conversation([asks[0], answers[0]], tools), False, [])
+            both = self._ask(Conversation([asks[0], answers[0], asks[1], answers[1]], tools), False, [])
         except MessagesRefused:
-            return ""
+            return _Shape("", "", bos, True)
         prompt = _tail(asked)
         if not prompt or prompt == _tail(plain):  # written within the loop, if anywhere
             prompt = asked.text[len(_common(asked.text, plain.text)) :]
+        is_told = True
         for start, end, number in both.messages or []:
+            text = both.text[start:end]
             if number in (1, 3):
-                prompt = _common(prompt, both.text[start:end].lstrip())
-        return prompt.split("<think>")[0]  # a thought counts from its opening tag on, whoever opens it
+                prompt = max(_common(prompt, text), _common(prompt, text.lstrip()), key=len)
+                said = "\u2042" + text.partition("\u2042")[2]
+                is_told = is_told and said.startswith(f"\u2042That{number // 2}.") and said.count("\u2042") == 1
+        ends = [text.partition("\u2042That0.")[2] for text in (once.text, both.text)]
+        # A thought counts from its opening tag on, whoever opens it.
+        return _Shape(prompt.split(THOUGHT)[0], _whole_tags(_common(*ends)).rstrip(" "), bos, is_told)
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:
@@ -180,21 +221,39 @@ def _owner(place: int, ranges: list[tuple[int, int, int]] | None, last: int) -> 
     return next((number for start, end, number in ranges if start <= place < end), None)
 
 
-def _turn_spans(whole: _Rendered, turn: int, is_last: bool, header: str, bos: str) -> list[Span]:
-    """Where the turn numbered `turn` is said; empty where the template leaves it out."""
+def _spans_by_loop(whole: _Rendered, turn: int, is_last: bool, shape: _Shape) -> list[Span]:
+    """Where the turn is said, by the passes through the template's loop; empty where none is at this turn."""
     assert whole.messages is not None
+    behind = whole.messages[-1][1]
     spans = [(start, end) for start, end, number in whole.messages if number == turn]
+    if not spans and is_last and whole.text[behind:].strip():
+        spans = [(behind, len(whole.text))]  # the last turn is written outside the loop
     if not spans:
         return []
     start, end = spans[0]
-    spans[0] = (start + _given(whole.text[start:end], turn == 0, header, bos), end)
+    spans[0] = (start + _given(whole.text[start:end], turn == 0, shape.header, shape.bos), end)
     start, end = spans[-1]
-    behind = whole.messages[-1][1]
     if is_last and end == behind and whole.text[behind:].strip():
         end = len(whole.text)
-    said = whole.text[start:end].rstrip(" ")
-    spans[-1] = (start, start + len(said))
+    end = start + len(whole.text[start:end].rstrip(" "))
+    spans[-1] = (start, end + _still_to_come(whole.text, end, shape.end))
     return [(a, b) for a, b in spans if a < b]
+
+
+def _still_to_come(text: str, at: int, end: str) -> int:
+    """How many characters behind `at` are the rest of `end`, which the next turn writes."""
+    for size in range(len(end), -1, -1):
+        if text.endswith(end[:size], 0, at) and text.startswith(end[size:], at):
+            return len(end) - size
+    return 0
+
+
+def _whole_tags(text: str) -> str:
+    """Without the begin of a tag at its end."""
+    for opening, closing in ("<>", "[]"):
+        if text.rfind(opening) > text.rfind(closing):
+            text = text[: text.rfind(opening)]
+    return text
 
 
 def _given(text: str, opens: bool, header: str, bos: str) -> int:

@@ -48,6 +48,7 @@ class _Marks(Extension):
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
+        self.seen = False  # a {% generation %} block
         self.stop()
 
     def start(self, messages: list[dict[str, Any]], opening: str, closing: str) -> None:
@@ -64,6 +65,7 @@ class _Marks(Extension):
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
+        self.seen = True
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_generation"), [], [], body).set_lineno(line)
 
@@ -189,7 +191,7 @@ class CompiledTemplate:
     def __init__(self, source: str) -> None:
         environment = _environment()
         self._marks: _Marks = environment.extensions[_Marks.identifier]  # type: ignore[assignment]
-        self._source = source
+        self.source = source
         try:
             tree = environment.parse(source)
             _instrument(tree, self._marks, [0])
@@ -204,6 +206,11 @@ class CompiledTemplate:
             raise TemplateFailure(
                 "compile", f"{type(error).__name__}: {error}".rstrip(": "), _line_compiled(error)
             ) from None
+
+    @property
+    def tells_generated(self) -> bool:
+        """Whether there is a {% generation %} block in it."""
+        return self._marks.seen
 
     def render(self, values: dict[str, Any]) -> str:
         """The text. TemplateFailure where the template raises anything."""
@@ -225,7 +232,7 @@ class CompiledTemplate:
     def render_marked(self, values: dict[str, Any]) -> tuple[str, list[Range] | None, list[tuple[int, int]]]:
         """-> text, what each message stands for (None: cannot be told), what {% generation %} blocks enclose."""
         text = self.render(values)
-        opening, closing = _unused(self._source + json.dumps(values, ensure_ascii=False))
+        opening, closing = _unused(self.source + json.dumps(values, ensure_ascii=False))
         self._marks.start(values["messages"], opening, closing)
         try:
             marked = self.render(values)

@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from wgrad.device.errors import WgradError
@@ -43,11 +44,18 @@ class TemplateProcess:
             raise WgradError(f"--model: the tokenizer's chat template does not compile: {_what(answer)}")
         self._source = source
 
-    def render(self, source: str, values: dict[str, Any], marked: bool) -> dict[str, Any]:
-        """The worker's answer: "text", and where `marked` "messages" and "generated" (see `template_engine.py`); or
-        "failure", "message" and "line"."""
+    def render(
+        self, source: str, values: dict[str, Any], learn: Sequence[int] | None = None, check: bool = False
+    ) -> dict[str, Any]:
+        """The worker's answer: "text", or "failure", "message" and "line".
+
+        Args:
+            learn: turns that are learnt. The answer then has "prefixes", [turn, start, end] of those that the rule of
+                prefixes finds, and "messages" and "generated" (`template_engine.py`) where that is not enough.
+            check: the answer has "unseen" too: `unseen_parts` of `template_spans.py`.
+        """
         self.compile(source)
-        return self._ask({"values": values, "marked": marked})
+        return self._ask({"values": values, "learn": learn, "check": check})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:

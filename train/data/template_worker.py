@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from wgrad.train.data.template_engine import CompiledTemplate, TemplateFailure
+from wgrad.train.data.template_spans import prefix_spans, spread, unseen_parts
 
 MEMORY = 1 << 30  # bytes of address space, where the system can limit that
 
@@ -46,10 +47,23 @@ def main(seconds: float) -> None:
 
 
 def _rendered(template: CompiledTemplate, request: dict[str, Any]) -> dict[str, Any]:
-    if not request["marked"]:
-        return {"text": template.render(request["values"])}
-    text, messages, generated = template.render_marked(request["values"])
-    return {"text": text, "messages": messages, "generated": generated}
+    """See `TemplateProcess.render`."""
+    values, learn = request["values"], request["learn"]
+    text = template.render(values)
+    answer: dict[str, Any] = {"text": text}
+    if request["check"]:
+        answer["unseen"] = unseen_parts(template, values, text)
+    if learn is None:
+        return answer
+    if template.tells_generated or not learn:
+        _, answer["messages"], answer["generated"] = template.render_marked(values)
+    if answer.get("generated") or not learn:
+        return answer
+    prefixes = prefix_spans(template, values, text, spread(learn))
+    answer["prefixes"] = [[turn, *span] for turn, span in prefixes.items()]
+    if len(prefixes) < len(learn) or 0 in learn:
+        _, answer["messages"], answer["generated"] = template.render_marked(values)
+    return answer
 
 
 def _limit_memory() -> int:

@@ -1,0 +1,142 @@
+"""Loss masks: small templates in the manner of real ones that write a turn in an unusual place, and random ones.
+
+The right answer is known from how each template is put together; `test_oracle_chat.py` compares with TRL's own.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from wgrad.train.data.chat import ChatTemplate, Conversation, MessagesRefused
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+TURNS = [
+    {"role": "user", "content": "Who is wise?"},
+    {"role": "assistant", "content": "He that hears."},
+    {"role": "user", "content": "And who else?"},
+    {"role": "assistant", "content": "None."},
+]
+THOUGHT = [TURNS[0], {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nHe."}, *TURNS[2:]]
+
+# The last turn of the assistant is written behind the loop.
+NEMOTRON = (
+    "{% set ns = namespace(last='') %}{% if messages[-1].role == 'assistant' %}{% set ns.last = messages[-1].content %}"
+    "{% set messages = messages[:-1] %}{% endif %}<S>\n\n{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '<U>' + m.content + '\n' }}"
+    "{% elif m.role == 'assistant' %}{{ '<A>' + m.content.split('</think>')[-1].strip() + '\n<E>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<A><think>\n' }}"
+    "{% elif ns.last %}{{ '<A><think>\n' + ns.last + '\n<E>\n' }}{% endif %}"
+)
+# The header begins with whitespace, and the prompt has no space behind it.
+CHATQA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '\n\nUser: ' + m.content }}{% else %}{{ '\n\nAssistant: ' + m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '\n\nAssistant:' }}{% endif %}"
+)
+STARLING = (
+    "{{ bos_token }}{% for m in messages %}{{ ' GPT4 Correct ' + m.role.title() + ': ' + m.content + '<E>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ ' GPT4 Correct Assistant:' }}{% endif %}"
+)
+# The next turn writes what ends this one.
+APERTUS = (
+    "{% set ns = namespace(open=false) %}{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}{% if ns.open %}<E>{% set ns.open = false %}{% endif %}{{ '<U>' + m.content + '</U>' }}"
+    "{% elif m.role == 'assistant' %}{% if not ns.open %}<A>{% set ns.open = true %}{% endif %}{{ m.content }}"
+    "{% endif %}{% endfor %}{% if ns.open %}<E>{% endif %}{% if add_generation_prompt %}<A>{% endif %}"
+)
+
+
+def spoken(source: str, turns=TURNS, learn=None) -> list[str]:
+    learn = [i for i, m in enumerate(turns) if m["role"] == "assistant"] if learn is None else learn
+    text, spans = ChatTemplate(source, SPECIAL).render_with_spans(Conversation(turns), learn)
+    return [text[a:b] for a, b in spans]
+
+
+@pytest.mark.parametrize(
+    ("source", "turns", "said"),
+    [
+        (NEMOTRON, TURNS, ["He that hears.\n<E>\n", "None.\n<E>\n"]),
+        (NEMOTRON, TURNS[:2], ["He that hears.\n<E>\n"]),
+        (NEMOTRON, TURNS[:3], ["He that hears.\n<E>\n"]),
+        (NEMOTRON, THOUGHT, ["He.\n<E>\n", "None.\n<E>\n"]),
+        (NEMOTRON, THOUGHT[:2], ["<think>\n<think>\nHm.\n</think>\n\nHe.\n<E>\n"]),
+        (CHATQA, TURNS, [" He that hears.", " None."]),
+        (CHATQA, TURNS[1:], [" He that hears.", " None."]),
+        (STARLING, TURNS, [" He that hears.<E>", " None.<E>"]),
+        (APERTUS, TURNS, ["He that hears.<E>", "None.<E>"]),
+        (APERTUS, TURNS[1:], ["He that hears.<E>", "None.<E>"]),
+        (APERTUS, TURNS[:3], ["He that hears.<E>"]),
+    ],
+)
+@pytest.mark.parametrize("rule", ["prefixes", "loop"])
+def test_turns_in_unusual_places(rule: str, source: str, turns, said: list[str]) -> None:
+    if rule == "loop":  # no text up to a turn is a prefix of the whole
+        source = "{{ messages|length }}" + source
+    found = spoken(source, turns)
+    if rule == "loop" and source.endswith(NEMOTRON):  # a prompt's thought is learnt there
+        found[-1] = found[-1].removeprefix("<think>\n") if "</think>" not in found[-1] else found[-1]
+    assert found == said
+    assert spoken(source, turns, []) == []
+
+
+def test_an_answer_that_the_loop_writes_while_at_the_question_is_told_by_prefixes() -> None:
+    pairs = (
+        "{% for i in range(0, messages|length, 2) %}{{ '<U>' + messages[i].content + '<A>' }}"
+        "{% if i + 1 < messages|length %}{{ messages[i + 1].content + '<E>' }}{% endif %}{% endfor %}"
+    )
+    assert spoken(pairs) == ["He that hears.<E>", "None.<E>"]
+    with pytest.raises(MessagesRefused, match="renders turn 2 differently"):
+        spoken("{{ messages|length }}" + pairs)
+
+
+def test_a_turn_of_many_is_told_as_the_others_are() -> None:
+    """Only some turns of a long conversation get renderings of their own."""
+    many = TURNS * 60
+    assert spoken(APERTUS, many) == ["He that hears.<E>", "None.<E>"] * 60
+
+
+def random_template(choose: random.Random) -> tuple[str, str, str, str]:
+    """-> a template, what a turn begins with, what of it a prompt gives, what ends it (with what follows the loop)."""
+    blank = choose.choice(["", "", "\n", " ", "\n\n"])
+    name = choose.choice(["<A>", "Assistant:", "### Answer", "<|im_start|>assistant", "[A]"])
+    gap = choose.choice(["", "\n", " ", "\n\n"])
+    header = blank + name + gap
+    prompt = choose.choice([header, header.rstrip()]) if header.strip() else header
+    end = choose.choice(["<E>", "</s>", "<E>\n", "\n", ""])
+    first = choose.choice(["", "{{ bos_token }}", "Be wise.\n"])
+    where = choose.choice(["loop", "next turn", "last outside"])
+    user = choose.choice(["<U>", blank + "User: ", "### Question\n"])
+    user_end = choose.choice(["", "</U>", "\n"])
+    q = repr
+    each = f"{{{{ {q(user)} + m.content + {q(user_end)} }}}}"
+    inner = f"{{{{ {q(header)} + m.content + {q(end)} }}}}"
+    ask = f"{{% if add_generation_prompt %}}{{{{ {q(prompt)} }}}}{{% endif %}}"
+    if where == "loop":
+        source = f"{first}{{% for m in messages %}}{{% if m.role == 'user' %}}{each}{{% else %}}{inner}{{% endif %}}"
+        source += "{% endfor %}"
+    elif where == "next turn":
+        source = (
+            f"{first}{{% for m in messages %}}{{% if m.role == 'user' %}}{{% if not loop.first %}}{{{{ {q(end)} }}}}"
+            f"{{% endif %}}{each}{{% else %}}{{{{ {q(header)} + m.content }}}}{{% endif %}}{{% endfor %}}"
+            f"{{% if messages[-1].role != 'user' %}}{{{{ {q(end)} }}}}{{% endif %}}"
+        )
+    else:
+        source = (
+            f"{first}{{% set all = messages %}}{{% if messages[-1].role != 'user' %}}{{% set all = messages[:-1] %}}"
+            f"{{% endif %}}{{% for m in all %}}{{% if m.role == 'user' %}}{each}{{% else %}}{inner}{{% endif %}}"
+            f"{{% endfor %}}{{% if messages[-1].role != 'user' %}}{{% set m = messages[-1] %}}{inner}{{% endif %}}"
+        )
+    return source + ask, header, prompt, end
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_templates(seed: int) -> None:
+    choose = random.Random(seed)
+    source, header, prompt, end = random_template(choose)
+    said = [header.removeprefix(prompt) + turn["content"] + end for turn in TURNS[1::2]]
+    assert spoken(source) == [piece.rstrip(" ") for piece in said], source
+    assert spoken(source, TURNS[:2]) == [said[0].rstrip(" ")], source
+    # By the loop, where no text up to a turn is a prefix of the whole.
+    assert spoken("{{ messages|length }}" + source) == [piece.rstrip(" ") for piece in said], source

@@ -1,0 +1,188 @@
+"""Where each learnt turn stands in a rendered conversation, and which turns a template leaves out.
+
+Runs in the process of `template_process.py`: these rules render a conversation several times.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from wgrad.train.data.template_engine import CompiledTemplate, TemplateFailure
+
+THOUGHT, CLOSED = "<think>", "</think>"
+
+_CHECKED = 64  # turns of one conversation that get renderings of their own: a rendering takes all turns before it
+_LONG = 12  # characters: a shorter text is easily found where it does not stand
+_RETRIED = 8  # turns that are looked at one by one
+
+Message = Mapping[str, Any]
+_Attempt = Callable[[Sequence[Message], bool], str | None]
+
+
+def _attempt(template: CompiledTemplate, values: Mapping[str, Any]) -> _Attempt:
+    """A function that renders other messages with the same values; None where the template fails on them."""
+
+    def attempt(messages: Sequence[Message], prompt: bool) -> str | None:
+        try:
+            return template.render({**values, "messages": list(messages), "add_generation_prompt": prompt})
+        except TemplateFailure:
+            return None
+
+    return attempt
+
+
+# ---- the rule of prefixes ------------------------------------------------------------------------
+def spread(turns: Sequence[int], most: int = _CHECKED) -> list[int]:
+    """At most `most` of the turns, evenly: the first, the last, and between."""
+    if len(turns) <= most:
+        return list(turns)
+    return sorted({turns[round(i * (len(turns) - 1) / (most - 1))] for i in range(most)})
+
+
+def prefix_spans(
+    template: CompiledTemplate, values: Mapping[str, Any], text: str, learn: Iterable[int]
+) -> dict[int, tuple[int, int]]:
+    """Spans of those turns for which the text up to the turn, with the generation prompt, and the text up to its end
+    are both prefixes of the whole `text`."""
+    messages, attempt = values["messages"], _attempt(template, values)
+    found: dict[int, tuple[int, int]] = {}
+    for turn in learn:
+        before = attempt(messages[:turn], True)
+        after = text if turn == len(messages) - 1 else attempt(messages[: turn + 1], False)
+        if before is None or after is None or not text.startswith(after):
+            continue
+        if THOUGHT in before[-200:]:
+            # A thought is learnt from its opening tag on, also where the prompt opens it.
+            plain = attempt(messages[:turn], False)
+            place = before.find(THOUGHT, len(os.path.commonprefix([before, plain or before])))
+            if place >= 0 and not (text.startswith(before) and CLOSED not in after[place:]):
+                before = before[:place]
+        end = len(after.rstrip(" "))  # spaces that part it from the next turn are not its own
+        if text.startswith(before) and len(before) < end:
+            found[turn] = (len(before), end)
+    return found
+
+
+# ---- turns that are left out ----------------------------------------------------------------------
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: str) -> dict[int, list[str]]:
+    """Number of a message -> its parts ("content", "reasoning", "tool_calls") that leave nothing in the rendering.
+
+    Each part gets a word of its own that must show up in the text. A message without any content is tried with one.
+    """
+    messages = values["messages"]
+    parts = [_parts(message) for message in messages]
+    if len(messages) <= _CHECKED and all(_stands_in(text, template, messages, n, p) for n, p in enumerate(parts)):
+        return {}
+    known = json.dumps(values, ensure_ascii=False) + template.source + text
+    stem = next(name for i in range(10**6) if (name := f"qz{i}w") not in known.lower())
+
+    def word(number: int, part: str) -> str:
+        return f"{stem}{number}{part[0]}q"
+
+    def altered(number: int, part: str, form: str) -> dict[str, Any]:
+        return _altered(messages[number], part, form.replace("@", word(number, part)))
+
+    attempt, prompt = _attempt(template, values), values["add_generation_prompt"]
+    marked = []
+    for number, message in enumerate(messages):
+        for part in parts[number]:
+            message = _altered(message, part, f"*{word(number, part)}")
+        marked.append(message)
+    rendered = attempt(marked, prompt)
+    shown = set(re.findall(rf"{stem}\d+[a-z]q", (rendered or "").lower()))
+    missing = {n: [p for p in of_one if word(n, p) not in shown] for n, of_one in enumerate(parts)}
+    missing = {n: of_one for n, of_one in missing.items() if of_one}
+    retried = 0
+    for number, of_one in list(missing.items()):
+        if len(of_one) < len(parts[number]):
+            if rendered is None:
+                del missing[number]
+            continue
+        # Nothing of the turn is there: each part is tried alone, in other words too.
+        seen = retried >= _RETRIED
+        retried += 1
+        for part in [] if seen else of_one:
+            for form in ("*@", "@*", "@"):
+                other = attempt([*messages[:number], altered(number, part, form), *messages[number + 1 :]], prompt)
+                seen = seen or (other is not None and other != text)
+            if seen:
+                break
+        if seen:
+            del missing[number]
+        else:
+            return {number: of_one}
+    return missing
+
+
+def _parts(message: Message) -> list[str]:
+    """Those that are filled; ["content"] where none is."""
+    content = message.get("content")
+    parts = ["content"] if content and not (isinstance(content, str) and not content.strip()) else []
+    parts += ["reasoning"] if any(isinstance(message.get(k), str) and message[k].strip() for k in _REASONING) else []
+    parts += [k for k in ("tool_calls", "function_call") if message.get(k) and _renamed(message[k], "*x") is not None]
+    return parts or ["content"]
+
+
+def _stands_in(
+    text: str, template: CompiledTemplate, messages: Sequence[Message], number: int, parts: list[str]
+) -> bool:
+    """Whether the content of a message is there as it stands, so that nothing need be tried."""
+    content = messages[number].get("content")
+    if parts != ["content"] or not isinstance(content, str) or len(wanted := content.strip()) < _LONG:
+        return False
+    others = sum(_text_of(m).count(wanted) for m in messages)
+    return wanted not in template.source and text.count(wanted) >= others
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else json.dumps(message, ensure_ascii=False)
+
+
+def _altered(message: Message, part: str, form: str) -> dict[str, Any]:
+    """The message with a part in other words; form: "*" stands for what the part is."""
+    changed = dict(message)
+    if part == "content":
+        changed["content"] = _content_altered(message.get("content"), form)
+    elif part == "reasoning":
+        for key in _REASONING:
+            if isinstance(text := message.get(key), str):
+                changed[key] = form.replace("*", text)
+    else:
+        changed[part] = _renamed(message[part], form)
+    return changed
+
+
+def _content_altered(content: Any, form: str) -> Any:
+    if isinstance(content, list):
+        for place in range(len(content) - 1, -1, -1):
+            item = content[place]
+            if isinstance(item, dict) and isinstance(item.get("text"), str):
+                item = {**item, "text": form.replace("*", item["text"])}
+            elif isinstance(item, str):
+                item = form.replace("*", item)
+            else:
+                continue
+            return [*content[:place], item, *content[place + 1 :]]
+        return [*content, {"type": "text", "text": form.replace("*", "")}]
+    return form.replace("*", content if isinstance(content, str) else "")
+
+
+def _renamed(calls: Any, form: str) -> Any:
+    """Calls of tools with names in other words; None where there is no name."""
+    if isinstance(calls, list):
+        renamed = [_renamed(call, form) for call in calls]
+        return None if None in renamed else renamed
+    if isinstance(calls, dict) and isinstance(inner := calls.get("function"), dict):
+        changed = _renamed(inner, form)
+        return None if changed is None else {**calls, "function": changed}
+    if isinstance(calls, dict) and isinstance(name := calls.get("name"), str):
+        return {**calls, "name": form.replace("*", name)}
+    return None
