@@ -151,10 +151,17 @@ def test_dpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     compare(found, trainer, ["loss", *PAIR_METRICS])
 
 
+def add_settings(folder: Path, **settings: Any) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
 def test_orpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    """Whose step is one micro-batch: of several, TRL takes the mean of their means of tokens."""
+    """Whose step is one micro-batch: of several, TRL takes the mean of their means of tokens. TRL adds a bos, whatever
+    the tokenizer does."""
     folder = make_checkpoint(num_hidden_layers=1)
-    records = [{**pair, "chosen": pair["chosen"][:28]} for pair in pairs()]  # TRL cuts the prompt where texts are long
+    add_settings(folder, bos_token="<|end|>")
+    records = pairs()
     data = write_lines(tmp_path / "data.jsonl", records)
     found, lines = ours(folder, data, cpu, tmp_path / "start", objective="orpo", beta=0.3)
     ordered = [records[line - 1] for line in lines]
@@ -163,14 +170,13 @@ def test_orpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
 
 
 def test_kto(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    """On conversations, none of which is cut: of a completion that was, ours goes to its other prompt as it is."""
+    """On conversations: a completion is cut behind the prompt that it stands behind, its own or another one's."""
     folder = make_checkpoint(num_hidden_layers=1)
-    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    add_settings(folder, chat_template=TEMPLATE)
     records = [
         {
-            "prompt": [{"role": "user", "content": pair["prompt"][:12]}],
-            "completion": [{"role": "assistant", "content": pair[("chosen", "rejected")[i % 3 == 0]][:28]}],
+            "prompt": [{"role": "user", "content": pair["prompt"][: 6 + 9 * (i % 4)]}],
+            "completion": [{"role": "assistant", "content": pair[("chosen", "rejected")[i % 3 == 0]]}],
             "label": i % 3 != 0,
         }
         for i, pair in enumerate(pairs())
@@ -181,3 +187,23 @@ def test_kto(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     ordered = [records[line - 1] for line in lines]
     trainer = theirs("KTO", folder, tmp_path / "start", ordered, tmp_path / "theirs", **options)
     compare(found, trainer, ["loss", "kl"])
+
+
+@pytest.mark.parametrize("bos", [None, "<|end|>"])
+def test_orpo_on_conversations(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | None) -> None:
+    """TRL adds an eos to what the template ends otherwise, and a bos to what it begins otherwise."""
+    folder = make_checkpoint(num_hidden_layers=1)
+    add_settings(folder, chat_template=TEMPLATE, bos_token=bos)
+    records = [
+        {
+            "prompt": [{"role": "user", "content": pair["prompt"][:12]}],
+            "chosen": [{"role": "assistant", "content": pair["chosen"]}],
+            "rejected": [{"role": "assistant", "content": pair["rejected"]}],
+        }
+        for pair in pairs()
+    ]
+    data = write_lines(tmp_path / "data.jsonl", records)
+    found, lines = ours(folder, data, cpu, tmp_path / "start", objective="orpo", beta=0.3)
+    ordered = [records[line - 1] for line in lines]
+    trainer = theirs("ORPO", folder, tmp_path / "start", ordered, tmp_path / "theirs", beta=0.3)
+    compare(found, trainer, ["loss", *PAIR_METRICS])

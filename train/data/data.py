@@ -242,7 +242,7 @@ def _empty(file: DataFile) -> WgradError:
 
 # ---- records -----------------------------------------------------------------------------------
 def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Documents[Any]:
-    documents = LineDocuments(file.name)
+    documents = LineDocuments(file.name, config.seq_len)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
     forms: dict[str, None] = {}  # that are worth a word
@@ -272,7 +272,9 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             except BadLine as error:
                 pass_over(error)
 
-    for part in encode_samples(samples(), config.seq_len, tokenizer):
+    # A completion of kto stands behind another prompt too, perhaps a shorter one.
+    limit = 2 * config.seq_len if config.objective == KTO else config.seq_len
+    for part in encode_samples(samples(), limit, tokenizer):
         parts.append(part)
         if part.sample.more:
             continue
@@ -305,12 +307,12 @@ def _add(
 ) -> WgradError | None:
     """Add the documents of a record, truncated -> why it was left out, None where it was not. BadLine: nothing to
     learn."""
-    lost = sum(part.length - len(part.ids) for part in parts)
+    lost = sum(max(part.length - seq_len, 0) for part in parts)
     for part in parts:
-        if part.loss_mask[1:].any():
+        if part.loss_mask[1:seq_len].any():
             continue
         where = f"{name}:{part.sample.line}: no token to learn"
-        if part.length == len(part.ids):
+        if part.length <= seq_len:
             raise BadLine(f"{where} (a single token has nothing to be predicted from): remove the line")
         tally.left_out += 1
         return WgradError(

@@ -33,10 +33,11 @@ class Documents(Sequence[T]):
 
 
 class LineDocuments(Documents[Document]):
-    """Documents of the lines of a file: 5 bytes a token and 17 a line. `add` them, then read them."""
+    """Documents of the lines of a file: 5 bytes a token and 17 a line. `add` them, then read them. seq_len: tokens of a
+    document at most; more that are added are `Document.beyond`."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, seq_len: int) -> None:
+        self._name, self._seq_len = name, seq_len
         self._ids, self._loss_mask = array("i"), bytearray()
         self._ends, self._lines, self._labels = array("q", [0]), array("q"), array("b")
 
@@ -55,7 +56,8 @@ class LineDocuments(Documents[Document]):
         start, end = self._ends[index], self._ends[index + 1]
         ids = np.frombuffer(self._ids, np.int32)[start:end] if end > start else np.zeros(0, np.int32)
         loss_mask = np.frombuffer(self._loss_mask, np.bool_)[start:end] if end > start else np.zeros(0, np.bool_)
-        return Document(ids, loss_mask, f"{self._name}:{self._lines[index]}", self._labels[index])
+        kept, source = self._seq_len, f"{self._name}:{self._lines[index]}"
+        return Document(ids[:kept], loss_mask[:kept], source, self._labels[index], ids[kept:])
 
 
 class PairDocuments(Documents[Pair]):

@@ -31,7 +31,8 @@ IGNORE_INDEX = -100
 @dataclass(frozen=True)
 class Document:
     """One training example. ids int32 [n]; loss_mask bool [n]: which of them are to be learnt; source: 'file:line';
-    label: 1 where it is desirable, -1 where not, 0 where nobody says (KTO).
+    label: 1 where it is desirable, -1 where not, 0 where nobody says (KTO). beyond: what truncation took from the end
+    of the completion, as far as another prompt in front of it may leave room for it (KTO).
 
     The first token is never a target (nothing stands before it to predict it from), whatever `loss_mask[0]` says.
     """
@@ -40,6 +41,7 @@ class Document:
     loss_mask: np.ndarray
     source: str = ""
     label: int = 0
+    beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -182,15 +184,14 @@ def preference_batch(examples: Sequence[Example], batch_size: int, seq_len: int,
 
 
 def _mismatch(documents: Sequence[Document], seq_len: int) -> list[Document]:
-    """Each prompt with the completion of the document before it (the first with that of the last)."""
+    """Each prompt with the completion of the document before it (the first with that of the last), truncated only then,
+    as TRL does."""
     found = []
     for document, other in zip(documents, [documents[-1], *documents[:-1]]):
         at, begin = prompt_length(document), prompt_length(other)
-        ids, mask = (
-            np.concatenate([mine[:at], others[begin:]])[:seq_len]
-            for mine, others in ((document.ids, other.ids), (document.loss_mask, other.loss_mask))
-        )
-        found.append(Document(ids, mask))
+        ids = np.concatenate([document.ids[:at], other.ids[begin:], other.beyond])
+        mask = np.concatenate([document.loss_mask[:at], other.loss_mask[begin:], np.ones(len(other.beyond), bool)])
+        found.append(Document(ids[:seq_len], mask[:seq_len]))
     return found
 
 

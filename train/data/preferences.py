@@ -28,7 +28,7 @@ from wgrad.train.data.samples import (
     without_null_columns,
 )
 from wgrad.train.data.tokenizer import Tokenizer, check_text
-from wgrad.train.options.finetune_config import KTO
+from wgrad.train.options.finetune_config import KTO, ORPO
 
 _PAIR, _IMPLICIT = "preference pairs", "preference pairs whose prompt is what chosen and rejected begin with"
 _UNPAIRED = ": each is one desirable example and one that is not"
@@ -53,7 +53,16 @@ def parse_preference(
         texts = [_text_and_start(prompt, answer, key, value, tokenizer) for key, answer in answers.items()]
         whole = not isinstance(prompt, list)
         return [
-            Sample(text, [(start, len(text))], whole, line, form, label, more=len(texts) == 2 and i == 0 and not label)
+            Sample(
+                text,
+                [(start, len(text))],
+                whole,
+                line,
+                form,
+                label,
+                more=len(texts) == 2 and i == 0 and not label,
+                framed=objective == ORPO,
+            )
             for i, ((text, start), label) in enumerate(zip(texts, labels))
         ]
 

@@ -19,7 +19,7 @@ _CHARACTERS_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class SampleTokens:
-    """A sample as tokens: ids int32 and loss_mask bool [n] of the first seq_len, and how many there are in all."""
+    """A sample as tokens: ids int32 and loss_mask bool [n] of the first `limit`, and how many there are in all."""
 
     sample: Sample
     ids: np.ndarray
@@ -37,11 +37,11 @@ def encode_record(
     return part.ids, part.loss_mask
 
 
-def encode_samples(samples: Iterator[Sample], seq_len: int, tokenizer: Tokenizer) -> Iterator[SampleTokens]:
+def encode_samples(samples: Iterator[Sample], limit: int, tokenizer: Tokenizer) -> Iterator[SampleTokens]:
     """The tokens of each sample, in order; of `samples` no more is read ahead than is tokenised together."""
     for group in _groups(samples):
         for sample, encoded in zip(group, _encode(group, tokenizer)):
-            yield _tokens(sample, encoded, seq_len, tokenizer)
+            yield _tokens(sample, encoded, limit, tokenizer)
 
 
 def _groups(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
@@ -77,13 +77,13 @@ def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
     yield Encoded(behind, [(0, 0)] * len(behind))
 
 
-def _tokens(sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: Tokenizer) -> SampleTokens:
+def _tokens(sample: Sample, parts: Iterator[Encoded], limit: int, tokenizer: Tokenizer) -> SampleTokens:
     """A token counts where it shares a character with a span; eos is added after a text and counts."""
     all_learnt = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
     ids, loss_mask = np.zeros(0, np.int32), np.zeros(0, bool)
     length, last = 0, None
     for part in parts:
-        if len(ids) < seq_len:
+        if len(ids) < limit:
             offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
             learnt = np.full(len(part.ids), all_learnt)
             for start, end in sample.spans:
@@ -92,10 +92,13 @@ def _tokens(sample: Sample, parts: Iterator[Encoded], seq_len: int, tokenizer: T
             loss_mask = np.concatenate([loss_mask, learnt])
         length += len(part.ids)
         last = part.ids[-1] if part.ids else last
-    if sample.whole and tokenizer.eos_id is not None:
+    if sample.framed and tokenizer.bos_id is not None and not (length and ids[0] == tokenizer.bos_id):
+        ids, loss_mask = np.insert(ids, 0, np.int32(tokenizer.bos_id)), np.insert(loss_mask, 0, False)
+        length += 1
+    if (sample.whole or sample.framed) and tokenizer.eos_id is not None:
         if last != tokenizer.eos_id:
             ids, loss_mask = np.append(ids, np.int32(tokenizer.eos_id)), np.append(loss_mask, True)
             length += 1
         elif len(ids) == length:
             loss_mask[-1] = True
-    return SampleTokens(sample, ids[:seq_len], loss_mask[:seq_len], length)
+    return SampleTokens(sample, ids[:limit], loss_mask[:limit], length)

@@ -34,7 +34,8 @@ class BadLine(WgradError):
 class Sample:
     """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
     (not the template's). form: what to say of the record's form, "" where nothing. label: `Document`'s. more: the next
-    sample is of the same record, and neither is of use without the other."""
+    sample is of the same record, and neither is of use without the other. framed: the tokens begin with bos and end with
+    eos, which are added where the text has none (ORPO)."""
 
     text: str
     spans: list[Span]
@@ -43,6 +44,7 @@ class Sample:
     form: str = ""
     label: int = 0
     more: bool = False
+    framed: bool = False
 
 
 def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
