@@ -254,8 +254,7 @@ def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dic
     wanted = contents(load(write_lines({"messages": messages}), tokenizer))
     data = load(write_lines(record, record), tokenizer)
     assert contents(data) == wanted * 2
-    (note,) = data.remarks
-    assert f"has {form} records" in note
+    assert f"has {form} records" in data.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_other_forms_are_messages(tokenizer: Tokenizer, write_lines, record: dic
         ({"conversations": []}, "must be a list of turns that is not empty"),
         ({"conversations": [["human", "x"]]}, "turn 1 must be an object with 'from' and 'value'"),
         (
-            {"conversations": [{"from": "function_call", "value": "x"}]},
+            {"conversations": [{"from": "narrator", "value": "x"}]},
             "'from' of turn 1 must be one of system, ",
         ),
         ({"conversations": [{"from": "gpt"}]}, "'value of turn 1' must be text; got null"),

@@ -53,9 +53,9 @@ CHAT = [(HEAD, "It is.<|im_end|>\n"), (HEAD, "No, and never was.<|im_end|>\n")]
     [
         (PAIR, TEXT, "has preference pairs"),
         ({"chosen": "Is it wise? It is.", "rejected": "Is it wise? No, and never was."}, TEXT, "what chosen and"),
-        ({"prompt": [ASK], "chosen": [YES], "rejected": [NO], "source": "x"}, CHAT, "has preference pairs"),
+        ({"prompt": [ASK], "chosen": [YES], "rejected": [NO]}, CHAT, "has preference pairs"),
         ({"chosen": [ASK, YES], "rejected": [ASK, NO]}, CHAT, "whose prompt is what chosen and rejected begin with"),
-        ({"prompt": "x", "chosen": [ASK, YES], "rejected": [ASK, NO]}, CHAT, "whose prompt is what"),
+        ({"system": "", "chosen": [ASK, YES], "rejected": [ASK, NO]}, CHAT, "whose prompt is what"),
     ],
 )
 def test_pairs(record: dict, wanted: list, form: str, tokenizer: Tokenizer, write_lines: Any) -> None:

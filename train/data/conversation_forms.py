@@ -1,6 +1,7 @@
-"""Records of Alpaca and of ShareGPT as the messages that they stand for.
+"""Conversations as data sets write them, and records of questions with answers, as messages of a chat template.
 
-Source of the forms: the data sets of those names on the Hugging Face hub; roles that their descendants added are known.
+Source of the forms: the data sets Alpaca, Dolly, OpenOrca and ShareGPT on the Hugging Face hub, OpenAI's fine-tuning
+files, and the documentation of LLaMA-Factory and Axolotl; roles that their descendants added are known.
 """
 
 from __future__ import annotations
@@ -8,32 +9,48 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.json_text import parse_json_text
+from wgrad.train.data.record_keys import Keys, is_filled
+from wgrad.train.options.record_names import (
+    ANSWERS,
+    CONVERSATIONS,
+    DETAILS,
+    INPUTS,
+    LEARNT,
+    NOT_LEARNT,
+    QUESTIONS,
+    SYSTEMS,
+)
 
+_CALLS = "function_call", "function-call", "tool_call"  # their text is JSON: {"name": ..., "arguments": {...}}
 _ROLES = {
     "system": "system",
     "human": "user",
     "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "observation": "tool",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "model", "bot", "ai"), "assistant"),
+    **dict.fromkeys(_CALLS, "assistant"),
+    **dict.fromkeys(("tool", "observation", "tool_response", "tool_result"), "tool"),
+    **dict.fromkeys(("function", "function_response", "function-response"), "tool"),
 }
+# Of turns with 'role', which a template may know under names of its own, only these are certain.
+_OF_MESSAGES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", **dict.fromkeys(_CALLS, "assistant")}
+_OF_A_TURN = {"from", "value", *LEARNT, *NOT_LEARNT, *DETAILS}
 
 
-def as_messages(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """-> "Alpaca" or "ShareGPT" and the record with 'messages'; "" and the record itself where it is neither.
+def conversation_form(keys: Keys) -> tuple[str, list[dict[str, Any]] | None]:
+    """-> the form that a record has, "" where that is not worth a word, and its messages; None where it has none.
 
     WgradError: a part of the wrong type, an unknown role, a history (of which nothing says what is to be learnt).
     """
-    if "messages" in value or ("prompt" in value and "completion" in value):
-        return "", value
-    if "instruction" in value and "output" in value:
-        return "Alpaca", value | {"messages": _alpaca(value)}
-    if "conversations" in value:
-        return "ShareGPT", value | {"messages": _sharegpt(value)}
-    return "", value
+    if "messages" in keys:
+        return "", with_system(turns_of(keys.get("messages"), "messages", keys), keys)
+    if "prompt" in keys and "completion" in keys:
+        return "", None
+    if keys.named(QUESTIONS) and keys.named(ANSWERS):
+        return _question_and_answer(keys)
+    if name := keys.named(CONVERSATIONS):
+        return "ShareGPT", with_system(turns_of(keys.get(name), name, keys), keys)
+    return "", None
 
 
 def type_name(value: Any) -> str:
@@ -42,47 +59,106 @@ def type_name(value: Any) -> str:
     return names.get(type(value), "a number") if value != [] else "an empty list"
 
 
+# ---- question and answer -----------------------------------------------------------------------
+def _question_and_answer(keys: Keys) -> tuple[str, list[dict[str, Any]]]:
+    question, name = keys.named(QUESTIONS), keys.named(ANSWERS)
+    form = "Alpaca" if (question, name) == ("instruction", "output") else f"{question!r} and {name!r}"
+    asked = question_turns(keys)
+    answer = _text(keys.get(name), name)
+    if not answer:
+        raise WgradError(f"{name!r} is empty: fill it, or remove the line")
+    return form, [*asked, {"role": "assistant", "content": answer}]
+
+
+def question_turns(keys: Keys) -> list[dict[str, Any]]:
+    """The turns of the system and the user. The input stands below the question, an empty line between."""
+    if is_filled(keys.get("history")):
+        raise WgradError("'history' of an Alpaca record is not read: give the conversation as 'messages'")
+    question, more = keys.named(QUESTIONS), keys.named(INPUTS)
+    parts = [_text(keys.get(question), question), _text(_filled(keys.get(more)), more) if more else ""]
+    asked = "\n\n".join(part for part in parts if part)
+    if not asked:
+        raise WgradError(f"{question!r} is empty: fill it, or remove the line")
+    return with_system([{"role": "user", "content": asked}], keys)
+
+
 def _filled(part: Any) -> Any:
     """A part that may be missing: null is no text, as it is in a table."""
     return "" if part is None else part
 
 
-def _alpaca(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """The input stands below the instruction, an empty line between."""
-    if value.get("history"):
-        raise WgradError("'history' of an Alpaca record is not read: give the conversation as 'messages'")
-    parts = [_text(value["instruction"], "instruction"), _text(_filled(value.get("input")), "input")]
-    asked = "\n\n".join(part for part in parts if part)
-    if not asked:
-        raise WgradError("'instruction' is empty: fill it, or remove the line")
-    answer = _text(value["output"], "output")
-    if not answer:
-        raise WgradError("'output' is empty: fill it, or remove the line")
-    return [*_system(value), {"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+def with_system(turns: list[dict[str, Any]], keys: Keys) -> list[dict[str, Any]]:
+    """The turns, a system prompt of the record in front. What they ask is noted. WgradError: they have another one."""
+    name = keys.named(SYSTEMS)
+    text = _text(_filled(keys.get(name)), name) if name else ""
+    first = turns[0] if turns else {}
+    if text.strip() and first.get("role") in ("system", "developer"):
+        if str(first.get("content")).strip() != text.strip():
+            raise WgradError(f"{name!r} and the first turn are system prompts that differ: keep one of the two")
+    elif text.strip():
+        turns = [{"role": "system", "content": text}, *turns]
+    asked = (turn.get("content") for turn in turns if turn.get("role") != "assistant")
+    keys.asked += [content for content in asked if isinstance(content, str)]
+    return turns
 
 
-def _sharegpt(value: dict[str, Any]) -> list[dict[str, Any]]:
-    turns = value["conversations"]
-    if not isinstance(turns, list) or not turns:
-        raise WgradError(f"'conversations' must be a list of turns that is not empty; got {type_name(turns)}")
-    messages = _system(value)
-    if all(isinstance(turn, dict) and "role" in turn for turn in turns):  # messages already
-        return messages + turns
-    for number, turn in enumerate(turns, start=1):
-        if not isinstance(turn, dict) or not isinstance(role := turn.get("from"), str):
-            raise WgradError(f"'conversations': turn {number} must be an object with 'from' and 'value'")
-        if role not in _ROLES:
-            raise WgradError(
-                f"'from' of turn {number} must be one of {', '.join(_ROLES)}; got {ascii(role)[:80]}: "
-                "rename it, or give 'messages'"
-            )
-        messages.append({"role": _ROLES[role], "content": _text(turn.get("value"), f"value of turn {number}")})
-    return messages
+# ---- turns -------------------------------------------------------------------------------------
+def turns_of(value: Any, name: str, keys: Keys) -> list[dict[str, Any]]:
+    """The messages of a list of turns, whether they have 'role' and 'content' or 'from' and 'value'. WgradError."""
+    what = "messages" if name in ("messages", "prompt", "completion", "chosen", "rejected") else "turns"
+    if not isinstance(value, list) or not value:
+        raise WgradError(f"{name!r} must be a list of {what} that is not empty; got {type_name(value)}")
+    return [_message(turn, number, name, keys) for number, turn in enumerate(value, start=1)]
 
 
-def _system(value: dict[str, Any]) -> list[dict[str, Any]]:
-    text = _text(_filled(value.get("system")), "system")
-    return [{"role": "system", "content": text}] if text else []
+def _message(turn: Any, number: int, name: str, keys: Keys) -> dict[str, Any]:
+    if isinstance(turn, dict) and isinstance(turn.get("role"), str):
+        role = turn["role"]
+        if role in _CALLS:
+            return {**turn, "role": "assistant", "content": "", "tool_calls": _calls(turn.get("content"), number)}
+        call = turn.get("function_call")
+        if is_filled(call) and not turn.get("tool_calls"):  # of OpenAI's older files
+            rest = {key: part for key, part in turn.items() if key != "function_call"}
+            return {**rest, "tool_calls": _calls(call, number)}
+        return {**turn, "role": _OF_MESSAGES[role]} if role in _OF_MESSAGES else turn
+    if not isinstance(turn, dict) or not isinstance(role := turn.get("from"), str):
+        if name in ("conversations", "conversation"):
+            raise WgradError(f"{name!r}: turn {number} must be an object with 'from' and 'value'")
+        raise WgradError(f"{name!r}: message {number} must be an object with 'role' and 'content'")
+    if role not in _ROLES:
+        raise WgradError(
+            f"'from' of turn {number} must be one of {', '.join(_ROLES)}; got {ascii(role)[:80]}: "
+            "rename it, or give 'messages'"
+        )
+    message = {key: part for key, part in turn.items() if key in _OF_A_TURN and key not in ("from", "value")}
+    keys.turns_unread |= dict.fromkeys(f"{name}[].{key}" for key in turn if key not in _OF_A_TURN)
+    if role in _CALLS:
+        return {**message, "role": "assistant", "content": "", "tool_calls": _calls(turn.get("value"), number)}
+    return {**message, "role": _ROLES[role], "content": _text(turn.get("value"), f"value of turn {number}")}
+
+
+def _calls(value: Any, number: int) -> list[dict[str, Any]]:
+    """The tool calls of a turn: one call or a list of them, as objects or as JSON text."""
+    where = f"the function call of turn {number}"
+    if isinstance(value, str):
+        value = parse_json_text(value, where)
+    calls = value if isinstance(value, list) else [value]
+    if not calls:
+        raise WgradError(f"{where} is an empty list: name a function, or remove the turn")
+    return [{"type": "function", "function": _function(call, where)} for call in calls]
+
+
+def _function(call: Any, where: str) -> dict[str, Any]:
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise WgradError(f"{where} must be an object with 'name' and 'arguments'; got {type_name(call)}")
+    arguments = call.get("arguments", call.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = parse_json_text(arguments, f"'arguments' of {where}") if arguments.strip() else {}
+    if not isinstance(arguments, (dict, type(None))):
+        raise WgradError(f"'arguments' of {where} must be an object; got {type_name(arguments)}")
+    return {"name": call["name"], "arguments": arguments or {}}
 
 
 def _text(value: Any, name: str) -> str:

@@ -9,6 +9,7 @@ a character): see `text_windows.py`.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +35,12 @@ from wgrad.train.data.sample_tokens import SampleTokens, encode_samples
 from wgrad.train.data.samples import BadLine, Sample, parse_record
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.files.input_files import one_line
 from wgrad.train.options.data_sources import STDIN, Source, sources_of
 from wgrad.train.options.finetune_config import KTO, SFT, RunOptions
 
 _LISTED = 5  # bad lines
+_SHOWN, _COUNTED = 12, 1000  # keys that nothing reads
 
 
 @dataclass
@@ -246,6 +249,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
     forms: dict[str, None] = {}  # that are worth a word
+    unread = Counter[str]()  # records with this key, which nothing reads
     parts: list[SampleTokens] = []  # of the record that is read
 
     def pass_over(error: BadLine) -> None:
@@ -268,6 +272,8 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
                 for sample in _parse(record, file.name, line, config, tokenizer):
                     if sample.form:
                         forms.setdefault(sample.form)
+                    if len(unread) < _COUNTED:
+                        unread.update(sample.unread)
                     yield sample
             except BadLine as error:
                 pass_over(error)
@@ -286,12 +292,20 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             pass_over(error)
     tally.bad_lines += bad
     tally.notes += [f"note: {file.name} has {form}" for form in forms]
+    if unread:
+        tally.notes.append(f"note: {file.name} has keys that are not read: {_counted(unread)}")
     if not read:
         raise _empty(file)
     if first and (not documents or 2 * bad > read):
         what = f"; {bad} of {read} lines are bad" if bad > 1 else ""
         raise WgradError(f"{first}{what}")
     return documents if config.objective in (SFT, KTO) else PairDocuments(documents)
+
+
+def _counted(unread: Counter[str]) -> str:
+    """Keys, the most frequent first, each with the number of its records."""
+    shown = [f"{one_line(repr(key), 60)} ({count} lines)" for key, count in unread.most_common(_SHOWN)]
+    return ", ".join(shown) + (f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else "")
 
 
 def _parse(

@@ -4,7 +4,8 @@ The record is one of
     {"prompt": ..., "chosen": ..., "rejected": ...}      a pair (dpo, orpo; kto takes it for two examples)
     {"chosen": ..., "rejected": ...}                     a pair whose prompt is what both begin with
     {"prompt": ..., "completion": ..., "label": true}    an example that is desirable, or not (kto)
-and each of these is text, or all are lists of messages, with what else a template is given (`samples.py`). The answer
+and each of these is text, or all are lists of messages, with what else a template is given (`samples.py`). In place of
+the prompt there may be a question as Alpaca has it, or a conversation: the record is then one of messages. The answer
 is all that follows the prompt as the template ends it for generation. Source of the forms and of these rules: TRL's
 "Dataset formats"; tests/train/test_oracle_preferences.py compares with its trainers.
 """
@@ -12,46 +13,56 @@ is all that follows the prompt as the template ends it for generation. Source of
 from __future__ import annotations
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.conversation_forms import question_turns, turns_of, with_system
+from wgrad.train.data.record_keys import Keys, is_filled, is_learnt
 from wgrad.train.data.samples import (
     Sample,
+    check_messages,
     conversation_of,
     keys_of,
+    keys_of_record,
     label_of,
-    messages_of,
     of_line,
-    parse_object,
     text_of,
-    without_null_columns,
 )
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 from wgrad.train.options.finetune_config import KTO, ORPO
+from wgrad.train.options.record_names import ANSWERS, CONVERSATIONS, LABELS, PAIRS, QUESTIONS
 
 _PAIR, _IMPLICIT = "preference pairs", "preference pairs whose prompt is what chosen and rejected begin with"
 _UNPAIRED = ": each is one desirable example and one that is not"
 
 
 def parse_preference(
-    record: bytes | dict[str, Any], name: str, line: int, objective: str, tokenizer: Tokenizer
+    record: bytes | dict[str, Any],
+    name: str,
+    line: int,
+    objective: str,
+    tokenizer: Tokenizer,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Sample]:
-    """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. BadLine; WgradError
-    where no record with messages could be used."""
+    """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. columns: those of
+    --columns. BadLine; WgradError where no record with messages could be used."""
     with of_line(name, line):
-        value = without_null_columns(parse_object(record))
-        if "chosen" in value and "rejected" in value:
-            form, prompt, answers = _pair(value)
+        keys = keys_of_record(record, columns)
+        pair = next((names for names in PAIRS if names[0] in keys and names[1] in keys), None)
+        if pair:
+            form, prompt, answers = _pair(keys, *pair)
             labels = [1, -1] if objective == KTO else [0, 0]
             form += _UNPAIRED if objective == KTO else ""
-        elif objective == KTO and {"prompt", "completion", "label"} <= value.keys():
-            form, prompt, answers = "KTO's records", value["prompt"], {"completion": value["completion"]}
-            labels = [_label(value)]
+        elif objective == KTO and keys.named(LABELS) and (found := _labelled(keys)):
+            form, (prompt, answers) = "KTO's records", found
+            labels = [_label(keys)]
         else:
-            raise WgradError(_needs(value, objective))
-        texts = [_text_and_start(prompt, answer, key, value, tokenizer) for key, answer in answers.items()]
+            raise WgradError(_needs(keys.value, objective))
+        texts = [_text_and_start(prompt, answer, key, keys, tokenizer) for key, answer in answers.items()]
         whole = not isinstance(prompt, list)
+        unread = keys.unread()
         return [
             Sample(
                 text,
@@ -62,6 +73,7 @@ def parse_preference(
                 label,
                 more=len(texts) == 2 and i == 0 and not label,
                 framed=objective == ORPO,
+                unread=() if i else unread,
             )
             for i, ((text, start), label) in enumerate(zip(texts, labels))
         ]
@@ -73,27 +85,79 @@ def _needs(value: dict[str, Any], objective: str) -> str:
     return f"needs {form} for --objective {objective}; it has {keys_of(value)}{more}"
 
 
-def _label(value: dict[str, Any]) -> int:
-    label = label_of(value)
+def _label(keys: Keys) -> int:
+    name = keys.named(LABELS)
+    label = label_of(keys.get(name))
     if label is None:
-        raise WgradError(f"'label' must be true or false; got {str(value['label'])[:40]!r}")
+        raise WgradError(f"{name!r} must be true or false; got {str(keys.get(name))[:40]!r}")
     return 1 if label else -1
 
 
-def _pair(value: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+def _labelled(keys: Keys) -> tuple[Any, dict[str, Any]] | None:
+    """-> the prompt, and the answer by its name, of an example with a label; None where it has neither."""
+    if "prompt" in keys and "completion" in keys:
+        return keys.get("prompt"), {"completion": keys.get("completion")}
+    if keys.named(QUESTIONS) and (name := keys.named(ANSWERS)):
+        return question_turns(keys), {name: _said(keys.get(name), name)}
+    if name := keys.named(CONVERSATIONS):
+        turns = turns_of(keys.get(name), name, keys)
+        if len(turns) < 2 or turns[-1].get("role") != "assistant":
+            raise WgradError(f"{name!r} must end in a turn of the assistant, which the label is about")
+        return turns[:-1], {name: turns[-1:]}
+    return None
+
+
+def _pair(keys: Keys, chosen_name: str, rejected_name: str) -> tuple[str, Any, dict[str, Any]]:
     """-> its form, the prompt, and both answers by their names."""
-    chosen, rejected, prompt = value["chosen"], value["rejected"], value.get("prompt")
+    answers = {name: _listed(keys.get(name)) for name in (chosen_name, rejected_name)}
+    chosen, rejected = answers.values()
+    names = f"{chosen_name!r} and {rejected_name!r}"
     if chosen == rejected:
-        raise WgradError("'chosen' and 'rejected' are the same: there is nothing to prefer: remove the line")
-    if prompt is not None and isinstance(prompt, list) == isinstance(chosen, list):
-        return _PAIR, prompt, {"chosen": chosen, "rejected": rejected}
-    is_chat = isinstance(chosen, list) and isinstance(rejected, list)
+        raise WgradError(f"{names} are the same: there is nothing to prefer: remove the line")
+    prompt, is_chat = keys.value.get("prompt"), isinstance(chosen, list) and isinstance(rejected, list)
+    if isinstance(prompt, list) or (isinstance(prompt, str) and not is_chat):
+        return _PAIR, keys.get("prompt"), answers
     if not is_chat and not (isinstance(chosen, str) and isinstance(rejected, str)):
-        raise WgradError("'chosen' and 'rejected' must both be text, or both lists of messages")
+        raise WgradError(f"{names} must both be text, or both lists of messages")
     at = _common(chosen, rejected)
+    if not _have_the_question(answers, chosen[:at], keys) and (asked := _asked(keys)):
+        return _PAIR, asked, {name: _said(answer, name) for name, answer in answers.items()}
     if is_chat and not at:
-        raise WgradError("'chosen' and 'rejected' begin with no message in common: give the prompt's as 'prompt'")
-    return _IMPLICIT, chosen[:at], {"chosen": chosen[at:], "rejected": rejected[at:]}
+        raise WgradError(f"{names} begin with no message in common: give the prompt's as 'prompt'")
+    return _IMPLICIT, chosen[:at], {chosen_name: chosen[at:], rejected_name: rejected[at:]}
+
+
+def _listed(part: Any) -> Any:
+    return [part] if isinstance(part, dict) else part
+
+
+def _said(answer: Any, name: str) -> list[Any]:
+    """An answer as messages."""
+    return answer if isinstance(answer, list) else [{"role": "assistant", "content": text_of(answer, name)}]
+
+
+def _have_the_question(answers: Mapping[str, Any], begin: Any, keys: Keys) -> bool:
+    """Whether both answers begin with the question. begin: what they begin with alike."""
+    if isinstance(begin, list):
+        first = [turns_of(answer, name, keys)[0] for name, answer in answers.items()]
+        return any(turn["role"] != "assistant" for turn in first)
+    question = keys.value.get(keys.named(QUESTIONS))
+    return isinstance(question, str) and bool(question.strip()) and question.strip() in begin
+
+
+def _asked(keys: Keys) -> list[dict[str, Any]] | None:
+    """The question of a pair that stands in other keys than a prompt of the answers' own kind; None: in none."""
+    if is_filled(keys.value.get("prompt")):
+        return [{"role": "user", "content": text_of(keys.get("prompt"), "prompt")}]
+    if (name := keys.named(CONVERSATIONS)) and is_filled(keys.value[name]):
+        return turns_of(keys.get(name), name, keys)
+    given = keys.value.get("input")
+    if isinstance(given, dict) and "messages" in given:  # OpenAI's
+        keys.take("input")
+        return turns_of(keys.get("messages"), "messages", keys)
+    if is_filled(keys.value.get(keys.named(QUESTIONS))):
+        return question_turns(keys)
+    return None
 
 
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -104,19 +168,24 @@ def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
     return at - 1 if at and a[at - 1] == " " else at
 
 
-def _text_and_start(prompt: Any, answer: Any, key: str, value: dict[str, Any], tokenizer: Tokenizer) -> tuple[str, int]:
+def _text_and_start(prompt: Any, answer: Any, key: str, keys: Keys, tokenizer: Tokenizer) -> tuple[str, int]:
     """-> the text that the model sees, and where the answer begins in it."""
     if isinstance(prompt, list) != isinstance(answer, list):
         raise WgradError(f"'prompt' and {key!r} must both be text, or both lists of messages")
     if isinstance(prompt, list):
-        turns, more = messages_of(prompt, "prompt"), messages_of(answer, key)
-        before = tokenizer.chat_template.render(conversation_of(turns, value), add_generation_prompt=True)
-        text = tokenizer.chat_template.render(conversation_of(turns + more, value))
+        turns, more = with_system(turns_of(prompt, "prompt", keys), keys), turns_of(answer, key, keys)
+        check_messages(turns + more)
+        for number, turn in enumerate(more, start=len(turns) + 1):
+            if turn["role"] == "assistant" and not is_learnt(turn, number):
+                raise WgradError(f"turn {number} says that it is not to be learnt, and {key!r} is compared as a whole")
+        before = tokenizer.chat_template.render(conversation_of(turns, keys), add_generation_prompt=True)
+        text = tokenizer.chat_template.render(conversation_of(turns + more, keys))
         start = len(os.path.commonprefix([before, text]))
         if start == len(text):
             raise WgradError(f"the chat template leaves out {key!r}: there is nothing to learn: remove the line")
     else:
         prompt = text_of(prompt, "prompt", may_be_empty=True)
         text, start = prompt + text_of(answer, key), len(prompt)
+        keys.asked.append(prompt)
     check_text(text)
     return text, start

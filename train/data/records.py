@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import one_line
+from wgrad.train.options.record_names import IN_JSON, NAMES, has_form
 
 Record = bytes | dict[str, Any] | str  # JSON text; a record that is decoded; or why there is none at this place
 Numbered = Iterator[tuple[int, Record]]  # with the number of its line (Parquet: of its row), from 1
@@ -22,26 +23,12 @@ Numbered = Iterator[tuple[int, Record]]  # with the number of its line (Parquet:
 LONGEST = 256 << 20  # bytes of a line or an element
 LONGEST_ROW = 1 << 20  # bytes of a row of CSV: the csv module holds a cell at 4 to 8 bytes a character
 
-# Columns of which a record is made (`samples.py` says how).
-_FORMS = (
-    *(("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"), ("text",)),
-    ("chosen", "rejected"),
-)
-_IN_JSON = ("messages", "conversations", "tools", "documents", "chat_template_kwargs")  # in CSV
-_COLUMNS = {name for form in _FORMS for name in form} | {*_IN_JSON, "input", "system", "history", "label"}
-
 _ROWS_AT_ONCE = 64
 _OUTSIDE, _INSIDE = re.compile(rb'["\[\]{},]'), re.compile(rb'["\\]')
 
 
 def too_long(limit: int) -> str:
     return f"longer than {limit >> 20} MiB: cut it into several examples"
-
-
-def has_form(columns: Iterable[str]) -> bool:
-    """Whether records of these columns can be learnt from."""
-    there = set(columns)
-    return any(there.issuperset(form) for form in _FORMS)
 
 
 def _check_columns(columns: list[str], where: str) -> None:
@@ -204,14 +191,14 @@ def _row_record(columns: list[str], cells: list[str]) -> Record:
         return f"the header names {len(columns)} columns; the row has {len(cells)} cells: quote cells that hold a comma"
     record: dict[str, Any] = {}
     for column, cell in zip(columns, cells):
-        if column in _IN_JSON:
+        if column in IN_JSON:
             if not cell.strip():
                 continue
             try:
                 record[column] = json.loads(cell)
             except (ValueError, RecursionError) as error:
                 return f"{column!r} must be JSON in CSV; it is not valid: {error}"
-        elif column in _COLUMNS:
+        elif column in NAMES:
             record[column] = cell
     return record
 
@@ -239,7 +226,7 @@ def parquet_rows(file: BinaryIO, name: str, option: str) -> Numbered:
         columns = list(table.schema_arrow.names)
         _check_columns(columns, f"{option}: {name}")
         number = 0
-        wanted = [column for column in columns if column in _COLUMNS]
+        wanted = [column for column in columns if column in NAMES]
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=wanted, use_threads=False):
             for row in batch.to_pylist():
                 number += 1

@@ -4,26 +4,30 @@ The record is one of
     {"text": "..."}                                every token counts
     {"prompt": "...", "completion": "..."}         the completion counts
     {"messages": [{"role": ..., "content": ...}]}  what the assistant says counts; the tokenizer's chat template is used
-    {"instruction": "...", "output": "..."}        Alpaca, with "input" and "system" where there are: taken for messages
-    {"conversations": [{"from": ..., "value": ...}]}  ShareGPT, with "system": taken for messages
-and prompt and completion may themselves be lists of messages. Beside messages, "tools" (a list of JSON schemas, or that
-list as text), "documents" and "chat_template_kwargs" reach the template, as they do in TRL and transformers. What
-objectives other than sft learn from is in `preferences.py`.
+    {"instruction": "...", "output": "..."}        Alpaca, with "input" where there is one: taken for messages
+    {"conversations": [{"from": ..., "value": ...}]}  ShareGPT: taken for messages
+and prompt and completion may themselves be lists of messages; `record_names.py` has other names of these keys. With
+messages, "system" becomes the first one, and "tools" (a list of JSON schemas, or that list as text), "documents" and
+"chat_template_kwargs" reach the template, as they do in TRL and transformers. A turn with "weight": 0, "train": false
+or "loss": false is read and not learnt. What objectives other than sft learn from is in `preferences.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import REASONING, Conversation, MessagesRefused, Span
-from wgrad.train.data.conversation_forms import as_messages, type_name
-from wgrad.train.data.records import has_form
+from wgrad.train.data.conversation_forms import conversation_form, turns_of, type_name, with_system
+from wgrad.train.data.json_text import decode_json_text, parse_json_text
+from wgrad.train.data.record_keys import Keys, is_learnt, with_our_names
 from wgrad.train.data.tokenizer import Tokenizer, check_text
+from wgrad.train.options.record_names import LABELS, has_form
 
 
 class BadLine(WgradError):
@@ -34,8 +38,8 @@ class BadLine(WgradError):
 class Sample:
     """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
     (not the template's). form: what to say of the record's form, "" where nothing. label: `Document`'s. more: the next
-    sample is of the same record, and neither is of use without the other. framed: the tokens begin with bos and end with
-    eos, which are added where the text has none (ORPO)."""
+    sample is of the same record, and neither is of use without the other. framed: the tokens begin with bos and end
+    with eos, which are added where the text has none (ORPO). unread: keys of the record that nothing reads."""
 
     text: str
     spans: list[Span]
@@ -45,17 +49,36 @@ class Sample:
     label: int = 0
     more: bool = False
     framed: bool = False
+    unread: tuple[str, ...] = ()
 
 
-def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
-    """The sample of a record, decoded or JSON text that is not blank. BadLine; WgradError where no record with messages
-    could be used."""
+def parse_record(
+    record: bytes | dict[str, Any],
+    name: str,
+    line: int,
+    loss_on: str,
+    tokenizer: Tokenizer,
+    columns: Mapping[str, str] = MappingProxyType({}),
+) -> Sample:
+    """The sample of a record, decoded or JSON text that is not blank. columns: those of --columns. BadLine; WgradError
+    where no record with messages could be used."""
     with of_line(name, line):
-        form, value = as_messages(without_null_columns(parse_object(record)))
+        keys = keys_of_record(record, columns)
+        form, turns = conversation_form(keys)
         form = f"{form} records: made conversations of the chat template" if form else ""
-        text, spans, whole = _text_and_spans(value, loss_on, tokenizer)
+        if turns is None:
+            text, spans, whole = _text_and_spans(keys, loss_on, tokenizer)
+        else:
+            # A number may be that of a class, of which nothing is said here.
+            refuse_label(keys, LABELS if isinstance(keys.value.get("label"), bool) else ("kto_tag",))
+            text, spans, whole = _chat(turns, 0, keys, loss_on, tokenizer)
         check_text(text)
-        return Sample(text, spans, whole, line, form)
+        return Sample(text, spans, whole, line, form, unread=keys.unread())
+
+
+def keys_of_record(record: bytes | dict[str, Any], columns: Mapping[str, str]) -> Keys:
+    """A record, decoded or JSON text, under our names. WgradError."""
+    return Keys(without_null_columns(with_our_names(parse_object(record), columns)))
 
 
 @contextmanager
@@ -84,10 +107,11 @@ def parse_prompt(
 
 
 def _prompt_text(value: dict[str, Any], chat: bool, tokenizer: Tokenizer) -> tuple[str, bool]:
+    keys = Keys(value)
     if "messages" in value:
-        turns = messages_of(value["messages"], "messages")
+        turns = messages_of(value["messages"], "messages", keys)
     elif isinstance(value.get("prompt"), list):
-        turns = messages_of(value["prompt"], "prompt")
+        turns = messages_of(value["prompt"], "prompt", keys)
     elif "prompt" in value:
         text = text_of(value["prompt"], "prompt")
         if not chat:
@@ -95,7 +119,7 @@ def _prompt_text(value: dict[str, Any], chat: bool, tokenizer: Tokenizer) -> tup
         turns = [{"role": "user", "content": text}]
     else:
         raise WgradError(f"needs 'prompt' or 'messages'; it has {keys_of(value)}")
-    return tokenizer.chat_template.render(conversation_of(turns, value), add_generation_prompt=True), False
+    return tokenizer.chat_template.render(conversation_of(turns, keys), add_generation_prompt=True), False
 
 
 def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +127,7 @@ def parse_object(data: bytes | dict[str, Any]) -> dict[str, Any]:
     if isinstance(data, dict):
         return data
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = decode_json_text(data)
     except UnicodeDecodeError as error:
         raise WgradError(f"not UTF-8 (byte 0x{data[error.start]:02x}): convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
@@ -122,79 +146,101 @@ def without_null_columns(value: dict[str, Any]) -> dict[str, Any]:
     return filled if len(filled) < len(value) and has_form(filled) else value
 
 
-def label_of(value: dict[str, Any]) -> bool | None:
-    """A record's label, which tables have as text or as 0 and 1; None where it has none that is true or false."""
-    label = value.get("label")
+def label_of(label: Any) -> bool | None:
+    """A record's label, which tables have as text or as 0 and 1; None where it is not true or false."""
     if isinstance(label, str):
         return {"true": True, "false": False, "1": True, "0": False}.get(label.strip().lower())
     return bool(label) if isinstance(label, (bool, int)) and label in (0, 1) else None
 
 
-def keys_of(value: dict[str, Any]) -> str:
+def refuse_label(keys: Keys, names: tuple[str, ...] = LABELS) -> None:
+    """WgradError where one of these says whether the answer is any good."""
+    for name in names:
+        if label_of(keys.value.get(name)) is not None:
+            raise WgradError(
+                f"{name!r} says whether the answer is any good, and --objective sft would learn all alike: give "
+                f"--objective kto, or leave it out with --columns {name}="
+            )
+
+
+def keys_of(value: Mapping[str, Any]) -> str:
     """Those of a record, for a message."""
     return (", ".join(map(repr, value)) or "none")[:200]
 
 
-def _text_and_spans(value: dict[str, Any], loss_on: str, tokenizer: Tokenizer) -> tuple[str, list[Span], bool]:
-    """-> text, spans to be learnt, `whole` (see Sample)."""
-    if "messages" in value:
-        return _chat(messages_of(value["messages"], "messages"), 0, value, loss_on, tokenizer)
-    if "prompt" in value and "completion" in value:
-        if label_of(value) is not None:
-            raise WgradError(
-                "'label' beside 'prompt' and 'completion' says whether the completion is any good, and --objective sft "
-                "would learn all alike: give --objective kto, or remove the label"
-            )
-        prompt, completion = value["prompt"], value["completion"]
+def _text_and_spans(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> tuple[str, list[Span], bool]:
+    """Of a record that is no conversation by its form -> text, spans to be learnt, `whole` (see Sample)."""
+    if "prompt" in keys and "completion" in keys:
+        refuse_label(keys)
+        prompt, completion = keys.get("prompt"), keys.get("completion")
         if isinstance(prompt, list) and isinstance(completion, list):
-            before = messages_of(prompt, "prompt")
-            return _chat(before + messages_of(completion, "completion"), len(before), value, loss_on, tokenizer)
+            before = with_system(messages_of(prompt, "prompt", keys), keys)
+            return _chat(before + messages_of(completion, "completion", keys), len(before), keys, loss_on, tokenizer)
         prompt = text_of(prompt, "prompt", may_be_empty=True)
         text = prompt + text_of(completion, "completion")
+        keys.asked.append(prompt)
         return text, [(0 if loss_on == "all" else len(prompt), len(text))], True
-    if "text" in value:
-        text = text_of(value["text"], "text")
+    if "text" in keys:
+        text = text_of(keys.get("text"), "text")
+        keys.asked.append(text)
         return text, [(0, len(text))], True
-    if "chosen" in value and "rejected" in value:
+    if "chosen" in keys and "rejected" in keys:
         raise WgradError("'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto")
     raise WgradError(
         "needs 'text', 'prompt' and 'completion', 'messages', 'instruction' and 'output', or "
-        f"'conversations'; it has {keys_of(value)}"
+        f"'conversations'; it has {keys_of(keys.value)}"
     )
 
 
 def _chat(
-    turns: list[dict], first: int, value: dict[str, Any], loss_on: str, tokenizer: Tokenizer
+    turns: list[dict], first: int, keys: Keys, loss_on: str, tokenizer: Tokenizer
 ) -> tuple[str, list[Span], bool]:
-    """first: number of the first turn that may count; value: the line, with what else the template is given."""
-    conversation = conversation_of(turns, value)
+    """first: number of the first turn that may count; keys: the line, with what else the template is given."""
+    check_messages(turns)
+    conversation = conversation_of(turns, keys)
     if loss_on == "all":
-        text = tokenizer.chat_template.render(conversation)
-        return text, [(0, len(text))], False
-    learn = {i for i, turn in enumerate(turns) if i >= first and turn["role"] == "assistant"}
-    if not learn:
+        return _all_but_skipped(turns, conversation, tokenizer)
+    told = [is_learnt(turn, number) for number, turn in enumerate(turns, start=1)]
+    said = [i for i, turn in enumerate(turns) if i >= first and turn["role"] == "assistant"]
+    if not said:
         raise WgradError("no turn of the assistant, so nothing to learn: add one, or give --loss-on all")
+    learn = {i for i in said if told[i]}
+    if not learn:
+        raise WgradError("every turn of the assistant says that it is not to be learnt: remove the line")
     text, spans = tokenizer.chat_template.render_with_spans(conversation, learn)
     if not spans:
         raise MessagesRefused("the chat template leaves out what the assistant says: nothing to learn: remove the line")
     return text, spans, False
 
 
-def conversation_of(turns: list[dict], value: dict[str, Any]) -> Conversation:
-    options = value.get("chat_template_kwargs")
+def _all_but_skipped(
+    turns: list[dict], conversation: Conversation, tokenizer: Tokenizer
+) -> tuple[str, list[Span], bool]:
+    """Of --loss-on all: the whole text, without the turns of the assistant that say they are not to be learnt."""
+    skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learnt(turn, i + 1)}
+    if not skipped:
+        text = tokenizer.chat_template.render(conversation)
+        return text, [(0, len(text))], False
+    text, left_out = tokenizer.chat_template.render_with_spans(conversation, skipped)
+    edges = [0, *(place for span in sorted(left_out) for place in span), len(text)]
+    return text, [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end], False
+
+
+def conversation_of(turns: list[dict], keys: Keys) -> Conversation:
+    options = keys.get("chat_template_kwargs")
     if options is not None and not isinstance(options, dict):
         raise WgradError(f"'chat_template_kwargs' must be an object; got {type_name(options)}")
-    tools, documents = _objects(value.get("tools"), "tools"), _objects(value.get("documents"), "documents")
+    tools, documents = _objects(keys.get("tools"), "tools"), _objects(keys.get("documents"), "documents")
+    functions = _objects(keys.get("functions"), "functions")  # of OpenAI's older files
+    if tools is None and functions is not None:
+        tools = [{"type": "function", "function": function} for function in functions]
     return Conversation(turns, tools, documents, options or {})
 
 
 def _objects(value: Any, name: str) -> list[dict] | None:
     """A list of objects, or that list as JSON text; None where there is none."""
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise WgradError(f"{name!r} is text that is not valid JSON: {error}: give a list of objects") from error
+        value = parse_json_text(value, repr(name)) if value.strip() else None
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -202,12 +248,16 @@ def _objects(value: Any, name: str) -> list[dict] | None:
     return value
 
 
-def messages_of(value: Any, name: str) -> list[dict]:
-    if not isinstance(value, list) or not value:
-        raise WgradError(f"{name!r} must be a list of messages that is not empty; got {type_name(value)}")
-    for number, message in enumerate(value, start=1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise WgradError(f"{name!r}: message {number} must be an object with 'role' and 'content'")
+def messages_of(value: Any, name: str, keys: Keys) -> list[dict]:
+    """The messages of a part of a record. WgradError."""
+    turns = turns_of(value, name, keys)
+    check_messages(turns)
+    return turns
+
+
+def check_messages(turns: list[dict]) -> None:
+    """WgradError: one has no content, or one of the wrong type."""
+    for number, message in enumerate(turns, start=1):
         content = message.get("content")
         if not isinstance(content, (str, list, type(None))):
             raise WgradError(f"'content of message {number}' must be text; got {type_name(content)}")
@@ -216,7 +266,6 @@ def messages_of(value: Any, name: str) -> list[dict]:
             raise WgradError(f"'content of message {number}' must be text; got nothing")
         if message["role"] == "assistant" and not content and not says_more:
             raise WgradError(f"'content of message {number}' is empty: fill it, or remove the line")
-    return value
 
 
 def text_of(value: Any, name: str, *, may_be_empty: bool = False) -> str:

@@ -1,0 +1,131 @@
+"""The keys of a record: which have been read, and what the others would have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.input_files import one_line
+from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNT, NAMES, NOT_LEARNT
+
+_SHORTEST = 16  # characters of a question that another text is taken to repeat
+_YES_NO = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_OTHER_LOSSES = ("loss", "loss_weight", "loss_scale", "loss_mask")  # of a record these may be measures
+
+
+class Keys:
+    """A record, and which of its keys have been read. asked: the texts of its question. turns_unread: keys of its
+    turns that nothing reads."""
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self.value = dict(value)
+        self.asked: list[str] = []
+        self.turns_unread: dict[str, None] = {}
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.value
+
+    def get(self, name: str) -> Any:
+        self._read.add(name)
+        return self.value.get(name)
+
+    def take(self, name: str) -> None:
+        """Put the keys of the object under this name in its place."""
+        self.value |= self.get(name)
+
+    def named(self, names: Iterable[str]) -> str:
+        """The first of these keys that is filled, else the first that is there; "" where there is none."""
+        there = [name for name in names if name in self.value]
+        return next((name for name in there if is_filled(self.value[name])), there[0] if there else "")
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys that nothing read. WgradError where one of them would have changed what is learnt."""
+        left = dict[str, None]()
+        for name, part in self.value.items():
+            if name in self._read or (name in NAMES and not is_filled(part)):
+                continue
+            if name in CARRYING and not _is_repeated(part, self.asked):
+                raise WgradError(
+                    f"{name!r} belongs to the question, and has no place in a record of this form: put it into the "
+                    f"prompt, name it with --columns, or leave it out with --columns {name}="
+                )
+            _check_flag(name, part)
+            left[name] = None
+        return (*left, *self.turns_unread)
+
+
+def is_filled(part: Any) -> bool:
+    """Whether a value says anything: a table has something empty where a record has nothing."""
+    return bool(part.strip()) if isinstance(part, str) else part is not None and part != [] and part != {}
+
+
+def _is_repeated(part: Any, asked: Sequence[str]) -> bool:
+    """Whether a text is in what is asked already, or what is asked is in it."""
+    if not isinstance(part, str):
+        return False
+    text = part.strip()
+    return any(text in other or (len(other) >= _SHORTEST and other in text) for other in map(str.strip, asked))
+
+
+def _check_flag(name: str, part: Any) -> None:
+    """WgradError where a key of the whole record says that it is not to be learnt, or not as much as others."""
+    if name not in (*LEARNT, *NOT_LEARNT) or not is_filled(part):
+        return
+    if name == "mask" and isinstance(part, str) and part.strip().lower() in ("user", "human"):  # as NeMo writes it
+        return
+    told = _yes_or_no(part)
+    if told is None and name in _OTHER_LOSSES:
+        return
+    if told is None or told == (name in NOT_LEARNT):
+        raise WgradError(
+            f"{name!r} is {one_line(repr(part), 40)}, and lines have no weights: remove the line, or leave the key out "
+            f"with --columns {name}="
+        )
+
+
+def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
+    """Whether a turn of the assistant is to be learnt. WgradError: it says so in part only, or in no known way; another
+    role's turn is to be."""
+    learnt = True
+    is_assistant = turn.get("role") == "assistant"
+    for name in (*LEARNT, *NOT_LEARNT):
+        part = turn.get(name)
+        if not is_filled(part):
+            continue
+        told = _yes_or_no(part)
+        if told is None:
+            raise WgradError(
+                f"{name!r} of turn {number} must be 0 or 1, true or false; got {one_line(repr(part), 40)}: turns have "
+                "no weights between"
+            )
+        told = told != (name in NOT_LEARNT)
+        if told and not is_assistant and name not in NOT_LEARNT:
+            raise WgradError(
+                f"{name!r} of turn {number} asks for a turn of role {one_line(str(turn.get('role')), 40)!r} to be "
+                "learnt, and only those of the assistant are: give --loss-on all, or remove the key"
+            )
+        learnt = learnt and told
+    for name in DETAILS:
+        if is_filled(turn.get(name)):
+            raise WgradError(f"{name!r} of turn {number} is not read: give the turn 'train' as true or false")
+    return learnt
+
+
+def _yes_or_no(part: Any) -> bool | None:
+    """None: it is neither."""
+    if isinstance(part, str):
+        return _YES_NO.get(part.strip().lower())
+    return bool(part) if isinstance(part, (bool, int, float)) and part in (0, 1) else None
+
+
+def with_our_names(value: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A record under the names that --columns gives its keys. One that has ours already keeps it, where it lacks
+    theirs."""
+    if not columns:
+        return value
+    replaced = {ours for ours, theirs in columns.items() if not theirs or theirs in value}
+    taken = {theirs for theirs in columns.values() if theirs}
+    kept = {key: part for key, part in value.items() if key not in taken and key not in replaced}
+    return kept | {ours: value[theirs] for ours, theirs in columns.items() if theirs and theirs in value}

@@ -1,0 +1,76 @@
+"""Names of the keys, or columns, that a record of the data may have, and --columns, which says what other names mean.
+
+Source of the names: TRL's "Dataset formats", OpenAI's fine-tuning files, the data sets Alpaca, Dolly, OpenOrca and
+ShareGPT, and the documentation of LLaMA-Factory, Axolotl and Unsloth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from wgrad.device.errors import WgradError
+from wgrad.train.options.option_names import did_you_mean
+
+CONVERSATIONS = ("messages", "conversations", "conversation")
+QUESTIONS, INPUTS = ("instruction", "question", "query"), ("input", "context")
+ANSWERS = ("output", "response", "answer")
+SYSTEMS = ("system", "system_prompt", "system_message")
+PAIRS = (
+    ("chosen", "rejected"),
+    ("chosen_response", "rejected_response"),
+    ("preferred_output", "non_preferred_output"),
+)
+LABELS = ("label", "kto_tag")
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+
+# Keys of which a record is made (`samples.py` says how).
+FORMS = (
+    *((name,) for name in CONVERSATIONS),
+    ("prompt", "completion"),
+    *product(QUESTIONS, ANSWERS),
+    ("text",),
+    *PAIRS,
+)
+IN_JSON = (*CONVERSATIONS, "tools", "functions", "documents", "chat_template_kwargs", "history")  # in CSV
+
+# Keys that say whether something is learnt, of a turn or of a record: true, or 1, says yes; of the second, no.
+LEARNT = ("train", "training", "trainable", "train_on_turn", "loss", "weight", "loss_weight", "loss_scale", "loss_mask")
+NOT_LEARNT = ("masked", "mask", "ignore_loss")
+DETAILS = ("train_detail", "training_detail")  # which characters of a turn are learnt
+
+# Keys that carry a part of the question: a record is not learnt without them.
+CARRYING = {"prompt", *QUESTIONS, *INPUTS, *SYSTEMS, "history", "choices", "options", "tools", "functions", "documents"}
+CARRYING |= set(_MEDIA)
+
+NAMES = {name for form in FORMS for name in form} | CARRYING
+NAMES |= {*IN_JSON, *LABELS, *LEARNT, *NOT_LEARNT, *DETAILS}
+
+
+def has_form(keys: Iterable[str]) -> bool:
+    """Whether records of these keys can be learnt from."""
+    there = set(keys)
+    return any(there.issuperset(form) for form in FORMS)
+
+
+def columns_of(values: Sequence[str]) -> dict[str, str]:
+    """Values of --columns, each OURS=THEIRS or several with commas between -> the data's name of each of ours; "" where
+    a column is to be left out. WgradError."""
+    found: dict[str, str] = {}
+    for pair in (part for value in values for part in re.split(r",\s*(?=\w+=)", value)):
+        ours, sign, theirs = (part.strip() for part in pair.partition("="))
+        if not sign or not ours:
+            raise WgradError(f"--columns: expected OURS=THEIRS, got {pair[:80]!r}: for example prompt=question")
+        if ours not in NAMES:
+            near = did_you_mean(ours, NAMES)
+            raise WgradError(
+                f"--columns: {ours[:80]!r} is no column that is learnt from{near}: for example prompt, completion, "
+                "messages, text"
+            )
+        if ours in found:
+            raise WgradError(f"--columns: {ours!r} is given twice: give it once")
+        found[ours] = theirs
+    return found
+
+
