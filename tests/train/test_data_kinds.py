@@ -198,7 +198,7 @@ def test_a_folder_is_its_files_by_name(tokenizer: Tokenizer, tmp_path: Path, wri
         (folder / name).write_bytes(content)
     (folder / ".hidden").write_bytes(b"text")
     data = load(folder, tokenizer)
-    assert contents(data) == wanted and len(data.remarks) == 3
+    assert contents(data) == wanted and sum("is taken for" in remark for remark in data.remarks) == 3
     assert [Path(d.source.rsplit(":", 1)[0]).name for d in data.train] == ["a.csv"] * 2 + ["b.json"] * 2 + [
         "c.parquet"
     ] * 2
