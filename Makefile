@@ -21,7 +21,7 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test test-fast lint docs objects check-objects hip-tables portability clean vulkan vulkan-test
+.PHONY: help finetune install test test-fast setup tools python lint docs objects check-objects hip-tables portability clean vulkan
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
@@ -32,7 +32,7 @@ help:
 	@echo 'make docs       build the documentation into build/site'
 	@echo 'make objects    compile hip/kernels/*.hip for every AMD architecture that ships (needs clang 19 and lld 19)'
 	@echo 'make hip-tables what compiled AMD kernels do, counted and executed: rows of objects that have changed (FLAGS=--all: all)'
-	@echo 'make portability  run every shader variant through Dawn on a software driver (needs node and npm; slow)'
+	@echo 'make portability  run every shader variant through Dawn on a software driver (slow)'
 	@echo 'make clean      remove environments, builds, caches and $(OUT)'
 
 # ---- the run ---------------------------------------------------------------------------------
@@ -43,8 +43,7 @@ finetune: install vulkan
 
 install: $(VENV)/installed
 
-$(VENV)/installed: $(SOURCES)
-	$(call check_python)
+$(VENV)/installed: $(SOURCES) | python
 	@echo 'installing wgrad into $(VENV) ...'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@rm -rf build
@@ -55,20 +54,33 @@ $(VENV)/installed: $(SOURCES)
 # Tests run side by side: more threads in each for products of tiny matrices only wait, busily (twice the processor time).
 # They start hundreds of programs, which import the same packages: bytecode is kept whatever the caller does with his own
 # (collecting the tests takes 32 seconds of processor without it, 13 with it).
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 WGRAD_REQUIRE_WGPU=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VENV_TEST)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-test: $(VENV_TEST)/installed vulkan-test
+test: setup
 	$(PYTEST) $(PYTEST_FLAGS)
+
+# Python packages, and compilers, drivers and a browser from Debian and npm: side by side. What cannot be installed is
+# named at the end of the tests.
+setup: python
+	@$(MAKE) --no-print-directory -j2 $(VENV_TEST)/installed tools
+
+tools: python
+	@PYTHON='$(PYTHON)' tests/setup.sh
+
+# Debian has Python without what makes environments.
+python:
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/apt python3-venv || true
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo 'wgrad needs Python 3.11 or newer, and $(PYTHON) is' "$$($(PYTHON) --version 2>&1)": \
+	        'name another one, for example make PYTHON=python3.12' >&2; exit 1; }
 
 # What is in it: tests/conftest.py.
 test-fast: $(VENV_TEST)/installed
 	$(PYTEST) --fast $(PYTEST_FLAGS)
 
 # What tests/portability do in part with the others, whole.
-portability: $(VENV_TEST)/installed
-	npm ci --prefix tests/portability --ignore-scripts --no-audit --no-fund --loglevel=error
-	tests/portability/fetch_mesa.sh || true
-	WGRAD_REQUIRE_DAWN=1 WGRAD_DAWN_ALL=1 $(VENV_TEST)/bin/python -m pytest tests/portability/test_dawn.py $(PYTEST_FLAGS)
+portability: setup
+	WGRAD_REQUIRE_TOOLS=1 WGRAD_DAWN_ALL=1 $(VENV_TEST)/bin/python -m pytest tests/portability/test_dawn.py $(PYTEST_FLAGS)
 
 lint: $(VENV_TEST)/installed
 	$(VENV_TEST)/bin/ruff check .
@@ -98,8 +110,7 @@ hip-tables: $(VENV_TEST)/installed
 
 # torch comes first and alone: what needs it then takes the build that is there. Two thirds of what is installed is never
 # imported; byte code is made of the rest as it is.
-$(VENV_TEST)/installed: pyproject.toml
-	$(call check_python)
+$(VENV_TEST)/installed: pyproject.toml | python
 	@echo 'installing what the tests need into $(VENV_TEST) ...'
 	@test -x $(VENV_TEST)/bin/python || $(PYTHON) -m venv $(VENV_TEST)
 	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
@@ -107,32 +118,14 @@ $(VENV_TEST)/installed: pyproject.toml
 	@touch $@
 
 # ---- a device --------------------------------------------------------------------------------
-vulkan: install
-	$(call find_device,$(VENV))
-
-vulkan-test: $(VENV_TEST)/installed
-	$(call find_device,$(VENV_TEST))
-
-define check_python
-@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-    echo 'wgrad needs Python 3.11 or newer, and $(PYTHON) is' "$$($(PYTHON) --version 2>&1)": \
-        'name another one, for example make PYTHON=python3.12' >&2; exit 1; }
-endef
-
 # Where wgpu finds no adapter: install Mesa's software driver if that needs no password, else go on with NumPy.
-define find_device
-@set -e; adapters() { $(1)/bin/wgrad devices | grep -q '^wgpu:'; }; \
-if ! adapters; then \
-    if [ "$$(id -u)" = 0 ]; then sudo=; else sudo='sudo -n'; fi; \
-    if command -v apt-get >/dev/null && $$sudo true 2>/dev/null; then \
-        echo 'no GPU found: installing a software Vulkan driver (mesa-vulkan-drivers) ...'; \
-        { $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
-          $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
-              mesa-vulkan-drivers libvulkan1; } </dev/null >/dev/null 2>&1 || true; \
-    fi; \
-    adapters || echo 'no GPU and no software Vulkan driver (mesa-vulkan-drivers): the NumPy device is used, which is slower'; \
-fi
-endef
+vulkan: install
+	@adapters() { $(VENV)/bin/wgrad devices | grep -q '^wgpu:'; }; \
+	if ! adapters; then \
+	    echo 'no GPU found: installing a software Vulkan driver (mesa-vulkan-drivers) ...'; \
+	    .ci/apt 'mesa-vulkan-drivers libvulkan1'; \
+	    adapters || echo 'no GPU and no software Vulkan driver (mesa-vulkan-drivers): the NumPy device is used, which is slower'; \
+	fi
 
 clean:
 	rm -rf $(VENV) $(VENV_TEST) tests/portability/node_modules tests/portability/mesa build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)

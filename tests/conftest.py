@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import tools
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs
@@ -47,11 +48,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1" and (lacking := [t.missing for t in tools.REQUIRED if t.missing]):
+        raise pytest.UsageError("WGRAD_REQUIRE_TOOLS=1, but " + "; ".join(lacking))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = set(items)
+    if tools.EXECUTOR.missing:
+        chosen = {item for item in items if item.get_closest_marker("executor") is None}
     if config.getoption("--fast"):
-        chosen = fast_part(items, config.cache.get("cache/lastfailed", {}) if hasattr(config, "cache") else {})
+        failed = config.cache.get("cache/lastfailed", {}) if hasattr(config, "cache") else {}
+        chosen &= fast_part(items, failed)
+    if len(chosen) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in skipped]
+    if lines := tools.report(reasons):
+        terminalreporter.section("not tested on this machine")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pytest.Item]:
@@ -81,12 +101,10 @@ def _wgpu_device() -> Device | str:
 
 
 def require_wgpu() -> Device:
-    """The wgpu device. Where there is none: skips with the reason, or fails when WGRAD_REQUIRE_WGPU=1."""
+    """The wgpu device. Where there is none: skips with the reason, or fails when WGRAD_REQUIRE_TOOLS=1."""
     device = _wgpu_device()
     if isinstance(device, str):
-        if os.environ.get("WGRAD_REQUIRE_WGPU") == "1":
-            pytest.fail(f"WGRAD_REQUIRE_WGPU=1, but {device}")
-        pytest.skip(device)
+        tools.give_up(device)
     return device
 
 
@@ -115,7 +133,7 @@ def emulator(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
     try:
         return start(folder)
     except FileNotFoundError as error:
-        pytest.skip(str(error))
+        tools.give_up(tools.CLANG.missing or str(error))
     except DeviceError as error:
         if "not installed" not in str(error):
             raise

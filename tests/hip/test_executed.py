@@ -31,7 +31,7 @@ CASES = (
     "linear_cross_entropy/dx dweight/37x123x41/bfloat16",
     "rope_append/prefill/2x5x3x10/bfloat16",
 )
-needs_executor = pytest.mark.skipif(bool(missing()), reason=missing())
+needs_executor = pytest.mark.executor
 
 
 def test_results_are_within_the_limits_of_the_self_test() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from tests.hip.executor.memory import Guarded
 from tests.hip.executor.numbers import encode
 from tests.hip.executor.occupancy import waves_by_registers, waves_that_fit
 from tests.hip.executor.schedule import simulate
+from tests.tools import CLANG
 from wgrad.device.errors import DeviceError
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which(machine.COMPILER) is None, reason=f"{machine.COMPILER} is not installed: apt-get install clang-19"
-)
+needs_compiler = CLANG.needed
 
 
 class Wave:

@@ -8,7 +8,6 @@ from tests.hip.executor.device import shipped
 from tests.hip.executor.kernel import Kernel
 from tests.hip.executor.products import execute
 from tests.hip.executor.table import PRODUCTS, Row, digests, held, only
-from tests.hip.executor.tinygrad_emulator import missing
 from wgrad.hip.runtime.architectures import SHIPPED
 
 
@@ -99,7 +98,7 @@ def test_paired_multiply_adds_take_most_of_the_time() -> None:
         assert min(only(rows, name)["peak_600_l1"]["4"] for name in _F32) >= 0.9
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.executor
 @pytest.mark.parametrize("arch", SHIPPED)
 @pytest.mark.parametrize(
     "kernel",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hip.emulator.build import clang, lock
+from tests.tools import CLANG
 from wgrad.hip.runtime.objects import KERNELS, OPTIONS, headers, sources
 
 RTC = Path(__file__).parent / "emulator" / "rtc"
@@ -21,7 +22,9 @@ USE = """
 import sys; sys.path[:] = {path!r}
 import numpy as np
 from pathlib import Path
+from tests.tools import CLANG
 from wgrad.hip.runtime import rtc
+from tests.tools import CLANG
 from wgrad.hip.device import HipDevice
 from wgrad.autograd.bind import bind
 rtc.KERNELS = Path({room!r})
@@ -79,8 +82,7 @@ class Card:
 
 @pytest.fixture
 def card(emulator: Any, tmp_path: Path) -> Card:
-    if shutil.which("clang-19") is None:
-        pytest.skip("clang-19 is not installed")
+    CLANG.require()
     return Card(emulator, tmp_path)
 
 
@@ -173,8 +175,7 @@ def test_an_unsupported_architecture_is_refused_first(card: Card) -> None:
 @pytest.mark.parametrize("source", sources(), ids=lambda p: p.stem)
 def test_every_source_keeps_hiprtcs_rules(source: Path, tmp_path: Path) -> None:
     """C++17, no other headers, and no name that collides with HIP's own device functions and types."""
-    if shutil.which("clang-19") is None:
-        pytest.skip("clang-19 is not installed")
+    CLANG.require()
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("rtc_compile", RTC / "compile.py")

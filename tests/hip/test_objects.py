@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import CLANG
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import build as building
 from wgrad.hip.runtime.architectures import SHIPPED, check_image
-from wgrad.hip.runtime.build import CLANG, build, compile_source, compiler_version, differing, outdated
+from wgrad.hip.runtime.build import build, compile_source, compiler_version, differing, outdated
 from wgrad.hip.runtime.objects import (
     KERNELS,
     MANIFEST,
@@ -25,7 +26,7 @@ from wgrad.hip.runtime.objects import (
 )
 
 OBJECTS = KERNELS.parent / "objects"
-needs_clang = pytest.mark.skipif(shutil.which(CLANG) is None, reason=f"{CLANG} is not installed")
+needs_clang = CLANG.needed
 # One architecture of every second source is compiled again here, another one of the next, and others wherever an object
 # has changed; `make check-objects` does all, once a week (newest.yml), and takes three minutes.
 SERVED = [(s, [a for a in SHIPPED if serves(s, a)]) for s in sources()]
@@ -130,6 +131,7 @@ def test_the_same_bytes_from_any_folder(room: Path, tmp_path: Path) -> None:
     assert made[0] == made[1] and str(tmp_path).encode() not in made[0]
 
 
+@needs_clang
 def test_manifest_names_the_headers_that_the_compiler_found(room: Path, tmp_path: Path) -> None:
     """Those of headers too, not what a comment or a branch for another machine names."""
     with (room / "storage.hip").open("a") as file:

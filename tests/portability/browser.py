@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,3 @@ class Browser:
         self._process.wait()
         os.close(self._in)
         os.close(self._out)
-
-
-def find_chromium() -> str | None:
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

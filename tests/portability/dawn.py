@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.tools import LAVAPIPE as FETCHED
+from tests.tools import MESA, c_compiler
 from wgrad.autograd.selftest.bundle import Bundle
 
 HERE = Path(__file__).parent
 ALL = os.environ.get("WGRAD_DAWN_ALL") == "1"
 SWIFTSHADER = [f"{folder}/vk_swiftshader_icd.json" for folder in ("/usr/lib/chromium", "/opt/google/chrome")]
 LAVAPIPE = "libvulkan_lvp.so"
-FETCHED = HERE / "mesa" / LAVAPIPE  # fetch_mesa.sh puts it there
 # Half the vector width is half the code that LLVM is given (each lane loads by itself), and the code is so little used
 # that optimising it does not pay: a product's compile takes a third of the time. Mesa's cache on disk knows
 # nothing of the width.
@@ -108,10 +108,6 @@ def ask_dawn(node: str, environment: dict[str, str], *arguments: str) -> list[di
     return [json.loads(line) for line in Path(arguments[1]).read_text().splitlines()]
 
 
-def c_compiler() -> str | None:
-    return shutil.which("cc") or shutil.which("clang-19") or shutil.which("clang")
-
-
 def front_driver(compiler: str, folder: Path, definition: str, driver: str) -> dict[str, str]:
     """The environment in which Vulkan finds front_driver.c, compiled with -D`definition`, in front of a driver."""
     library, manifest = folder / "front_driver.so", folder / "front_driver.json"
@@ -139,7 +135,7 @@ def _environments(folder: Path) -> Iterator[dict[str, str]]:
         yield {}
         return
     compiler = c_compiler()
-    for lavapipe in (*([str(FETCHED)] if FETCHED.exists() else []), LAVAPIPE) if compiler else ():
+    for lavapipe in (*([] if MESA.missing else [str(FETCHED)]), LAVAPIPE) if compiler else ():
         definition = f"WORKGROUP_BYTES={MOST_WORKGROUP_BYTES}"
         yield {**front_driver(str(compiler), folder, definition, lavapipe), **LAVAPIPE_SETTINGS}
     yield from ({"VK_ICD_FILENAMES": file} for file in SWIFTSHADER if Path(file).exists())

@@ -1,8 +1,8 @@
 """Every shader variant through Tint, Chromium's WGSL compiler, and their results through Dawn, on a software driver.
 
-Needed: node 18 or newer; `npm ci --ignore-scripts` in this folder (Dawn's binding for Node); and a Vulkan driver:
+Needed: node 18 or newer; Dawn's binding for Node, as fetch_dawn.py gets it; and a Vulkan driver:
 Mesa's lavapipe as fetch_mesa.sh gets it, with a C compiler, or SwiftShader (Debian: chromium-common), or whatever
-VK_ICD_FILENAMES names. Where one is missing the tests are skipped and say which, or fail when WGRAD_REQUIRE_DAWN=1,
+VK_ICD_FILENAMES names. Where one is missing the tests are skipped and say which, or fail when WGRAD_REQUIRE_TOOLS=1,
 as in .ci/run.
 
 Software drivers need seconds to compile one large shader, so that what runs by default is a part: of each shader and
@@ -22,27 +22,25 @@ from typing import Any
 
 import pytest
 
-from tests.portability.dawn import ALL, HERE, Dawn, find_driver
+from tests.portability.dawn import ALL, Dawn, find_driver
+from tests.tools import DAWN, NODE, give_up
 from wgrad.autograd.selftest.bundle import Bundle
 
 LONGEST = 8_000  # characters of a shader that is run by default, where no shorter one has its entry point
 
 
 @pytest.fixture(scope="session")
-def dawn(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> Dawn:
+def dawn(tmp_path_factory: pytest.TempPathFactory) -> Dawn:
+    NODE.require()
+    DAWN.require()
     node = shutil.which("node")
-    if node is None:
-        give_up("node is not installed")
     version = subprocess.run([str(node), "--version"], capture_output=True, text=True).stdout
     if int((re.match(r"v(\d+)", version) or [0, 0])[1]) < 18:
         give_up(f"node is too old: {version.strip()}, 18 or newer is needed")
-    if not (HERE / "node_modules" / "webgpu").is_dir():
-        give_up("Dawn's binding is not installed: npm ci --ignore-scripts in tests/portability")
     folder = tmp_path_factory.mktemp("dawn")
     driver = find_driver(str(node), folder)
     if driver is None:
         give_up("Dawn takes no Vulkan driver: run fetch_mesa.sh, install chromium-common, or set VK_ICD_FILENAMES")
-    assert driver is not None
     return Dawn(str(node), driver, folder)
 
 

@@ -8,7 +8,6 @@ four.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.portability.dawn import ALL, HERE, ask_dawn, c_compiler, front_driver
+from tests.portability.dawn import ALL, ask_dawn, front_driver
+from tests.tools import C_COMPILER, DAWN, NODE, RADV, c_compiler
 from wgrad.autograd.selftest.bundle import Bundle
 
 DRIVER = "libvulkan_radeon.so"
@@ -26,18 +26,11 @@ LONGEST = 4_000  # characters of a shader
 
 
 @pytest.fixture(scope="module")
-def null_driver(tmp_path_factory: pytest.TempPathFactory, give_up: Any) -> dict[str, str]:
+def null_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which RADV gives a device without a card."""
-    compiler = c_compiler()
-    if compiler is None:
-        give_up("no C compiler: install gcc or clang")
-    if shutil.which("node") is None or not (HERE / "node_modules" / "webgpu").is_dir():
-        give_up("Dawn's binding is not installed: npm ci --ignore-scripts in tests/portability")
-    try:
-        ctypes.CDLL(DRIVER)
-    except OSError:
-        give_up(f"{DRIVER} is not installed: install mesa-vulkan-drivers")
-    environment = front_driver(str(compiler), tmp_path_factory.mktemp("radv"), "SWALLOW", DRIVER)
+    for tool in (C_COMPILER, NODE, DAWN, RADV):
+        tool.require()
+    environment = front_driver(str(c_compiler()), tmp_path_factory.mktemp("radv"), "SWALLOW", DRIVER)
     return {**environment, "MESA_SHADER_CACHE_DISABLE": "true"}
 
 

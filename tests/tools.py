@@ -1,0 +1,131 @@
+"""Programs and libraries that tests use and pip does not install, and what a run says where one is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.hip.executor.tinygrad_emulator import missing
+
+PORTABILITY = Path(__file__).parent / "portability"
+LAVAPIPE = PORTABILITY / "mesa" / "libvulkan_lvp.so"  # tests/portability/fetch_mesa.sh puts it there
+
+
+def find_any(*programs: str) -> str | None:
+    """The first of these programs that is installed."""
+    return next(filter(None, map(shutil.which, programs)), None)
+
+
+def find_chromium() -> str | None:
+    return find_any("chromium", "chromium-browser", "google-chrome")
+
+
+def c_compiler() -> str | None:
+    return find_any("cc", "clang-19", "clang")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """tests: what is not tested without it. install: the command that installs it."""
+
+    name: str
+    found: Callable[[], object]
+    tests: str
+    install: str
+
+    @cached_property
+    def missing(self) -> str:
+        """The reason of a skipped test; "" where the tool is installed."""
+        return "" if self.found() else f"{self.name} is not installed: {self.install}"
+
+    @property
+    def needed(self) -> pytest.MarkDecorator:
+        """Marks a test that cannot run without it."""
+        return pytest.mark.skipif(bool(self.missing), reason=self.missing or self.name)
+
+    def require(self) -> None:
+        """Skip the test where the tool is missing, or fail it where WGRAD_REQUIRE_TOOLS=1."""
+        if self.missing:
+            give_up(self.missing)
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skip the test, or fail it where WGRAD_REQUIRE_TOOLS=1."""
+    if os.environ.get("WGRAD_REQUIRE_TOOLS") == "1":
+        pytest.fail(f"WGRAD_REQUIRE_TOOLS=1, but {reason}")
+    pytest.skip(reason)
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+CLANG = Tool(
+    "clang-19",
+    lambda: find_any("clang-19") and find_any("ld.lld-19"),
+    "AMD kernels: on the emulated card, and compiled for AMD",
+    "apt-get install clang-19 lld-19",
+)
+C_COMPILER = Tool(
+    "a C compiler", c_compiler, "drivers other than the default one: Dawn on lavapipe, RADV", "apt-get install clang-19"
+)
+NODE = Tool(
+    "node", lambda: find_any("node"), "shaders through Dawn and RADV", "apt-get install nodejs (18 or newer)"
+)
+DAWN = Tool(
+    "Dawn's binding for Node",
+    (PORTABILITY / "node_modules" / "webgpu").is_dir,
+    "shaders through Dawn and RADV",
+    "python tests/portability/fetch_dawn.py",
+)
+MESA = Tool(
+    "Mesa's lavapipe 23 or newer",
+    LAVAPIPE.exists,
+    "the patched wgpu library; shaders with float16 through Dawn",
+    "tests/portability/fetch_mesa.sh (on Debian 12)",
+)
+RADV = Tool(
+    "Mesa's driver for AMD",
+    lambda: _loads("libvulkan_radeon.so"),
+    "shaders compiled for AMD by RADV",
+    "apt-get install mesa-vulkan-drivers",
+)
+CHROMIUM = Tool("chromium", find_chromium, "pages in a browser", "apt-get install chromium")
+EXECUTOR = Tool(
+    "tinygrad's emulator",
+    lambda: not missing(),
+    "compiled AMD kernels, executed instruction by instruction",
+    "tests/hip/executor/tinygrad_emulator.py says how",
+)
+TOOLS = (CLANG, C_COMPILER, NODE, DAWN, MESA, RADV, CHROMIUM, EXECUTOR)
+REQUIRED = (CLANG, C_COMPILER, NODE, DAWN, RADV, CHROMIUM)  # where WGRAD_REQUIRE_TOOLS=1: what Debian and npm have
+NO_VULKAN = "adapter found: install"  # is in the reason where wgpu finds none
+
+
+def report(reasons: Iterable[str]) -> list[str]:
+    """Lines for the end of a run: which tools are missing, what was not tested, and how to enable it.
+
+    Args:
+        reasons: of every skipped test.
+    """
+    counts = Counter(reasons)
+    found = {tool.missing: tool.tests for tool in TOOLS if tool.missing}
+    found |= {reason: "shaders on wgpu" for reason in counts if NO_VULKAN in reason}
+    lines = []
+    for reason, tests in found.items():
+        skipped = sum(count for r, count in counts.items() if reason in r)
+        lines.append(f"{tests}: {reason}" + (f" ({skipped} tests)" if skipped else ""))
+    return lines
