@@ -1,0 +1,32 @@
+"""Where compilers, browsers or drivers are missing, tests are skipped, and the run ends with what was not tested."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import tools
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_run_without_tools_passes_and_ends_with_what_was_not_tested(tmp_path: Path) -> None:
+    files = [f"tests/{name}.py" for name in ("hip/test_objects", "hip/test_executor", "portability/test_watch_page")]
+    command = (sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files)
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    _, _, block = done.stdout.partition("not tested on this machine")
+    lines = block.splitlines()[1:-1]
+    for text in (
+        "AMD kernels: on the emulated card, and compiled for AMD: clang-19 is not installed: apt-get install clang-19",
+        "shaders through Dawn and RADV: node is not installed: apt-get install nodejs",
+        "pages in a browser: chromium is not installed: apt-get install chromium (5 tests)",
+    ):
+        assert sum(line.startswith(text) for line in lines) == 1, (text, lines)
+
+
+def test_a_machine_without_vulkan_is_reported() -> None:
+    reason = f"Skipped: device wgpu: no Vulkan, Metal or DX12 {tools.NO_VULKAN} the card's driver"
+    assert f"shaders on wgpu: {reason} (2 tests)" in tools.report([reason, reason, "another system"])
