@@ -1,22 +1,115 @@
-"""Folders of the user's cache, and what is kept there: it may be deleted at any time, and is made again."""
+"""Folders of the user's cache, and what is kept there: it may be deleted at any time, and is made again.
+
+What lies there is run as code or believed as it is, so only what this user has written counts: folders have mode 0700,
+and neither they nor files are read where they belong to somebody else or others could have written to them.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from wgrad.device.files import replacing
 
+_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")  # of those that this system has
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotPrivate(OSError):
+    """A folder or file of the cache that another user has made, or could have changed."""
+
+
+def _root() -> Path:
+    return user_cache_path("wgrad", appauthor=False, opinion=False)
+
 
 def cache_folder(name: str) -> Path:
     """wgrad/`name` in the user's cache ($XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, %LOCALAPPDATA%
     on Windows); it need not exist."""
-    return user_cache_path("wgrad", appauthor=False, opinion=False) / name
+    return _root() / name
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of the cache with mode 0700 where it is missing. OSError: NotPrivate, or the system's own."""
+    levels = _levels(folder)
+    levels[0].parent.mkdir(parents=True, exist_ok=True)
+    for level in levels:
+        with suppress(FileExistsError):
+            level.mkdir(mode=0o700)
+    check_private(folder)
+
+
+def check_private(folder: Path) -> None:
+    """OSError: NotPrivate, or the system's own where there is no such folder. Its mode becomes 0700."""
+    for level in _levels(folder):
+        found = level.stat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(level))
+        _check_owner(level.lstat(), level)  # of a link too
+        _check_owner(found, level)
+        if not hasattr(os, "geteuid"):  # Windows, where folders of a user are private
+            continue
+        mode = stat.S_IMODE(found.st_mode)
+        others = _OTHERS if found.st_gid != found.st_uid else stat.S_IWOTH  # a user's own group has no other members
+        if mode & others:
+            raise NotPrivate(f"others may write to {level} (mode {mode:o}): remove it")
+        if mode & 0o077:
+            level.chmod(0o700)
+
+
+def _levels(folder: Path) -> list[Path]:
+    """The folder, below those between it and the whole cache's."""
+    root = _root()
+    return [level for level in (*reversed(folder.parents), folder) if level.is_relative_to(root)] or [folder]
+
+
+def _check_owner(found: os.stat_result, path: Path) -> None:
+    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+        raise NotPrivate(f"{path} belongs to another user (uid {found.st_uid}): remove it")
+
+
+def open_kept(path: Path) -> BufferedReader:
+    """Open a file of the cache for reading. OSError, without waiting or following a link: NotPrivate, it is no regular
+    file, or the system's own."""
+    check_private(path.parent)
+    number = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in _FLAGS))
+    try:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        _check_owner(found, path)
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_kept(path: Path, limit: int) -> bytes:
+    """The contents of a file of the cache. OSError: as `open_kept`, or it has more than `limit` bytes."""
+    with open_kept(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
+    return data
+
+
+def is_kept(path: Path) -> bool:
+    """Whether there is a file in the cache that `open_kept` opens."""
+    try:
+        open_kept(path).close()
+    except OSError:
+        return False
+    return True
 
 
 def keep(path: Path, data: bytes) -> None:
     """Replace the contents of `path` atomically; its folder is made where it is missing. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with replacing(path) as file:
         file.write(data)

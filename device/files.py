@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ _ADVICE = {
     errno.EFBIG: "larger than the file system or the limit (ulimit -f) allows: choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
     errno.EEXIST: "a file of that name is in the way: remove it or choose another folder",
+    errno.ELOOP: "a symbolic link of that name is in the way: remove it or choose another folder",
     errno.EISDIR: "a folder of that name is in the way: remove it or choose another folder",
     errno.ENOENT: "no such folder: make it, or choose another folder",
 }
@@ -98,7 +100,6 @@ def remove_folder(path: Path) -> None:
     if not path.exists():
         return
     beside = _beside(path)
-    shutil.rmtree(beside, ignore_errors=True)
     try:
         path.rename(beside)
     except OSError:  # in use, on Windows
@@ -107,7 +108,8 @@ def remove_folder(path: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    return target.with_name(f"{target.name}.{os.getpid()}{TEMPORARY}")
+    """A name that nobody can have taken before. Opened with "x" besides, so that no link is followed."""
+    return target.with_name(f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
 @contextmanager
@@ -119,7 +121,7 @@ def replacing(target: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     beside = _beside(target)
     try:
         text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-        with open(beside, mode, **text) as file:
+        with open(beside, mode.replace("w", "x"), **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -149,7 +151,6 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     beside = _beside(target)
     with writing(target):
         try:
-            shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             yield beside
             for folder, _, names in os.walk(beside, topdown=False):
@@ -170,7 +171,7 @@ def check_writable(path: str | os.PathLike[str], option: str) -> None:
         _refuse_special(target, option)
         beside = _beside(target)
         try:
-            beside.touch()
+            beside.touch(exist_ok=False)
         finally:
             beside.unlink(missing_ok=True)
 

@@ -23,7 +23,7 @@ from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.matrix_kernels import kernel_cases
 from wgrad.autograd.selftest.run import run_selftest
-from wgrad.device.cache import cache_folder, keep
+from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.errors import DeviceError
 
 # Beside kernel_cases, which has the products and attention: what is bound by memory, the plain kernels, the head.
@@ -73,6 +73,7 @@ CASES = (
     "storage/view and copy/float16",
 )
 FORMAT = 1  # of the file that keeps a verdict
+_LARGEST = 1 << 16  # bytes of it
 SECONDS = 600  # hiprtc may have to compile every kernel first
 _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.{module} import main; sys.exit(main(*{arguments!r}))"
 
@@ -98,7 +99,7 @@ def verdict(device: Any) -> Verdict:
     """
     kept = _place(device.identity)
     try:
-        known = json.loads(kept.read_text(encoding="utf-8"))
+        known = json.loads(read_kept(kept, _LARGEST))
         if known["format"] == FORMAT:
             return Verdict(bool(known["passed"]), str(known["reason"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

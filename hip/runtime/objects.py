@@ -23,6 +23,7 @@ KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 MANIFEST = "manifest.json"
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-mcode-object-version=5")
 _HOST_HEADER = "gpu_host.hpp"  # the CPU half of gpu.hpp: no card reads it
+MOST_BYTES = 64 << 20  # of a code object; ours have at most 1 MB
 # Results are a few hundred KB: a larger dictionary would only cost memory on reading.
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
 
@@ -75,15 +76,23 @@ def read_object(path: Path) -> bytes:
     """The code object in a .co or .co.xz file.
 
     Raises:
-        DeviceError: what is compressed is damaged.
+        DeviceError: what is compressed is damaged, or larger than a code object can be.
     """
     data = path.read_bytes()
-    if path.suffix != ".xz":
-        return data
+    return decompress(data, str(path)) if path.suffix == ".xz" else data
+
+
+def decompress(data: bytes, where: str) -> bytes:
+    """The inverse of `compress`. DeviceError: as of `read_object`."""
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_BYTES)
     try:
-        return lzma.decompress(data, lzma.FORMAT_XZ)
-    except lzma.LZMAError as error:
-        raise DeviceError(f"the code object {path} is damaged ({error}); install wgrad again") from error
+        image = decompressor.decompress(data, MOST_BYTES)
+        problem = "" if decompressor.eof and not decompressor.unused_data else "it does not end where it should"
+    except (lzma.LZMAError, EOFError) as error:
+        image, problem = b"", str(error)
+    if problem:
+        raise DeviceError(f"the code object {where} is damaged ({problem}); install wgrad again")
+    return image
 
 
 def find_object(folder: Path, architecture: str, source: str) -> Path | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from wgrad.device.cache import cache_folder, keep
+from wgrad.device.cache import cache_folder, keep, read_kept
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime import binding
-from wgrad.hip.runtime.objects import KERNELS, OPTIONS, compress, headers, read_object, text_digest
+from wgrad.hip.runtime.objects import KERNELS, MOST_BYTES, OPTIONS, compress, decompress, headers, text_digest
 
 FORMAT = "co.xz 1"  # of the files in the cache
 # Attention reads through buffer descriptors, by builtins that clang got in June and July 2024 (LLVM pull requests 95276
@@ -32,13 +32,12 @@ def compile_with_hiprtc(source: str, architecture: str) -> tuple[bytes, str]:
     included = headers(KERNELS)
     digest = hashlib.sha256(f"{FORMAT} {architecture} {text_digest((path, *included))}".encode()).hexdigest()
     kept = cache_folder("hip") / f"{source}-{architecture}-{digest[:16]}.co.xz"
-    if kept.is_file():
-        try:
-            image = read_object(kept)
-        except (DeviceError, OSError):  # cut off by a full disk, say: it is made again
-            image = b""
+    try:
+        image = decompress(read_kept(kept, MOST_BYTES), str(kept))
         if image[:4] == b"\x7fELF":
             return image, str(kept)
+    except (DeviceError, OSError):  # not there, or cut off by a full disk, say: it is made again
+        pass
     if (version := binding.runtime_version()) < LEAST_VERSION:
         raise _too_old(architecture, version)
     texts = {p.name: p.read_text(encoding="utf-8") for p in included}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from wgrad.device.cache import cache_folder, keep
+from wgrad.device.cache import NotPrivate, cache_folder, is_kept, keep, make_private, read_kept
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the variables of Linux")
@@ -49,3 +50,94 @@ def test_an_error_is_the_systems_own_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         keep(tmp_path / "folder", b"1")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+# ---- whose it is -------------------------------------------------------------------------------
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners and modes here")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the cache, not made yet."""
+    for name in ("XDG_CACHE_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    return cache_folder("x")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@posix
+def test_folders_are_the_users_alone(cache: Path) -> None:
+    """Those that an earlier version made for all to read become so too."""
+    keep(cache / "a", b"1")
+    assert mode(cache) == mode(cache.parent) == 0o700
+    cache.chmod(0o755)
+    cache.parent.chmod(0o755)
+    assert read_kept(cache / "a", 9) == b"1"
+    assert mode(cache) == mode(cache.parent) == 0o700
+
+
+@posix
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_folder_that_others_may_write_to_is_not_used(level: int, cache: Path) -> None:
+    keep(cache / "a", b"1")
+    (cache, cache.parent)[level].chmod(0o777)
+    with pytest.raises(NotPrivate, match=r"others may write to .* \(mode 777\): remove it"):
+        keep(cache / "a", b"2")
+    with pytest.raises(NotPrivate):
+        read_kept(cache / "a", 9)
+    with pytest.raises(NotPrivate):
+        make_private(cache / "deeper")
+    assert not is_kept(cache / "a") and (cache / "a").read_bytes() == b"1"
+
+
+@posix
+@pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="only root makes a file of another user")
+@pytest.mark.parametrize("what", ["file", "folder", "root", "link"])
+def test_what_another_user_has_made_is_not_used(what: str, cache: Path, tmp_path: Path) -> None:
+    keep(cache / "a", b"1")
+    if what == "link":
+        cache.rename(tmp_path / "elsewhere")
+        cache.symlink_to(tmp_path / "elsewhere")
+    chosen = {"file": cache / "a", "folder": cache, "root": cache.parent, "link": cache}[what]
+    os.chown(chosen, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(NotPrivate, match=r"belongs to another user \(uid 12345\)"):
+        read_kept(cache / "a", 9)
+    if what != "file":
+        with pytest.raises(NotPrivate):
+            keep(cache / "a", b"2")
+
+
+def test_a_users_own_link_to_another_disk_is_followed(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    cache.parent.mkdir(parents=True)
+    cache.symlink_to(tmp_path / "large")
+    keep(cache / "a", b"1")
+    assert read_kept(tmp_path / "large" / "a", 9) == b"1"
+
+
+@posix
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "large", "absent"])
+def test_only_regular_files_of_a_bounded_size_are_read(kind: str, cache: Path, tmp_path: Path) -> None:
+    make_private(cache)
+    (tmp_path / "other").write_bytes(b"1")
+    if kind == "link":
+        (cache / "a").symlink_to(tmp_path / "other")
+    elif kind == "pipe":  # opened for reading, it would be waited for
+        os.mkfifo(cache / "a")
+    elif kind == "folder":
+        (cache / "a").mkdir()
+    elif kind == "large":
+        (cache / "a").write_bytes(b"0123456789")
+    with pytest.raises(OSError):
+        read_kept(cache / "a", 9)
+
+
+def test_a_link_in_the_place_of_a_kept_file_is_replaced(cache: Path, tmp_path: Path) -> None:
+    make_private(cache)
+    (tmp_path / "other").write_bytes(b"1")
+    (cache / "a").symlink_to(tmp_path / "other")
+    keep(cache / "a", b"2")
+    assert (tmp_path / "other").read_bytes() == b"1" and (cache / "a").read_bytes() == b"2"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from wgrad.device import files
 from wgrad.device.errors import WgradError
 from wgrad.device.files import (
     atomic_file,
@@ -131,3 +132,20 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         write_json(tmp_path / "a.json", {"x": float("nan")})
     assert names(tmp_path) == []
+
+
+def test_no_link_is_followed_by_what_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever guesses its name, and puts a link there, gets nothing overwritten."""
+    (tmp_path / "other").write_bytes(b"mine")
+    guessed = files._beside(tmp_path / "a")
+    assert files._beside(tmp_path / "a") != guessed
+    monkeypatch.setattr(files, "_beside", lambda target: guessed)
+    for write in (lambda: write_bytes(tmp_path / "a", b"x"), lambda: check_writable(tmp_path / "a", "--out")):
+        guessed.symlink_to(tmp_path / "other")
+        with pytest.raises(WgradError, match="a file of that name is in the way"):
+            write()
+        guessed.unlink(missing_ok=True)
+    guessed.symlink_to(tmp_path)
+    with pytest.raises(WgradError, match="a file of that name is in the way"), atomic_folder(tmp_path / "a"):
+        pass
+    assert (tmp_path / "other").read_bytes() == b"mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import shutil
 import zlib
@@ -18,6 +19,7 @@ from wgrad.hip.runtime.build import build, compile_source, compiler_version, dif
 from wgrad.hip.runtime.objects import (
     KERNELS,
     MANIFEST,
+    MOST_BYTES,
     compress,
     read_manifest,
     read_object,
@@ -118,6 +120,15 @@ def test_another_compiler_is_told_from_stale_objects(
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DeviceError, match="storage.co.xz is damaged"):
         building.check(tmp_path, ["gfx942"], "")
+
+
+@pytest.mark.parametrize("more", [b"", b"x"], ids=["too large", "more behind it"])
+def test_an_object_unpacks_to_a_bounded_size(more: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.co.xz"
+    packer = lzma.LZMACompressor(lzma.FORMAT_XZ, preset=0)
+    path.write_bytes(packer.compress(bytes(0 if more else MOST_BYTES + 1)) + packer.flush() + more)
+    with pytest.raises(DeviceError, match="bomb.co.xz is damaged"):
+        read_object(path)
 
 
 @needs_clang

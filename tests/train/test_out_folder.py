@@ -17,11 +17,31 @@ from tests import own_process
 from tests.own_process import needs_fork
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.ranks.world import World
 from wgrad.train.run.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
+from wgrad.train.run.outlets import Outlets
+
+PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
 
 
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["link", PIPE])
+def test_a_ranks_log_is_a_file_of_its_own(kind: str, tmp_path: Path) -> None:
+    """What lies in the place of OUT/ranks/rank-1.log is neither followed nor waited for."""
+    (tmp_path / "mine").write_text("mine")
+    log = tmp_path / "out" / "ranks" / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to(tmp_path / "mine") if kind == "link" else os.mkfifo(log)
+    outlets = Outlets(str(tmp_path / "out"), World())
+    with pytest.raises(WgradError, match=r"cannot write .*rank-0\.log"):
+        outlets._log()
+    assert (tmp_path / "mine").read_text() == "mine"
+    log.unlink()
+    outlets._log().print("x")
+    assert log.read_text() == "x\n"
 
 
 def test_a_second_run_is_told_whose_the_folder_is(tmp_path: Path) -> None:

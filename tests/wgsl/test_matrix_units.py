@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -96,6 +97,63 @@ def test_a_copy_that_is_not_whole_is_not_loaded(cache: Path, tmp_path: Path, mon
     made = copy.stat()
     assert matrix_units.write_copy() == copy
     assert copy.stat() == made  # Windows writes no file that a process has loaded
+
+
+def test_a_link_in_the_place_of_the_licence_is_not_followed(cache: Path, tmp_path: Path) -> None:
+    known_library()
+    cache.mkdir(parents=True)
+    (tmp_path / "mine").write_text("mine")
+    (cache / "LICENSE").symlink_to(tmp_path / "mine")
+    matrix_units.write_copy()
+    assert (tmp_path / "mine").read_text() == "mine" and "MIT" in (cache / "LICENSE").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="without /proc the copy is loaded by its name")
+def test_the_file_that_was_checked_is_the_one_that_is_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another takes its name in between."""
+    known_library()
+    copy = matrix_units.write_copy()
+    checked = copy.stat().st_ino
+    monkeypatch.delitem(sys.modules, "wgpu")
+    with matrix_units.using_copy() as used:
+        copy.unlink()
+        copy.write_bytes(b"another library")
+        assert used and os.stat(os.environ["WGPU_LIB_PATH"]).st_ino == checked
+    assert "WGPU_LIB_PATH" not in os.environ  # processes that are started hereafter look for themselves
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_in_the_cache_is_not_waited_for(cache: Path) -> None:
+    known_library()
+    copy = matrix_units.write_copy()
+    for path in (copy, cache / "cards.json"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert matrix_units.copy_to_load() is None and matrix_units.verdict(CARD) is None
+
+
+def test_a_folder_that_others_may_write_to_gives_no_library(cache: Path) -> None:
+    known_library()
+    matrix_units.write_copy()
+    matrix_units.keep_verdict(CARD, True, "")
+    cache.chmod(0o777)
+    assert matrix_units.copy_to_load() is None and matrix_units.verdict(CARD) is None
+    with pytest.raises(DeviceError, match="others may write to"):
+        matrix_units.write_copy()
+
+
+@pytest.mark.parametrize("kind", ["absent", "text", "another library"])
+def test_a_wrong_library_is_an_error_in_a_line(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    if kind == "text":
+        path.write_text("no library")
+    elif kind == "another library":
+        path = Path(importlib.import_module("_ctypes").__file__ or "")
+    code = "from wgrad.autograd.select_device import select_device; select_device('wgpu')"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "WGPU_LIB_PATH": str(path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=env)
+    last = done.stderr.splitlines()[-1]
+    assert "DeviceUnavailable: device wgpu: WGPU_LIB_PATH: " in last and str(path) in last, done.stderr
 
 
 class Adapter(SimpleNamespace):

@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-from wgrad.device.cache import cache_folder
+from wgrad.device.cache import cache_folder, is_kept, make_private
 from wgrad.device.errors import WgradError
 from wgrad.device.files import TEMPORARY, write_json, writing
 from wgrad.train.data.data_files import open_standard_input
@@ -96,14 +96,14 @@ def _begun_with(config: FinetuneConfig) -> tuple[Path | None, bool]:
     if not config.resume or not exists(path, "--out"):
         return None, False
     begun = copies() / read_json(path, _Begun, "--out", "begin anew in another --out").copy
-    return begun, exists(begun, "$XDG_CACHE_HOME")
+    return begun, is_kept(begun)
 
 
 def _copy(option: str) -> Path:
     """A file that only this user may read, named after its contents."""
     source, folder, digest = open_standard_input(option), copies(), hashlib.blake2b(digest_size=16)
     with writing(folder, "$XDG_CACHE_HOME"):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
         number, name = tempfile.mkstemp(dir=folder, suffix=TEMPORARY)
     made = Path(name)
     try:

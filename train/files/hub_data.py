@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from wgrad.device.cache import cache_folder, keep
+from wgrad.device.cache import cache_folder, is_kept, keep
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.hub_splits import files_of_conversion, files_of_split, missing_shards
@@ -93,7 +93,7 @@ def _marker(spec: str) -> Path:
 
 def _noted(spec: str) -> _Fetched | None:
     """An earlier fetch."""
-    if not exists(_marker(spec), "$XDG_CACHE_HOME"):
+    if not is_kept(_marker(spec)):
         return None
     try:
         return read_json(_marker(spec), _Fetched, "$XDG_CACHE_HOME")

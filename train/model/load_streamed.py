@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.device.cache import cache_folder
+from wgrad.device.cache import cache_folder, is_kept, make_private
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
-from wgrad.device.files import make_folder, remove_leftovers, writing
+from wgrad.device.files import remove_leftovers, writing
 from wgrad.train.files.safetensors_files import TensorSource, read_entries, write_safetensors
 from wgrad.train.model.load_weights import Loader, place
 from wgrad.train.model.model_config import ModelConfig
@@ -117,7 +117,7 @@ def _path(files: ModelFiles, double_quant: bool, block_size: int, device: Device
 
 def _read(path: Path, layers: Sequence[HostLayer], device: Device, remarks: list[str]) -> bool:
     """Fill the layers from the file -> whether that was possible."""
-    if not path.exists():
+    if not is_kept(path):
         return False
     try:
         entries = read_entries(path, "--stream-weights")
@@ -157,9 +157,9 @@ def _write(path: Path, layers: Sequence[HostLayer], device: Device, remarks: lis
     sources.append(TensorSource(_CHECKS, np.dtype(np.uint32), (len(layers),), lambda: np.array(checks, np.uint32)))
     nbytes = sum(layer.buffer.nbytes for layer in layers)
     try:
-        make_folder(path.parent)
-        remove_leftovers(path.parent)
-        with writing(path.parent):
+        with writing(path.parent, "$XDG_CACHE_HOME"):
+            make_private(path.parent)
+            remove_leftovers(path.parent)
             _make_room(nbytes)
         write_safetensors(path, sources)
     except WgradError as error:

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from wgrad.device.cache import cache_folder, keep
+from wgrad.device.cache import cache_folder, is_kept, keep, make_private
 from wgrad.device.errors import WgradError
 from wgrad.device.files import writing
 from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
@@ -46,11 +46,11 @@ def _unpacked(path: Path, option: str) -> Path:
     state = path.stat()
     known = f"{FORMAT}\0{path}\0{state.st_size}\0{state.st_mtime_ns}"
     folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
-    if (folder / CONFIG).exists() and (folder / f"model{GGUF}").exists():
+    if is_kept(folder / CONFIG) and (folder / f"model{GGUF}").exists():
         return folder
     contents = _describe(path, option)
     with writing(folder, "$XDG_CACHE_HOME"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         _link(path, folder / f"model{GGUF}", option)
         for name in sorted(contents, key=lambda name: name == CONFIG):  # config.json last: it says that all is there
             keep(folder / name, json.dumps(contents[name], ensure_ascii=False).encode())

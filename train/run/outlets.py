@@ -5,6 +5,9 @@ The first rank can be lost. The next then takes its place: the folder's lock, th
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +23,15 @@ from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
 LOGS = "ranks"
+
+
+def _own_file(path: str, flags: int) -> int:
+    """Open for writing what is a regular file, not a link to another. OSError."""
+    number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return number
 
 
 class Outlets:
@@ -52,7 +64,7 @@ class Outlets:
         """OUT/ranks/rank-N.log, to which each start adds."""
         path = make_folder(Path(self.folder.path) / LOGS) / f"rank-{self.world.me.number}.log"
         with writing(path):
-            file = self._held.enter_context(open(path, "a", encoding="utf-8", buffering=1))
+            file = self._held.enter_context(open(path, "a", encoding="utf-8", buffering=1, opener=_own_file))
         return Console(file=file, highlight=False)
 
     def after_loss(self, lost: list[Member], promoted: bool) -> None:

@@ -14,12 +14,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from wgrad.device.cache import cache_folder, keep
+from wgrad.device.cache import cache_folder, is_kept, keep, open_kept, read_kept
 from wgrad.device.errors import DeviceError
 
 FEATURE = "cooperative-matrix"
@@ -31,6 +33,7 @@ SWITCH = "WGRAD_MATRIX_UNITS"  # "off": never; "trial": also on a card that has 
 _LIB_PATH = "WGPU_LIB_PATH"
 _FORMAT = 1
 _VERDICTS, _LICENCE = "cards.json", "LICENSE"
+_MOST_VERDICTS = 1 << 20  # bytes
 _ROOM = Path(__file__).parents[1]
 
 
@@ -89,13 +92,16 @@ def installed() -> Path | None:
 
 
 def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def known(path: Path) -> KnownLibrary | None:
     """The entry of KNOWN that this file is, byte for byte."""
-    digest = sha256(path)
+    return _known(path.read_bytes())
+
+
+def _known(data: bytes) -> KnownLibrary | None:
+    digest = hashlib.sha256(data).hexdigest()
     return next((library for library in KNOWN if library.sha256 == digest), None)
 
 
@@ -121,21 +127,22 @@ def write_copy() -> Path:
     source = installed()
     if source is None:
         raise DeviceError("matrix-units: wgpu is not installed, or without a library: pip install wgpu")
-    library = known(source)
+    data = source.read_bytes()
+    library = _known(data)
     if library is None:
         tried = ", ".join(f"wgpu {k.version} on {k.platform}" for k in KNOWN)
         raise DeviceError(
-            f"matrix-units: {source} (SHA-256 {sha256(source)}) is not a library that was tried ({tried}): it is left "
-            "as it is, and products go on without matrix units"
+            f"matrix-units: {source} (SHA-256 {hashlib.sha256(data).hexdigest()}) is not a library that was tried "
+            f"({tried}): it is left as it is, and products go on without matrix units"
         )
     target = copy_path()
     try:
-        if not (target.exists() and sha256(target) == library.copy_sha256):  # Windows writes no file that is loaded
-            keep(target, lifted(library, source.read_bytes()))
-        (target.parent / _LICENCE).write_text(_licence(), encoding="utf-8")
+        if _open_copy() is None:  # Windows writes no file that is loaded
+            keep(target, lifted(library, data))
+        keep(target.parent / _LICENCE, _licence().encode())
     except OSError as error:
         raise DeviceError(f"matrix-units: cannot write {target}: {error.strerror or error}") from error
-    if sha256(target) != library.copy_sha256:
+    if _open_copy() is None:
         raise DeviceError(f"matrix-units: {target} is not what was written: check the disk, then try again")
     return target
 
@@ -165,21 +172,48 @@ def copy_to_load() -> Path | None:
     """The copy, where it is whole and of the library that is installed now."""
     if os.environ.get(SWITCH) == "off" or os.environ.get(_LIB_PATH, "").strip():
         return None
+    file = _open_copy()
+    if file is None:
+        return None
+    file.close()
+    return copy_path()
+
+
+def _open_copy() -> BufferedReader | None:
+    """The copy, open, where it is whole and of the library that is installed now."""
     target = copy_path()
     try:
         source = installed()
-        library = known(source) if source is not None and target.exists() else None
-        return target if library is not None and sha256(target) == library.copy_sha256 else None
+        library = known(source) if source is not None and is_kept(target) else None
+        if library is None:
+            return None
+        file = open_kept(target)
+        if hashlib.file_digest(file, "sha256").hexdigest() == library.copy_sha256:
+            return file
+        file.close()
     except OSError:
-        return None
+        pass
+    return None
 
 
-def use_copy() -> bool:
-    """Have wgpu-py load the copy, where there is one. To be called before wgpu is imported; -> whether it will."""
-    path = copy_to_load() if "wgpu" not in sys.modules else None
-    if path is not None:
-        os.environ[_LIB_PATH] = str(path)
-    return path is not None
+@contextmanager
+def using_copy() -> Iterator[bool]:
+    """Have wgpu-py, which is to be imported within the block, load the copy where there is one; -> whether it will.
+
+    On Linux it is given the file that is open here: another that takes its name meanwhile is not loaded.
+    """
+    unasked = os.environ.get(SWITCH) == "off" or os.environ.get(_LIB_PATH, "").strip() or "wgpu" in sys.modules
+    file = None if unasked else _open_copy()
+    if file is None:
+        yield False
+        return
+    with file:
+        opened = f"/proc/self/fd/{file.fileno()}"
+        os.environ[_LIB_PATH] = opened if os.path.exists(opened) else str(copy_path())
+        try:
+            yield True
+        finally:
+            del os.environ[_LIB_PATH]  # processes that this one starts look for themselves
 
 
 # ---- which cards passed ------------------------------------------------------------------------
@@ -214,7 +248,7 @@ def keep_verdict(card: str, passed: bool, reason: str) -> None:
 
 def _verdicts() -> dict[str, Any]:
     try:
-        kept = json.loads((folder() / _VERDICTS).read_text(encoding="utf-8"))
+        kept = json.loads(read_kept(folder() / _VERDICTS, _MOST_VERDICTS))
         cards = kept["cards"] if kept["format"] == _FORMAT else {}
         return cards if isinstance(cards, dict) else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -20,10 +20,19 @@ from cffi.model import ArrayType, PointerType  # type: ignore[import-untyped]
 from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.wgsl.runtime import matrix_units
 
-COPY_LOADED = matrix_units.use_copy()  # wgpu finds its library while it is imported
-
-import wgpu  # noqa: E402
-from wgpu.backends import wgpu_native as _native  # noqa: E402
+with matrix_units.using_copy() as COPY_LOADED:  # wgpu finds its library while it is imported
+    try:
+        import wgpu
+        from wgpu.backends import wgpu_native as _native
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # of cffi, or of wgpu-py at its first call
+        said, named = " ".join(str(error).split())[:200], os.environ.get("WGPU_LIB_PATH", "").strip()
+        if named and not COPY_LOADED:
+            raise DeviceError(
+                f"WGPU_LIB_PATH: {named!r} cannot be loaded as wgpu's library ({said}): correct or unset it"
+            ) from error
+        raise DeviceError(f"wgpu's library cannot be loaded ({said}): pip install wgpu makes it anew") from error
 
 lib = _native.lib
 ffi = _native.ffi
