@@ -220,7 +220,7 @@ def test_a_stop_is_a_special_token_or_a_character_that_is_pending() -> None:
 def test_offsets_are_places_in_the_text_that_begins_with_the_prompt(make_tokenizer: Any) -> None:
     """What the tokenizer puts before a prompt is told, but stands nowhere in the text."""
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
-    preparation = Preparation(tokenizer, ["m"], 400, 99, 9, 1e6, threading.Lock())
+    preparation = Preparation({"m": tokenizer}, 400, 99, 9, 1e6, threading.Lock())
     ids = tokenizer.encode("Héar</s>")
     for prompt, begin in (("Héar</s>", 0), (ids, 3)):
         asked = CompletionRequest(model="m", prompt=prompt, echo=True, logprobs=0, max_tokens=0)

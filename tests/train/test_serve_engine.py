@@ -31,7 +31,7 @@ def waiting() -> Iterator[Client]:
 @pytest.fixture
 def engine(waiting: Client) -> Engine:
     """A new one, for jobs given by hand."""
-    return Engine(waiting.engine.models, waiting.engine.tokenizer, Limits(512, 4, 3))
+    return Engine(waiting.engine.models, waiting.engine.tokenizers, Limits(512, 4, 3))
 
 
 def job(found: list[Event], prompt: int = 3, **options: Any) -> Job:
@@ -90,7 +90,7 @@ def test_what_goes_together_is_one_batch_and_each_is_as_alone(waiting: Client, e
     assert engine.batches == 2 and text(other)
     for number, found in enumerate(together):
         alone: list[Event] = []
-        run(Engine(engine.models, engine.tokenizer, engine.limits), asked(alone, number))
+        run(Engine(engine.models, engine.tokenizers, engine.limits), asked(alone, number))
         assert text(alone) == text(found)
         pieces = [event for event in found if isinstance(event, Piece)]
         assert sum(piece.new for piece in pieces) == 4 + number or pieces[-1].finish == "stop"
@@ -142,7 +142,7 @@ def test_in_a_batch_the_others_go_on(engine: Engine) -> None:
 
     first.emit = go
     second = job(stays, max_new_tokens=9)
-    engine._decode([Answer(first, engine.tokenizer), Answer(second, engine.tokenizer)])
+    engine._decode([Answer(first, engine.tokenizers["base_model"]), Answer(second, engine.tokenizers["base_model"])])
     assert len(gone) == 1 and text(stays)
 
 
@@ -150,7 +150,7 @@ def test_time_is_limited(engine: Engine) -> None:
     found, begun = list[Event](), list[Event]()
     assert engine._given_up(job(found, seconds=0.0)) and not engine._given_up(job(found))
     assert found == [Failed(503, "waited 0 s for the device (--max-seconds): ask again later, or for less")]
-    engine._decode([Answer(job(begun, seconds=0.0), engine.tokenizer)])
+    engine._decode([Answer(job(begun, seconds=0.0), engine.tokenizers["base_model"])])
     assert (
         isinstance(begun[-1], Piece)
         and begun[-1].finish == "length"

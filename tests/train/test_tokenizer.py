@@ -59,12 +59,24 @@ def test_missing_and_broken_files(tmp_path: Path, make_tokenizer) -> None:
         load_tokenizer(folder)
 
 
-def test_a_tokenizer_that_does_not_fit_the_model(make_tokenizer) -> None:
+def test_a_tokenizer_with_more_ids_than_the_model(make_tokenizer) -> None:
+    """Only a text that has an id beyond the model's is refused."""
     tokenizer = load_tokenizer(make_tokenizer())
-    tokenizer.check_fits(400)
-    tokenizer.check_fits(512)  # models are padded to round sizes
-    with pytest.raises(WgradError, match="ids up to 399, but the model's vocab_size is 399"):
-        tokenizer.check_fits(399)
+    last = tokenizer.token_text(399)
+    for rows in (400, 512, 399):  # models are padded to round sizes
+        tokenizer.limit(rows)
+        assert tokenizer.encode("A wise man")
+        if rows == 399:
+            with pytest.raises(
+                WgradError, match=r"has the id 399 for '.*', but the model has 399 token ids: remove it"
+            ):
+                tokenizer.encode(f"A wise man{last}")
+        else:
+            assert 399 in tokenizer.encode(f"A wise man{last}")
+    tokenizer.limit(2)
+    assert tokenizer.pad_id is None  # it only fills rows
+    with pytest.raises(WgradError, match="has the id 1 for '</s>'"):
+        tokenizer.limit(1)
 
 
 # ---- ids ---------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_a_whole_checkpoint_says_whether_its_head_is_tied(make_checkpoint: Any, 
         config, note = use_own_head(load_model_config(folder), ModelFiles(folder))
         assert bool(note) == own
         built = build_trainable(RunOptions(full=True), config, folder, device, positions=8)
-        save_full(tmp_path, folder, built.parameters.tensors, config)
+        save_full(tmp_path, folder, built.parameters.tensors, config, lambda out: None)
         assert load_model_config(tmp_path).tie_word_embeddings != own
         assert use_own_head(load_model_config(tmp_path), ModelFiles(tmp_path))[1] == ""
         saved, stored = file_arrays(tmp_path), file_arrays(folder)

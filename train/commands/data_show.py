@@ -9,7 +9,8 @@ from rich.text import Text
 
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import Document, Example, Pair, pack_documents
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.options.finetune_config import SFT, RunOptions
 from wgrad.train.run.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
@@ -21,7 +22,9 @@ _ENDS = 200  # tokens at the beginning and at the end of an example; what lies b
 
 def run_data_show(config: RunOptions, examples: int) -> int:
     """Examples, what is learnt of them marked, and what the data comes to. -> exit status. WgradError."""
-    tokenizer = load_tokenizer(find_model(config.model, weights=False))
+    tokenizer, note = find_source(find_model(config.model, weights=False), config.adapter).load()
+    if note:
+        say(f"note: {note}", "stderr")
     with Display(make_console("stderr")).phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     console = make_console()

@@ -9,12 +9,12 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
-from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
+from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
-from wgrad.train.run.find_model import find_model
+from wgrad.train.run.find_model import find_base
 from wgrad.train.terminal.output import say
 
 
@@ -28,7 +28,7 @@ def run_export(args: ExportConfig) -> int:
     text = f"FROM {_base(args.modelfile, out.parent)}\nADAPTER ./{out.name}\n" if args.modelfile else ""
     if text and modelfile.exists() and modelfile.read_bytes() != text.encode():
         raise WgradError(f"--modelfile: {modelfile} is there and says something else: move it away")
-    folder = find_model(args.model or base_of_adapter(args.adapter), "--model", weights=False)
+    folder = find_base(args.model, args.adapter, weights=False)
     config = load_model_config(folder)
     lora, arrays = load_adapter(args.adapter, linear_modules(config))
     if note := adapter_note(lora):

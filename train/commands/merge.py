@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,24 @@ from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, UnusableResult, WgradError
 from wgrad.device.formats.nf4 import BLOCK_SIZES
-from wgrad.train.data.gguf_tokenizer import write_tokenizer
-from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.data.gguf_tokenizer import changed_keys, write_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer_source import TokenizerSource, find_source, save_tokenizer
 from wgrad.train.files.decode import read_yaml
-from wgrad.train.model.adapter_files import adapter_note, base_of_adapter, load_adapter
-from wgrad.train.model.gguf_model import FILE
+from wgrad.train.model.adapter_files import adapter_note, load_adapter
+from wgrad.train.model.gguf_model import FILE, GgufModel
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
 from wgrad.train.model.model import Inputs, Model
-from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
 from wgrad.train.run.build import frozen_adapter
 from wgrad.train.run.checkpoints import FOLDER as CHECKPOINTS
-from wgrad.train.run.find_model import find_model
+from wgrad.train.run.find_model import find_base
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 
@@ -82,22 +84,27 @@ def run_merge(args: MergeConfig) -> int:
         raise WgradError(f"--out: {args.out} is there already: give the name of a new folder")
     device = select_device(args.device)
     say(f"device: {device.description} ({device.reason})", "stderr")
-    folder = find_model(args.model or base_of_adapter(args.adapter))
+    folder = find_base(args.model, args.adapter)
     files, config, head_note = open_files(folder, load_model_config(folder))
     lora, arrays = load_adapter(args.adapter, linear_modules(config), whole_modules(config))
-    for note in filter(None, (head_note, adapter_note(lora))):
+    source = find_source(folder, args.adapter)
+    tokenizer, tokenizer_note = _tokenizer(source, config)
+    for note in filter(None, (head_note, adapter_note(lora), tokenizer_note)):
         say(f"note: {note}", "stderr")
     trained = _trained(args)
     merge = Merge(files, config, lora, arrays, args.onto == "original", **asdict(trained))
     merge.check()
+    save = partial(save_tokenizer, tokenizer, source) if tokenizer else source.copy
     display = Display(make_console("stderr"))
     dtype = merge.dtype(args.dtype)
     kind = {"none": dtype.name, "f16": "float16"}.get(args.quantize, args.quantize)
     with display.phase("merging", unit="tensors") as phase:
         if args.format == "gguf":
-            save_merged_gguf(merge, args.out, kind, device, write_tokenizer, args.modelfile, phase.update)
+            in_gguf = GgufModel(merge.merged, files, kind).base is not None
+            over = changed_keys(tokenizer, load_tokenizer(folder)) if tokenizer and in_gguf else {}
+            save_merged_gguf(merge, args.out, kind, device, save, write_tokenizer, args.modelfile, phase.update, over)
         else:
-            save_merged(merge, args.out, dtype, device, phase.update)
+            save_merged(merge, args.out, dtype, device, save, phase.update)
     where = args.out if args.format != "gguf" else os.path.join(args.out, FILE)
     say(f"wrote {where}: {folder} with {args.adapter} merged onto its {args.onto} weights, in {kind}")
     if args.compare:
@@ -110,6 +117,15 @@ def run_merge(args: MergeConfig) -> int:
         except (WgradError, DeviceError) as error:  # the model is there: that is what was asked for
             say(f"note: the two could not be compared: {error}", "stderr")
     return 0
+
+
+def _tokenizer(source: TokenizerSource, config: ModelConfig) -> tuple[Tokenizer | None, str]:
+    """None where there is none that can be read here: its files are copied as they are."""
+    if source.adapter is None and not (source.base / "tokenizer.json").exists():
+        return None, ""
+    tokenizer, note = source.load()
+    tokenizer.limit(config.vocab_size)
+    return tokenizer, note
 
 
 @dataclass(frozen=True)
@@ -142,7 +158,7 @@ def _trained(args: MergeConfig) -> _Trained:
 
 
 def _compare(args: MergeConfig, merge: Merge, device: Device) -> Difference:
-    ids = np.array(load_tokenizer(merge.files.folder).encode(TEXT)[:_TOKENS], np.int32)
+    ids = np.array(load_tokenizer(args.out).encode(TEXT)[:_TOKENS], np.int32)
     weights = load_frozen(
         merge.files.folder,
         merge.config,

@@ -14,6 +14,7 @@ from types import FrameType
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.template_process import shared_process
+from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
 from wgrad.train.run.open_model import Opened, context_of, open_model
@@ -73,10 +74,16 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     def run(model: Model) -> None:
         most_work(model, positions, limits.rows, limits.prompt_tokens)
 
+    tokenizers = {base: opened.tokenizer}
+    for name, adapter in adapters.items():
+        tokenizers[name], note = open_tokenizer(opened.folder, adapter, opened.config.vocab_size)
+        if note:
+            opened.display.say(f"note: {name}: {note}")
+    for tokenizer in tokenizers.values():
+        _ = tokenizer.stop_ids  # renders a template, which later only one thread at a time may
     models = build_text_models(opened, {base: None, **adapters}, positions, run)
-    return Engine(models, opened.tokenizer, limits), Preparation(
-        opened.tokenizer,
-        list(models),
+    return Engine(models, tokenizers, limits), Preparation(
+        tokenizers,
         opened.config.vocab_size,
         positions,
         min(args.max_new_tokens, positions - 1),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import TOKENS, Tokenizer, load_tokenizer
 from wgrad.train.files.decode import read_json
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -53,7 +53,7 @@ def write_tokenizer(writer: Any, gguf: Any, folder: Path, vocabulary: int) -> No
     for added in raw.get("added_tokens") or []:
         tokens[added["id"]] = added["content"]
         kinds[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
-    tokenizer.check_fits(vocabulary)
+    tokenizer.limit(vocabulary)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(cut)
     writer.add_token_list([tokens.get(id_, f"[PAD{id_}]") for id_ in range(vocabulary)])
@@ -76,6 +76,26 @@ def _write_special(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_add_eos_token(tokenizer.eos_id is not None and tokenizer.eos_id in behind)
     if template := tokenizer.template_text:
         writer.add_chat_template(template)
+    if (end := tokenizer.turn_end_id) not in (None, tokenizer.eos_id):
+        writer.add_eot_token_id(end)
+
+
+def changed_keys(tokenizer: Tokenizer, base: Tokenizer) -> dict[str, str | int]:
+    """Metadata of the base model's GGUF file that another tokenizer says otherwise, and the end of a turn. WgradError:
+    the other one has other tokens."""
+    different = tokenizer.differences(base)
+    if TOKENS in different:
+        raise WgradError(
+            f"--format gguf: the tokenizer of {tokenizer.where} has other tokens than the base model's GGUF file: "
+            "merge onto the base model in safetensors"
+        )
+    keys: dict[str, str | int] = {}
+    if tokenizer.templates != base.templates:
+        keys["tokenizer.chat_template"] = tokenizer.template_text
+    for name, id_ in (("eos", tokenizer.eos_id), ("eot", tokenizer.turn_end_id)):
+        if id_ is not None and (name == "eos" or id_ != tokenizer.eos_id):
+            keys[f"tokenizer.ggml.{name}_token_id"] = id_
+    return keys
 
 
 def _cut(pre: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.chat import ChatTemplate, Message
+from wgrad.train.data.chat import ChatTemplate, Message, MessagesRefused
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.text_stream import Step, TextStream, steps_of
 from wgrad.train.data.text_windows import WINDOW, Encoded, encode_windows, pieces
@@ -24,12 +24,17 @@ from wgrad.train.data.tokenizer_files import (
 )
 from wgrad.train.files.input_files import exists
 
+GENERATION_FILE = "generation_config.json"
+TOKENS, TEMPLATE = "tokens", "chat template"  # parts that tokenizers may differ in
+_PROBE = " A wise son, na\u00efve in 1867;\n\tx  (\u77e5)"
+_MARK = "wgradAnswer"  # an assistant's turn, of which is looked for what follows it
+
 
 class Tokenizer:
     """What training and generation need of a tokenizer. Made by `load_tokenizer`.
 
-    Attributes: vocab_size (largest id + 1), bos_id, eos_id, pad_id (None where there is none), stop_ids (ids that end a
-    generation: eos and those of generation_config.json).
+    Attributes: vocab_size (largest id + 1), bos_id, eos_id, pad_id (None where there is none), ends (ids that end a
+    text: eos and those of generation_config.json).
     """
 
     def __init__(
@@ -41,23 +46,32 @@ class Tokenizer:
         self.special_tokens = {n: text for n in (*SPECIAL, *own) if (text := token_text(config.get(n))) is not None}
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_id, self.eos_id, self.pad_id = (self._special_id(n) for n in ("bos_token", "eos_token", "pad_token"))
-        self.stop_ids: frozenset[int] = frozenset(() if self.eos_id is None else (self.eos_id,))
+        self.ends: frozenset[int] = frozenset(() if self.eos_id is None else (self.eos_id,))
+        self._rows = self.vocab_size  # token ids of the model
         self._special = frozenset(t.content for t in backend.get_added_tokens_decoder().values() if t.special)
         self._steps: list[Step] | None = None  # of the decoder; read when first needed
-        self._templates = templates
+        self.templates = dict(templates)  # by name, "default" for the one without
         self._template: ChatTemplate | None = None
+        self._turn_end: tuple[int | None] | None = None  # once it has been looked for
 
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
-    def check_fits(self, vocab_size: int) -> None:
-        """WgradError where the tokenizer makes ids that a model of `vocab_size` does not have."""
-        if self.vocab_size > vocab_size:
-            raise WgradError(
-                f"--model: the tokenizer of {self.where} has ids up to {self.vocab_size - 1}, but the model's "
-                f"vocab_size is {vocab_size}: the tokenizer belongs to another model; use the files of this one"
-            )
+    def limit(self, rows: int) -> None:
+        """Refuse texts with ids that a model of `rows` token ids does not have, once there is one. WgradError: the end
+        of every text is such an id."""
+        self._rows = rows
+        if self.eos_id is not None and self.eos_id >= rows:
+            raise self._beyond(self.eos_id)
+        if self.pad_id is not None and self.pad_id >= rows:  # it only fills rows, as any other does
+            self.pad_id = None
+
+    def _beyond(self, id_: int) -> WgradError:
+        return WgradError(
+            f"--model: the tokenizer of {self.where} has the id {id_} for {self._backend.id_to_token(id_)!r}, but the "
+            f"model has {self._rows} token ids: remove it from the text, or use the model's own tokenizer"
+        )
 
     # ---- text -> ids -------------------------------------------------------------------------
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoded]:
@@ -70,7 +84,7 @@ class Tokenizer:
             check_text(text)
         try:
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-            return [Encoded(e.ids, e.offsets) for e in encodings]
+            encoded = [Encoded(e.ids, e.offsets) for e in encodings]
         except BaseException as error:
             reason = explain(error)
             if reason is None:
@@ -79,6 +93,11 @@ class Tokenizer:
                 f"--model: the tokenizer of {self.where} fails on this text: {reason}: fetch its files again, or "
                 f"remove the text; it begins with {texts[0][:40]!r}"
             ) from error
+        if self.vocab_size > self._rows:
+            for one in encoded:
+                if (largest := max(one.ids, default=0)) >= self._rows:
+                    raise self._beyond(largest)
+        return encoded
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of one text; see `encode_batch`. A long one is encoded in windows: it would take 500 times its size."""
@@ -129,27 +148,72 @@ class Tokenizer:
         """The text that `ids` add to a prompt."""
         return "".join(self.decode_stream(prompt_ids).pieces(ids))
 
+    # ---- ends --------------------------------------------------------------------------------
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a generation: `ends`, and the end of a turn."""
+        return self.ends if self.turn_end_id is None else self.ends | {self.turn_end_id}
+
+    @property
+    def turn_end_id(self) -> int | None:
+        """The special token that the chat template writes behind what the assistant says; None where it writes none."""
+        if self._turn_end is None:
+            self._turn_end = (self._find_turn_end(),)
+        return self._turn_end[0]
+
+    def _find_turn_end(self) -> int | None:
+        if not self.templates:
+            return None
+        question, answer = {"role": "user", "content": "What?"}, {"role": "assistant", "content": _MARK}
+        for messages in ([question, answer], [question, answer, question]):  # some end a turn with the next one
+            try:
+                _, found, behind = self.chat_template.render(messages).rpartition(_MARK)
+                ids = self.encode(behind, add_special_tokens=False) if found else []
+            except MessagesRefused:
+                continue
+            except WgradError:  # it does not compile, or does not end
+                return None
+            for id_ in ids:
+                if self.special_text(id_):
+                    return id_
+                if self.token_text(id_).strip():
+                    break
+        return None
+
     # ---- chat --------------------------------------------------------------------------------
+    def use_templates(self, templates: Mapping[str, str]) -> None:
+        """In the place of the present ones. By name, "default" for the one without."""
+        self.templates, self._template, self._turn_end = dict(templates), None, None
+
+    def differences(self, other: Tokenizer) -> list[str]:
+        """The parts that differ, in words; templates are not compared."""
+        mine, theirs = (one._backend.get_vocab(with_added_tokens=True) for one in (self, other))
+        parts = {
+            TOKENS: mine == theirs and self.encode(_PROBE) == other.encode(_PROBE),
+            "special tokens": (self.special_tokens, self._special) == (other.special_tokens, other._special),
+        }
+        return [name for name, same in parts.items() if not same]
+
     @property
     def template_text(self) -> str:
         """Of the chat template; "" where there is none."""
-        return self._templates.get("default", "")
+        return self.templates.get("default", "")
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._templates)
+        return bool(self.templates)
 
     @property
     def chat_template(self) -> ChatTemplate:
         """The compiled template. WgradError where the tokenizer has none."""
         if self._template is None:
-            if not self._templates:
+            if not self.templates:
                 raise WgradError(
                     f"--model: the tokenizer of {self.where} has no chat template (chat_template in "
                     "tokenizer_config.json, or chat_template.jinja), which messages need: take the instruct variant "
                     "of the model, or data with prompt and completion"
                 )
-            self._template = ChatTemplate(self._templates, self.special_tokens)
+            self._template = ChatTemplate(self.templates, self.special_tokens)
         return self._template
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
@@ -174,10 +238,17 @@ def check_text(text: str) -> None:
         ) from None
 
 
-def _stop_ids(folder: Path) -> set[int]:
-    # Where there is no generation_config.json, config.json stands for it, as in transformers.
-    name = "generation_config.json" if exists(folder / "generation_config.json", "--model") else "config.json"
-    value = read_options(folder, name).get("eos_token_id")
+def generation_options(folder: Path) -> dict[str, Any]:
+    """generation_config.json; where there is none, the ids of special tokens in config.json, as in transformers."""
+    if exists(folder / GENERATION_FILE, "--model"):
+        return read_options(folder, GENERATION_FILE)
+    config = read_options(folder, "config.json")
+    return {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
+
+
+def ends_of(folder: Path) -> set[int]:
+    """Ids that end a text, by generation_config.json."""
+    value = generation_options(folder).get("eos_token_id")
     return {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
 
 
@@ -193,5 +264,5 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         raise WgradError(f"--model: {folder} has no tokenizer.json: copy the tokenizer's files beside the weights")
     backend, config = read_backend(folder)
     tokenizer = Tokenizer(backend, config, read_templates(folder, config), str(folder))
-    tokenizer.stop_ids |= _stop_ids(folder)
+    tokenizer.ends |= ends_of(folder)
     return tokenizer

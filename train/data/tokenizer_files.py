@@ -192,10 +192,13 @@ def _tokens(values: Any) -> list[AddedToken]:
 
 
 # ---- chat templates --------------------------------------------------------------------------------
+TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+
+
 def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Chat templates by name, "default" for the one without; {} where there is none."""
-    files = {"default": folder / "chat_template.jinja"}
-    more = folder / "additional_chat_templates"
+    files = {"default": folder / TEMPLATE_FILE}
+    more = folder / MORE_TEMPLATES
     with reading(more, "--model"):
         files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
     found = {name: _read_template(path) for name, path in files.items() if exists(path, "--model")}

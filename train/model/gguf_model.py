@@ -7,7 +7,7 @@ Source: github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ _FILE_TYPES = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
 # Keys that a file has of itself; its data begins at the package's own alignment.
 _OWN = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 
-WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, the base model's folder, vocabulary
+WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, folder, vocabulary
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,10 @@ def save_gguf(
     value: Callable[[WeightSpec], np.ndarray],
     write_tokenizer: WriteTokenizer,
     progress: Progress | None = None,
+    over: Mapping[str, str | int] = {},
 ) -> None:
     """Write the file. value: a tensor when its turn comes, float32 as Hugging Face has it. One at a time is in memory.
+    over: metadata in the place of that of a base in GGUF.
 
     WgradError: a value that its type cannot hold, a tokenizer that has no place in a GGUF file.
     """
@@ -151,7 +153,7 @@ def save_gguf(
     architecture = FAMILIES[config.architecture].gguf
     names, specs = _tensor_names(config), weight_specs(config)
     writer = gguf.GGUFWriter(path, architecture)
-    _describe(writer, model, write_tokenizer)
+    _describe(writer, model, write_tokenizer, over)
     factors = _rope_factors(model)
     for name, of_pairs in factors.items():
         writer.add_tensor_info(name, of_pairs.shape, of_pairs.dtype, of_pairs.nbytes)
@@ -203,12 +205,14 @@ def _stored(spec: WeightSpec, model: GgufModel, value: np.ndarray) -> np.ndarray
 
 
 # ---- what a file says beside its tensors -----------------------------------------------------------------------
-def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer) -> None:
+def _describe(writer: Any, model: GgufModel, write_tokenizer: WriteTokenizer, over: Mapping[str, str | int]) -> None:
     gguf, name = _gguf(), _TYPES.get(model.kind, model.kind.upper())
     if model.base is not None:
         for entry in read_metadata(model.base.path, "--model"):
-            if entry.key not in _OWN and not entry.key.startswith("split."):
+            if entry.key not in (*_OWN, *over) and not entry.key.startswith("split."):
                 writer.add_key_value(entry.key, entry.value, entry.type, entry.sub_type)
+        for key, value in over.items():
+            (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
     else:
         writer.add_name(model.files.folder.name)
         _write_shapes(writer, model.config)

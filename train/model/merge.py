@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +24,7 @@ from wgrad.train.model.load_weights import read_restored
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, is_whole
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress
-from wgrad.train.model.save_model import save_description, save_model
+from wgrad.train.model.save_model import SaveTokenizer, save_description, save_model
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 from wgrad.train.options.option_text import size
 
@@ -98,7 +99,12 @@ class Merge:
 
 
 def save_merged(
-    merge: Merge, out: str | os.PathLike[str], dtype: np.dtype, device: Device, progress: Progress | None = None
+    merge: Merge,
+    out: str | os.PathLike[str],
+    dtype: np.dtype,
+    device: Device,
+    save_tokenizer: SaveTokenizer,
+    progress: Progress | None = None,
 ) -> None:
     """Write the merged model as a folder that is there whole or not at all; one tensor at a time is in memory.
 
@@ -117,7 +123,7 @@ def save_merged(
         return stored
 
     with atomic_folder(out) as folder:
-        save_model(folder, merge.files.folder, merge.merged, dtype, value, progress)
+        save_model(folder, merge.files.folder, merge.merged, dtype, value, save_tokenizer, progress)
 
 
 def save_merged_gguf(
@@ -125,11 +131,14 @@ def save_merged_gguf(
     out: str | os.PathLike[str],
     kind: str,
     device: Device,
+    save_tokenizer: SaveTokenizer,
     write_tokenizer: WriteTokenizer,
     with_modelfile: bool,
     progress: Progress | None = None,
+    over: Mapping[str, str | int] = {},
 ) -> None:
-    """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind: as of `GgufModel`.
+    """`save_merged` as a GGUF file, beside it what wgrad reads a base model from. kind: as of `GgufModel`;
+    over: as of `save_gguf`.
 
     WgradError: as `save_merged`, or something of the model has no place in such a file.
     """
@@ -137,8 +146,13 @@ def save_merged_gguf(
     model.check()
     _check_room(out, model.size, kind)
     with atomic_folder(out) as folder:
-        save_description(folder, merge.files.folder, merge.merged, merge.dtype(kind if kind in _FLOATS else "float16"))
-        save_gguf(folder / FILE, model, lambda spec: merge.value(spec, device), write_tokenizer, progress)
+        dtype = merge.dtype(kind if kind in _FLOATS else "float16")
+        save_description(folder, merge.files.folder, merge.merged, dtype, save_tokenizer)
+
+        def write(writer: Any, gguf: Any, _: Path, vocabulary: int) -> None:
+            write_tokenizer(writer, gguf, folder, vocabulary)
+
+        save_gguf(folder / FILE, model, lambda spec: merge.value(spec, device), write, progress, over)
         if with_modelfile:
             write_text(folder / "Modelfile", MODELFILE)
 

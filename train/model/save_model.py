@@ -17,27 +17,20 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.model_files import ModelFiles, Progress, dtype_of
 from wgrad.train.model.weights import WeightSpec, weight_specs
 
-# What a model needs beside its weights, copied as it is.
-_COPIED = (
-    "tokenizer.json",
-    "tokenizer.model",  # what llama.cpp's converter reads of some families
-    "vocab.json",
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+# What a multimodal model needs beside weights and tokenizer, copied as it is.
+_COPIED = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+SaveTokenizer = Callable[[Path], None]  # writes its files into a folder
 
 
 def save_full(
-    out: str | os.PathLike[str], base: str | os.PathLike[str], tensors: Mapping[str, Tensor], config: ModelConfig
+    out: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    save_tokenizer: SaveTokenizer,
 ) -> None:
-    """Write config.json, tokenizer and model.safetensors (float32) into `out`; what is not weights comes from `base`.
+    """Write config.json, tokenizer and model.safetensors (float32) into `out`; config.json comes from `base`.
 
     The weights come last: a folder that has them is complete. WgradError where the disk is full.
     """
@@ -46,7 +39,7 @@ def save_full(
         tensor = tensors[spec.name]
         return tensor.device.download(tensor.data) - np.float32(spec.offset)
 
-    save_model(out, base, config, np.dtype(np.float32), value)
+    save_model(out, base, config, np.dtype(np.float32), value, save_tokenizer)
 
 
 def save_model(
@@ -55,6 +48,7 @@ def save_model(
     config: ModelConfig,
     dtype: np.dtype,
     value: Callable[[WeightSpec], np.ndarray],
+    save_tokenizer: SaveTokenizer,
     progress: Progress | None = None,
 ) -> None:
     """As `save_full`, of weights in `dtype`, each of which `value` gives when its turn comes, as files hold it. What a
@@ -63,7 +57,7 @@ def save_model(
     specs = weight_specs(config)
     files = ModelFiles(base) if config.text_of else None
     beside = files.beside_text() if files else []
-    save_description(out, base, config, dtype)
+    save_description(out, base, config, dtype, save_tokenizer)
 
     def source(done: int, spec: WeightSpec) -> TensorSource:
         def fetch() -> np.ndarray:
@@ -80,13 +74,18 @@ def save_model(
 
 
 def save_description(
-    out: str | os.PathLike[str], base: str | os.PathLike[str], config: ModelConfig, dtype: np.dtype
+    out: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    config: ModelConfig,
+    dtype: np.dtype,
+    save_tokenizer: SaveTokenizer,
 ) -> None:
     """What a model has beside its weights: config.json of weights in `dtype`, and the tokenizer."""
     out, base = Path(out), Path(base)
     for name in _COPIED:
         if (base / name).exists():
             write_bytes(out / name, (base / name).read_bytes())
+    save_tokenizer(out)
     raw = read_json(base / "config.json", dict[str, Any], "--model")
     for key in ("torch_dtype", "quantization_config"):
         raw.pop(key, None)

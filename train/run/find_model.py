@@ -19,6 +19,7 @@ from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import read_gguf_entries
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.input_files import exists, expand_path, one_line
+from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.model_files import GGUF
@@ -38,6 +39,18 @@ def find_model(spec: str, option: str = "--model", weights: bool = True) -> Path
     folder = resolve_model(spec, option, weights)
     files = [] if exists(folder / CONFIG, option) else sorted(folder.glob(f"*{GGUF}"))
     return _unpacked(files[0], option) if len(files) == 1 else folder
+
+
+def find_base(model: str | None, adapter: str, weights: bool = True) -> Path:
+    """`find_model` of a model, or where none is given of the base that an adapter names. WgradError."""
+    if model:
+        return find_model(model, weights=weights)
+    named = base_of_adapter(adapter)
+    try:
+        return find_model(named, weights=weights)
+    except WgradError as error:
+        reason = str(error).removeprefix("--model: ")
+        raise WgradError(f"--adapter: its base model, {named!r}, is not to be had ({reason}): give --model") from error
 
 
 def _unpacked(path: Path, option: str) -> Path:

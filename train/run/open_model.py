@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -19,7 +20,7 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.model_options import DEFAULT_CONTEXT, LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.run.compute import choose_compute
-from wgrad.train.run.find_model import find_model
+from wgrad.train.run.find_model import find_base
 from wgrad.train.run.memory_limit import hold_to_limit
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
@@ -53,18 +54,15 @@ def open_model(args: Args, silent: bool = False) -> Opened[Args]:
         display.say(line)
     if remark := hold_to_limit(device, args.memory_limit):
         display.say(f"note: {remark}")
-    args, given = replace(args, compute=compute.dtype, model=args.model or _base(args)), bool(args.model)
-    try:
-        folder = find_model(args.model)
-    except WgradError as error:
-        if given:
-            raise
-        reason = str(error).removeprefix("--model: ")
-        raise WgradError(
-            f"--adapter: its base model, {args.model!r}, is not to be had ({reason}): give --model"
-        ) from error
-    config, tokenizer = load_model_config(folder), load_tokenizer(folder)
-    tokenizer.check_fits(config.vocab_size)
+    # Of a server's adapters the first names the model.
+    adapter = next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
+    folder = find_base(args.model, adapter or "")
+    args = replace(args, compute=compute.dtype, model=args.model or base_of_adapter(adapter or ""))
+    config = load_model_config(folder)
+    own = None if isinstance(args, ServeConfig) else args.adapter  # a server's each have theirs
+    tokenizer, note = open_tokenizer(folder, own, config.vocab_size)
+    if note:
+        display.say(f"note: {note}")
     files, config, head_note = open_files(folder, config)
     return Opened(args, device, folder, files, config, tokenizer, head_note, display)
 
@@ -76,9 +74,3 @@ def context_of(opened: Opened[ChatConfig] | Opened[LoadOptions] | Opened[ServeCo
         rule = f"must be at most the {most} positions that the model was made for"
         raise WgradError(f"--context: {rule}; got {opened.args.context}")
     return opened.args.context or min(most, DEFAULT_CONTEXT)
-
-
-def _base(args: GenerateConfig | ChatConfig | LoadOptions | ServeConfig | RunOptions) -> str:
-    """The model that the adapter, or the first of several, names."""
-    adapter = next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
-    return base_of_adapter(adapter or "")

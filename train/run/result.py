@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wgrad.device.files import write_json, write_text
+from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.save_model import save_full
 from wgrad.train.options.option_text import size
@@ -19,10 +21,13 @@ from wgrad.train.terminal.progress import duration
 
 
 def write_trained(session: Session, built: TrainableModel) -> None:
-    """Write what the run was for."""
+    """Write what the run was for, and the tokenizer that it was trained with."""
+    source = find_source(session.folder, session.config.adapter)
     if session.config.full:
-        save_full(session.out, session.folder, built.parameters.tensors, built.model.config)
+        save = partial(save_tokenizer, session.tokenizer, source)
+        save_full(session.out, session.folder, built.parameters.tensors, built.model.config, save)
     else:
+        save_tokenizer(session.tokenizer, source, session.out)
         save_session_adapter(session, built, session.out)
 
 

@@ -16,7 +16,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import BatchStream, Example, prompt_length
 from wgrad.train.data.standard_input import reads_standard_input, standard_input
-from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -93,8 +94,10 @@ def open_session(
         if remark:
             display.say(f"note: {remark}")
     folder = find_model(config.model)
-    model_config, tokenizer = load_model_config(folder), load_tokenizer(folder)
-    tokenizer.check_fits(model_config.vocab_size)
+    model_config = load_model_config(folder)
+    tokenizer, note = open_tokenizer(folder, config.adapter, model_config.vocab_size)
+    if note:
+        display.say(f"note: {note}")
     # A missing or damaged shard is told before the data is tokenised.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantised_anew(config, files, model_config)

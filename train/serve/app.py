@@ -81,14 +81,14 @@ class Api:
         events = Events()
         jobs, texts = await run_in_threadpool(self.preparation.completion_jobs, asked, events.put)
         choices = [Choice(n, len(job.prompt), text) for n, (job, text) in enumerate(zip(jobs, texts))]
-        form = CompletionForm(asked.model, asked.top is not None, self.preparation.tokenizer.token_text)
+        form = CompletionForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
         return await self._answer(request, asked, jobs, choices, form, events)
 
     async def chat_completions(self, request: Request) -> Response:
         asked = parse_request(await _body(request), ChatRequest)
         events = Events()
         job = await run_in_threadpool(self.preparation.chat_job, asked, events.put)
-        form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizer.token_text)
+        form = ChatForm(asked.model, asked.top is not None, self.preparation.tokenizers[asked.model].token_text)
         return await self._answer(request, asked, [job], [Choice(0, len(job.prompt))], form, events)
 
     async def _answer(

@@ -45,10 +45,10 @@ class Limits(NamedTuple):
 
 
 class Engine:
-    """Answers jobs with `models` (by name), on the thread that calls `run`."""
+    """Answers jobs with `models` and their `tokenizers` (by name), on the thread that calls `run`."""
 
-    def __init__(self, models: Mapping[str, Model], tokenizer: Tokenizer, limits: Limits) -> None:
-        self.models, self.tokenizer, self.limits = models, tokenizer, limits
+    def __init__(self, models: Mapping[str, Model], tokenizers: Mapping[str, Tokenizer], limits: Limits) -> None:
+        self.models, self.tokenizers, self.limits = models, tokenizers, limits
         self.batches = 0  # that were begun
         self._line: list[Job] = []
         self._at_work: list[Answer] = []
@@ -85,7 +85,7 @@ class Engine:
         try:
             while batch := self._next():
                 self.batches += 1
-                self._at_work = [Answer(job, self.tokenizer) for job in batch]
+                self._at_work = [Answer(job, self.tokenizers[job.model]) for job in batch]
                 self._answer(self._at_work)
         finally:
             self.close()
@@ -172,7 +172,7 @@ class Engine:
         job = answer.job
         model, top = self.models[job.model], job.top or 0
         scored = score(model, job.prompt, top)
-        job.emit(Piece("", _prompt_tokens(self.tokenizer, job, scored.given, top)))
+        job.emit(Piece("", _prompt_tokens(answer.tokenizer, job, scored.given, top)))
         if job.max_new_tokens == 0:
             answer.end(LENGTH)
         elif job.max_new_tokens > 1:
@@ -190,7 +190,7 @@ class Engine:
             answer.ended = True
         elif token < 0:
             answer.fail(500, one_line(not_finite(model, count)))
-        elif token in self.tokenizer.stop_ids:
+        elif token in answer.tokenizer.stop_ids:
             answer.end(STOP)
         else:
             answer.add(token, found, row)

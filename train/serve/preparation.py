@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wgrad.device.errors import WgradError
@@ -21,8 +21,7 @@ Emit = Callable[[int, Event], None]  # the number of the prompt in its request
 class Preparation:
     """positions: most tokens of a prompt and its answer. Safe on any thread; templates are rendered one at a time."""
 
-    tokenizer: Tokenizer
-    models: Collection[str]
+    tokenizers: Mapping[str, Tokenizer]  # of each model
     vocab_size: int
     positions: int
     max_new_tokens: int
@@ -31,32 +30,32 @@ class Preparation:
 
     def completion_jobs(self, request: CompletionRequest, emit: Emit) -> tuple[list[Job], list[str]]:
         """-> a job for each prompt, and the prompts' texts (token ids in words). ApiError."""
-        self._check_model(request)
+        tokenizer = self._tokenizer(request)
         given = request.prompts()
-        ids = [self._encode(p) if isinstance(p, str) else self._check_ids(p) for p in given]
+        ids = [self._encode(tokenizer, p) if isinstance(p, str) else self._check_ids(p) for p in given]
         texts = [
-            p if isinstance(p, str) else self.tokenizer.decode(p, skip_special_tokens=False) for p in given
+            p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in given
         ] if request.echo else [""] * len(given)  # fmt: skip
         if request.max_tokens == 0 and not request.echo:
             raise ApiError(400, "the request: max_tokens 0 goes with echo: ask for a token, or for echo", "max_tokens")
         score = request.echo and (request.top is not None or request.max_tokens == 0)
         jobs = [self._job(request, n, prompt, request.max_tokens, score, emit) for n, prompt in enumerate(ids)]
         if score:
-            before, behind = map(len, self.tokenizer.added_ids())
+            before, behind = map(len, tokenizer.added_ids())
             jobs = [replace(job, around=(before, behind)) if isinstance(p, str) else job for job, p in zip(jobs, given)]
         return jobs, texts
 
     def chat_job(self, request: ChatRequest, emit: Emit) -> Job:
         """ApiError."""
-        self._check_model(request)
-        if not self.tokenizer.has_chat_template:
+        tokenizer = self._tokenizer(request)
+        if not tokenizer.has_chat_template:
             message = "the model has no chat template, which messages need: use /v1/completions, or serve a chat model"
             raise ApiError(400, message, "messages", "chat_template")
         conversation = Conversation(request.turns(), options=request.chat_template_kwargs)
         try:
             with self.template:
-                text = self.tokenizer.chat_template.render(conversation, add_generation_prompt=True)
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
+                text = tokenizer.chat_template.render(conversation, add_generation_prompt=True)
+            ids = tokenizer.encode(text, add_special_tokens=False)
         except MessagesRefused as error:
             raise ApiError(400, str(error), "messages") from error
         except WgradError as error:  # of the template, or of a text that is not Unicode
@@ -66,15 +65,16 @@ class Preparation:
             new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
         return self._job(request, 0, ids, new, False, emit)
 
-    def _check_model(self, request: Request) -> None:
-        if request.model not in self.models:
-            names = ", ".join(map(repr, self.models))
+    def _tokenizer(self, request: Request) -> Tokenizer:
+        if request.model not in self.tokenizers:
+            names = ", ".join(map(repr, self.tokenizers))
             message = f"the request: model {request.model[:200]!r} is not served: choose one of {names}"
             raise ApiError(404, message, "model", "model_not_found")
+        return self.tokenizers[request.model]
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
         try:
-            ids = self.tokenizer.encode(text)
+            ids = tokenizer.encode(text)
         except WgradError as error:
             raise ApiError(400, str(error).removeprefix("--model: "), "prompt") from error
         if not ids:

@@ -1,0 +1,156 @@
+"""Where a model's tokenizer comes from: its own folder, or that of an adapter that was saved with one.
+
+PEFT, TRL and others save the tokenizer of a training next to its adapter, and transformers and vLLM read it there.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from wgrad.device.errors import WgradError
+from wgrad.device.files import make_folder, write_bytes, write_json
+from wgrad.train.data.tokenizer import (
+    GENERATION_FILE,
+    TEMPLATE,
+    Tokenizer,
+    ends_of,
+    generation_options,
+    load_tokenizer,
+)
+from wgrad.train.data.tokenizer_files import MORE_TEMPLATES, TEMPLATE_FILE, read_options, read_templates
+from wgrad.train.files.input_files import exists
+
+_TOKENIZER = "tokenizer.json"
+_TOKENIZER_FILES = (
+    _TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",  # what llama.cpp's converter reads of some families
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tekken.json",
+)
+_CHECKPOINTS = "checkpoints"  # of a run, each with an adapter
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """base: folder of the model. adapter: a folder that has a tokenizer or chat templates of its own."""
+
+    base: Path
+    adapter: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Of the tokenizer's files."""
+        return (
+            self.adapter if self.adapter is not None and exists(self.adapter / _TOKENIZER, "--adapter") else self.base
+        )
+
+    def load(self) -> tuple[Tokenizer, str]:
+        """-> the tokenizer, and how the adapter's differs from the model's; "" where it does not. WgradError."""
+        if self.adapter is None:
+            return load_tokenizer(self.base), ""
+        try:
+            templates, tokenizer = _templates(self.adapter), load_tokenizer(self.folder)
+        except WgradError as error:
+            if str(self.adapter) not in str(error):
+                raise
+            raise WgradError(str(error).replace("--model:", "--adapter:", 1)) from error
+        base_templates = _templates(self.base)
+        tokenizer.use_templates(templates or base_templates)
+        tokenizer.ends |= ends_of(self.base)
+        different = [] if tokenizer.templates == base_templates else [TEMPLATE]
+        if self.folder != self.base and not _same_files(self.folder, self.base):
+            if not exists(self.base / _TOKENIZER, "--model"):
+                return tokenizer, f"tokenizer taken from {self.adapter}: the base model has none"
+            different += tokenizer.differences(load_tokenizer(self.base))
+        if not different:
+            return tokenizer, ""
+        return (
+            tokenizer,
+            f"{' and '.join(different)} taken from {self.adapter}, not from the base model",
+        )
+
+    def copy(self, out: str | os.PathLike[str]) -> None:
+        """Write the files of tokenizer, templates and generation as they are."""
+        out = make_folder(out)
+        for name in _TOKENIZER_FILES:
+            _copy(self.folder / name, out / name)
+        templates = self.adapter if self.adapter is not None and _templates(self.adapter) else self.base
+        for path in (templates / TEMPLATE_FILE, templates / "chat_template.json"):
+            _copy(path, out / path.name)
+        for path in sorted((templates / MORE_TEMPLATES).glob("*.jinja")):
+            _copy(path, make_folder(out / MORE_TEMPLATES) / path.name)
+        for folder in filter(None, (self.base, self.adapter)):  # the adapter's counts
+            _copy(folder / GENERATION_FILE, out / GENERATION_FILE)
+
+
+def find_source(base: str | os.PathLike[str], adapter: str | os.PathLike[str] | None) -> TokenizerSource:
+    """adapter: its folder, which may be a checkpoint of a run: what is next to the run's result then counts."""
+    base = Path(base)
+    if adapter is None:
+        return TokenizerSource(base)
+    folder = Path(adapter)
+    run = folder.absolute().parent.parent if folder.absolute().parent.name == _CHECKPOINTS else None
+    for place in filter(None, (folder, run)):
+        if exists(place / _TOKENIZER, "--adapter") or _templates(place):
+            return TokenizerSource(base, place)
+    return TokenizerSource(base)
+
+
+def open_tokenizer(
+    base: str | os.PathLike[str], adapter: str | os.PathLike[str] | None, rows: int
+) -> tuple[Tokenizer, str]:
+    """The tokenizer for a model of `rows` token ids with an adapter, and a note as of `TokenizerSource.load`."""
+    source = find_source(base, adapter)
+    tokenizer, note = source.load()
+    tokenizer.limit(rows)
+    return tokenizer, note
+
+
+def save_tokenizer(tokenizer: Tokenizer, source: TokenizerSource, out: str | os.PathLike[str]) -> None:
+    """Write the tokenizer's files into `out`, with the templates that it has now, and its ends of a text as those of
+    generation_config.json."""
+    out = make_folder(out)
+    source.copy(out)
+    if tokenizer.templates != _templates(out):
+        _write_templates(tokenizer.templates, out)
+    _write_generation(tokenizer, source, out)
+
+
+def _templates(folder: Path) -> dict[str, str]:
+    return read_templates(folder, read_options(folder, "tokenizer_config.json"))
+
+
+def _same_files(folder: Path, other: Path) -> bool:
+    """Whether the files of their tokenizers are the same, byte for byte."""
+    pairs = [(folder / name, other / name) for name in _TOKENIZER_FILES]
+    return all(a.is_file() == b.is_file() and (not a.is_file() or filecmp.cmp(a, b, shallow=False)) for a, b in pairs)
+
+
+def _write_templates(templates: dict[str, str], out: Path) -> None:
+    for name, text in templates.items():
+        path = out / TEMPLATE_FILE if name == "default" else make_folder(out / MORE_TEMPLATES) / f"{name}.jinja"
+        write_bytes(path, text.encode())
+
+
+def _write_generation(tokenizer: Tokenizer, source: TokenizerSource, out: Path) -> None:
+    path = out / GENERATION_FILE
+    raw = generation_options(out if path.exists() else source.base)
+    given = raw.get("eos_token_id")
+    ends = list(given) if isinstance(given, list) else [] if given is None else [given]
+    new = [id_ for id_ in (tokenizer.eos_id, tokenizer.turn_end_id) if id_ is not None and id_ not in ends]
+    if new:
+        both = [*ends, *new]
+        write_json(path, {**raw, "eos_token_id": both if len(both) > 1 else both[0]})
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_file():
+        write_bytes(target, source.read_bytes())
