@@ -132,7 +132,7 @@ CASES: dict[Case, str] = {
     truncated_shard: r"model-00001-of-00002.safetensors is cut off or damaged \(.+\): fetch the file again",
     wrong_dtype: r"model.layers.0.mlp.up_proj.weight in .* is I8: expected F32, F16, BF16",
     other_architecture: r"architecture MixtralForCausalLM is not supported: use a model of LlamaForCausalLM",
-    small_vocabulary: r"has ids up to 299, but the model's vocab_size is 200",
+    small_vocabulary: r"embed_tokens.weight in .* has shape \[300, 48\]: config.json asks for \[200, 48\]",
     no_tokenizer: r"has no tokenizer.json",
     no_line: r"data.jsonl is empty",
     malformed_line: r"data.jsonl:2: not valid JSON",
