@@ -48,7 +48,7 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray], kinds: Kinds, archite
     for name, value in weights.items():
         heads, stored = HEADS.get(name.split(".")[-2], 0), kind_of(name, value, kinds)
         value = permuted(value, heads) if heads else value
-        writer.add_tensor(names.get_name(name, (".weight",)), quantized(value, stored), raw_dtype=stored)
+        writer.add_tensor(names.get_name(name, (".weight",)) or name, quantized(value, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

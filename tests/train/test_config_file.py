@@ -23,10 +23,12 @@ Config = Callable[..., dict[str, Any]]
     "changes, message",
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
+            {"architectures": ["GPT2LMHeadModel"], "model_type": None},
             "architecture GPT2LMHeadModel is not supported: use .*LlamaForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert' is not supported"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral', architecture LlamaForCausalLM is not supported"),
+        ({"architectures": None, "model_type": None}, "model_type null is not supported"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2}}, "rope_type 'mrope' is not supported"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters of this architecture must be the same for all"),
         (
@@ -95,6 +97,8 @@ def test_values_that_no_model_has(key: str, architecture: str, make_config: Conf
     looked_at = {"no_rope_layers": "SmolLM3", "no_rope_layer_interval": "SmolLM3", "max_window_layers": "Qwen3"}
     for value in HOSTILE[key]:
         raw = make_config(architecture, use_sliding_window=True, sliding_window=8) | {key: value}
+        if key == "architectures":
+            raw.pop("model_type")  # which counts before it
         if not architecture.startswith(looked_at.get(key, "")):
             parse_model_config(raw)
             continue
@@ -178,3 +182,35 @@ def test_a_missing_or_broken_config_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(WgradError, match=r"config.json: the whole must be an object; got \[\]"):
         load_model_config(tmp_path)
+
+
+def test_model_type_counts_before_architectures(make_config: Config) -> None:
+    """As in transformers' AutoModelForCausalLM, for which `architectures` is a remark."""
+    qwen = parse_model_config(make_config("Qwen3ForCausalLM"))
+    assert parse_model_config(make_config("Qwen3ForCausalLM") | {"architectures": ["LlamaForCausalLM"]}) == qwen
+    assert parse_model_config(make_config("Qwen3ForCausalLM") | {"architectures": ["Unknown"]}) == qwen
+    assert parse_model_config(make_config("Qwen3ForCausalLM") | {"model_type": None}) == qwen
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("MistralForCausalLM", {"sliding_window": None}),
+        ("SmolLM3ForCausalLM", {}),
+        ("Qwen2ForCausalLM", {"sliding_window": 5}),
+        ("Gemma3ForCausalLM", {"sliding_window": None}),
+    ],
+)
+def test_layers_that_slide_need_a_window(architecture: str, changes: dict[str, Any], make_config: Config) -> None:
+    """transformers fails on these when the model is called."""
+    raw = make_config(architecture) | changes
+    listed = ["sliding_attention", "full_attention"]
+    with pytest.raises(WgradError, match="sliding_attention, so sliding_window must be in use; it is null or off"):
+        parse_model_config(raw | {"layer_types": listed})
+    assert not any(parse_model_config(raw | {"layer_types": listed[1:] * 2}).windows)
+
+
+def test_rope_keys_that_contradict_each_other(make_config: Config) -> None:
+    raw = make_config("Gemma3ForCausalLM") | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    with pytest.raises(WgradError, match="rope_scaling stands alongside rope_parameters without full_attention"):
+        parse_model_config(raw | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})

@@ -23,7 +23,7 @@ from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import SINGLE_FILE, ModelFiles
+from wgrad.train.model.model_files import SINGLE_FILE, ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run import build
@@ -168,3 +168,17 @@ def test_what_cannot_be_read_is_told(checkpoints: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(builtins, "__import__", without)
     refused(r"takes a package: pip install 'wgrad\[gguf\]'")
+
+
+def test_tensors_that_the_model_does_not_use_are_listed(checkpoints: Any) -> None:
+    """By the names that they have here; factors of rotary embeddings belong to a file."""
+    folder, _ = checkpoints(Kind.F16)
+    weights = random_weights(tiny_config(**SIZES)) | {"rope_freqs.weight": np.ones(8, np.float32)}
+    write_gguf(folder / "model.gguf", weights, Kind.F16)
+    open_files(folder, load_model_config(folder))
+    extra = {"blk.1.attn_q.bias": np.ones(64, np.float32), "blk.0.attn_sinks.weight": np.ones(4, np.float32)}
+    write_gguf(folder / "model.gguf", weights | extra, Kind.F16)
+    with pytest.raises(
+        WgradError, match=r"2 tensors that Llama.*: model.layers.1.self_attn.q_proj.bias, blk.0.attn_si"
+    ):
+        open_files(folder, load_model_config(folder))

@@ -74,6 +74,46 @@ KEYS = {
     "use_sliding_window": True, "sliding_window": 17, "max_window_layers": 2, "layer_types": None,
     "no_rope_layers": None, "no_rope_layer_interval": 3,
 }  # fmt: skip
+SLIDES = ["sliding_attention", "full_attention", "sliding_attention"]
+LINEAR, OLDER = {"rope_type": "linear", "factor": 8.0}, {"type": "linear", "factor": 8.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FLAT = {**LINEAR, "rope_theta": 77.0}
+NESTED = {"full_attention": {"rope_theta": 77.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
+# What a config.json may say in more than one way -> the model of transformers.
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("MistralForCausalLM", {"layer_types": SLIDES}),
+    ("MinistralForCausalLM", {"layer_types": ["attention", *SLIDES[1:]]}),
+    ("MinistralForCausalLM", {}),
+    ("SmolLM3ForCausalLM", {"layer_types": SLIDES, "no_rope_layers": [1, 0, 1]}),
+    ("SmolLM3ForCausalLM", {"layer_types": SLIDES, "use_sliding_window": False}),
+    ("SmolLM3ForCausalLM", {"use_sliding_window": True, "no_rope_layers": [0, 1, 0]}),
+    ("Qwen2ForCausalLM", {"layer_types": SLIDES, "use_sliding_window": True, "max_window_layers": 0}),
+    ("Qwen3ForCausalLM", {"layer_types": SLIDES, "use_sliding_window": True}),
+    ("Gemma2ForCausalLM", {"layer_types": SLIDES[::-1]}),
+    ("Gemma3ForCausalLM", {"layer_types": SLIDES, "sliding_window_pattern": 2}),
+    ("Olmo3ForCausalLM", {"layer_types": SLIDES}),
+    *(
+        (architecture, changes)  # of these the layers with a window rotate in their own way
+        for architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM")
+        for changes in (
+            {"rope_parameters": FLAT},
+            {"rope_parameters": FLAT, "rope_theta": 50.0},
+            {"rope_scaling": OLDER},
+            {"rope_scaling": LINEAR | OLDER},
+            {"rope_scaling": LINEAR, "rope_parameters": NESTED},
+            {"rope_scaling": OLDER, "rope_parameters": NESTED},
+            {"rope_scaling": {**LINEAR, "rope_theta": 99.0}, "rope_parameters": NESTED, "rope_theta": 11.0},
+            {"rope_parameters": {"full_attention": YARN}},
+            {"rope_parameters": {"full_attention": YARN, "truncate": False}},
+            {"rope_parameters": {"full_attention": LLAMA3}, "original_max_position_embeddings": 16},
+        )
+    ),
+    ("LlamaForCausalLM", {"rope_scaling": {}, "rope_parameters": FLAT}),
+    ("LlamaForCausalLM", {"rope_scaling": OLDER, "rope_parameters": FLAT}),
+    ("LlamaForCausalLM", {"rope_scaling": LLAMA3, "original_max_position_embeddings": 16}),
+    ("LlamaForCausalLM", {"layer_types": SLIDES, "sliding_window": 5}),
+]
 LAYER_NORM = {"phi": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 
 
@@ -127,7 +167,7 @@ def as_theirs(raw: dict[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": theirs.tie_word_embeddings,
         "windows": tuple(windows),
         "use_rope": tuple(bool(r) for r in getattr(theirs, "no_rope_layers", None) or [1] * layers),
-        "o_bias": _biased(theirs, "attention_bias", ("mistral", "qwen2", "phi3", "stablelm")),
+        "o_bias": _biased(theirs, "attention_bias", ("mistral", "ministral", "qwen2", "phi3", "stablelm")),
         "mlp_bias": _biased(theirs, "mlp_bias", [k for k in KINDS if k not in ("llama", "smollm3", "granite")]),
         "inverse": inverse,
     }
@@ -187,6 +227,18 @@ def test_each_key_missing_or_null_is_as_in_transformers(architecture: str, how: 
         read += 1
     assert read >= (1 if how == "as it is" else 5)
     assert refused >= (8 if how == "null" else 0)
+
+
+@pytest.mark.parametrize("number", range(len(CONFIGS)))
+def test_what_a_config_says_in_several_ways_is_as_in_transformers(number: int, make_checkpoint: Any) -> None:
+    architecture, changes = CONFIGS[number]
+    given = {"rope_theta": None} if "rope_parameters" in changes else {}
+    folder = make_checkpoint(architecture, **{"num_hidden_layers": 3, "sliding_window": 5, **given, **changes})
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k != "rope_theta" or v}))
+    config, ids = load_model_config(folder), random_ids()
+    ours = our_logits(build_frozen(config, folder, ReferenceDevice(), positions=TOKENS, quantize=False), ids)
+    assert distance(ours, their_logits(their_model(folder), ids)) < 2e-5
 
 
 def test_a_sliding_window_without_its_width(make_checkpoint: Any) -> None:

@@ -21,9 +21,9 @@ from wgrad.train.files import safetensors_files
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, use_own_head
+from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, open_files, use_own_head
 from wgrad.train.model.save_model import save_full
-from wgrad.train.model.weights import weight_specs
+from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import build_trainable
 
@@ -408,3 +408,53 @@ def test_a_quantised_weight_that_is_not_finite(part: str, make_checkpoint: Any, 
         WgradError, match=f"^--model: {name} in .*/nf4/model.safetensors has values that are not finite"
     ):
         load(tmp_path / "nf4")
+
+
+# ---- tensors that the model does not use ---------------------------------------------------------
+UNUSED: dict[str, dict[str, tuple[int, ...]]] = {
+    "a bias": {"model.layers.1.self_attn.q_proj.bias": (48,)},
+    "a further layer": {"model.layers.2.mlp.up_proj.weight": (88, 48), "model.layers.2.mlp.down_proj.weight": (48, 88)},
+    "attention sinks": {"model.layers.0.self_attn.sinks": (4,)},
+    "norms of heads": {f"model.layers.{i}.self_attn.{n}_norm.weight": (12,) for i in range(2) for n in "qk"},
+    "a bias of the head": {"lm_head.bias": (300,)},
+    "parts of a quantised weight": {"model.layers.0.mlp.up_proj.weight.absmax": (3,)},
+    "images": {"vision_tower.layers.0.weight": (3, 3)},
+    "many": {f"more.{i}": (1,) for i in range(20)},
+}
+
+
+def add(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    write_safetensors(folder / SINGLE_FILE, from_arrays(file_arrays(folder) | arrays))
+
+
+@pytest.mark.parametrize("what", UNUSED)
+def test_tensors_that_the_model_does_not_use_are_listed(what: str, make_checkpoint: Any) -> None:
+    folder, names = make_checkpoint(), list(UNUSED[what])
+    add(folder, {name: np.ones(shape, np.float32) for name, shape in UNUSED[what].items()})
+    with pytest.raises(WgradError) as caught:
+        open_files(folder, load_model_config(folder))
+    listed = ", ".join(names) if len(names) < 9 else ", ".join(names[:8]) + " and 12 more"
+    some = f"has {len(names)} tensor{'s' * (len(names) > 1)} that LlamaForCausalLM, as it is configured, does not use: "
+    assert some + listed + ": " in str(caught.value)
+
+
+def test_the_weights_of_another_family_are_not_taken_for_this_one(make_checkpoint: Any) -> None:
+    folder = make_checkpoint("Qwen3ForCausalLM")
+    raw = json.loads((folder / "config.json").read_text()) | {"model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(WgradError, match=r"has 4 tensors that LlamaForCausalLM.*layers.0.self_attn.q_norm.weight"):
+        open_files(folder, load_model_config(folder))
+
+
+def test_what_old_versions_left_in_files_is_not_used_and_not_refused(make_checkpoint: Any) -> None:
+    folder = make_checkpoint(tie_word_embeddings=True)
+    names = [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(2)] + ["model.rotary_emb.inv_freq"]
+    add(folder, {name: np.ones(6, np.float32) for name in names} | {HEAD: file_arrays(folder)[EMBEDDING]})
+    assert open_files(folder, load_model_config(folder))[1].tie_word_embeddings
+
+
+def test_a_tensor_by_two_names(make_checkpoint: Any) -> None:
+    folder = make_checkpoint()
+    add(folder, {"language_model.model.norm.weight": np.ones(48, np.float32)})
+    with pytest.raises(WgradError, match=r"has model.norm.weight twice, as .* in model.safetensors and as "):
+        ModelFiles(folder)

@@ -21,6 +21,8 @@ from wgrad.train.files.decode import decode_json, show
 from wgrad.train.files.safetensors_files import TensorEntry
 
 STATE_KEY, FP4_KEY = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"
+# What stands alongside a weight in 4 bits, by what follows its name.
+NF4_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE_KEY)
 BlockSize = Annotated[int, Meta(ge=32, le=4096)]
 _AGAIN = "fetch the model again, or use the unquantised one"
 

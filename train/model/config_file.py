@@ -6,7 +6,7 @@ refuses null, so do these. The ranges are far beyond every model there is: they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -19,6 +19,7 @@ Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e6)]
 Epsilon = Annotated[float, Meta(ge=0, lt=1)]
 Theta = Annotated[float, Meta(gt=1, le=1e15)]
+_LAYER_TYPES = ("full_attention", "sliding_attention", "attention")  # the last: an older name of the first
 
 
 class NameFile(Struct):
@@ -96,10 +97,32 @@ def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None
     """ValueError where a list that must have an entry for each layer has another number."""
     if listed is not None and len(listed) != layers:
         raise ValueError(f"{key} must name each of the {layers} layers (num_hidden_layers); got {len(listed)}")
-    if key == "layer_types":
-        unknown = [str(name) for name in listed or () if name not in ("full_attention", "sliding_attention")]
-        if unknown:
-            raise ValueError(f"layer_types must be full_attention or sliding_attention; got {unknown[0]!r}")
+
+
+class LayerTypesFile(ConfigFile, kw_only=True):
+    """Of families whose classes in transformers read `layer_types`, which names the layers that have the window."""
+
+    sliding_window: Positions | None = 4096
+    layer_types: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        for kind in self.layer_types or ():
+            if kind not in _LAYER_TYPES:
+                raise ValueError(f"layer_types must be full_attention or sliding_attention; got {kind!r}")
+        if self.window is None and self.layer_types and "sliding_attention" in self.layer_types:
+            raise ValueError("layer_types has sliding_attention, so sliding_window must be in use; it is null or off")
+
+    @property
+    def window(self) -> int | None:
+        """The tokens of a window; None where layers have none."""
+        return self.sliding_window
+
+    def windows(self, unlisted: Iterable[bool]) -> tuple[int, ...]:
+        """Each layer's window, 0 for none. unlisted: the layers that slide where `layer_types` is missing."""
+        if self.layer_types is not None:
+            unlisted = (kind == "sliding_attention" for kind in self.layer_types)
+        return tuple(self.window or 0 if slides else 0 for slides in unlisted)
 
 
 def check_causal(bidirectional: bool | None) -> None:

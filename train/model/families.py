@@ -6,11 +6,11 @@ family can have is the fields of `ModelConfig`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wgrad.train.model.config_file import ConfigFile
+from wgrad.train.model.config_file import ConfigFile, LayerTypesFile
 from wgrad.train.model.family_keys import (
     Gemma2File,
     Gemma3File,
@@ -48,20 +48,17 @@ def _biases(keys: Any) -> dict[str, Any]:
     return {"qkv_bias": keys.attention_bias, "o_bias": keys.attention_bias}
 
 
-def sliding(keys: Any, layers: Iterable[bool]) -> tuple[int, ...]:
-    """`sliding_window` in those of the layers that slide, 0 in the others (and everywhere where it is null)."""
-    return tuple(keys.sliding_window or 0 if slides else 0 for slides in layers)
+def _every_layer(keys: Any) -> tuple[int, ...]:
+    """`sliding_window` in all layers; 0 where it is null."""
+    return (keys.sliding_window or 0,) * keys.num_hidden_layers
 
 
-def _chosen_windows(keys: Any, unlisted: Iterable[bool]) -> tuple[int, ...]:
-    """The layers that `layer_types` names, else `unlisted`; none without `use_sliding_window`."""
-    if keys.layer_types is not None:
-        unlisted = (kind == "sliding_attention" for kind in keys.layer_types)
-    return sliding(keys, (keys.use_sliding_window and slides for slides in unlisted))
+def _mistral(keys: MistralFile) -> dict[str, Any]:
+    return {"windows": keys.windows([True] * keys.num_hidden_layers)}
 
 
 def _upper_windows(keys: Qwen2File) -> tuple[int, ...]:
-    return _chosen_windows(keys, (i >= keys.max_window_layers for i in range(keys.num_hidden_layers)))
+    return keys.windows(i >= keys.max_window_layers for i in range(keys.num_hidden_layers))
 
 
 def _smollm3(keys: SmolLM3File) -> dict[str, Any]:
@@ -70,15 +67,14 @@ def _smollm3(keys: SmolLM3File) -> dict[str, Any]:
         rotates = tuple(bool(layer) for layer in keys.no_rope_layers)
     else:
         rotates = tuple((i + 1) % keys.no_rope_layer_interval != 0 for i in range(keys.num_hidden_layers))
-    windows = _chosen_windows(keys, (not layer for layer in rotates))
+    # Without a list the layers without rotary embeddings slide, if any do; a list counts by itself.
+    windows = keys.windows(keys.use_sliding_window and not layer for layer in rotates)
     return {**_biases(keys), "mlp_bias": keys.mlp_bias, "use_rope": rotates, "windows": windows}
 
 
-def _one_full_of(keys: Any, pattern: int) -> tuple[int, ...]:
+def _one_full_of(keys: LayerTypesFile, pattern: int) -> tuple[int, ...]:
     """Windows where every `pattern`-th layer has none, unless `layer_types` names those."""
-    layers = range(keys.num_hidden_layers)
-    listed = keys.layer_types or ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in layers]
-    return sliding(keys, (kind == "sliding_attention" for kind in listed))
+    return keys.windows((i + 1) % pattern != 0 for i in range(keys.num_hidden_layers))
 
 
 def _gemma(keys: GemmaFile | SlidingGemmaFile) -> dict[str, Any]:
@@ -120,7 +116,7 @@ def _granite(keys: GraniteFile) -> dict[str, Any]:
     }
 
 
-def _olmo2(keys: Olmo2File) -> dict[str, Any]:
+def _olmo2(keys: Olmo2File | Olmo3File) -> dict[str, Any]:
     """OLMo 2 (arXiv 2501.00656): norms of the outputs of attention and MLP, none before them."""
     return {
         **_biases(keys),
@@ -135,7 +131,7 @@ def _olmo2(keys: Olmo2File) -> dict[str, Any]:
 
 def _phi3(keys: Phi3File) -> dict[str, Any]:
     """Phi-3 (arXiv 2404.14219) and Phi-4 (arXiv 2412.08905, 2503.01743)."""
-    return {"fused": True, "windows": sliding(keys, [True] * keys.num_hidden_layers)}
+    return {"fused": True, "windows": _every_layer(keys)}
 
 
 def _phi(keys: PhiFile) -> dict[str, Any]:
@@ -172,16 +168,15 @@ def _starcoder2(keys: Starcoder2File) -> dict[str, Any]:
         "gated": False,
         "up_proj": "mlp.c_fc",
         "down_proj": "mlp.c_proj",
-        "windows": sliding(keys, [True] * keys.num_hidden_layers),
+        "windows": _every_layer(keys),
     }
 
 
 # SmolLM and SmolLM2 are LlamaForCausalLM; Qwen2.5 is Qwen2ForCausalLM.
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", LlamaFile, lambda keys: {**_biases(keys), "mlp_bias": keys.mlp_bias}, "llama"),
-    "MistralForCausalLM": Family(
-        "mistral", MistralFile, lambda keys: {"windows": sliding(keys, [True] * keys.num_hidden_layers)}, "llama"
-    ),
+    "MistralForCausalLM": Family("mistral", MistralFile, _mistral, "llama"),
+    "MinistralForCausalLM": Family("ministral", MistralFile, _mistral, "llama"),
     "Qwen2ForCausalLM": Family(
         "qwen2", Qwen2File, lambda keys: {"qkv_bias": True, "windows": _upper_windows(keys)}, "qwen2"
     ),

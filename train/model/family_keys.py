@@ -15,6 +15,7 @@ from wgrad.train.model.config_file import (
     Count,
     Epsilon,
     Factor,
+    LayerTypesFile,
     Positions,
     Theta,
     Vocabulary,
@@ -29,25 +30,25 @@ class LlamaFile(ConfigFile, kw_only=True):
     mlp_bias: bool = False
 
 
-class MistralFile(ConfigFile, kw_only=True):
+class MistralFile(LayerTypesFile, kw_only=True):
+    """transformers reads a file with `layer_types` as Ministral, which is a Mistral otherwise."""
+
     intermediate_size: Width = 14_336
     num_key_value_heads: Count = 8
     max_position_embeddings: Positions = 131_072
-    sliding_window: Positions | None = 4096
 
 
-class Qwen2File(ConfigFile, kw_only=True):
+class Qwen2File(LayerTypesFile, kw_only=True):
     vocab_size: Vocabulary = 151_936
     intermediate_size: Width = 22_016
     num_key_value_heads: Count | None = 32
     max_position_embeddings: Positions = 32_768
     use_sliding_window: bool = False
-    sliding_window: Positions | None = 4096
     max_window_layers: Annotated[int, Meta(ge=0)] = 28
-    layer_types: list[str] | None = None
 
-    def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+    @property
+    def window(self) -> int | None:
+        return self.sliding_window if self.use_sliding_window else None
 
 
 class Qwen3File(Qwen2File, kw_only=True):
@@ -55,7 +56,7 @@ class Qwen3File(Qwen2File, kw_only=True):
     attention_bias: bool = False
 
 
-class SmolLM3File(ConfigFile, kw_only=True):
+class SmolLM3File(LayerTypesFile, kw_only=True):
     default_theta: ClassVar[float] = 2_000_000.0
     vocab_size: Vocabulary = 128_256
     hidden_size: Width = 2048
@@ -68,12 +69,11 @@ class SmolLM3File(ConfigFile, kw_only=True):
     mlp_bias: bool = False
     use_sliding_window: bool = False
     sliding_window: Positions | None = None
-    layer_types: list[str] | None = None
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: Count = 4
 
     def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        super().__post_init__()
         check_layers("no_rope_layers", self.no_rope_layers, self.num_hidden_layers)
 
 
@@ -97,7 +97,7 @@ class GemmaFile(ConfigFile, kw_only=True):
             self.hidden_act = "gelu_pytorch_tanh"
 
 
-class SlidingGemmaFile(ConfigFile, kw_only=True):
+class SlidingGemmaFile(LayerTypesFile, kw_only=True):
     """What Gemma 2 and 3 have alike."""
 
     hidden_size: Width = 2304
@@ -111,13 +111,11 @@ class SlidingGemmaFile(ConfigFile, kw_only=True):
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     query_pre_attn_scalar: Factor = 256
-    sliding_window: Positions | None = 4096
-    layer_types: list[str] | None = None
     final_logit_softcapping: Factor | None = None
     use_bidirectional_attention: bool | None = None
 
     def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+        super().__post_init__()
         check_causal(self.use_bidirectional_attention)
 
 
@@ -155,13 +153,11 @@ class Olmo2File(ConfigFile, kw_only=True):
     attention_bias: bool = False
 
 
-class Olmo3File(Olmo2File, kw_only=True):
+class Olmo3File(LayerTypesFile, kw_only=True):
     default_theta: ClassVar[float] = 500_000.0
-    sliding_window: Positions | None = 4096
-    layer_types: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        check_layers("layer_types", self.layer_types, self.num_hidden_layers)
+    vocab_size: Vocabulary = 50_304
+    rms_norm_eps: Epsilon = 1e-5
+    attention_bias: bool = False
 
     @property
     def local_theta(self) -> float:

@@ -155,14 +155,19 @@ def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> Mo
 
 
 def _architecture(file: NameFile, where: str) -> str:
+    """By `model_type`, as transformers' AutoModelForCausalLM; by `architectures` where a file has no model_type."""
     names = file.architectures or []
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
     by_type |= {model_type: name for name, (model_type, _) in TEXT_PARTS.items()}
-    for name in names or [by_type.get(file.model_type or "", "")]:
-        if name in by_type.values():
-            return name
-    found = one_line(", ".join(names) or f"model_type {file.model_type!r}")
-    raise WgradError(f"{where}: architecture {found} is not supported: use a model of {', '.join(by_type.values())}")
+    if file.model_type is not None:
+        found = by_type.get(file.model_type)
+    else:
+        found = next((name for name in names if name in by_type.values()), None)
+    if found is None:
+        what = [f"model_type {show(file.model_type)}"] if file.model_type is not None or not names else []
+        what += [f"architecture {one_line(', '.join(names))}"] if names else []
+        raise WgradError(f"{where}: {', '.join(what)} is not supported: use a model of {', '.join(by_type.values())}")
+    return found
 
 
 def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:

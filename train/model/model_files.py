@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -23,15 +24,20 @@ from wgrad.device.formats.frozen_weight import FrozenWeight, gguf_formats
 from wgrad.train.files.decode import read_json, show
 from wgrad.train.files.gguf_files import GgufEntry, is_frozen_gguf, read_gguf_entries
 from wgrad.train.files.input_files import exists, one_line
-from wgrad.train.files.nf4_files import check_packed, is_nf4, read_nf4
+from wgrad.train.files.nf4_files import NF4_PARTS, check_packed, is_nf4, read_nf4
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.model.multimodal import text_name
+from wgrad.train.model.multimodal import is_beside_text, text_name
 from wgrad.train.model.weights import EMBEDDING, HEAD, WeightSpec, weight_specs
 
 INDEX_FILE, SINGLE_FILE, GGUF = "model.safetensors.index.json", "model.safetensors", ".gguf"
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 FLOATS = tuple(_DTYPES)
+_MOST_LISTED = 8  # names in a message
+# Tensors without influence on the output: tables that the model computes by itself, in files of old versions.
+_LEFT_OVER = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias)$")
+# Of GGUF: factors of the rotary embeddings (gguf_config.py reads them), and a copy of its frequencies in old files.
+_LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
 
 def dtype_of(entry: TensorEntry) -> np.dtype:
@@ -60,7 +66,17 @@ class ModelFiles:
         self.entries: dict[str, TensorEntry] = {}
         for file in self._files():
             found = (read_gguf_entries if file.suffix == GGUF else read_entries)(file, "--model")
-            self.entries |= {text_name(name): entry for name, entry in found.items()}
+            for name, entry in found.items():
+                self._add(text_name(name), entry)
+
+    def _add(self, name: str, entry: TensorEntry) -> None:
+        other = self.entries.setdefault(name, entry)
+        if other is not entry:
+            places = [f"{one_line(e.name)} in {e.path.name}" for e in (other, entry)]
+            raise WgradError(
+                f"--model: {self.folder} has {one_line(name)} twice, as {places[0]} and as {places[1]}: remove the "
+                "file that does not belong to this model"
+            )
 
     def _files(self) -> list[Path]:
         if exists(self.folder / SINGLE_FILE, "--model"):
@@ -114,6 +130,23 @@ class ModelFiles:
                 check_packed(self.entries, spec.name, spec.shape)
             else:
                 self._check_shape(spec, self.entries[spec.name])
+        self._check_unused(config)
+
+    def _check_unused(self, config: ModelConfig) -> None:
+        """WgradError where the files have tensors that the model does not use: it is another one then."""
+        used = {EMBEDDING, HEAD}
+        for spec in weight_specs(config):
+            used.add(spec.name)
+            if is_nf4(self.entries, spec.name):
+                used |= {spec.name + suffix for suffix in NF4_PARTS}
+        unused = [one_line(n) for n in self.entries if n not in used and not _is_left_over(n, config)]
+        if unused:
+            listed = ", ".join(unused[:_MOST_LISTED])
+            listed += f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
+            raise WgradError(
+                f"--model: {self.folder} has {len(unused)} tensor{'s' * (len(unused) > 1)} that {config.architecture}, "
+                f"as it is configured, does not use: {listed}: correct config.json, or take all files from one model"
+            )
 
     def is_frozen(self, spec: WeightSpec) -> bool:
         """Whether the files hold this tensor in a format of few bits, which stays as it is."""
@@ -191,6 +224,13 @@ class ModelFiles:
             for block in entry.sample(4, 4096):
                 total.update(block)
         return total.hexdigest()
+
+
+def _is_left_over(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor belongs to a model of this kind although its text part does not use it."""
+    if config.text_of and is_beside_text(name):
+        return True
+    return bool(_LEFT_OVER.search(name) or _LEFT_OVER_GGUF.fullmatch(name))
 
 
 def _leaves_folder(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from wgrad.train.files.decode import convert
+from wgrad.train.model.families import FAMILIES
 
 # Architecture and its model type -> that of the text part.
 TEXT_PARTS = {"Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM")}
@@ -21,6 +22,8 @@ _IN_FILES = {
     "model.language_model.": "model.",
 }
 IN_PEFT = "model.language_model."
+# Parts of the whole model that are not the text's, by how their names begin.
+_BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 class _File(Struct):
@@ -32,7 +35,8 @@ def text_config(raw: Mapping[str, Any], architecture: str, where: str) -> dict[s
     inner = convert(raw, _File, where).text_config
     outer = {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
     kept = {key: value for key, value in inner.items() if key != "tie_word_embeddings"}  # the outer one is what counts
-    return kept | outer | {"architectures": [TEXT_PARTS[architecture][1]]}
+    part = TEXT_PARTS[architecture][1]
+    return kept | outer | {"architectures": [part], "model_type": FAMILIES[part].model_type}
 
 
 def text_name(name: str) -> str:
@@ -41,6 +45,11 @@ def text_name(name: str) -> str:
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
     return name
+
+
+def is_beside_text(name: str) -> bool:
+    """Whether a tensor of a multimodal model is of another part than the text's."""
+    return name.startswith(_BESIDE_TEXT)
 
 
 def name_in_peft(module: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import FETCH, show
@@ -45,21 +46,45 @@ class RopeConfig:
 
 
 def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig | None]:
-    """RoPE of a config.json: `rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (4). -> that of
-    layers, and that of sliding layers where a family has one for them."""
-    given = file.rope_parameters or RopeFile()
-    full = file.rope_scaling or given.full_attention or given
-    theta = full.rope_theta or file.rope_theta or file.default_theta
-    if file.local_theta is None:
-        if given.full_attention or given.sliding_attention:
-            raise WgradError(f"{where}: rope_parameters of this architecture must be the same for all layers: {FETCH}")
-        return parse_rope(full, file, theta, head_dim, where), None
-    sliding = given.sliding_attention or RopeFile()
-    local = sliding.rope_theta or file.local_theta
-    return parse_rope(full, file, theta, head_dim, where), parse_rope(sliding, file, local, head_dim, where)
+    """RoPE of a config.json: `rope_scaling` (transformers 4), else `rope_parameters` (5), with `rope_theta`. -> that of
+    layers, and that of sliding layers where a family has one for them. WgradError."""
+    if file.local_theta is not None:
+        return _of_both_kinds(file, file.local_theta, head_dim, where)
+    parameters = file.rope_parameters or RopeFile()
+    given = parameters if file.rope_scaling in (None, RopeFile()) else file.rope_scaling
+    if given.full_attention or given.sliding_attention:
+        raise WgradError(f"{where}: rope_parameters of this architecture must be the same for all layers: {FETCH}")
+    theta = given.rope_theta or file.rope_theta or file.default_theta
+    original = file.original_max_position_embeddings or given.original_max_position_embeddings
+    return _parse_rope(given, file, theta, original, head_dim, where), None
 
 
-def parse_rope(given: RopeFile, file: ConfigFile, theta: float, head_dim: int, where: str) -> RopeConfig:
+def _of_both_kinds(file: ConfigFile, local_theta: float, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig]:
+    """Of a family with an embedding for either kind of layer. As in transformers, `rope_scaling` is laid over
+    `full_attention`, whose rope_type, "default" where rope_parameters is missing, counts before the older key `type`;
+    what `rope_parameters` has for no kind of layer is not read, but for `truncate`."""
+    parameters = file.rope_parameters or RopeFile()
+    full = parameters.full_attention or RopeFile(rope_type="default")
+    if file.rope_scaling is not None:
+        if file.rope_parameters is not None and parameters.full_attention is None:
+            raise WgradError(
+                f"{where}: rope_scaling stands alongside rope_parameters without full_attention, which contradict each "
+                "other: remove the one that the model was not trained with"
+            )
+        scaling = {key: value for key, value in asdict(file.rope_scaling).items() if value is not None}
+        full = replace(full, **scaling)
+    found = []
+    defaults = (file.rope_theta or file.default_theta, local_theta)
+    for given, theta in zip((full, parameters.sliding_attention or RopeFile()), defaults):
+        given = replace(given, truncate=parameters.truncate)
+        original = given.original_max_position_embeddings
+        found.append(_parse_rope(given, file, given.rope_theta or theta, original, head_dim, where))
+    return found[0], found[1]
+
+
+def _parse_rope(
+    given: RopeFile, file: ConfigFile, theta: float, original: int | None, head_dim: int, where: str
+) -> RopeConfig:
     """One embedding, of a file's keys. WgradError."""
     kind = given.rope_type or given.type or "default"
     kind = "longrope" if kind == "su" else kind  # its first name
@@ -75,7 +100,7 @@ def parse_rope(given: RopeFile, file: ConfigFile, theta: float, head_dim: int, w
     if kind == "default":
         return RopeConfig(**config)
     positions = file.max_position_embeddings
-    original = file.original_max_position_embeddings or given.original_max_position_embeddings or positions
+    original = original or positions
     config["original_max_position_embeddings"] = original
     if kind == "dynamic":
         config["original_max_position_embeddings"] = positions
