@@ -62,7 +62,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind == "stablelm":  # whose quarter of a head would be an odd number
         config["partial_rotary_factor"] = 0.5
-    if kind == "mistral":
+    if kind in ("mistral", "ministral"):
         config["sliding_window"] = None
     return config | changes
 

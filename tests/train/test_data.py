@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.train.test_tokenizer import with_a_token_beyond
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.packing import Document
@@ -29,6 +30,20 @@ def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
 def learnt(document: Document, tokenizer: Tokenizer) -> str:
     """The text of the tokens that count (bos, the first, never does)."""
     return tokenizer.decode(document.ids[1:][document.loss_mask[1:]], skip_special_tokens=False)
+
+
+def test_a_token_that_the_model_lacks_makes_the_line_invalid(make_tokenizer, write_lines, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(with_a_token_beyond(make_tokenizer()))
+    tokenizer.limit(400)
+    path = write_lines({"text": "A wise man"}, {"text": "A wise <image>"}, {"text": "A wise man"})
+    data = load(path, tokenizer)
+    assert [document.source[-2:] for document in data.train] == [":1", ":3"] and data.bad_lines == 1
+    assert "data.jsonl:2: the text has the token '<image>' (id 400), but" in data.remarks[-1]
+    with pytest.raises(WgradError, match=r"data.jsonl:2: the text has the token '<image>'"):
+        load(path, tokenizer, on_bad_line="stop")
+    (tmp_path / "book.txt").write_text("A wise <image> man")
+    with pytest.raises(WgradError, match=r"--data: .*book.txt: the text has the token '<image>'"):
+        load(str(tmp_path / "book.txt"), tokenizer)
 
 
 # ---- what is learnt ----------------------------------------------------------------------------

@@ -67,16 +67,34 @@ def test_a_tokenizer_with_more_ids_than_the_model(make_tokenizer) -> None:
         tokenizer.limit(rows)
         assert tokenizer.encode("A wise man")
         if rows == 399:
-            with pytest.raises(
-                WgradError, match=r"has the id 399 for '.*', but the model has 399 token ids: remove it"
-            ):
+            with pytest.raises(WgradError, match=r"^the text has the token '.*' \(id 399\), but .* 399 tokens only"):
                 tokenizer.encode(f"A wise man{last}")
         else:
             assert 399 in tokenizer.encode(f"A wise man{last}")
     tokenizer.limit(2)
     assert tokenizer.pad_id is None  # it only fills rows
-    with pytest.raises(WgradError, match="has the id 1 for '</s>'"):
+    with pytest.raises(WgradError, match=r"ends texts with '</s>' \(id 1\), but the model has 1 token"):
         tokenizer.limit(1)
+
+
+def with_a_token_beyond(folder: Path) -> Path:
+    """One special token more than the model has rows for: Gemma 3 1B's for images, [PAD] of tunes of Llama 2."""
+    path = folder / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    raw["added_tokens"].append({"id": 400, "content": "<image>", **kind})
+    path.write_text(json.dumps(raw))
+    return folder
+
+
+def test_only_a_text_with_a_token_that_the_model_lacks_is_refused(make_tokenizer) -> None:
+    tokenizer = load_tokenizer(with_a_token_beyond(make_tokenizer(pad_token="<image>")))
+    assert tokenizer.encode("A wise <image>")[-1] == tokenizer.pad_id == 400
+    tokenizer.limit(400)
+    assert tokenizer.encode("A wise man") and tokenizer.pad_id is None  # it would be read, where it fills rows
+    for text in ("A wise <image>", "A wise man " * 2000 + "<image>"):
+        with pytest.raises(WgradError, match=r"^the text has the token '<image>' \(id 400\), but .* 400 tokens only"):
+            tokenizer.encode(text)
 
 
 # ---- ids ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from wgrad.train.data.mix import Mix, describe
 from wgrad.train.data.packing import Example
 from wgrad.train.data.preferences import parse_preference
 from wgrad.train.data.sample_tokens import SampleTokens, encode_samples
-from wgrad.train.data.samples import BadLine, Sample, parse_record
+from wgrad.train.data.samples import BadLine, Sample, of_line, parse_record
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.files.input_files import one_line
@@ -233,6 +233,10 @@ def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents
     ids.extend(behind)
     if ids and ids[-1] == tokenizer.eos_id:
         ids.pop()  # a stream that is cut anywhere has no end worth learning
+    try:
+        tokenizer.check_ids(ids)
+    except WgradError as error:
+        raise WgradError(f"{file.option}: {file.name}: {error}") from error
     if len(ids) < 2:
         raise WgradError(f"{file.option}: {file.name} has {len(ids)} token(s): at least 2 are needed to learn from")
     has_bos = tokenizer.bos_id is not None and ids[0] == tokenizer.bos_id
@@ -286,6 +290,9 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             continue
         complete, parts = parts, []
         try:
+            for part in complete:
+                with of_line(file.name, part.sample.line):
+                    tokenizer.check_ids(part.ids)
             beyond = _add(documents, complete, file.name, config.seq_len, tally)
             first = first or beyond
         except BadLine as error:

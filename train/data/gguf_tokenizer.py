@@ -59,17 +59,17 @@ def write_tokenizer(writer: Any, gguf: Any, folder: Path, vocabulary: int) -> No
     writer.add_token_list([tokens.get(id_, f"[PAD{id_}]") for id_ in range(vocabulary)])
     writer.add_token_types([kinds.get(id_, gguf.TokenType.UNUSED) for id_ in range(vocabulary)])
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
-    _write_special(writer, tokenizer)
+    _write_special(writer, tokenizer, vocabulary)
 
 
-def _write_special(writer: Any, tokenizer: Tokenizer) -> None:
+def _write_special(writer: Any, tokenizer: Tokenizer, vocabulary: int) -> None:
     ids = {
         writer.add_bos_token_id: tokenizer.bos_id,
         writer.add_eos_token_id: tokenizer.eos_id,
         writer.add_pad_token_id: tokenizer.pad_id,
     }
     for add, id_ in ids.items():
-        if id_ is not None:
+        if id_ is not None and id_ < vocabulary:
             add(id_)
     before, behind = tokenizer.added_ids()
     writer.add_add_bos_token(tokenizer.bos_id is not None and tokenizer.bos_id in before)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wgrad.train.data.samples import Sample, parse_record
+from wgrad.train.data.samples import Sample, of_line, parse_record
 from wgrad.train.data.text_windows import WINDOW, Encoded, pieces
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.options.finetune_config import RunOptions
@@ -34,6 +34,8 @@ def encode_record(
     with `name`: it cannot be learnt from."""
     sample = parse_record(dict(record), name, 1, config.loss_on, tokenizer)
     part = next(encode_samples(iter([sample]), config.seq_len, tokenizer))
+    with of_line(name, 1):
+        tokenizer.check_ids(part.ids)
     return part.ids, part.loss_mask
 
 

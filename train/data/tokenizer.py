@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from wgrad.device.errors import WgradError
@@ -59,19 +60,27 @@ class Tokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
     def limit(self, rows: int) -> None:
-        """Refuse texts with ids that a model of `rows` token ids does not have, once there is one. WgradError: the end
-        of every text is such an id."""
+        """Hold texts from here on to the ids that a model of `rows` token ids has: `check_ids`. WgradError: the end of
+        every text is none of them."""
         self._rows = rows
         if self.eos_id is not None and self.eos_id >= rows:
-            raise self._beyond(self.eos_id)
+            raise WgradError(
+                f"--model: the tokenizer of {self.where} ends texts with {self.special_tokens['eos_token']!r} (id "
+                f"{self.eos_id}), but the model has {rows} token ids: use the model's own tokenizer"
+            )
         if self.pad_id is not None and self.pad_id >= rows:  # it only fills rows, as any other does
             self.pad_id = None
 
-    def _beyond(self, id_: int) -> WgradError:
-        return WgradError(
-            f"--model: the tokenizer of {self.where} has the id {id_} for {self._backend.id_to_token(id_)!r}, but the "
-            f"model has {self._rows} token ids: remove it from the text, or use the model's own tokenizer"
-        )
+    def check_ids(self, ids: Sequence[int] | np.ndarray) -> None:
+        """WgradError where one of the ids of a text is beyond the model's."""
+        if self.vocab_size <= self._rows:
+            return
+        found = np.asarray(ids, np.int64)
+        if (beyond := found[found >= self._rows]).size:
+            raise WgradError(
+                f"the text has the token {self._backend.id_to_token(int(beyond[0]))!r} (id {beyond[0]}), but the model "
+                f"has rows for {self._rows} tokens only (vocab_size): remove the token from the text"
+            )
 
     # ---- text -> ids -------------------------------------------------------------------------
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoded]:
@@ -84,7 +93,7 @@ class Tokenizer:
             check_text(text)
         try:
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-            encoded = [Encoded(e.ids, e.offsets) for e in encodings]
+            return [Encoded(e.ids, e.offsets) for e in encodings]
         except BaseException as error:
             reason = explain(error)
             if reason is None:
@@ -93,18 +102,17 @@ class Tokenizer:
                 f"--model: the tokenizer of {self.where} fails on this text: {reason}: fetch its files again, or "
                 f"remove the text; it begins with {texts[0][:40]!r}"
             ) from error
-        if self.vocab_size > self._rows:
-            for one in encoded:
-                if (largest := max(one.ids, default=0)) >= self._rows:
-                    raise self._beyond(largest)
-        return encoded
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of one text; see `encode_batch`. A long one is encoded in windows: it would take 500 times its size."""
+        """Ids of one text; see `encode_batch` and `check_ids`. A long one is encoded in windows: it would take 500
+        times its size."""
         if len(text) <= WINDOW:
-            return self.encode_batch([text], add_special_tokens)[0].ids
-        before, behind = self.added_ids() if add_special_tokens else ([], [])
-        return [*before, *(id_ for part in self.encode_stream(pieces(text)) for id_ in part.ids), *behind]
+            ids = self.encode_batch([text], add_special_tokens)[0].ids
+        else:
+            before, behind = self.added_ids() if add_special_tokens else ([], [])
+            ids = [*before, *(id_ for part in self.encode_stream(pieces(text)) for id_ in part.ids), *behind]
+        self.check_ids(ids)
+        return ids
 
     def encode_stream(self, blocks: Iterable[str]) -> Iterator[Encoded]:
         """A text of any length, given in blocks, in the ids of one go but without bos and eos; offsets count from its

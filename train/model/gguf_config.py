@@ -72,7 +72,7 @@ def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> di
         **_epsilon(fields),
         "tie_word_embeddings": HEAD not in tensors,
         "rope_theta": _theta(fields),
-        "rope_scaling": _scaling(fields, tensors, width),
+        **_rope(architecture, fields, _scaling(fields, tensors, width)),
         "partial_rotary_factor": _part(rotated, width),
         **_biases(tensors),
         **_layer_norm_variant(name, tensors),
@@ -84,6 +84,13 @@ def _epsilon(fields: GgufFields) -> dict[str, float]:
     own = _LAYER_NORM.get(fields.architecture)
     key = "layer_norm_epsilon" if own else "layer_norm_rms_epsilon"
     return {own or "rms_norm_eps": fields.needed(f"{fields.architecture}.attention.{key}", float)}
+
+
+def _rope(architecture: str, fields: GgufFields, scaling: dict[str, Any] | None) -> dict[str, Any]:
+    if architecture != "Olmo3ForCausalLM":
+        return {"rope_scaling": scaling}
+    sliding = {"rope_type": "default", "rope_theta": _theta(fields)}
+    return {"rope_parameters": {"full_attention": scaling or {"rope_type": "default"}, "sliding_attention": sliding}}
 
 
 def _theta(fields: GgufFields) -> float:
@@ -128,7 +135,6 @@ def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
         slides = fields.numbers(f"{prefix}{_WINDOW}_pattern")
         found["sliding_window"] = fields.needed(prefix + _WINDOW, int)
         found["layer_types"] = [kinds[bool(layer)] for layer in slides] or None
-        found["rope_parameters"] = {"sliding_attention": {"rope_theta": _theta(fields)}}
     if name == "granite":
         keys = {
             "embedding_scale": "embedding_multiplier",
