@@ -10,9 +10,11 @@ from wgrad.device.formats.nf4 import NF4Array
 from wgrad.device.memory import Array
 from wgrad.wgsl.runtime.compile import Constant
 
+_BLOCKS_OF_32 = ("q4_0", "q4_1", "q5_0", "q5_1")
+FILES = dict.fromkeys(_BLOCKS_OF_32, "q4_q5.wgsl")  # of formats that have none of their own name
 _NEVER = 0xFFFFFFFF  # an element that no weight has
 # Elements of a weight that its text can read at once, where that is more than its `unit`.
-_WIDEST_UNITS = {"mxfp4": 32, "nf4": 32, "q4_0": 32, "q4_k": 32, "q5_k": 32, "q6_k": 32, "q8_0": 16}
+_WIDEST_UNITS = {**dict.fromkeys(("mxfp4", "nf4", "q4_k", "q5_k", "q6_k", *_BLOCKS_OF_32), 32), "q8_0": 16}
 _GROUP = {"q6_k": 16}  # that one scale is for, where a unit can have several
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 
@@ -59,7 +61,8 @@ def weight_operand(
     switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.wgsl makes floats
     first, second = (*w.parameters(), 0, 0)[:2]
     more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()
-    return WeightOperand(f"{w.format}.wgsl", unit, switches, codes, tuple(scales), (first, second), *more)
+    file = FILES.get(w.format, f"{w.format}.wgsl")
+    return WeightOperand(file, unit, switches, codes, tuple(scales), (first, second), *more)
 
 
 def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:

@@ -9,16 +9,4 @@ fn scale_and_least(words: vec4<u32>, group: u32) -> vec2<f32> {
   let high = (vec2<u32>(words.w << 4u, words.w >> 12u) >> vec2<u32>(2u * group)) & vec2<u32>(48u);
   return vec2<f32>(half_of(words.x, 0u), half_of(words.x, 1u)) * vec2<f32>(low | high);
 }
-
-// As scaled.wgsl.
-fn by_scale_and_least(unit: Ready_b, codes: vec4<f32>) -> Four {
-#if FACTORED
-  return Four(codes);
-#else
-  return Four(unit.scale * codes - vec4<f32>(unit.least));
-#endif
-}
-
-#if FACTORED
-fn scaled_b(unit: Ready_b, first: u32, sum: f32, x: f32) -> f32 { return unit.scale * sum - unit.least * x; }
-#endif
+#include "scaled_with_least.wgsl"

@@ -1,9 +1,9 @@
-// The operand b as a Q5_K weight (nf4.wgsl says what such a file gives): as Q4_K, and a fifth bit of each code, 32 in a u32
-// from the lowest on. Rows are multiples of 256 elements.
+// The operand b as a Q5_K weight (nf4.wgsl says what such a file gives): as Q4_K, and a fifth bit of each code. Rows are
+// multiples of 256 elements.
 // Source: ggml's dequantize_row_q5_K (github.com/ggml-org/llama.cpp).
 #include "words.wgsl"
 @group(0) @binding(2) var<storage, read> b: array<Words>;
-@group(0) @binding(9) var<storage, read> fifth: array<u32>;
+#include "fifth.wgsl"
 #include "k_scales.wgsl"
 
 struct Unit_b { codes: Words, fifth: u32, element: u32, scales: vec4<u32> }
@@ -16,14 +16,10 @@ fn fetch_b(at: u32, inside: u32) -> Unit_b {
   return Unit_b(b[at / UNIT], fifth[element >> 5u], element, scales[element >> 8u]);
 }
 
-// Bits 2j (2j + 1) of eight go to bits 8j + 4 by a product: bits 6j apart, what meets elsewhere carries into none of these.
 fn ready_b(unit: Unit_b) -> Ready_b {
   let group = scale_and_least(unit.scales, (unit.element >> 5u) & 7u);
   let high = each(unit.fifth >> (unit.element & 31u), 8u);
-  let even = ((high & Words(0x55u)) * Words(0x410410u)) & Words(0x10101010u);
-  let odd = ((high & Words(0xaau)) * Words(0x208208u)) & Words(0x10101010u);
-  let low = Words(0x0f0f0f0fu);
-  return Ready_b((unit.codes & low) | even, ((unit.codes >> Words(4u)) & low) | odd, group.x, group.y);
+  return Ready_b(even_codes(unit.codes, high), odd_codes(unit.codes, high), group.x, group.y);
 }
 
 fn four_b(unit: Ready_b, first: u32) -> Four {

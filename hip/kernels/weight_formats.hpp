@@ -19,14 +19,17 @@
 #pragma once
 #include "mxfp4.hpp"
 #include "nf4.hpp"
-#include "q4_0.hpp"
 #include "q4_k.hpp"
+#include "q4_q5.hpp"
 #include "q5_k.hpp"
 #include "q6_k.hpp"
 #include "q8_0.hpp"
 
 #define EIGHTS_FORMATS(FORMAT) \
   FORMAT(q4_0, Q4_0)           \
+  FORMAT(q4_1, Q4_1)           \
+  FORMAT(q5_0, Q5_0)           \
+  FORMAT(q5_1, Q5_1)           \
   FORMAT(mxfp4, MXFP4)         \
   FORMAT(q4_k, Q4_K)           \
   FORMAT(q5_k, Q5_K)           \

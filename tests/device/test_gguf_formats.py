@@ -17,8 +17,13 @@ from wgrad.device.formats.gguf_blocks import GgufBlocks
 from wgrad.device.formats.q8_0 import Q8Array
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-HALVES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where a block has float16
-SIMPLE = ("Q8_0", "Q4_0", "MXFP4")  # that the package can quantise to
+# Where a block has float16.
+HALVES = {
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+}
+SIMPLE = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")  # that the package can quantise to
 
 
 def any_blocks(name: str, rng: np.random.Generator, rows: int = 21, blocks: int = 3) -> np.ndarray:

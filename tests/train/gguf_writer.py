@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 HEADS = {"q_proj": 4, "k_proj": 2}
-# As llama.cpp mixes them, and every format once: of rows of 256, and of o_proj's rows of 64.
+# As llama.cpp mixes them, and every format: of rows of 256, and of o_proj's rows of 64. Some parts of layer 1 are of another.
 ALL = {
     "q_proj": Kind.Q4_K,
     "k_proj": Kind.Q5_K,
@@ -20,6 +20,9 @@ ALL = {
     "gate_proj": Kind.MXFP4,
     "up_proj": Kind.F16,
     "down_proj": Kind.Q8_0,
+    "1.o_proj": Kind.Q4_1,
+    "1.gate_proj": Kind.Q5_0,
+    "1.down_proj": Kind.Q5_1,
     "embed_tokens": Kind.Q6_K,
     "lm_head": Kind.BF16,
 }
@@ -36,13 +39,21 @@ def kind_of(name: str, value: np.ndarray, kinds: Kinds) -> Kind:
     """Matrices in `kinds`, norms in float32."""
     if value.ndim < 2:
         return Kind.F32
-    return kinds[name.split(".")[-2]] if isinstance(kinds, dict) else kinds
+    if not isinstance(kinds, dict):
+        return kinds
+    parts = name.split(".")
+    own = f"{parts[2]}.{parts[-2]}" if parts[1] == "layers" else ""
+    return kinds.get(own, kinds[parts[-2]])
 
 
-def write_gguf(path: Path, weights: dict[str, np.ndarray], kinds: Kinds, architecture: str = "llama") -> None:
+def write_gguf(
+    path: Path, weights: dict[str, np.ndarray], kinds: Kinds, architecture: str = "llama", alignment: int = 0
+) -> None:
     """As llama.cpp's converter does."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     writer = gguf.GGUFWriter(path, architecture)
+    if alignment:
+        writer.add_custom_alignment(alignment)
     writer.add_head_count(HEADS["q_proj"])
     writer.add_head_count_kv(HEADS["k_proj"])
     for name, value in weights.items():

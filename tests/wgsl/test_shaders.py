@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from wgrad.device.formats.frozen_weight import formats
+from wgrad.wgsl.formats import FILES
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 ROOM = Path(wgsl_compile.__file__).parents[1]
 SHADERS = {file.name: file.read_text(encoding="utf-8") for file in sorted(ROOM.glob("*.wgsl"))}
 INCLUDED = {name for text in SHADERS.values() for name in re.findall(r'^#include "(\S+)"', text, re.MULTILINE)}
-FORMATS = {f"{name}.wgsl" for name in formats()}  # included by the constant B_FORMAT
+FORMATS = {FILES.get(name, f"{name}.wgsl") for name in formats()}  # included by the constant B_FORMAT
 LONGEST_SHADER = 300
 LONGEST_RUN = 7  # lines that two files may have in common: a signature, a loop over what an invocation owns
 

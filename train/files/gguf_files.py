@@ -8,6 +8,7 @@ Source: github.com/ggml-org/llama.cpp, gguf-py and convert_hf_to_gguf.py (LlamaM
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,10 +117,6 @@ class GgufEntry(TensorEntry):
     def array(self) -> np.ndarray:
         if self.stored in gguf_formats():
             return self._frozen(self.row_bytes()).rows(0, self.shape[0], _DTYPES["F32"])
-        if self.stored not in _DTYPES:
-            known = ", ".join(_DTYPES)
-            name = one_line(self.name)
-            raise WgradError(f"{self.source}: {name} in {self.path} is {self.dtype}: only {known} can be read")
         return self.row_bytes().view(_DTYPES[self.stored]).reshape(self.shape)
 
     def _frozen(self, rows: np.ndarray) -> FrozenWeight:
@@ -168,14 +165,16 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     names = ARCHITECTURES[architecture]
     heads = _heads(architecture, fields, path, source) if architecture in (*PAIRED, "phi2") else {}
     entries: dict[str, TensorEntry] = {}
-    expected = reader.data_offset  # as ggml: each tensor begins where the one before ends, so that none overlap
+    _refuse_types(reader, path, source)
+    alignment = int(reader.alignment)
+    expected = int(reader.data_offset)  # as ggml: each tensor begins where the one before ends, so that none overlap
     for tensor in reader.tensors:
         if tensor.data_offset != expected:
             raise WgradError(
                 f"{source}: {path}: {one_line(tensor.name)} must begin at byte {expected}, after the tensor before it, "
                 f"got {tensor.data_offset}: {FETCH}"
             )
-        expected += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
+        expected += -(-int(tensor.n_bytes) // alignment) * alignment
         shape = tuple(int(n) for n in reversed(tensor.shape))
         stored, place = tensor.tensor_type.name, int(tensor.data_offset)
         for stands_for, own, size in _parts(tensor.name, shape, int(tensor.n_bytes), names, heads):
@@ -188,6 +187,17 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
             entries[name] = GgufEntry(source, path, name, dtype, own, None, begin, stored, place, size, turned)
             place += size
     return entries
+
+
+def _refuse_types(reader: Any, path: Path, source: str) -> None:
+    """WgradError: tensors have types that are not decoded here."""
+    known = [*_DTYPES, *gguf_formats()]
+    counts = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    if others := {name: count for name, count in sorted(counts.items()) if name not in known}:
+        listed = ", ".join(f"{name} ({count})" for name, count in others.items())
+        raise WgradError(
+            f"{source}: {path} has tensors of types that are not read: {listed}: use a file of {', '.join(known)}"
+        )
 
 
 def _parts(
