@@ -97,8 +97,8 @@ class Q41Array(Q40Array):
 
 @dataclass(frozen=True)
 class Q50Array(Q40Array):
-    """codes, scales: as of Q40Array. high: uint8 [out * in / 8], the fifth bit of eight codes, the first lowest. Element i
-    is (code - 16) * scales[i // 32]."""
+    """codes, scales: as of Q40Array. high: uint8 [out * in / 8], the fifth bit of eight codes, the first lowest.
+    Element i is (code - 16) * scales[i // 32]."""
 
     format: ClassVar[str] = "q5_0"
     gguf_type: ClassVar[str] = "Q5_0"
