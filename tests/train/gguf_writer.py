@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 HEADS = {"q_proj": 4, "k_proj": 2}
-# As llama.cpp mixes them, and every format: of rows of 256, and of o_proj's rows of 64. Parts of layer 1 have their own.
+# As llama.cpp mixes them, and every format: of rows of 256, and of o_proj's rows of 64. Layer 1 has some of its own.
 ALL = {
     "q_proj": Kind.Q4_K,
     "k_proj": Kind.Q5_K,
