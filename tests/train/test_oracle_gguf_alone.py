@@ -4,6 +4,7 @@ was made from, and texts are cut as llama.cpp cuts them."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -250,6 +251,56 @@ def test_a_file_in_place_of_another_is_another_model(written: Any) -> None:
     assert load_model_config(find_model(str(path))).architecture == "Qwen3ForCausalLM"
 
 
+def put_in_place(path: Path, data: bytes) -> None:
+    """Other contents of the same size, and the time of the last change that there was."""
+    state = path.stat()
+    assert len(data) == state.st_size and data != path.read_bytes()
+    path.write_bytes(data)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_another_file_of_the_same_size_and_time_is_another_model(written: Any) -> None:
+    """By what it says, and by the factors of its rotary embedding, which are a tensor."""
+    _, path = written("LlamaForCausalLM", rope_scaling=OWN, rope_theta=500_000.0)
+    found = [find_model(str(path))]
+    data = path.read_bytes()
+    put_in_place(path, data.replace(b"m.role }}: ", b"m.role }}= "))
+    found.append(find_model(str(path)))
+    assert load_tokenizer(found[1]).template_text == TEMPLATE.replace(": ", "= ")
+    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "rope_freqs.weight")
+    place = int(tensor.data_offset)
+    put_in_place(path, data[:place] + np.float32(3).tobytes() + data[place + 4 :])
+    found.append(find_model(str(path)))
+    assert len(set(found)) == 3
+    put_in_place(path, data)
+    assert find_model(str(path)) == found[0]
+
+
+def test_a_part_of_a_split_file_is_named(written: Any, tmp_path: Path) -> None:
+    """Only the first part says more than which part it is."""
+    _, path = written()
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number in range(2):
+        writer = gguf.GGUFWriter(folder / f"tiny-0000{number + 1}-of-00002.gguf", "llama")
+        if number:
+            writer.kv_data[0].clear()
+        for key, value in (("no", number), ("count", 2)):
+            writer.add_uint16(f"split.{key}", value)
+        for tensor in gguf.GGUFReader(path).tensors[number::2]:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    for number in (1, 2):
+        part = folder / f"tiny-0000{number}-of-00002.gguf"
+        with pytest.raises(WgradError, match=f"is part {number} of the 2 parts of a split model: join them"):
+            find_model(str(part))
+    with pytest.raises(WgradError, match=r"must have one .gguf file, got 2 \(.*\): keep one, or join the parts"):
+        find_model(str(folder))
+
+
 def test_what_is_kept_goes_with_the_cache(written: Any, own_cache: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(load_streamed, "cache_folder", lambda name: own_cache / name)
     _, path = written()
@@ -414,7 +465,7 @@ def test_what_makes_no_model(written: Any, tmp_path: Path) -> None:
     refused("a head_count must be a number above 0", "llama.attention.head_count_kv", [2, 1])
     refused("num_hidden_layers must be", "llama.block_count", 99_999)
     refused("rope.dimension_count 8 is not supported", "llama.rope.dimension_count", 8)
-    refused("is one of 3 parts", "split.count", 3)
+    refused("is one of the 3 parts of a split model: join them", "split.count", 3)
     refused("model 'bert' is not supported: gpt2 and llama are", "tokenizer.ggml.model", "bert")
     refused("pre 'tekken' is not supported", "tokenizer.ggml.pre", "tekken")
     refused("token_type must have an entry for each of 300", "tokenizer.ggml.token_type", [1, 2])

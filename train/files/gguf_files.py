@@ -7,6 +7,7 @@ Source: github.com/ggml-org/llama.cpp, gguf-py and convert_hf_to_gguf.py (LlamaM
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -156,6 +157,13 @@ def read_gguf_entries(path: Path, source: str) -> dict[str, TensorEntry]:
     reader = open_reader(path, source)
     with _damage(path, source):
         fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    if (parts := fields.get("split.count", 1)) not in (0, 1):
+        number = fields.get("split.no")
+        part = f"part {number + 1}" if isinstance(number, int) else "one"
+        raise WgradError(
+            f"{source}: {path} is {part} of the {show(parts)} parts of a split model: join them with llama.cpp's "
+            "llama-gguf-split --merge, and give the file that it writes"
+        )
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise WgradError(
@@ -212,6 +220,17 @@ def _parts(
         return
     for part, count in (("attn_q", heads["attn_q"]), ("attn_k", heads["attn_k"]), ("attn_v", heads["attn_k"])):
         yield name.replace(_QKV, part), (shape[0] // of_each * count, *shape[1:]), size // of_each * count
+
+
+def header_digest(path: Path, source: str) -> str:
+    """A digest of what one file says of its model beside the weights: its header, and the factors of its rotary
+    embedding. WgradError as `read_gguf_entries`."""
+    reader = open_reader(path, source)
+    found = hashlib.blake2b(reader.data[: int(reader.data_offset)], digest_size=16)
+    for tensor in reader.tensors:
+        if tensor.name.startswith("rope_"):
+            found.update(reader.data[int(tensor.data_offset) :][: int(tensor.n_bytes)])
+    return found.hexdigest()
 
 
 @contextmanager

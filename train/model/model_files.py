@@ -99,8 +99,7 @@ class ModelFiles:
             return [self.folder / name for name in names]
         whole = sorted(self.folder.glob(f"*{GGUF}"))
         if len(whole) > 1:
-            first = ", ".join(one_line(path.name) for path in whole[:3])
-            raise WgradError(f"--model: {self.folder} must have one {GGUF} file, got {len(whole)} ({first}): keep one")
+            raise one_gguf_file(self.folder, whole, "--model")
         if whole:
             return whole
         others = sorted(p.name for p in self.folder.glob("*.bin"))
@@ -231,6 +230,15 @@ def _is_left_over(name: str, config: ModelConfig) -> bool:
     if config.text_of and is_beside_text(name):
         return True
     return bool(_LEFT_OVER.search(name) or _LEFT_OVER_GGUF.fullmatch(name))
+
+
+def one_gguf_file(folder: Path, files: list[Path], option: str) -> WgradError:
+    """The error of a folder with several GGUF files."""
+    first = ", ".join(one_line(path.name) for path in files[:3])
+    return WgradError(
+        f"{option}: {folder} must have one {GGUF} file, got {len(files)} ({first}): keep one, or join the parts of a "
+        "split model with llama.cpp's llama-gguf-split --merge"
+    )
 
 
 def _leaves_folder(name: str) -> bool:

@@ -16,13 +16,13 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import writing
 from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
 from wgrad.train.files.gguf_fields import GgufFields
-from wgrad.train.files.gguf_files import read_gguf_entries
+from wgrad.train.files.gguf_files import header_digest, read_gguf_entries
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.files.input_files import exists, expand_path, one_line
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
 from wgrad.train.model.model_config import parse_model_config
-from wgrad.train.model.model_files import GGUF
+from wgrad.train.model.model_files import GGUF, one_gguf_file
 from wgrad.train.model.weights import HEAD, weight_specs
 
 CONFIG, FORMAT = "config.json", 1  # of what is kept
@@ -38,6 +38,8 @@ def find_model(spec: str, option: str = "--model", weights: bool = True) -> Path
         return _unpacked(path, option)
     folder = resolve_model(spec, option, weights)
     files = [] if exists(folder / CONFIG, option) else sorted(folder.glob(f"*{GGUF}"))
+    if len(files) > 1 and not any(folder.glob("*.safetensors*")):
+        raise one_gguf_file(folder, files, option)
     return _unpacked(files[0], option) if len(files) == 1 else folder
 
 
@@ -56,8 +58,7 @@ def find_base(model: str | None, adapter: str, weights: bool = True) -> Path:
 def _unpacked(path: Path, option: str) -> Path:
     """A folder with config.json, the tokenizer's files and a link to the file."""
     path = path.absolute()
-    state = path.stat()
-    known = f"{FORMAT}\0{path}\0{state.st_size}\0{state.st_mtime_ns}"
+    known = f"{FORMAT}\0{path}\0{header_digest(path, option)}"
     folder = described() / hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
     if is_kept(folder / CONFIG) and (folder / f"model{GGUF}").exists():
         return folder
@@ -83,11 +84,6 @@ def described_files() -> list[Path]:
 def _describe(path: Path, option: str) -> dict[str, dict[str, object]]:
     """File name -> contents."""
     tensors, fields = read_gguf_entries(path, option), GgufFields(path, option)
-    parts = fields.get("split.count", int, 1)
-    if parts > 1:
-        raise WgradError(
-            f"{option}: {path} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge"
-        )
     raw = config_of_gguf(fields, tensors)
     config = parse_model_config(raw, f"{option}: {path}")
     expected = {spec.name for spec in weight_specs(config)} | {HEAD}
