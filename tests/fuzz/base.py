@@ -144,8 +144,9 @@ def quantised_weights(weights: dict[str, np.ndarray], nested: bool) -> dict[str,
 def gguf_file(weights: dict[str, np.ndarray], config: dict[str, Any] | None = None) -> bytes:
     """A llama's weights as the gguf package writes them, the matrices in every type that it can quantise to. config:
     written too, and a tokenizer of pieces, so that the file is a whole model."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
-    kinds = [getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")]
+    words = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    names = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+    kinds = [gguf.GGMLQuantizationType[name] for name in names]
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "model.gguf", "llama")
         writer.add_block_count(1)
@@ -156,9 +157,9 @@ def gguf_file(weights: dict[str, np.ndarray], config: dict[str, Any] | None = No
         else:
             _describe_gguf(writer, config)
         for number, (name, value) in enumerate(weights.items()):
-            kind = kinds[number % 6 if value.ndim == 2 else 0]
+            kind = kinds[number % len(kinds) if value.ndim == 2 else 0]
             stored = gguf.quantize(value.astype(np.float32), kind)
-            writer.add_tensor(names.get_name(name, (".weight",)), stored, raw_dtype=kind)
+            writer.add_tensor(words.get_name(name, (".weight",)), stored, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

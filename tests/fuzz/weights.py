@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -135,15 +136,34 @@ def mutate_quant_state(rng: Random, data: bytes) -> bytes:
 
 
 def mutate_gguf(rng: Random, data: bytes) -> bytes:
-    """The header's numbers (counts, lengths, types, dimensions, offsets) overwritten, bits flipped, or data changed."""
+    """The header's numbers (counts, lengths, types, dimensions, offsets) overwritten, bits flipped, an alignment of any
+    value and type added, a tensor of another type, or data changed."""
     chance, header = rng.random(), data.rfind(b".weight") + 48  # the last tensor's name, and what is said of it
     if chance < 0.12:
         return mutate_bytes(rng, data)
     if chance < 0.25:
         return data[:header] + _mutate_body(rng, data[header:])
+    if chance < 0.4:
+        return _with_alignment(rng, data)
     changed = bytearray(data)
+    if chance < 0.5:
+        at = rng.choice([found.end() for found in re.finditer(rb"\.weight(?=[\x01\x02]\0\0\0)", data)])
+        at += 4 + 8 * data[at]  # dimensions
+        changed[at : at + 4] = rng.randrange(42).to_bytes(4, "little")
+        return bytes(changed)
     for _ in range(rng.choice((1, 1, 2, 4))):
         at, width = rng.randrange(header), rng.choice((1, 4, 8, 8))
         word = changed[at] ^ 1 << rng.randrange(8) if width == 1 else rng.choice(WORDS) % (1 << 8 * width)
         changed[at : at + width] = word.to_bytes(width, "little")
     return bytes(changed)
+
+
+def _with_alignment(rng: Random, data: bytes) -> bytes:
+    """With that key before all others, most often of its own type, a u32; tensors stay where they were."""
+    kind, key = rng.choice((4, 4, 4, *range(14))), b"general.alignment"
+    value = rng.choice((0, 1, 2, 3, 8, 32, 48, 64, 1 << 16, 1 << 31, (1 << 32) - 1, rng.getrandbits(64)))
+    width = {0: 1, 1: 1, 2: 2, 3: 2, 7: 1, 10: 8, 11: 8, 12: 8}.get(kind, 4)
+    number = (value % (1 << 8 * width)).to_bytes(width, "little")
+    entry = len(key).to_bytes(8, "little") + key + kind.to_bytes(4, "little") + number
+    count = int.from_bytes(data[16:24], "little") + 1
+    return data[:16] + count.to_bytes(8, "little") + entry + data[24:]
