@@ -17,9 +17,11 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
-from wgrad.train.files import safetensors_files
+from wgrad.train.files import gguf_files, safetensors_files
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.load_weights import load_frozen
+from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, open_files, use_own_head
 from wgrad.train.model.save_model import save_full
@@ -458,3 +460,51 @@ def test_a_tensor_by_two_names(make_checkpoint: Any) -> None:
     add(folder, {"language_model.model.norm.weight": np.ones(48, np.float32)})
     with pytest.raises(WgradError, match=r"has model.norm.weight twice, as .* in model.safetensors and as "):
         ModelFiles(folder)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "adapter", "gguf"])
+def test_a_header_is_parsed_once_a_file(
+    kind: str, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However many tensors are read, looked at in blocks, or summed up in the digest."""
+    folder = make_checkpoint(shards=3 if kind != "gguf" else 1, tie_word_embeddings=kind != "gguf")
+    config, parsed = load_model_config(folder), []
+    module, name = (gguf_files, "_reader_class") if kind == "gguf" else (safetensors_files, "safe_open")
+    if kind == "gguf":
+        write_gguf = pytest.importorskip("tests.train.gguf_writer", reason="needs the gguf package").write_gguf
+        write_gguf(folder / "model.gguf", file_arrays(folder), pytest.importorskip("gguf").GGMLQuantizationType.F16)
+        (folder / SINGLE_FILE).unlink()
+    if kind == "adapter":
+        lora = LoraConfig(r=2, alpha=4.0)
+        save_adapter(tmp_path, lora, init_lora(lora_shapes(lora, linear_modules(config)), 0), "")
+    plain = getattr(module, name)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        parsed.append(args)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(module, name, counted)
+    if kind == "adapter":
+        load_adapter(tmp_path, linear_modules(config))
+    else:
+        files, config, _ = open_files(folder, config)
+        files.digest()
+        for spec in weight_specs(config):
+            files.read(spec)
+            assert sum(len(block) for block in files.entries[spec.name].blocks(7)) == spec.shape[0]
+    assert len(parsed) == (3 if kind == "safetensors" else 1)
+
+
+def test_blocks_and_samples_are_those_of_the_whole_tensor(tmp_path: Path) -> None:
+    arrays = {
+        f"{shape}": np.random.default_rng(1).standard_normal(shape) for shape in [(5000,), (37, 211), (3, 41, 53)]
+    }
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    write_safetensors(tmp_path / SINGLE_FILE, from_arrays(arrays))
+    for name, entry in read_entries(tmp_path / SINGLE_FILE, "").items():
+        whole = arrays[name].tobytes()
+        np.testing.assert_array_equal(np.concatenate(list(entry.blocks(7))), arrays[name])
+        blocks = entry.sample(4, 4096)
+        assert len(blocks) == 4 and all(block in whole and 0 < len(block) <= 4096 for block in blocks)
+        assert whole.startswith(blocks[0]) and whole.endswith(blocks[-1])
+        assert entry.sample(1, len(whole)) == [whole]

@@ -43,6 +43,7 @@ _NAMES = {
         "BOOL": "?",
     }.items()
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _ITEMSIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 _PIECE = 1 << 17  # numbers that are looked at together
 _METADATA = {"format": "pt"}  # transformers refuses files that do not say so
@@ -104,10 +105,23 @@ class TensorEntry:
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
         """The tensor [n, ...] in pieces of `rows` rows, so that only one of them stands in memory. WgradError."""
-        with _explained(self.path, self.source), safe_open(self.path, "numpy") as file:  # mapped: see `sample`
-            part = file.get_slice(self.name)
-            for begin in range(0, self.shape[0], rows):
-                yield part[begin : min(begin + rows, self.shape[0])]
+        dtype, width = _DTYPES[self.dtype], math.prod(self.shape[1:])
+        for begin in range(0, self.shape[0], rows):
+            count = min(rows, self.shape[0] - begin)
+            data = self._bytes(begin * width * dtype.itemsize, count * width * dtype.itemsize)
+            yield np.frombuffer(data, dtype).reshape(count, *self.shape[1:])
+
+    def _bytes(self, at: int, size: int) -> bytes:
+        """`size` bytes of the tensor from `at` on. The header is not parsed again. WgradError."""
+        with _explained(self.path, self.source):
+            if self.begin is None:
+                return self._file.get_tensor(self.name).tobytes()[at : at + size]
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.begin + at)
+                data = file.read(size)
+            if len(data) < size:
+                raise ValueError(f"it ends within {self.name}")
+            return data
 
     def sample(self, count: int, size: int) -> list[bytes]:
         """`count` blocks of about `size` bytes, evenly over the tensor: the first begins it, the last ends it.
@@ -116,12 +130,12 @@ class TensorEntry:
         """
         if self.dtype not in _ITEMSIZES:
             return []
-        # Mapped: of a slice only its pages are read, where pread would read the whole tensor.
-        with _explained(self.path, self.source), safe_open(self.path, "numpy") as file:
-            if self.nbytes <= count * size:
-                return [file.get_tensor(self.name).tobytes()]
-            window, part = _windows(self.shape, size // _ITEMSIZES[self.dtype]), file.get_slice(self.name)
-            return [part[window(number / (count - 1))].tobytes() for number in range(count)]
+        if self.nbytes <= count * size:
+            return [self._bytes(0, self.nbytes)]
+        itemsize = _ITEMSIZES[self.dtype]
+        window = _windows(self.shape, size // itemsize)
+        places = [window(number / (count - 1)) for number in range(count)]
+        return [self._bytes(first * itemsize, length * itemsize) for first, length in places]
 
 
 def _is_finite(array: np.ndarray) -> bool:
@@ -137,16 +151,19 @@ def _is_finite(array: np.ndarray) -> bool:
     return all(piece.view(signed).max() < bits[0] and piece.max() < bits[1] for piece in pieces)
 
 
-def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[slice, ...]]:
-    """-> from a place (0: the beginning, 1: the end) to the slices of at most `elements` elements there."""
+def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[int, int]]:
+    """-> from a place (0: the beginning, 1: the end) to the first of at most `elements` elements there, and how many
+    they are. They lie one after the other."""
     widths: list[int] = []
     for length in reversed(shape):
         widths.insert(0, max(1, min(length, elements)))
         elements //= widths[0]
 
-    def at(place: float) -> tuple[slice, ...]:
-        starts = [int(place * (length - width)) for length, width in zip(shape, widths)]
-        return tuple(slice(start, start + width) for start, width in zip(starts, widths))
+    def at(place: float) -> tuple[int, int]:
+        first = 0
+        for length, width in zip(shape, widths):
+            first = first * length + int(place * (length - width))
+        return first, math.prod(widths)
 
     return at
 
