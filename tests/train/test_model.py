@@ -262,6 +262,6 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
         monkeypatch.setattr(build_file, "MLP_CHUNK_BYTES", 128 * a_row)
         config = RunOptions(memory_limit=limit, checkpointing=True, compute="float32", seq_len=8192)
         model = build_trainable(config, load_model_config(folder), folder, device, positions=8192).model
-        inputs = Inputs.empty(device, 1, 8192)
+        inputs = Inputs.empty(model, 1, 8192)
         model._mlp_half("model.layers.0.", Tensor(device.zeros((8192, model.config.hidden_size)), device), inputs, None)
         assert found.pop() == rows

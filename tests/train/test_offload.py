@@ -141,7 +141,7 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
     for number, keep in product(NUMBERS, (False, True)):
         config = options(offload_checkpoints=number, keep_attention=keep)
         built = build_trainable(config, load_model_config(folder), folder, device, positions=70)
-        inputs, trained = Inputs.empty(device, 2, 70), built.parameters
+        inputs, trained = Inputs.empty(built.model, 2, 70), built.parameters
         device.write(inputs.ids, ids)
         device.write(inputs.targets, np.roll(ids, -1))
         device.write(inputs.positions, np.tile(np.arange(70, dtype=np.int32), 2))

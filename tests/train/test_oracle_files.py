@@ -18,9 +18,10 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.files.safetensors_files import from_arrays, write_safetensors
 from wgrad.train.model.adapter_files import adapter_note, load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
+from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config, parse_model_config
 from wgrad.train.model.model_files import ModelFiles, use_own_head
 from wgrad.train.model.rope_scaling import inverse_frequencies
@@ -42,13 +43,8 @@ def random_ids() -> np.ndarray:
 
 
 def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
-    device = model.device
-    inputs = Inputs(
-        ids=device.upload(ids),
-        positions=device.upload(np.arange(len(ids), dtype=np.int32)),
-        doc_start=device.upload(np.zeros((1, len(ids)), np.int32)),
-        cache_len=device.upload(np.zeros(1, np.int32)),
-    )
+    device, row = model.device, np.arange(len(ids), dtype=np.int32)[None]
+    inputs = whole_inputs(model, ids[None], row, np.zeros_like(row))
     return device.download(model.logits(model.hidden(inputs).data))
 
 

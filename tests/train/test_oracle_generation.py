@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
+from wgrad.train.data.packing import Document, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.model.model import Inputs
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.build import build_frozen
 from wgrad.train.run.generation import generate_batch, generate_ids
+from wgrad.train.run.objectives import write_batch
+from wgrad.train.run.scoring import score
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")
@@ -33,3 +40,63 @@ def test_greedy_text_is_that_of_transformers(device: Device) -> None:
     ours = build_frozen(load_model_config(BASE), BASE, device, positions=96, quantize=False)
     assert generate_batch(ours, prompts, TOKENS, GREEDY) == theirs
     assert list(generate_ids(ours, prompts[0], TOKENS, GREEDY)) == theirs[0]
+
+
+# ---- rotary embeddings that depend on the length ---------------------------------------------------
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.1] * 6, "long_factor": [4.5, 7.0, 9.0, 3.0, 2.0, 1.5]}
+BY_LENGTH: dict[str, dict[str, Any]] = {
+    "Phi3ForCausalLM": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+    "LlamaForCausalLM": {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 16}},
+    "Qwen2ForCausalLM": {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}, "max_position_embeddings": 16},
+    "Gemma3ForCausalLM": {
+        "rope_parameters": {"full_attention": {**LONGROPE, "original_max_position_embeddings": 16}},
+        "num_hidden_layers": 3,
+        "sliding_window": 9,
+        "sliding_window_pattern": 2,
+    },
+}
+LENGTHS = (5, 11, 16, 17, 20)  # on either side of 16, and growing beyond
+
+
+@pytest.mark.parametrize("architecture", BY_LENGTH)
+def test_text_that_grows_beyond_the_original_length(architecture: str, make_checkpoint: Any) -> None:
+    """Alone and in a batch, each text has the embeddings of its own length."""
+    folder = make_checkpoint(architecture, **BY_LENGTH[architecture])
+    generator = np.random.default_rng(5)
+    prompts = [generator.integers(1, 300, length).tolist() for length in LENGTHS]  # 0 fills rows
+    wanted = []
+    for prompt in prompts:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        theirs.generation_config.eos_token_id = None
+        ids = theirs.generate(torch.tensor([prompt]), max_new_tokens=14, do_sample=False, pad_token_id=0)
+        wanted.append(ids[0, len(prompt) :].tolist())
+    for positions in (34, 64):
+        ours = build_frozen(load_model_config(folder), folder, ReferenceDevice(), positions=positions, quantize=False)
+        assert generate_batch(ours, prompts, 14, GREEDY) == wanted
+        assert [list(generate_ids(ours, prompt, 14, GREEDY)) for prompt in prompts] == wanted
+
+
+@pytest.mark.parametrize("architecture", BY_LENGTH)
+def test_each_sequence_of_a_packed_batch_has_the_embeddings_of_its_own_length(
+    architecture: str, make_checkpoint: Any
+) -> None:
+    """Whatever the table's length is, which a prompt of a sample may have made longer."""
+    folder = make_checkpoint(architecture, **BY_LENGTH[architecture])
+    generator, texts, wanted = np.random.default_rng(6), [], 0.0
+    for length in (7, 16, 17, 23):
+        texts.append(generator.integers(0, 300, length))
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        ids = torch.tensor(texts[-1])[None]
+        with torch.no_grad():
+            logits = theirs(ids, use_cache=False).logits[0]
+        wanted += float(torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum"))
+    documents = [Document(ids.astype(np.int32), np.ones(len(ids), bool), "") for ids in texts]
+    batch = make_batch([documents[1:], documents[:1]], 2, 61)
+    for positions in (61, 200):
+        device = ReferenceDevice()
+        model = build_frozen(load_model_config(folder), folder, device, positions=positions, quantize=False)
+        inputs = Inputs.empty(model, 2, 61)
+        write_batch(device, inputs, batch, batch.targets)
+        assert float(model.loss(inputs).numpy()[0]) == pytest.approx(wanted, rel=1e-5)
+        scored = [-score(model, ids.tolist()).given.of_tokens.sum() for ids in texts]
+        assert sum(scored) == pytest.approx(wanted, rel=1e-5)

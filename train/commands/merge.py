@@ -22,10 +22,11 @@ from wgrad.train.data.tokenizer_source import TokenizerSource, find_source, save
 from wgrad.train.files.decode import read_yaml
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.gguf_model import FILE, GgufModel
+from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.merge import Merge, save_merged, save_merged_gguf
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import whole_modules
@@ -183,13 +184,7 @@ def _compare(args: MergeConfig, merge: Merge, device: Device) -> Difference:
 
 
 def _logits(model: Model, ids: np.ndarray) -> np.ndarray:
-    upload = model.device.upload
-    row = np.arange(len(ids), dtype=np.int32)
-    inputs = Inputs(
-        ids=upload(ids),
-        positions=upload(row),
-        doc_start=upload(np.zeros((1, len(ids)), np.int32)),
-        cache_len=upload(np.zeros(1, np.int32)),
-    )
+    row = np.arange(len(ids), dtype=np.int32)[None]
+    inputs = whole_inputs(model, ids[None], row, np.zeros_like(row))
     with no_grad():
         return model.device.download(model.logits(model.hidden(inputs).data))

@@ -31,6 +31,7 @@ from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.rope_scaling import rope_tables
 from wgrad.train.model.stacks import GATE_UP, QKV, parts_of
 from wgrad.train.model.streamed_weights import StreamedWeights
+from wgrad.train.model.token_tables import TokenTables
 from wgrad.train.model.weights import EMBEDDING, HEAD, HEAD_BIAS
 
 # Where layers are recomputed, a long row's gate, up, their product and the gradients of the three stand in memory for
@@ -43,7 +44,8 @@ _PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu}
 @dataclass
 class Inputs:
     """What a forward reads, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
-    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on."""
+    and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. tables: as `Model.token_tables` makes
+    them, of whole sequences."""
 
     ids: Array
     positions: Array
@@ -51,10 +53,12 @@ class Inputs:
     cache_len: Array
     targets: Array | None = None
     seed: Array | None = None
+    tables: TokenTables | None = None
 
     @classmethod
-    def empty(cls, device: Device, batch: int, tokens: int) -> Inputs:
+    def empty(cls, model: Model, batch: int, tokens: int) -> Inputs:
         """Of a whole forward with targets, to be written to."""
+        device = model.device
         flat = (batch * tokens,)
         return cls(
             ids=device.upload(np.zeros(flat, np.int32)),
@@ -62,6 +66,7 @@ class Inputs:
             doc_start=device.upload(np.zeros((batch, tokens), np.int32)),
             cache_len=device.upload(np.zeros(1, np.int32)),
             targets=device.upload(np.zeros(flat, np.int32)),
+            tables=model.token_tables(batch * tokens),
         )
 
     @property
@@ -117,11 +122,16 @@ class Model:
         self.keep_attention, self.mlp_chunk_bytes = keep_attention, mlp_chunk_bytes
         self._streamed = weights if isinstance(weights, StreamedWeights) else None
         self.passed: dict[int, Callable[[], None]] = {}  # layer -> called once a backward has passed its input
+        self.positions = positions
         self.cos, self.sin = (device.upload(table) for table in rope_tables(config.rope, positions))
         self._local = (self.cos, self.sin)  # of layers with a window
         if config.local_rope is not None and config.local_rope != config.rope:
             cos, sin = (device.upload(table) for table in rope_tables(config.local_rope, positions))
             self._local = (cos, sin)
+
+    def token_tables(self, tokens: int) -> TokenTables | None:
+        """For a batch of `tokens` tokens, to be written to; None where no sequence needs any."""
+        return TokenTables.empty(self.config, tokens, self.positions, self.device)
 
     def _whole(self, name: str) -> Tensor | None:
         """The adapter's own of a weight."""
@@ -304,7 +314,7 @@ class Model:
         """-> q [N, H, D], k and v [N, G, D], and whether k is rotated as q is: where it goes to a cache by itself, what
         appends it does that."""
         c, prefix = self.config, f"model.layers.{index}.self_attn."
-        tables = (*self._tables(index), inputs.positions)
+        tables = self._tables(index, inputs)
         if c.use_rope[index] and not c.qk_norm:
             qkv = self._stacked(f"model.layers.{index}.{QKV}", y, inputs)
             if qkv is not None:
@@ -320,9 +330,12 @@ class Model:
             k = k if cache is not None else F.rope(k, *tables)
         return q, k, v, cache is None
 
-    def _tables(self, index: int) -> tuple[Array, Array]:
-        """cos and sin of a layer."""
-        return self._local if self.config.windows[index] else (self.cos, self.sin)
+    def _tables(self, index: int, inputs: Inputs) -> tuple[Array, Array, Array]:
+        """cos and sin of a layer, and the row of each token."""
+        slides, own = self.config.windows[index] > 0, inputs.tables
+        if own is not None:
+            return *(own.windows if slides else own.layers), own.rows
+        return *(self._local if slides else (self.cos, self.sin)), inputs.positions
 
     def _append(
         self, index: int, k: Tensor, v: Tensor, inputs: Inputs, cache: KVCache, *, rotate: bool
@@ -332,7 +345,7 @@ class Model:
         device, keys, values = self.device, cache.keys[index], cache.values[index]
         check_room("rope_append" if rotate else "kv_append", keys, inputs.tokens, inputs.cache_len)
         if rotate:
-            tables = (*self._tables(index), inputs.positions)
+            tables = self._tables(index, inputs)
             device.rope_append(k.data, v.data, *tables, keys, values, inputs.cache_len)
         else:
             for part, new in ((keys, k), (values, v)):

@@ -27,7 +27,7 @@ class RopeConfig:
     """Scaling of the rotary embedding. Fields that a type does not use keep their defaults. head_dim: how many numbers
     of a head are rotated.
 
-    dynamic and longrope depend on the longest sequence: beyond original_max_position_embeddings they differ.
+    dynamic and longrope depend on a sequence's length: beyond original_max_position_embeddings they differ.
     """
 
     head_dim: int
@@ -171,7 +171,7 @@ def _yarn_factor(given: RopeFile, factor: float) -> float:
 
 
 def inverse_frequencies(config: RopeConfig, positions: int = 0) -> np.ndarray:
-    """float32 [head_dim / 2]: angle of pair i at position p is p times element i. positions: the longest sequence's."""
+    """float32 [head_dim / 2]: angle of pair i at position p is p times element i. positions: of the sequence."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     original, theta = config.original_max_position_embeddings, np.float64(config.theta)
     if config.type == "dynamic" and positions > original and config.head_dim > 2:  # of 2 the only pair has period 1
@@ -219,9 +219,28 @@ def _yarn(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
     return (inverse / config.factor * ramp + inverse * (1 - ramp)).astype(np.float32)
 
 
+def depends_on_length(config: RopeConfig, longest: int) -> bool:
+    """Whether sequences of up to `longest` tokens have other angles than short ones."""
+    return config.type in ("dynamic", "longrope") and longest > config.original_max_position_embeddings
+
+
 def rope_tables(config: RopeConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos, sin float32 [positions, head_dim / 2], yarn's attention factor included."""
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse_frequencies(config, positions)[None, :]
-    wide = angles.astype(np.float64)
+    """cos, sin float32 [positions, head_dim / 2], yarn's attention factor included. Row p is that of the last token of
+    a sequence of p + 1: in generation, as in transformers, each token has the angles of the text's length then."""
+    numbers = np.arange(positions, dtype=np.int32)
+    return rope_rows(config, numbers, numbers + 1)
+
+
+def rope_rows(config: RopeConfig, positions: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `rope_tables`, of tokens at `positions` [n] of sequences of `lengths` [n] tokens."""
+    longest = int(lengths.max(initial=0))
+    if not depends_on_length(config, longest):
+        frequencies, kinds = inverse_frequencies(config)[None], np.zeros(len(lengths), np.int64)
+    else:
+        original = config.original_max_position_embeddings
+        beyond = lengths if config.type == "dynamic" else longest
+        unlike, kinds = np.unique(np.where(lengths > original, beyond, 0), return_inverse=True)
+        frequencies = np.stack([inverse_frequencies(config, int(length)) for length in unlike])
+    wide = (positions.astype(np.float32)[:, None] * frequencies[kinds]).astype(np.float64)
     factor = config.attention_factor
     return (np.cos(wide) * factor).astype(np.float32), (np.sin(wide) * factor).astype(np.float32)

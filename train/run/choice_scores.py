@@ -62,7 +62,7 @@ def log_likelihoods(
 ) -> dict[Choice, float]:
     """The sum of the log-probabilities of each choice's tokens, NaN where logits are not finite."""
     device, found = model.device, dict[Choice, float]()
-    inputs = Inputs.empty(device, *batches[0].batch.ids.shape)
+    inputs = Inputs.empty(model, *batches[0].batch.ids.shape)
     for number, part in enumerate(batches, start=1):
         write_batch(device, inputs, part.batch, part.batch.targets)
         with no_grad():

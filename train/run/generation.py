@@ -13,6 +13,7 @@ from wgrad.autograd.replay import Recorded
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array, Readback
 from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.generate_config import Sampling
@@ -93,6 +94,7 @@ class Decoder:
             raise ValueError(
                 f"{longest + max_new_tokens} tokens, but the model was built for {model.cos.shape[0]} positions"
             )
+        self._prompts = prompts
         self.model, self.device, self.sampling, self.batch = model, model.device, sampling, batch
         upload = model.device.upload
         self.cache = KVCache.empty(model.config, batch, longest + max_new_tokens, model.dtype, model.device)
@@ -127,6 +129,17 @@ class Decoder:
             logits = self.model.logits(self.model.hidden(self.inputs, self.cache).data)
         self._choose(logits)
 
+    def _take(self, step: int) -> None:
+        """The step that draws token number `step`. Where a text has just grown beyond what its cache is good for, the
+        texts are read again."""
+        again = self.model.config.read_again_at
+        if not again or all(len(prompt) + step != again for prompt in self._prompts):
+            self._recorded(self._step)
+            return
+        drawn = np.maximum(self._rows(0, step, self._read(0, step)), 0)  # -1, not finite: the host has yet to see it
+        texts = [[*prompt, *drawn[:, b].tolist()] for b, prompt in enumerate(self._prompts)]
+        self._choose(_prefill(self.model, texts, self.cache))
+
     @property
     def dispatches(self) -> int:
         """Launches of a step; 0 before it is recorded."""
@@ -139,8 +152,8 @@ class Decoder:
         while True:
             while len(ahead) < _BLOCKS_AHEAD and asked < self.total:
                 count = min(size, self.total - asked)
-                for _ in range(asked + count - queued):
-                    self._recorded(self._step)
+                for step in range(queued, asked + count):
+                    self._take(step)
                 queued = max(queued, asked + count)
                 ahead.append((asked, count, self._read(asked, count)))
                 asked += count
@@ -157,7 +170,7 @@ class Decoder:
         assert self._kept is not None
         for step in range(self.total):
             if step:
-                self._recorded(self._step)
+                self._take(step)
             copy, logits = self._read(step, 1), self.device.readback(self._kept)
             yield self._rows(step, 1, copy)[0].tolist(), logits.result()
 
@@ -196,12 +209,7 @@ def _prefill(model: Model, prompts: Sequence[Sequence[int]], cache: KVCache) -> 
     for b, prompt in enumerate(prompts):
         first = tokens - len(prompt)
         ids[b, first:], positions[b, first:], doc_start[b, first:] = prompt, range(len(prompt)), first
-    inputs = Inputs(
-        ids=device.upload(ids.reshape(-1)),
-        positions=device.upload(positions.reshape(-1)),
-        doc_start=device.upload(doc_start),
-        cache_len=device.upload(np.zeros(1, np.int32)),
-    )
+    inputs = whole_inputs(model, ids, positions, doc_start)
     last = np.arange(1, batch + 1, dtype=np.int32) * tokens - 1
     with no_grad():
         hidden = model.hidden(inputs, cache)

@@ -29,6 +29,8 @@ def write_batch(device: Device, inputs: Inputs, batch: Batch, targets: np.ndarra
     device.write(inputs.targets, targets.reshape(-1))
     device.write(inputs.positions, batch.positions.reshape(-1))
     device.write(inputs.doc_start, batch.doc_start)
+    if inputs.tables is not None:
+        inputs.tables.write(device, batch.positions, batch.doc_start)
 
 
 # tanh of x times this is the sign of x, but for what is as small as a rounding of log-probabilities anyway.
@@ -242,7 +244,7 @@ class Kto(Preference):
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
         device = self.device
-        self._mismatched = Inputs.empty(device, self.rows, config.seq_len)
+        self._mismatched = Inputs.empty(model, self.rows, config.seq_len)
         self._mean = device.zeros((1, self.rows))  # weights of which it is made
         self._weights = device.zeros((self.rows, 2))  # of the two values of a softmax of z and 0
         self._z_and_0 = device.upload(np.array([[1.0, 0.0]], np.float32))

@@ -12,7 +12,8 @@ from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array
 from wgrad.train.data.packing import Document, make_batch
-from wgrad.train.model.model import Inputs, Model
+from wgrad.train.model.inputs import whole_inputs
+from wgrad.train.model.model import Model
 from wgrad.train.run.generation import not_finite
 from wgrad.train.run.session import ROW_STEP
 
@@ -71,12 +72,7 @@ def score(model: Model, ids: Sequence[int], top: int = 0) -> Scored:
     device, n, width = model.device, len(ids), model.config.hidden_size
     document = Document(np.array(ids, np.int32), np.ones(n, np.bool_), "")
     row = make_batch([[document]], 1, -(-n // ROW_STEP) * ROW_STEP)
-    inputs = Inputs(
-        ids=device.upload(row.ids.reshape(-1)),
-        positions=device.upload(row.positions.reshape(-1)),
-        doc_start=device.upload(row.doc_start),
-        cache_len=device.upload(np.zeros(1, np.int32)),
-    )
+    inputs = whole_inputs(model, row.ids, row.positions, row.doc_start)
     with no_grad():
         hidden = model.hidden(inputs)
         last = F.embedding(hidden, device.upload(np.array([n - 1], np.int32)), dtype=hidden.dtype)

@@ -41,7 +41,7 @@ class Trainer:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
         device = self.device
-        self.eval_inputs = Inputs.empty(device, config.rows, config.seq_len)
+        self.eval_inputs = Inputs.empty(model, config.rows, config.seq_len)
         seed = device.upload(np.zeros(2, np.uint32)) if self._dropout else None
         self.inputs = replace(self.eval_inputs, seed=seed)
         self.objective = make_objective(model, config)
