@@ -32,7 +32,7 @@ _NVIDIA = (
 
 def findings(machine: Machine) -> list[str]:
     """A line each, which ends in what to do; none where all is well."""
-    found = list(_library(machine))
+    found = [*_library(machine), *_crashes(machine)]
     if machine.system == "Linux":
         if not machine.cards and not found:
             found += _container(machine) or _loader(machine) or _registered(machine) or _vendors(machine)
@@ -41,6 +41,10 @@ def findings(machine: Machine) -> list[str]:
         found += _no_card(machine)
     found += [*_age(machine), *_float16(machine), *_hip(machine)]
     return [*found, machine.idle_units] if machine.idle_units else found
+
+
+def _crashes(machine: Machine) -> list[str]:
+    return [f"{d['name']} {d['crash']}: update its driver, or remove it" for d in machine.devices if "crash" in d]
 
 
 def _install(machine: Machine, packages: dict[str, str], usual: str) -> str:
@@ -145,7 +149,7 @@ def _permissions(machine: Machine) -> Iterator[str]:
 
 def _library(machine: Machine) -> Iterator[str]:
     for device in machine.devices:
-        if device["spec"] == "wgpu" and not device.get("usable", True):
+        if device["spec"] == "wgpu" and not device.get("usable", True) and "crash" not in device:
             yield f"wgpu does not work: {str(device['reason']).removeprefix('not usable: ')}"
 
 

@@ -48,9 +48,10 @@ def select_device(spec: str = "auto") -> Device:
 def _auto() -> Device:
     refused: list[str] = []
     try:
-        adapters, no_wgpu = _list_adapters(), ""
+        adapters, crashes = _list_adapters()
+        no_wgpu = ""
     except DeviceUnavailable as error:
-        adapters, no_wgpu = [], _short(error)
+        adapters, crashes, no_wgpu = [], [], _short(error)
     try:
         device: Any = _hip()
         checked = self_check.verdict(device)
@@ -61,6 +62,7 @@ def _auto() -> Device:
     except DeviceUnavailable as error:
         if _concerns_amd(error, adapters):
             refused.append(_short(error).partition(";")[0])
+    refused += [f"wgpu: {crash['name']} {crash['crash']}" for crash in crashes]
     for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
         software = adapter["type"] == SOFTWARE
         reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
@@ -70,7 +72,7 @@ def _auto() -> Device:
             refused.append(_short(error))
     if no_wgpu:
         refused.append(no_wgpu)
-    elif not adapters:
+    elif not adapters and not crashes:
         refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
     return _reference(f"no other device works here: {'; '.join(refused)}")
 
@@ -128,9 +130,11 @@ def _wgpu(adapter: str | None, reason: str) -> Device:
     return device
 
 
-def _list_adapters() -> list[dict[str, Any]]:
+def _list_adapters(again: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Those that can be used, and those that crash. again: whether what crashed before is tried once more."""
     try:
-        return importlib.import_module("wgrad.wgsl.device").list_adapters()
+        found = importlib.import_module("wgrad.wgsl.device").list_adapters(again)
+        return [a for a in found if "crash" not in a], [a for a in found if "crash" in a]
     except (ImportError, OSError) as error:
         raise DeviceUnavailable(f"device wgpu: {error}; pip install wgpu") from error
     except DeviceError as error:
@@ -145,8 +149,10 @@ def list_devices() -> list[dict[str, Any]]:
     """
     adapters: list[dict[str, Any]] = []
     try:
-        adapters = _list_adapters()
+        adapters, crashes = _list_adapters(again=True)
         found = [{**a, "spec": f"wgpu:{a['index']}", "usable": True, "reason": ""} for a in adapters]
+        reason = "not usable: it {crash}; update its driver, or remove it"
+        found += [{**a, "spec": "wgpu", "usable": False, "reason": reason.format(**a)} for a in crashes]
     except DeviceUnavailable as error:
         found = [{"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": _unusable(error)}]
     try:

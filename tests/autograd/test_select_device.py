@@ -36,10 +36,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """machine(adapters, hip, broken): what the lower rooms find here. An exception in place of a list is raised."""
 
     def make(adapters: Any, hip: Any = None, broken: tuple[str | None, ...] = ()) -> None:
-        def list_adapters() -> list[dict[str, Any]]:
+        def list_adapters(again: bool = False) -> list[dict[str, Any]]:
             if isinstance(adapters, Exception):
                 raise adapters
-            return [{**a, "index": i} for i, a in enumerate(adapters)]
+            return [a if "crash" in a else {**a, "index": i} for i, a in enumerate(adapters)]
 
         wgpu_class = type("FakeWgpu", (FakeWgpu,), {"broken": broken})
         rooms = {"wgrad.wgsl.device": types.SimpleNamespace(WgpuDevice=wgpu_class, list_adapters=list_adapters)}
@@ -79,6 +79,20 @@ def test_auto_passes_over_an_adapter_that_does_not_open(machine: Any) -> None:
     machine([INTEL, LLVMPIPE], broken=("0",))
     device: Any = dispatch.select_device("auto")
     assert device.spec == "1" and "adapter 0 has no limits" in device.reason
+
+
+CRASHING = {"name": "the Vulkan driver bad_icd.json", "crash": "crashed (SIGSEGV) while its adapters were listed"}
+
+
+def test_what_crashes_is_named_and_not_used(machine: Any) -> None:
+    machine([LLVMPIPE, CRASHING])
+    device: Any = dispatch.select_device("auto")
+    assert device.spec == "0" and "wgpu: the Vulkan driver bad_icd.json crashed (SIGSEGV) while" in device.reason
+    (listed,) = (d for d in dispatch.list_devices() if "bad_icd" in d["name"])
+    assert not listed["usable"] and "it crashed (SIGSEGV)" in listed["reason"]
+    machine([CRASHING])
+    device = dispatch.select_device("auto")
+    assert device.name == "cpu" and "bad_icd.json crashed" in device.reason and "no adapter" not in device.reason
 
 
 @pytest.mark.parametrize(

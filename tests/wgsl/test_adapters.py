@@ -31,7 +31,9 @@ def test_every_vulkan_adapter_is_known_to_the_loader(wgpu_device: Any) -> None:
         pytest.skip("no Vulkan here")
     heaps = vulkan_memory._heaps()
     seen = {
-        (a.info["vendor_id"], a.info["device_id"]) for a in adapters._usable() if a.info["backend_type"] == "Vulkan"
+        (a.info["vendor_id"], a.info["device_id"])
+        for a in adapters._usable().values()
+        if a.info["backend_type"] == "Vulkan"
     }
     assert seen <= set(heaps)
     assert all(2**26 <= size < 2**48 for size in heaps.values())

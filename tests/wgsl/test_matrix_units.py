@@ -179,7 +179,7 @@ def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: p
     for lacking in ("", matrix_units.FEATURE, "shader-f16", "subgroup"):
         whole, adapter = not lacking, Adapter(lacking=lacking)
         assert (matrix_units.FEATURE in adapters.open_device(adapter).features) == whole
-        monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: [adapter])
+        monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: {0: adapter})
         assert len(adapters.matrix_unit_cards()) == whole
         device = TraceDevice(PROFILES[0])
         device._device.features = adapter.features
@@ -194,7 +194,7 @@ def test_a_backend_of_another_shape_is_not_asked(monkeypatch: pytest.MonkeyPatch
     for backend in ("Metal", "D3D12"):
         adapter = Adapter(backend)
         assert matrix_units.FEATURE not in adapters.open_device(adapter).features and len(adapter.asked) == 1
-        monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: [adapter])
+        monkeypatch.setattr(adapters, "_usable", lambda adapter=adapter: {0: adapter})
         assert adapters.matrix_unit_cards() == []
 
 
@@ -226,7 +226,7 @@ def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest
         assert matrix_units.verdict(CARD) == (False, "it was begun and did not end")  # were the power to go now
         return Verdict(passes, "" if passes else "sums are zero"), True
 
-    monkeypatch.setattr(adapters, "_usable", lambda: [adapter])
+    monkeypatch.setattr(adapters, "_usable", lambda: {0: adapter})
     monkeypatch.setattr(matrix_units, "known", lambda path: None)
     monkeypatch.setattr(command, "check_in_a_process", check)
     opened = []
@@ -253,7 +253,7 @@ def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
     monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
-    monkeypatch.setattr(adapters, "_usable", lambda: [Adapter()])
+    monkeypatch.setattr(adapters, "_usable", lambda: {0: Adapter()})
     monkeypatch.setattr(matrix_units, "known", lambda path: None)
     assert not command.first_check(idle_device())
 
@@ -261,7 +261,7 @@ def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, 
 def test_a_library_that_refuses_them_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
     adapter = Adapter(gives=False)
-    monkeypatch.setattr(adapters, "_usable", lambda: [adapter])
+    monkeypatch.setattr(adapters, "_usable", lambda: {0: adapter})
     monkeypatch.setattr(matrix_units, "known", lambda path: None)
     assert not command.first_check(idle_device()) and len(adapter.asked) == 1
     adapter.gives = True

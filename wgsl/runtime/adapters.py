@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from wgrad.device.errors import DeviceError
-from wgrad.wgsl.runtime import matrix_units, native, vulkan_memory
+from wgrad.wgsl.runtime import adapter_check, matrix_units, native, vulkan_memory
 
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
@@ -30,9 +35,32 @@ def _rank(adapter: Any) -> tuple[int, int]:
     return (_TYPES.index(kind) if kind in _TYPES else len(_TYPES), _BACKENDS.index(backend))
 
 
-def _usable() -> list[Any]:
+_verdict: adapter_check.Verdict | None = None
+
+
+def verdict(again: bool = False) -> adapter_check.Verdict:
+    """Which adapters crash, found out in a process of its own before this one has loaded a driver. again: as in
+    `adapter_check.check`."""
+    global _verdict
+    if _verdict is None:
+        _verdict = adapter_check.check(f"{native.LIBRARY} {native.COPY_LOADED}", again)
+        adapter_check.narrow(_verdict)
+    return _verdict
+
+
+def _usable() -> dict[int, Any]:
+    """By number, best first. Those that crash are left out; the numbers are those in the list of all."""
+    known = verdict()
+    if not known.backends:
+        return {}
+    crashed = {(crash.index, crash.name) for crash in known.crashes}
+    found = enumerate(_listed(known.backends))
+    return {number: a for number, a in found if (number, a.info["device"]) not in crashed}
+
+
+def _listed(backends: Sequence[str]) -> list[Any]:
     try:
-        adapters = native.enumerate_adapters()
+        adapters = native.enumerate_adapters(backends)
     except Exception as error:
         raise DeviceError(
             f"wgpu could not look for adapters: {error}; is a Vulkan, Metal or DX12 driver installed?"
@@ -58,29 +86,73 @@ def facts(adapter: Any) -> dict[str, Any]:
     }
 
 
-def list_adapters() -> list[dict[str, Any]]:
-    """The facts of every usable adapter with its index, best first."""
-    return [{"index": i, **facts(a)} for i, a in enumerate(_usable())]
+def list_adapters(again: bool = False) -> list[dict[str, Any]]:
+    """The facts of every usable adapter with its index, best first; behind them name and `crash`, a reason, of each
+    driver or adapter that crashes. again: as in `adapter_check.check`."""
+    crashes = verdict(again).crashes
+    return [{"index": i, **facts(a)} for i, a in _usable().items()] + [
+        {"name": c.name, "crash": c.reason} for c in crashes
+    ]
+
+
+def tell(backends: Sequence[str], skip: Collection[int]) -> None:
+    """What the process of `adapter_check` does: list the adapters and open them, with a line before each."""
+    _no_dumps()
+    said = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # what drivers print is no answer
+
+    def say(*words: object) -> None:
+        print(*words, file=said, flush=True)
+
+    say("ready")
+    listed = _listed(backends)
+    said_of_all = [facts(adapter) for adapter in listed]
+    say("listed", json.dumps([known["name"] for known in said_of_all]))
+    for number, adapter in enumerate(listed):
+        if number not in skip:
+            say("opening", number)
+            with suppress(DeviceError):  # which is said where it is to be used
+                open_device(adapter).destroy()
+    say("done")
+    said.close()
+    os._exit(0)  # no driver is asked to end
+
+
+def _no_dumps() -> None:
+    """A crash of this process leaves no file behind, and asks nobody to press a button."""
+    if sys.platform == "win32":
+        import ctypes
+
+        ctypes.windll.kernel32.SetErrorMode(0x0001 | 0x0002)  # SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX
+    else:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def choose(spec: str | None) -> Any:
     """The adapter for `spec`: None (the best), an index of `list_adapters`, or a part of the adapter's name."""
-    adapters = _usable()
+    adapters, crashes = _usable(), verdict().crashes
     if not adapters:
+        if crashes:
+            raise DeviceError("; ".join(f"{crash.name} {crash.reason}" for crash in crashes) + ": update the driver")
         raise DeviceError(
             "no Vulkan, Metal or DX12 adapter found: install the card's driver, or a software one"
             " (Debian and Ubuntu: apt-get install mesa-vulkan-drivers)"
         )
     if spec is None or spec == "":
-        return adapters[0]
+        return next(iter(adapters.values()))
     if spec.isdigit():
-        if int(spec) < len(adapters):
+        if int(spec) in adapters:
             return adapters[int(spec)]
     else:
-        for adapter in adapters:
+        for adapter in adapters.values():
             if spec.lower() in adapter.info["device"].lower():
                 return adapter
-    names = ", ".join(f"{i}: {a.info['device']}" for i, a in enumerate(adapters))
+    for crash in crashes:
+        if spec == str(crash.index) or (not spec.isdigit() and spec.lower() in crash.name.lower()):
+            raise DeviceError(f"device 'wgpu:{spec}': {crash.name} {crash.reason}: update its driver")
+    names = ", ".join(f"{i}: {a.info['device']}" for i, a in adapters.items())
     raise DeviceError(f"device 'wgpu:{spec}' matches no adapter; there are {names}")
 
 
@@ -108,9 +180,7 @@ def gives_matrix_units(index: int) -> bool:
 def matrix_unit_cards() -> list[dict[str, Any]]:
     """The adapters that list matrix units: index, name, card."""
     return [
-        {"index": i, "name": a.info["device"], "card": card(a)}
-        for i, a in enumerate(_usable())
-        if lists_matrix_units(a)
+        {"index": i, "name": a.info["device"], "card": card(a)} for i, a in _usable().items() if lists_matrix_units(a)
     ]
 
 

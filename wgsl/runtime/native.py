@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,7 @@ with matrix_units.using_copy() as COPY_LOADED:  # wgpu finds its library while i
     try:
         import wgpu
         from wgpu.backends import wgpu_native as _native
+        from wgpu.backends.wgpu_native import _helpers as _instance
     except ModuleNotFoundError:
         raise
     except Exception as error:  # of cffi, or of wgpu-py at its first call
@@ -132,10 +134,13 @@ def error_log() -> ErrorLog:
     return _error_log
 
 
-def enumerate_adapters() -> list[Any]:
+def enumerate_adapters(backends: Sequence[str]) -> list[Any]:
+    """Those of these backends, by the names of wgpu-native's flags."""
     # Mesa writes a line to the terminal for each driver that it tries where this is not set, and never uses it here.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     error_log()  # before the instance exists, so that driver chatter stays off the user's terminal
+    if _instance._the_instance is None:
+        _native.extras.set_instance_extras(backends=backends)
     return list(wgpu.gpu.enumerate_adapters_sync())
 
 

@@ -1,0 +1,110 @@
+"""Which Vulkan drivers are registered on this machine, and what a verdict on them depends on. No driver is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the loader takes the first that is set
+_FOLDERS = (
+    "/etc/vulkan/icd.d",
+    "/usr/local/etc/vulkan/icd.d",
+    "/usr/local/share/vulkan/icd.d",
+    "/usr/share/vulkan/icd.d",
+)
+_PREFIXES = ("VK_", "WGPU_", "MESA_", "LVP_", "RADV_", "NVK_", "GALLIUM_", "DRI_", "LD_", "CUDA_", "__", "XDG_DATA_")
+_ADAPTERS_KEY = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+_DRIVERS_KEY = r"SOFTWARE\Khronos\Vulkan\Drivers"
+
+
+def driver_files() -> list[str]:
+    """Paths of the files that register drivers, in the loader's order."""
+    for variable in VARIABLES:
+        if named := os.environ.get(variable):
+            return [path for path in named.split(os.pathsep) if path]
+    if sys.platform == "win32":
+        return [path for path, _ in _windows()]
+    data = [os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local/share")]
+    data += (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")
+    folders = [*(Path(folder, "vulkan/icd.d") for folder in data if folder), *map(Path, _FOLDERS)]
+    return list(dict.fromkeys(str(path) for folder in folders for path in sorted(folder.glob("*.json"))))
+
+
+def state_of_drivers() -> list[Any]:
+    """Changes when a driver, a device node, a variable that drivers read, or a limit of this process changes."""
+    files = driver_files()
+    found: list[Any] = [platform.platform(), platform.version(), _limits()]
+    found.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(_PREFIXES)))
+    found += [(path, *_stamp(path)) for path in files]
+    found.append(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")) + sorted(_names("/dev/dri")))
+    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        found.append(_read(path))
+    # A library that a file names by a path, or the C library's cache of those that it names by name alone.
+    found += [_stamp(library) for path in files for library in _library(path)]
+    found.append(_stamp("/etc/ld.so.cache"))
+    return [*found, list(_windows())] if sys.platform == "win32" else found
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+        return found.st_mtime_ns, found.st_size
+    except OSError:
+        return 0, 0
+
+
+def _library(path: str) -> list[str]:
+    words = _read(path).split('"')
+    return [word for before, word in zip(words, words[2:]) if before == "library_path" and "/" in word]
+
+
+def _limits() -> list[tuple[int, int]]:
+    try:
+        resource = importlib.import_module("resource")
+    except ImportError:  # Windows
+        return []
+    return [resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_AS", "RLIMIT_DATA")]
+
+
+def _windows() -> Iterator[tuple[str, str]]:
+    """(file that registers a Vulkan driver, version of the adapter's driver or "")."""
+    registry: Any = importlib.import_module("winreg")
+    try:
+        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, _ADAPTERS_KEY) as adapters:
+            for number in range(registry.QueryInfoKey(adapters)[0]):
+                try:
+                    with registry.OpenKey(adapters, registry.EnumKey(adapters, number)) as adapter:
+                        named = registry.QueryValueEx(adapter, "VulkanDriverName")[0]
+                        version = registry.QueryValueEx(adapter, "DriverVersion")[0]
+                        yield from (
+                            (str(path), str(version)) for path in ([named] if isinstance(named, str) else named)
+                        )
+                except OSError:
+                    continue
+    except OSError:
+        pass
+    try:
+        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, _DRIVERS_KEY) as drivers:
+            for number in range(registry.QueryInfoKey(drivers)[1]):
+                yield str(registry.EnumValue(drivers, number)[0]), ""
+    except OSError:
+        pass
