@@ -130,7 +130,18 @@ def saved(tmp_path: Path) -> Path:
         ({"bias": "all"}, "trained biases cannot be read"),
         ({"modules_to_save": ["lm_head"]}, "whole modules beside the adapter cannot be read"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3': only LORA can be read"),
-        ({"fan_in_fan_out": True}, "transposed weights cannot be read"),
+        ({"trainable_token_indices": [3]}, r"_config.json: trainable_token_indices is \[3\]: .*: merge it with PEFT"),
+        ({"exclude_modules": ["self_attn.q_proj"]}, "exclude_modules and layers_to_transform leave no projection"),
+        ({"exclude_modules": "(q"}, r"exclude_modules: '\(q' is no regular expression"),
+        ({"layers_to_transform": [3]}, "exclude_modules and layers_to_transform leave no projection"),
+        ({"layers_to_transform": [0], "target_modules": ".*q_proj"}, "layers_to_transform goes with a list"),
+        ({"layers_to_transform": [0], "layers_pattern": "("}, r"layers_pattern: '\(' is no regular expression"),
+        ({"layers_to_transform": [0, 1]}, r"adapts model.layers.2.self_attn.q_proj.lora_A.weight, which is no proj"),
+        (
+            {"target_modules": ["q_proj", "lm_head"]},
+            "has 'lm_head': LoRA on the embedding or the head is not read here",
+        ),
+        ({"target_modules": r".*(q_proj|embed_tokens)"}, "has 'embed_tokens': LoRA on the embedding or the head"),
         ({"init_lora_weights": "pissa_niter_16"}, "changes the base weights"),
         ({"target_modules": ["c_attn"]}, "'c_attn' matches no projection"),
         ({"target_modules": None}, "target_modules must be text or a list; got null"),
@@ -206,6 +217,9 @@ HOSTILE: dict[str, list[Any]] = {
     "init_lora_weights": [3, [], {}, "x", "a\nb"],
     "use_dora": [1, "x", [], {}],
     "modules_to_save": [1, "x", {}, [1]],
+    "exclude_modules": [1, {}, [1], "("],
+    "layers_to_transform": ["x", -1, 1.5, [-1], [None], {}],
+    "layers_pattern": [1, {}, [1]],
 }
 
 

@@ -13,16 +13,19 @@ import pytest
 from tests.train.conftest import random_weights, tiny_config, write_checkpoint
 from tests.train.gguf_writer import ALL, restored, write_gguf
 from tests.train.nf4_writer import nf4_arrays, save_nf4_checkpoint
+from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
+from wgrad.device.errors import WgradError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.train.data.packing import Batch, Step
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.model.adapter_files import save_adapter
+from wgrad.train.model.adapter_files import load_adapter, save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import TrainableModel, build_frozen, build_optimizer, build_trainable
 from wgrad.train.run.schedule import learning_rate
@@ -356,3 +359,85 @@ def their_step(model: Any, optimizer: Any, step: Step, lr: float, scale: float =
         group["lr"] = lr * group.get("rate", 1)
     optimizer.step()
     return total
+
+
+# ---- which modules, and which are refused ----------------------------------------------------------
+READ: dict[str, dict[str, Any]] = {
+    "some layers": {"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [0, 2]},
+    "one layer": {"target_modules": ["q_proj"], "layers_to_transform": 1, "layers_pattern": "layers"},
+    "a path before layers": {"target_modules": ["q_proj", "model.layers.1.mlp.up_proj"], "layers_to_transform": [0]},
+    "patterns of layers": {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": ["h", "layers"]},
+    "excluded by name": {"target_modules": ["q_proj", "up_proj"], "exclude_modules": ["layers.0.mlp.up_proj"]},
+    "excluded by expression": {"target_modules": ["q_proj"], "exclude_modules": r".*layers\.[12]\..*"},
+    "excluded of an expression": {"target_modules": r".*_proj", "exclude_modules": ["o_proj", "mlp.down_proj"]},
+    "names that are not there": {"target_modules": ["q_proj", "query_key_value", "c_attn"]},
+    "transposed": {"target_modules": ["q_proj"], "fan_in_fan_out": True},
+    "patterns": {
+        "target_modules": ["q_proj", "up_proj"],
+        "rank_pattern": {r"layers\.[01]\.mlp\.up_proj": 3, "up_proj": 4},
+        "alpha_pattern": {"q_proj": 9},
+        "use_rslora": True,
+        "layers_to_transform": [0, 2],
+    },
+    "whole modules": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]},
+}
+
+
+def their_adapter(base: Any, out: Path, **options: Any) -> Any:
+    """A model of PEFT with random adapters, saved."""
+    theirs = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=6, task_type="CAUSAL_LM", **options))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+    theirs.save_pretrained(out)
+    return theirs
+
+
+@pytest.mark.parametrize("what", READ)
+def test_the_modules_that_peft_adapts(what: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, out = make_checkpoint("LlamaForCausalLM", num_hidden_layers=3), tmp_path / "adapter"
+    wanted = their_logits(their_adapter(their_base(folder), out, **READ[what]), random_ids())
+    config, device = load_model_config(folder), ReferenceDevice()
+    ours = build_frozen(config, folder, device, positions=64, adapter=str(out), quantize=False)
+    assert distance(our_logits(ours, random_ids()), wanted) < 2e-5
+    alone = build_frozen(config, folder, device, positions=64, quantize=False)
+    assert distance(our_logits(alone, random_ids()), wanted) > 1e-3
+
+
+REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
+    "head": (0, {"target_modules": ["q_proj", "lm_head"]}, "target_modules has 'lm_head': LoRA on"),
+    "embedding": (0, {"target_modules": ["q_proj", "embed_tokens"]}, "target_modules has 'embed_tokens': LoRA on"),
+    "tokens": (0, {"target_modules": ["q_proj"], "trainable_token_indices": [7]}, "trainable_token_indices is "),
+    "biases": (0, {"target_modules": ["q_proj"], "bias": "lora_only"}, "bias is 'lora_only': trained biases cannot"),
+    "resized": (302, {"target_modules": ["q_proj"]}, r"added to it \(302 rows for the model's 300\): resize"),
+    "resized and saved": (
+        302,
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        r"added to it \(302 rows for the model's 300\): resize",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_read_of_an_adapter_is_told_with_a_way_out(what: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    folder, out = make_checkpoint("LlamaForCausalLM"), tmp_path / "adapter"
+    rows, options, message = REFUSED[what]
+    base = their_base(folder)
+    if rows:
+        base.resize_token_embeddings(rows)
+    their_adapter(base, out, **options)
+    config = load_model_config(folder)
+    with pytest.raises(WgradError, match=message) as caught:
+        load_adapter(out, linear_modules(config), whole_modules(config))
+    assert str(out) in str(caught.value) and "merge it with PEFT (merge_and_unload)" in str(caught.value)
+
+
+def test_a_whole_embedding_that_nobody_names(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder = make_checkpoint("LlamaForCausalLM")
+    theirs = their_adapter(their_base(folder), tmp_path, target_modules=["q_proj"])
+    theirs.save_pretrained(tmp_path, save_embedding_layers=True)
+    config = load_model_config(folder)
+    with pytest.raises(WgradError, match=r"holds the whole .*, which modules_to_save in adapter_config.json does not"):
+        load_adapter(tmp_path, linear_modules(config), whole_modules(config))

@@ -14,7 +14,7 @@ from tests.train.test_oracle_adapter import distance, our_logits, random_ids, th
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
-from wgrad.train.files.safetensors_files import read_entries
+from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config, parse_model_config
@@ -124,7 +124,9 @@ def test_an_adapter_that_peft_made(tmp_path: Path) -> None:
         if name == "text":
             assert distance(logits(folder, tmp_path / name), logits(folder)) > 0.1
             near(logits(folder, tmp_path / name), theirs)
-    with pytest.raises(WgradError, match=r"adapts model.vision_tower.* which is no projection of this model's layers"):
+    with pytest.raises(
+        WgradError, match=r"adapts model.vision_tower.* which is of the part for images.*: merge it with PEFT"
+    ):
         load_adapter(tmp_path / "both", linear_modules(load_model_config(folder)))
 
 
@@ -147,3 +149,27 @@ def test_others_are_refused(name: str) -> None:
         parse_model_config({"architectures": [WHOLE], "text_config": 3})
     with pytest.raises(WgradError, match=r"^config.json: text_config: hidden_size must be"):
         parse_model_config({"architectures": [WHOLE], "text_config": {"hidden_size": 0}})
+
+
+@pytest.mark.parametrize(
+    "targets", [["k_proj", "up_proj"], r"language_model\.model\.layers\.\d+\.(self_attn\.k|mlp\.up)_proj"]
+)
+def test_an_adapter_by_the_names_of_older_versions(targets: Any, tmp_path: Path) -> None:
+    """Of transformers 4.51 and older, where the text part was `language_model.model`."""
+    folder, new, old = write_multimodal(tmp_path / "model", 5), tmp_path / "new", tmp_path / "old"
+    settings = peft.LoraConfig(r=4, lora_alpha=9, target_modules=r"model\.language_model.*\.(k|up)_proj")
+    theirs = peft.get_peft_model(their_base(folder), settings)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    theirs.save_pretrained(new)
+    old.mkdir()
+    entries = read_entries(new / "adapter_model.safetensors", "")
+    renamed = {n.replace("model.language_model.", "language_model.model."): e.array() for n, e in entries.items()}
+    assert all(name.startswith("base_model.model.language_model.model.layers.") for name in renamed)
+    write_safetensors(old / "adapter_model.safetensors", from_arrays(renamed))
+    raw = json.loads((new / "adapter_config.json").read_text())
+    (old / "adapter_config.json").write_text(json.dumps(raw | {"target_modules": targets}))
+    near(logits(folder, old), theirs)
+    if isinstance(targets, list):  # which PEFT looks for by today's names
+        near(logits(folder, old), peft.PeftModel.from_pretrained(their_base(folder), old))

@@ -7,7 +7,7 @@ Names in the file: `base_model.model.<module>.lora_A.weight` [r, in] and `.lora_
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +19,10 @@ from wgrad.device.files import make_folder, write_json
 from wgrad.train.files.decode import FETCH, convert, read_json, show
 from wgrad.train.files.input_files import exists, one_line
 from wgrad.train.files.safetensors_files import TensorEntry, read_entries, save_arrays
+from wgrad.train.model.adapter_targets import MERGE, LimitsFile, resolve_targets
 from wgrad.train.model.lora import MAGNITUDE, LoraConfig, check_all_patterns, is_whole, lora_shapes, whole_shapes
-from wgrad.train.model.multimodal import IN_PEFT, name_in_peft
-from wgrad.train.model.weights import WholeModules
+from wgrad.train.model.multimodal import is_beside_text, name_in_peft, namer_of
+from wgrad.train.model.weights import EMBEDDING, HEAD, WholeModules
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -33,11 +34,8 @@ Alpha = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("bias", "trained biases", (None, "none")),
     ("lora_bias", "biases of lora_B", (None, False)),
-    ("fan_in_fan_out", "transposed weights", (None, False)),
-    ("layers_to_transform", "adapters on some layers only", (None, [])),
     ("trainable_token_indices", "trained token embeddings", (None, [], {})),
     ("target_parameters", "adapters on bare parameters", (None, [])),
-    ("exclude_modules", "excluded modules", (None, [], "")),
     ("layer_replication", "replicated layers", (None, [])),
     ("use_qalora", "QALoRA", (None, False)),
     ("alora_invocation_tokens", "activated LoRA", (None, [])),
@@ -45,6 +43,8 @@ _UNSUPPORTED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("use_bdlora", "BD-LoRA", (None, False)),
     ("velora_config", "VeLoRA", (None,)),
     ("lora_ga_config", "LoRA-GA", (None,)),
+    ("monteclora_config", "Monte Carlo LoRA", (None,)),
+    ("kasa_config", "KaSA", (None,)),
 )
 # Ways to start that leave the base weights as they are; the others (PiSSA, OLoRA, CorDA, LoftQ) change them.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -117,7 +117,7 @@ def load_adapter(
     supported, a matrix that is missing, of another shape, not finite, or belongs to no such module.
     """
     folder = Path(folder)
-    lora = _load_config(folder)
+    lora, limits = _load_config(folder)
     _check_whole(lora, whole or {}, folder / CONFIG_FILE)
     path = folder / WEIGHTS_FILE
     if not exists(path, "--adapter"):
@@ -125,9 +125,11 @@ def load_adapter(
             raise WgradError(f"--adapter: {folder} has only adapter_model.bin: save it as safetensors with PEFT")
         raise WgradError(f"--adapter: {path} is missing: {FETCH}")
     entries = dict(read_entries(path, "--adapter"))
-    multimodal = any(name.startswith(_PREFIX + IN_PEFT) for name in entries)
-    names = {name_in_peft(module) if multimodal else module: module for module in modules}
-    check_all_patterns(lora, list(names), f"--adapter: {folder / CONFIG_FILE}")
+    named = namer_of(name.removeprefix(_PREFIX) for name in entries)
+    names = {named(module): module for module in modules}
+    others = [named(name.removesuffix(".weight")) for name in (EMBEDDING, HEAD)]
+    check_all_patterns(lora, [*names, *others], f"--adapter: {folder / CONFIG_FILE}")
+    lora = resolve_targets(lora, limits, list(names), others, folder / CONFIG_FILE)
     if not lora.dora and any(name.endswith(MAGNITUDE) for name in entries):
         raise WgradError(
             f"--adapter: {path} is a DoRA adapter, and use_dora in {CONFIG_FILE} is not true: fetch it again"
@@ -136,18 +138,43 @@ def load_adapter(
         lora_shapes(lora, {name: modules[module] for name, module in names.items()}, "--adapter")
     )
     for name, shape in whole_shapes(lora, whole or {}).items():
-        theirs = name_in_peft(name) if multimodal else name
-        shapes[theirs], names[theirs] = shape, name
+        shapes[named(name)], names[named(name)] = shape, name
     arrays = {_own(names, theirs): _read(entries, theirs, shape, path) for theirs, shape in shapes.items()}
     if entries:
-        name = one_line(next(iter(entries)).removeprefix(_PREFIX))
-        raise WgradError(
-            f"--adapter: {path} adapts {name}, which is no projection of this model's layers: only those can be adapted"
-        )
-    if multimodal:
+        raise _beyond(entries, named, whole or {}, path)
+    if names != {module: module for module in names}:
         adapted = [name.removesuffix(".lora_A") for name in shapes if name.endswith(".lora_A")]
         lora = lora.renamed({name: names[name] for name in adapted})
     return lora, arrays
+
+
+def _beyond(
+    entries: Mapping[str, TensorEntry], named: Callable[[str], str], whole: WholeModules, path: Path
+) -> WgradError:
+    """Why tensors that are no part of adapted projections cannot be read, and the way out."""
+    tables = {named(name): shape for tensors in whole.values() for name, shape in tensors.items()}
+    for key, entry in entries.items():
+        name = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        if name in tables:
+            return _whole_table(name, entry, tables[name], path)
+    name = one_line(next(iter(entries)).removeprefix(_PREFIX))
+    where = f"--adapter: {path} adapts {name}, which"
+    if is_beside_text(name):
+        return WgradError(f"{where} is of the part for images, and only the text part is read here: {MERGE}")
+    return WgradError(f"{where} is no projection of this model's layers, and only those are read here: {MERGE}")
+
+
+def _whole_table(name: str, entry: TensorEntry, shape: tuple[int, ...], path: Path) -> WgradError:
+    """An embedding or a head that is there whole, and not of this model's shape or without being named."""
+    if entry.shape[:1] != shape[:1]:
+        return WgradError(
+            f"--adapter: {path} holds the whole {name} because tokens were added to it ({entry.shape[0]} rows for the "
+            f"model's {shape[0]}): resize the base model to {entry.shape[0]} tokens with transformers, or {MERGE}"
+        )
+    return WgradError(
+        f"--adapter: {path} holds the whole {name}, which modules_to_save in {CONFIG_FILE} does not name: save the "
+        f"adapter with save_embedding_layers=False where the base has the same, or {MERGE}"
+    )
 
 
 def _own(names: Mapping[str, str], theirs: str) -> str:
@@ -176,6 +203,8 @@ def _read(entries: dict[str, TensorEntry], name: str, shape: tuple[int, ...], pa
     entry = entries.pop(_key(name), None)
     if entry is None:
         raise WgradError(f"--adapter: {path} lacks {name}, which {CONFIG_FILE} asks for: fetch it again")
+    if entry.shape != shape and is_whole(name) and entry.shape[1:] == shape[1:]:
+        raise _whole_table(name, entry, shape, path)
     if entry.shape != shape:
         raise WgradError(
             f"--adapter: {name} in {path} has shape {list(entry.shape)}, the model asks for {list(shape)}: the adapter "
@@ -216,14 +245,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return read_json(path, dict[str, Any], "--adapter")
 
 
-def _load_config(folder: Path) -> LoraConfig:
+def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:
     path = folder / CONFIG_FILE
     raw = _read_config(folder)
     if raw.get("peft_type") != "LORA":
         raise WgradError(f"--adapter: {path}: peft_type is {show(raw.get('peft_type'))}: only LORA can be read")
     for key, what, harmless in _UNSUPPORTED:
         if raw.get(key) not in harmless:
-            raise WgradError(f"--adapter: {path}: {key} is {show(raw[key])}: {what} cannot be read: train it without")
+            raise WgradError(f"--adapter: {path}: {key} is {show(raw[key])}: {what} cannot be read: {MERGE}")
     if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
         raise WgradError(
             f"--adapter: {path}: init_lora_weights {show(raw['init_lora_weights'])} changes the base weights: "
@@ -236,7 +265,7 @@ def _load_config(folder: Path) -> LoraConfig:
         )
     if not file.target_modules:
         raise WgradError(f"--adapter: {path}: target_modules must name at least one module; got none: {FETCH}")
-    return LoraConfig(
+    lora = LoraConfig(
         r=file.r,
         alpha=file.lora_alpha,
         dropout=file.lora_dropout,
@@ -247,3 +276,4 @@ def _load_config(folder: Path) -> LoraConfig:
         modules_to_save=tuple(file.modules_to_save or ()),
         dora=bool(file.use_dora),
     )
+    return lora, convert(raw, LimitsFile, f"--adapter: {path}")

@@ -113,12 +113,13 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
             raise nothing(targets)
         return found
     for target in targets:
-        if not any(_ends_with(m, target) for m in modules):
+        if not any(ends_with(m, target) for m in modules):
             raise nothing(target)
-    return [m for m in modules if any(_ends_with(m, t) for t in targets)]
+    return [m for m in modules if any(ends_with(m, t) for t in targets)]
 
 
-def _ends_with(module: str, target: str) -> bool:
+def ends_with(module: str, target: str) -> bool:
+    """Whether a name of a module, or the end of its path, means this module."""
     return module == target or module.endswith("." + target)
 
 

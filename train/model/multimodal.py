@@ -5,7 +5,7 @@ Source: transformers, Gemma3ForConditionalGeneration and its key mapping of file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -21,7 +21,8 @@ _IN_FILES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-IN_PEFT = "model.language_model."
+_IN_PEFT = "model.language_model."
+_IN_PEFT_BEFORE = "language_model."  # transformers 4.51 and older
 # Parts of the whole model that are not the text's, by how their names begin.
 _BESIDE_TEXT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
@@ -53,5 +54,15 @@ def is_beside_text(name: str) -> bool:
 
 
 def name_in_peft(module: str) -> str:
-    """What PEFT calls a module of the text part in the whole model, whose head is beside it."""
-    return IN_PEFT + module.removeprefix("model.") if module.startswith("model.") else module
+    """PEFT's name of a module of the text part in the whole model, whose head is next to it."""
+    return _IN_PEFT + module.removeprefix("model.") if module.startswith("model.") else module
+
+
+def namer_of(names: Iterable[str]) -> Callable[[str], str]:
+    """-> from a module of the text part to its name in the adapter that has these names of tensors."""
+    names = list(names)
+    if any(name.startswith(_IN_PEFT) for name in names):
+        return name_in_peft
+    if any(name.startswith(_IN_PEFT_BEFORE) for name in names):
+        return lambda module: _IN_PEFT_BEFORE + module
+    return lambda module: module
