@@ -2,6 +2,6 @@
 
 import sys
 
-from wgrad.train.commands.cli import main
+from wgrad.__main__ import main
 
 sys.exit(main())

@@ -15,13 +15,16 @@ Public names, each imported when it is first asked for (so that `import wgrad` s
 docs/reference/python.md shows how they are used.
 """
 
+from __future__ import annotations as _annotations
+
 import os as _os
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from wgrad.version import __version__ as __version__
 
-if _TYPE_CHECKING:
+TYPE_CHECKING = False  # type checkers take it for True; importing `typing` takes longer than all else here
+if TYPE_CHECKING:
+    from typing import Any as _Any
+
     from wgrad.autograd import functional as functional
     from wgrad.autograd.select_device import select_device as select_device
     from wgrad.autograd.tensor import Tensor as Tensor
@@ -61,7 +64,7 @@ _PUBLIC = {
     "TokenScore": "wgrad.train.library.loaded_model",
     "WgradError": "wgrad.device.errors",
     "finetune": "wgrad.train.library.finetune",
-    "functional": "wgrad.autograd",
+    "functional": "wgrad",
     "generate": "wgrad.train.library.loaded_model",
     "load": "wgrad.train.library.loaded_model",
     "no_grad": "wgrad.autograd.tensor",
@@ -95,7 +98,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'wgrad' has no attribute {name!r}")
     if name == "functional":
-        return importlib.import_module("wgrad.autograd.functional")
+        return importlib.import_module("wgrad.functional")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

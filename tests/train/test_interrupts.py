@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from wgrad.train.commands.cli import main
+from wgrad.train.terminal.end_requests import EndRequests
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of another process")
@@ -188,6 +190,82 @@ def test_the_second_ends_a_process_that_does_not_come_back(what: str, last: str)
     done = subprocess.run([sys.executable, "-c", STUCK, what], capture_output=True, text=True, timeout=300)
     assert last in done.stdout.splitlines()[-1]
     assert done.returncode == (143 if what == "step" else 1)  # 1: Interrupted, which nobody caught
+
+
+# ---- a command that has nothing to save ----------------------------------------------------------
+IMPORTING = """
+import os, signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["PRESS_AT"]:
+            signal.raise_signal(int(os.environ["PRESS"]))
+sys.meta_path.insert(0, Press())
+from wgrad.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_the_command_starts_where_requests_to_end_are_answered() -> None:
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"wgrad": "wgrad.__main__:main"}
+
+
+@posix
+@pytest.mark.parametrize("module", ["argparse", "numpy", "wgrad.train.commands.devices"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_while_modules_are_imported_is_answered_with_one_line(module: str, number: int) -> None:
+    environment = os.environ | {"PRESS_AT": module, "PRESS": str(int(number))}
+    command = [sys.executable, "-c", IMPORTING, "devices"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "wgrad: interrupted\n")
+
+
+@posix
+def test_a_request_that_python_loses_in_a_finaliser_is_made_again(capsys: Any) -> None:
+    class Pressing:
+        def __del__(self) -> None:
+            press(signal.SIGTERM)
+
+    with pytest.raises(Interrupted) as caught, EndRequests():
+        Pressing()
+        time.sleep(100)
+    assert caught.value.number == signal.SIGTERM
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_of_a_finaliser_are_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        def __del__(self) -> None:
+            raise ValueError("wrong")
+
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: told.append(str(lost.exc_value)))
+    with EndRequests():
+        Wrong()
+    assert told == ["wrong"]
+
+
+STUCK_COMMAND = """
+import ctypes, os, signal, threading, time
+from wgrad.train.terminal import end_requests
+end_requests.GRACE = 0.3
+reader, writer = os.pipe()
+masked = threading.Event()
+def press():
+    masked.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+with end_requests.EndRequests():
+    threading.Thread(target=press, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the other thread takes it
+    masked.set()
+    ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
+"""
+
+
+@posix
+def test_sigterm_ends_a_command_that_a_driver_does_not_give_back() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK_COMMAND], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (143, "wgrad: interrupted\n")
 
 
 # ---- a run -------------------------------------------------------------------------------------

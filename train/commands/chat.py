@@ -127,8 +127,8 @@ def _lines() -> Iterator[str]:
         except EOFError:
             sys.stdout.write("\n" if terminal else "")
             return
-        except KeyboardInterrupt:
-            if not terminal:
+        except KeyboardInterrupt as asked:
+            if not terminal or getattr(asked, "number", signal.SIGINT) != signal.SIGINT:
                 raise
             sys.stdout.write("\n")
 

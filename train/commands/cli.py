@@ -35,6 +35,7 @@ from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure
 from wgrad.train.run.memory_advice import advising
+from wgrad.train.terminal.end_requests import EndRequests
 from wgrad.train.terminal.ending import SWEEP_INTERRUPTED, ending_of, one_line
 from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
 
@@ -344,7 +345,8 @@ def _main(argv: Sequence[str] | None) -> int:
             parser.print_help()
             return 0
         args.words = list(sys.argv[1:] if argv is None else argv)
-        return args.run(args)
+        with EndRequests():
+            return args.run(args)
     except SystemExit as error:  # --help and --version
         return error.code if isinstance(error.code, int) else 0
     except RankFailure as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.generation import check_positions, generate_batch
 from wgrad.train.run.open_model import Opened
+from wgrad.train.terminal.interrupts import Interrupted
 from wgrad.train.terminal.output import say
 
 _SEEDS = 2**32
@@ -44,8 +46,9 @@ def run_prompts(args: GenerateConfig) -> int:
                 for value in _answer(opened, model, group, first):
                     write(value)
                     done += 1
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted: {done} of {len(prompts)} prompts are answered") from None
+    except KeyboardInterrupt as asked:
+        number = getattr(asked, "number", signal.SIGINT)
+        raise Interrupted(number, f"interrupted: {done} of {len(prompts)} prompts are answered") from None
     return 0
 
 

@@ -1,0 +1,8 @@
+"""`import wgrad.functional`: the operators of the tape, which are those of wgrad.autograd.functional."""
+
+import sys
+
+import wgrad.autograd.functional
+from wgrad.autograd.functional import *  # noqa: F403
+
+sys.modules[__name__] = wgrad.autograd.functional

@@ -1,0 +1,92 @@
+"""Ctrl-C and other requests to end a command that has nothing to save: SIGINT, SIGTERM, SIGHUP, SIGBREAK on Windows.
+
+Each raises Interrupted, so that what is half-written is removed on the way out. Python loses an exception that is
+raised in a finaliser (`__del__`, a callback of the garbage collector): such a request is made again. It also calls a
+handler only between two instructions of the main thread: where a call to a driver keeps that away, SIGTERM and SIGHUP
+end the process after some seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from wgrad.train.terminal.interrupts import GRACE, SIGNALS, Interrupted
+from wgrad.train.terminal.output import say
+
+_AGAIN_SECONDS = 0.05
+
+
+class EndRequests:
+    """A context manager around a command. Signals that are ignored (nohup) stay so; outside the main thread nothing is
+    handled."""
+
+    def __enter__(self) -> EndRequests:
+        self._ended = threading.Event()
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        for number in SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._before[number] = signal.getsignal(number)
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, old in self._before.items():
+            signal.signal(number, old)
+        sys.unraisablehook = self._hook
+        signal.set_wakeup_fd(self._descriptor)
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    def _unraisable(self, lost: Any) -> None:
+        """sys.unraisablehook: a request that was lost in a finaliser is made again, once that is left."""
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            self._hook(lost)
+            return
+        again = threading.Timer(_AGAIN_SECONDS, _press, [getattr(lost.exc_value, "number", signal.SIGINT)])
+        again.daemon = True
+        again.start()
+
+    def _watch(self) -> None:
+        while data := self._reader.recv(1):
+            # Ctrl-C may be answered (`chat` goes on), and `serve` has handlers of its own.
+            if data[0] != signal.SIGINT and signal.getsignal(data[0]) == self._handle:
+                threading.Thread(target=self._end_late, args=(data[0],), daemon=True).start()
+
+    def _end_late(self, number: int) -> None:
+        if self._ended.wait(GRACE):
+            return
+        words = threading.Thread(target=say, args=("wgrad: interrupted", "stderr"), daemon=True)  # nobody may read it
+        words.start()
+        words.join(1.0)
+        os._exit(128 + number)
+
+
+def _press(number: int) -> None:
+    """The signal to the main thread, so that a call in which it waits ends."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
