@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -23,6 +24,7 @@ from wgrad.train.commands.devices import describe, readable_bytes
 from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files.hub import resolve_model
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.run.checkpoints import STATE_FILE, Checkpoints
 
 
 def run(*words: str) -> int:
@@ -176,8 +178,13 @@ def test_an_interrupt_says_what_is_saved(
 ) -> None:
     assert "no checkpoint was saved yet" in interrupt(monkeypatch, capsys, tmp_path)
     for step in (9, 100):
-        (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "step-200.77.partial").mkdir()
+        Checkpoints(tmp_path).save(step, {"parameters": np.zeros(3, np.float32)}, {})
+    for name in ("step-200.77.partial", "step-x9", "step-9x8", "step-", "step-300", "step-\u0663"):  # not of ours
+        (tmp_path / "checkpoints" / name).mkdir()
+    (tmp_path / "checkpoints" / "step-400").write_text("a file")
+    shutil.copytree(tmp_path / "checkpoints" / "step-100", tmp_path / "checkpoints" / "step-500")
+    Checkpoints(tmp_path).save(600, {"parameters": np.zeros(3, np.float32)}, {}, best=[9, 100, 300, 400, 500])
+    (tmp_path / "checkpoints" / "step-600" / STATE_FILE).unlink()
     line = interrupt(monkeypatch, capsys, tmp_path)
     newest = tmp_path / "checkpoints" / "step-100"
     assert line == f"wgrad: interrupted: {newest} is saved; go on with the same command and --resume"

@@ -12,7 +12,6 @@ import argparse
 import errno
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import wgrad
@@ -306,10 +305,12 @@ def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) 
         return one_line(error) if str(error) else "interrupted"
     if getattr(args, "lr_sweep", None):
         return SWEEP_INTERRUPTED
-    steps = sorted(Path(out).glob("checkpoints/step-*[0-9]"), key=lambda p: int(p.name.rpartition("-")[2]))
-    if not steps:
+    from wgrad.train.run.checkpoints import Checkpoints
+
+    saved = Checkpoints(out).saved()
+    if saved is None:
         return "interrupted: no checkpoint was saved yet (--save-every sets how often)"
-    return f"interrupted: {steps[-1]} is saved; go on with the same command and --resume"
+    return f"interrupted: {saved} is saved; go on with the same command and --resume"
 
 
 def _fail(message: str, status: int) -> int:

@@ -102,8 +102,19 @@ class Checkpoints:
         """Checkpoint folders, newest first, whole or not."""
         if not self.folder.is_dir():
             return []
-        found = [p for p in self.folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
+        found = [p for p in self.folder.glob("step-*") if re.fullmatch(r"step-[0-9]+", p.name)]
         return sorted(found, key=_number, reverse=True)
+
+    def saved(self) -> Path | None:
+        """The newest checkpoint that says what it holds, without the time that the sums of its files take."""
+        for path in self.steps():
+            try:
+                step = _read_info(path)["step"]
+            except (_Damaged, WgradError):
+                continue
+            if path.name == f"step-{step}" and (path / STATE_FILE).is_file():
+                return path
+        return None
 
     def load(self) -> TrainingState | None:
         """The newest checkpoint that is whole; None where there is none at all.
