@@ -22,6 +22,17 @@ def texts(root: ElementTree.Element) -> list[str]:
     return [t.text or "" for t in root.iter(f"{SVG}text")]
 
 
+@pytest.mark.parametrize(
+    "name", ["\x1b[2J", "\0\x01\x08\x0b\x0c\x7f\x9b", "a\nb\tc\rd", "\ud800\udc41", "\ufffe\uffff"]
+)
+def test_names_that_xml_cannot_have_are_shown_as_escapes(name: str) -> None:
+    """A file may have any of these in its name."""
+    root = picture([2.0, 1.0], title=f"<m> & {name} on 🐍.jsonl")
+    shown = "".join(ascii(c)[1:-1] for c in name)
+    assert f"<m> & {shown} on 🐍.jsonl" in texts(root)
+    assert root.findtext(f"{SVG}title", "").startswith(f"<m> & {shown} on 🐍.jsonl: 2 steps")
+
+
 def bands(root: ElementTree.Element) -> list[tuple[float, float]]:
     """Left and right end of each band in the axes."""
     boxes = [r.attrib for r in root.iter(f"{SVG}rect") if r.attrib.get("fill") == NOT_FINITE]

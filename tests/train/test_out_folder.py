@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import socket
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.own_process import needs_fork
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.ranks.world import World
+from wgrad.train.run.checkpoints import Checkpoints
 from wgrad.train.run.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
 from wgrad.train.run.outlets import Outlets
 
@@ -134,3 +136,144 @@ def test_of_two_runs_at_once_one_is_refused_and_the_other_is_whole(
     with OutFolder(tmp_path / "out"):
         assert main(options(tmp_path / "out")) == 2
         assert f"is in use by another run (process {os.getpid()} on " in capsys.readouterr().err
+
+
+# ---- what somebody does to the folder while the run goes on ---------------------------------------
+def remove(out: Path) -> None:
+    shutil.rmtree(out)
+
+
+def move(out: Path) -> None:
+    out.rename(out.with_name("moved"))
+
+
+def empty(out: Path) -> None:
+    """rm -rf OUT/*"""
+    for path in [p for p in out.iterdir() if not p.name.startswith(".")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def remake(out: Path) -> None:
+    shutil.rmtree(out)
+    out.mkdir()
+
+
+def take_metrics(out: Path) -> None:
+    (out / "metrics.jsonl").unlink()
+
+
+def put_file(out: Path) -> None:
+    shutil.rmtree(out)
+    out.write_text("a file")
+
+
+def put_other(out: Path) -> None:
+    out.rename(out.with_name("moved"))
+    out.mkdir()
+    (out / "theirs").write_text("")
+
+
+STEPS = 6
+
+
+@pytest.fixture
+def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> list[str]:
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
+    make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
+    text = (
+        f"finetune --model {tmp_path / 'model'} --data {tmp_path / 'data.jsonl'} --device cpu --rank 2 --seq-len 24 "
+        f"--max-steps {STEPS} --save-every 2 --accumulate 1"
+    )
+    return text.split()
+
+
+def run_meddled(words: list[str], out: Path, meddle: Any, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """step: before which it is done; as many as there are: while the result is measured."""
+    from wgrad.train.run.trainer import Trainer
+
+    plain = Trainer.step
+
+    def meddled(self: Any, item: Any, lr: float) -> None:
+        if item.index == step:
+            meddle(out)
+        plain(self, item, lr)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", meddled)
+        measure = Trainer.measure
+
+        def measured(self: Any, *given: Any) -> Any:
+            if step == STEPS and out.is_dir() and list(out.glob("adapter*")):
+                meddle(out)
+            return measure(self, *given)
+
+        patch.setattr(Trainer, "measure", measured)
+        return main([*words, "--out", str(out)])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
+@pytest.mark.parametrize(
+    ("meddle", "step", "said"),
+    [
+        (remove, 2, "was removed or moved during the run: it is written again, but checkpoints and other files from"),
+        (remove, STEPS - 1, "was removed or moved during the run"),
+        (remove, STEPS, "was removed or moved during the run"),
+        (empty, STEPS, "has lost config.yaml, metrics.jsonl, samples.jsonl during the run: written again"),
+        (remake, 3, "was removed or moved during the run"),
+        (move, 2, "was removed or moved during the run"),
+        (empty, 2, "has lost config.yaml, metrics.jsonl, samples.jsonl during the run: written again"),
+        (take_metrics, 2, "has lost metrics.jsonl during the run: written again"),
+    ],
+)
+def test_what_is_removed_of_the_folder_is_written_again(
+    meddle: Any, step: int, said: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    assert run_meddled(tiny, out, meddle, step, monkeypatch) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(said) == 1 and printed.count("during the run") == 1
+    kept = {"adapter_config.json", "adapter_model.safetensors", "config.yaml", "results.json", "samples.jsonl"}
+    assert kept | {"loss.svg", "metrics.jsonl", "checkpoints", LOCK_FILE} <= set(names(out))
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "loss" in r] == [*range(1, STEPS + 1)]
+    assert Checkpoints(out).saved() == out / "checkpoints" / f"step-{STEPS}"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
+def test_the_folder_that_is_made_again_is_locked(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    out = tmp_path / "out"
+    plain = OutFolder.keep
+
+    def keep(self: OutFolder) -> bool:
+        again = plain(self)
+        if again:
+            with pytest.raises(WgradError, match="in use by another run") as caught, OutFolder(out):
+                raise AssertionError("not reached")
+            seen.append(str(caught.value))
+        return again
+
+    monkeypatch.setattr(OutFolder, "keep", keep)
+    assert run_meddled(tiny, out, remove, 2, monkeypatch) == 0
+    assert len(seen) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
+@pytest.mark.parametrize(
+    ("meddle", "step", "said"),
+    [
+        (put_file, STEPS - 1, "a file of that name is in the way"),
+        (put_other, 2, "is no longer the folder that the run began in"),
+    ],
+)
+def test_nothing_is_written_into_what_is_not_the_runs(
+    meddle: Any, step: int, said: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out = tmp_path / "out"
+    assert run_meddled(tiny, out, meddle, step, monkeypatch) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    if out.is_dir():
+        assert names(out) == ["theirs"]

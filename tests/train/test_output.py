@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from wgrad.train.terminal.output import Output, OutputLost, command_output, make_console, say, settle
-from wgrad.train.terminal.progress import TrainingProgress
+from wgrad.train.terminal.progress import Display, TrainingProgress
 
 
 class Broken(io.StringIO):
@@ -111,3 +111,11 @@ def test_a_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.stdout is stream
     with pytest.raises(FileNotFoundError), command_output():  # an error of something else stays what it is
         open("/nowhere/at/all")
+
+
+def test_names_of_files_cannot_command_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    say("data: \x1b[2J\x9b31m\rx\ty")
+    Display(make_console()).say("note: \x1b]0;title\x07 [red]é")
+    assert stream.getvalue() == "data: \\x1b[2J\\x9b31m\\rx\ty\nnote: \\x1b]0;title\\x07 [red]é\n"

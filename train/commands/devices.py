@@ -8,6 +8,7 @@ from typing import Any
 from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.errors import DeviceError, WgradError
 from wgrad.train.run.memory_advice import main_memory
+from wgrad.train.terminal.output import harmless
 
 _FEATURES = {
     "shader-f16": "--compute float16",
@@ -71,7 +72,7 @@ def describe(device: Mapping[str, Any]) -> str:
 def print_devices() -> int:
     """Print every device and which one `--device auto` takes, and why. -> 0, or 1 where none can be used."""
     for device in list_devices():
-        print(describe(device))
+        print(harmless(describe(device)))
     expected: tuple[type[BaseException], ...] = (WgradError, DeviceError)
     try:
         chosen = select_device("auto")

@@ -26,7 +26,7 @@ from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.open_model import Opened, open_model
 from wgrad.train.run.session import beyond_positions, refuse_quantised_anew, row_length
 from wgrad.train.run.trainer import Trainer
-from wgrad.train.terminal.output import say
+from wgrad.train.terminal.output import harmless, say
 
 
 def run_eval(config: RunOptions, as_json: bool) -> int:
@@ -54,7 +54,7 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
         "tokens": sum(batch.num_targets for batch in batches),
         **{name: _entry(loss) for name, loss in losses.items()},
     }
-    print(json.dumps(result) if as_json else _table(result))
+    print(json.dumps(result) if as_json else harmless(_table(result)))
     if not all(map(math.isfinite, losses.values())):
         raise not_finite("loss")
     return 0

@@ -19,7 +19,7 @@ from wgrad.train.run.choice_scores import accuracy, choice_batches, log_likeliho
 from wgrad.train.run.fit import ROW_STEP
 from wgrad.train.run.open_model import Opened, open_model
 from wgrad.train.run.session import refuse_quantised_anew
-from wgrad.train.terminal.output import say
+from wgrad.train.terminal.output import harmless, say
 
 
 def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> int:
@@ -43,7 +43,7 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
     how = {"shots": options.shots, "chat": options.chat}
     result = {"choices": options.choices, "questions": len(questions), **how, "truncated": truncated}
     result |= {name: asdict(accuracy(questions, values)) for name, values in scores.items()}
-    print(json.dumps(result) if as_json else _table(result))
+    print(json.dumps(result) if as_json else harmless(_table(result)))
     return 0
 
 

@@ -11,7 +11,7 @@ from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.run.generation import check_positions, generate_batch, generate_ids
 from wgrad.train.run.open_model import Opened, open_model
 from wgrad.train.run.text_models import build_text_models
-from wgrad.train.terminal.output import say
+from wgrad.train.terminal.output import harmless, say
 
 
 def open_to_generate(args: GenerateConfig) -> Opened[GenerateConfig]:
@@ -47,11 +47,12 @@ def run_generate(args: GenerateConfig) -> int:
     ids = generate_ids(model, prompt, args.max_new_tokens, args, tokenizer.stop_ids)
     with display.phase(f"reading the prompt of {len(prompt)} tokens"):  # gone before any text
         first = list(islice(ids, 1))
+    shown = harmless if sys.stdout.isatty() else str
     if not args.chat:
-        sys.stdout.write(args.prompt)
+        sys.stdout.write(shown(args.prompt))
     try:
         for text in tokenizer.decode_stream(prompt).pieces(chain(first, ids)):
-            sys.stdout.write(text)
+            sys.stdout.write(shown(text))
             sys.stdout.flush()
     finally:  # Ctrl-C ends the line as well
         sys.stdout.write("\n")

@@ -18,7 +18,7 @@ from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
 from wgrad.train.run.plan import PROMPT_TOKENS, Plan
 from wgrad.train.run.session import beyond_positions
-from wgrad.train.terminal.output import make_console
+from wgrad.train.terminal.output import harmless, make_console
 from wgrad.train.terminal.progress import Display
 
 
@@ -55,7 +55,7 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
                 phase.update(number)
                 lengths = {"longest_seq_len": fit.longest_rows(mode), "largest_batch_size": fit.largest_batch(mode)}
                 found["fits"].append({**mode, **lengths})
-    print(json.dumps(found) if as_json else table(found, plan, model_config))
+    print(json.dumps(found) if as_json else harmless(table(found, plan, model_config)))
     return 0
 
 

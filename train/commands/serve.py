@@ -20,7 +20,7 @@ from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
 from wgrad.train.run.open_model import Opened, context_of, open_model
 from wgrad.train.run.text_models import build_text_models, most_work
 from wgrad.train.terminal.interrupts import Interrupted
-from wgrad.train.terminal.output import say
+from wgrad.train.terminal.output import harmless, say
 
 try:
     from wgrad.train.serve.app import make_app
@@ -99,7 +99,8 @@ def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:
     try:
         host, port = listening.getsockname()[:2]
         site = f"[{host}]" if ":" in host else host
-        print(f"serving {', '.join(engine.models)} at http://{site}:{port}/v1 (Ctrl-C ends it)", flush=True)
+        names = harmless(", ".join(engine.models))
+        print(f"serving {names} at http://{site}:{port}/v1 (Ctrl-C ends it)", flush=True)
         engine.run()
     finally:
         engine.close()

@@ -109,7 +109,7 @@ class Checkpoints:
         """The newest checkpoint that says what it holds, without the time that the sums of its files take."""
         for path in self.steps():
             try:
-                step = _read_info(path)["step"]
+                step = _read_info(path).step
             except (_Damaged, WgradError):
                 continue
             if path.name == f"step-{step}" and (path / STATE_FILE).is_file():

@@ -26,6 +26,7 @@ from wgrad.train.run.callbacks import SaveReport
 from wgrad.train.run.caller import Caller
 from wgrad.train.run.checkpoints import Checkpoints, Schedule, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation, Measured
+from wgrad.train.run.kept_out import KeptOut
 from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.run.metrics import MetricsFile, SamplesFile
@@ -130,6 +131,7 @@ class _Finetuning:
             Sweep(session, self.trainer, Evaluation(session, self.trainer, self.built), self.interrupts).run()
             return
         world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
+        self.kept_out = KeptOut(self.outlets, begun, session.say)
         done = stream.step
         with ExitStack() as files:
             values = session.config.to_dict()
@@ -149,6 +151,7 @@ class _Finetuning:
             session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
             self.metrics = files.enter_context(MetricsFile(config.out, done, writes=world.speaks))
             self.outlets.records.append(self.metrics)
+            self.caller.callbacks.listen(self.kept_out)
             for file in (self.metrics, samples):
                 if file is not None and file.invalid:
                     lines = "1 line is no record" if file.invalid == 1 else f"{file.invalid} lines are no records"
@@ -158,7 +161,8 @@ class _Finetuning:
             skipped = self.optimizer.skipped()
             self._measure_result()
             self._count_seconds()
-            world.by_first(lambda: write_results(session, self.metrics, self.results, skipped), RESULTS_FILE)
+            world.by_first(lambda: self._write_results(skipped), RESULTS_FILE)
+        self.kept_out.tell()
         say_done(session, self.results, skipped, plan)
 
     def _say(self, measured: Measured) -> Measured:
@@ -284,6 +288,7 @@ class _Finetuning:
                     self.world.steps_end()
                     self._check_result()
                     with interrupts.writing(), session.display.phase("saving the result"):
+                        self.world.by_first(self.kept_out.check, "the output folder")
                         self.metrics.sync()
                         if not session.config.best_kept:
                             self.world.by_first(lambda: write_trained(session, self.built), "the result")
@@ -307,6 +312,7 @@ class _Finetuning:
 
     def _save_here(self, done: int) -> Path:
         session = self.session
+        self.kept_out.check()
         arrays = self.optimizer.state_arrays()
         if self.trainer.diloco is not None:
             arrays |= self.trainer.diloco.arrays()
@@ -324,6 +330,14 @@ class _Finetuning:
         adapter = None if session.config.full else (lambda folder: save_session_adapter(session, self.built, folder))
         with self.interrupts.writing(), session.display.phase("saving a checkpoint"):
             return self.checkpoints.save(done, arrays, extra, adapter, self.best.kept())
+
+    def _write_results(self, skipped: int) -> None:
+        session = self.session
+        if self.kept_out.check():  # what was trained went with the rest
+            write_trained(session, self.built)
+            if not session.config.best_kept:  # else the model is that of another step by now
+                self._save_here(session.stream.step)
+        write_results(session, self.metrics, self.results, skipped)
 
     def _count_seconds(self) -> None:
         """Bring the run's time up to now: of all its parts, from the first loading on."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wgrad.device.files import write_text
-from wgrad.train.terminal.svg import FAINT, GRID, INK, shortened, svg_begin, svg_text
+from wgrad.train.terminal.svg import FAINT, GRID, INK, legible, shortened, svg_begin, svg_text
 
 LOSS_CURVE_FILE = "loss.svg"
 
@@ -199,6 +199,7 @@ def _summary(last: float, marks: list[Point], records: Sequence[Mapping[str, Any
 
 def loss_curve(records: Sequence[Mapping[str, Any]], held_out: Sequence[Point] = (), title: str = "") -> str:
     """SVG text. records: of metrics.jsonl (step; loss, null where it was not finite); held_out: (step, loss)."""
+    title = legible(title)
     train = [(float(r["step"]), float(r["loss"])) for r in records if r.get("loss") is not None]
     marks = sorted(((float(s), float(v)) for s, v in held_out if math.isfinite(v)), key=lambda mark: mark[0])
     gaps = _not_finite(records)

@@ -17,6 +17,7 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import write_bytes, writing
 from wgrad.train.files.input_files import exists, open_input, reading
 from wgrad.train.run.checkpoints import Loss, Step
+from wgrad.train.run.out_folder import identity_of
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 _LONGEST_LINE = 1 << 16  # bytes; ours have some 200
@@ -103,6 +104,17 @@ class RecordsFile:
         self._file: IO[bytes] | None = None
         if writes:
             self.take_over()
+
+    def keep(self) -> bool:
+        """Write the file anew where somebody has removed or replaced it -> whether that was so."""
+        if self._file is None:
+            return False
+        own = os.fstat(self._file.fileno())
+        if identity_of(self.path) == (own.st_dev, own.st_ino):
+            return False
+        self._file.close()
+        self.take_over()
+        return True
 
     def take_over(self) -> None:
         """From here on this process writes the file: first what it has had so far."""

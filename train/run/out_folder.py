@@ -59,8 +59,7 @@ class OutFolder:
                 holder = self._holder()
                 self.left_by = str(holder) if holder else None
                 remove_leftovers(self.path)
-                started = time.strftime("%Y-%m-%d %H:%M:%S %z")
-                write_json(self.path / HOLDER_FILE, msgspec.to_builtins(_Holder(os.getpid(), _host(), started)))
+                self._sign()
             except BaseException:
                 self._lock.release()
                 raise
@@ -72,9 +71,41 @@ class OutFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        (self.path / HOLDER_FILE).unlink(missing_ok=True)
+        if self._identities() == self._own:  # else the note is another's
+            (self.path / HOLDER_FILE).unlink(missing_ok=True)
         self._lock.release()
         self._remove_made()
+
+    def keep(self) -> bool:
+        """Take the folder again where somebody has removed or moved it, or its lock -> whether that was so.
+
+        WgradError where another run has it, or what lies there now is not the run's.
+        """
+        found = self._identities()
+        if found == self._own:
+            return False
+        with writing(self.path):
+            others = found[0] != self._own[0] and self.path.is_dir() and any(self.path.iterdir())
+        if others:
+            raise WgradError(
+                f"--out: {self.path} is no longer the folder that the run began in, and is not empty: nothing more is "
+                "written there. Find where the old one was moved to, put it back and go on with --resume"
+            )
+        self._lock.release(force=True)
+        make_folder(self.path)
+        self._lock = self._acquire()
+        self._sign()
+        return True
+
+    def _sign(self) -> None:
+        """Say whose the lock is, and note what was locked."""
+        started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        write_json(self.path / HOLDER_FILE, msgspec.to_builtins(_Holder(os.getpid(), _host(), started)))
+        self._own = self._identities()
+
+    def _identities(self) -> tuple[tuple[int, int] | None, ...]:
+        """Of the folder and the lock's file, each None where it is not there."""
+        return tuple(map(identity_of, (self.path, self.path / LOCK_FILE)))
 
     def _acquire(self) -> filelock.BaseFileLock:
         path = self.path / LOCK_FILE
@@ -116,6 +147,15 @@ class OutFolder:
                     folder.rmdir()
         except OSError:
             pass
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """What tells a file or folder from any other that takes its name; None: there is nothing."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _host() -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wgrad.device.errors import UnusableResult
-from wgrad.device.files import write_json
+from wgrad.device.files import make_folder, write_json
 from wgrad.train.ranks.world import World
 from wgrad.train.run.evaluation import Evaluation
 from wgrad.train.run.loop import Run
@@ -65,7 +65,8 @@ class Sweep:
             "best_lr": best,
         }
         with self.interrupts.writing():
-            self.world.by_first(lambda: write_json(session.out / SWEEP_FILE, found), SWEEP_FILE)
+            # The folder may have been removed meanwhile.
+            self.world.by_first(lambda: write_json(make_folder(session.out) / SWEEP_FILE, found), SWEEP_FILE)
         for line in table(rows, before, best):
             session.say(line)
         if best is None:

@@ -146,7 +146,7 @@ def _discard(stream: Any) -> None:
 
 
 def harmless(text: str) -> str:
-    """Text of a model for a terminal: control characters, which could do more there than stand, as their escapes."""
+    """Text of a model or a file's name for a terminal, which obeys control characters: those as their escapes."""
     return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
@@ -158,7 +158,7 @@ def make_console(name: str = "stdout", terminal: bool | None = None, silent: boo
 
 
 def say(text: str, name: str = "stdout") -> None:
-    """Print a line for people."""
+    """Print a line for people, control characters in it as their escapes."""
     output = Output(name)
-    output.write(text + "\n")
+    output.write(harmless(text) + "\n")
     output.flush()

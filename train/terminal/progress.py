@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wgrad.train.options.option_text import size
-from wgrad.train.terminal.output import STDOUT, make_console
+from wgrad.train.terminal.output import STDOUT, harmless, make_console
 
 QUIET_SECONDS = 10.0  # where the output is no terminal: a line at latest after this long,
 LINE_SECONDS = 1.0  # and in training at most one in this time
@@ -107,7 +107,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line without disturbing what is shown."""
         self._last_line = self.clock()
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Phase]:

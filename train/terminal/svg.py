@@ -9,17 +9,27 @@ INK, FAINT, GRID = "#1f2933", "#66727f", "#e4e8ec"
 _FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
 
+def legible(text: str) -> str:
+    """What XML cannot have (control characters, half a surrogate pair, U+FFFE) as the escapes of Python."""
+    return "".join(c if _in_xml(c) else ascii(c)[1:-1] for c in text)
+
+
+def _in_xml(character: str) -> bool:
+    """Whether XML can have it and a reader can see it."""
+    return unicodedata.category(character) not in ("Cc", "Cs") and ord(character) & 0xFFFE != 0xFFFE
+
+
 def svg_begin(width: int, height: int, title: str) -> str:
     """The opening of a picture on white; `</svg>` ends it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="{_FONT}">\n<title>{escape(title)}</title>\n'
+        f'font-family="{_FONT}">\n<title>{escape(legible(title))}</title>\n'
         f'<rect width="{width}" height="{height}" fill="white"/>'
     )
 
 
 def svg_text(x: float, y: float, text: str, size: int = 12, colour: str = FAINT, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" {more}>{escape(legible(text))}</text>'
 
 
 def shortened(text: str, width: float) -> str:
