@@ -82,9 +82,7 @@ CLANG = Tool(
 C_COMPILER = Tool(
     "a C compiler", c_compiler, "drivers other than the default one: Dawn on lavapipe, RADV", "apt-get install clang-19"
 )
-NODE = Tool(
-    "node", lambda: find_any("node"), "shaders through Dawn and RADV", "apt-get install nodejs (18 or newer)"
-)
+NODE = Tool("node", lambda: find_any("node"), "shaders through Dawn and RADV", "apt-get install nodejs (18 or newer)")
 DAWN = Tool(
     "Dawn's binding for Node",
     (PORTABILITY / "node_modules" / "webgpu").is_dir,

@@ -72,5 +72,3 @@ def columns_of(values: Sequence[str]) -> dict[str, str]:
             raise WgradError(f"--columns: {ours!r} is given twice: give it once")
         found[ours] = theirs
     return found
-
-
