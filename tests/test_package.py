@@ -133,7 +133,9 @@ def test_ships_every_source_file_and_nothing_else(wheel: Path) -> None:
         for p in (ROOT / room).rglob("*")
         if p.suffix in SHIPPED
     }
-    assert names == tree | {"wgrad/__init__.py", "wgrad/__main__.py", "wgrad/py.typed"}
+    assert names == tree | {
+        f"wgrad/{n}" for n in ("__init__.py", "__main__.py", "functional.py", "py.typed", "version.py")
+    }
 
 
 def test_ships_a_code_object_of_every_kernel_file(wheel: Path) -> None:
@@ -265,3 +267,12 @@ def test_installed_size() -> None:
     total += sum(p.stat().st_size for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in SHIPPED)
     assert {"numpy", "wgpu", "tokenizers"} < seen
     assert total < MOST_INSTALLED_BYTES, f"{total / 1e6:.1f} MB in {sorted(seen)}"
+
+
+def test_the_operators_can_be_imported_by_their_public_name() -> None:
+    import wgrad
+    import wgrad.functional
+    from wgrad.autograd import functional
+    from wgrad.functional import rms_norm
+
+    assert wgrad.functional is functional and rms_norm is functional.rms_norm
