@@ -214,3 +214,47 @@ def test_a_run_of_local_steps_is_resumed_as_it_was(values: dict[str, Any], tmp_p
         assert run.returncode == 0, run.stderr
     assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == ["step-28", "step-30"]
     same(tmp_path / "part", tmp_path / "out")
+
+
+# ---- ends --------------------------------------------------------------------------------------------
+@pytest.mark.skipif(sys.platform != "linux", reason="which ranks live is read in /proc")
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_rank_that_dies_while_mpi_starts_is_said_in_a_line(values: dict[str, Any], when: str) -> None:
+    """Its launcher says nothing, and the others would wait inside MPI's start."""
+    dying = "import os; os.kill(os.getpid(), 9)"
+    if when == "within":
+        dying = "import mpi4py, os, threading; threading.Timer(1, os.kill, (os.getpid(), 9)).start(); " + (
+            "import sys, types; sys.modules['mpi4py.MPI'] = None; import wgrad.train.ranks.start as s; "
+            "s._join = lambda n: __import__('time').sleep(99)"
+        )
+    begun = time.monotonic()
+    run = start(command_of(2, values, *ULFM, before=["pass", dying]))
+    assert time.monotonic() - begun < 20 and run.returncode > 0, run.stderr  # 10 s on an idle machine
+    errors = [line for line in run.stderr.splitlines() if line]
+    expected = "wgrad: error: rank 1 ended while MPI was starting: see what it said, then start the run again"
+    assert errors == [expected], run.stderr
+
+
+def living(out: Path) -> list[str]:
+    """Command lines of processes that name the folder."""
+    lines = subprocess.run(["ps", "-axww", "-o", "stat=,args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in lines.splitlines() if str(out) in line and not line.startswith("Z")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which ranks live is read in /proc")
+@pytest.mark.parametrize("victim", ["wgrad", "mpirun"])
+def test_ranks_end_with_what_started_them(values: dict[str, Any], tmp_path: Path, victim: str) -> None:
+    command = [sys.executable, "-m", "wgrad", "finetune", *words(values | {"--ranks": 2, "--max-steps": 5000})]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=null, stderr=null) as process:
+        metrics, begun = tmp_path / "out" / "metrics.jsonl", time.monotonic()
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 2) and time.monotonic() - begun < LIMIT:
+            time.sleep(0.05)
+        assert len(living(tmp_path)) >= 3
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(process.pid if victim == "wgrad" else int(children[0]), signal.SIGKILL)
+        process.wait(LIMIT)
+    ended = time.monotonic()
+    while living(tmp_path) and time.monotonic() - ended < 20:
+        time.sleep(0.1)
+    assert living(tmp_path) == []

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wgrad.device.errors import WgradError
-from wgrad.train.ranks.start import INSTALL, ranks_started
+from wgrad.train.ranks.keeper import END
+from wgrad.train.ranks.start import INSTALL, LAUNCHER, ranks_started
 from wgrad.train.terminal.interrupts import Interrupted
 
+_PR_SET_PDEATHSIG = 1
 # Open MPI hands this on to the ranks; SIGINT and SIGTERM it answers by killing them.
 REQUEST = getattr(signal, "SIGUSR1", None)
 
@@ -49,6 +53,20 @@ def command(ranks: int, arguments: Sequence[str]) -> list[str]:
     return [launcher, "-n", str(ranks), *options, sys.executable, "-m", "wgrad", *arguments]
 
 
+def _ending_with_this_process() -> Callable[[], None] | None:
+    """For a child: that SIGTERM comes to it once this process is no more, however it ends. Linux alone has that."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it ended in between
+            os._exit(1)
+
+    return ask
+
+
 def launch(ranks: int, arguments: Sequence[str]) -> int:
     """Run the ranks -> exit status. The first Ctrl-C (or SIGTERM, SIGHUP) asks them to save and end, the second ends
     them at once."""
@@ -56,8 +74,11 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     asked: list[int] = []
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment[LAUNCHER] = f"{socket.gethostname()} {os.getpid()}"
     # A session of its own, so that Ctrl-C in a terminal comes here alone.
-    process = subprocess.Popen(command(ranks, arguments), env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command(ranks, arguments), env=environment, start_new_session=True, preexec_fn=_ending_with_this_process()
+    )
 
     def handle(number: int, frame: object) -> None:
         asked.append(number)
@@ -74,4 +95,6 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         raise Interrupted(asked[0])
     if asked and status:  # the first rank has said what is saved
         return 128 + asked[0]
+    if status == END:  # what keeps a rank has ended it while MPI was starting, and said why
+        return 1
     return status if 0 <= status < 126 or status == 128 + signal.SIGINT else 1

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import importlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.ranks import keeper
 from wgrad.train.ranks.world import World
 
 # What the launchers of Open MPI, MPICH and others, and Slurm's srun tell a process of how many there are.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+LAUNCHER = "WGRAD_LAUNCHER"  # host, and id of the process, that --ranks was given to
 START_LIMIT = 60.0  # seconds until all ranks have found each other
 INSTALL = "pip install 'wgrad[mpi]', or mpi4py for the MPI that is there"
 
@@ -29,16 +39,52 @@ def open_world() -> Iterator[World]:
     if started <= 1:
         yield World()
         return
-    # Of a rank that dies in MPI's own start nobody is told, and Python's threads and signals wait for that start.
-    faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
-    try:
+    with _kept(started) as joined:
         world = _join(started)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+        joined()
+        try:
+            yield world
+        finally:
+            world.close()
+
+
+@contextmanager
+def _kept(started: int) -> Iterator[Callable[[], None]]:
+    """Have a process beside this one end it as `keeper.py` says; what is yielded tells it that MPI has started."""
+    if sys.platform == "win32":  # where no signal reaches a process that MPI's start holds
+        faulthandler.dump_traceback_later(START_LIMIT, exit=True, file=2)
+        try:
+            yield faulthandler.cancel_dump_traceback_later
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return
+    here = next((os.environ[name] for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), "1")
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), "0")
+    host, _, launcher = os.environ.get(LAUNCHER, "").rpartition(" ")
+    arguments = [rank, here, str(started), str(START_LIMIT), *([launcher] if host == socket.gethostname() else [])]
+    command = [sys.executable, "-I", "-S", keeper.__file__, *arguments]
+    # A session of its own: Ctrl-C is for the rank, which has something to save.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    assert process.stdin is not None
+    pipe = process.stdin
+    libc: Any = ctypes.CDLL(None)
+    before = signal.getsignal(keeper.END)
+    # In C, because Python's own handlers wait for MPI's start: it calls _exit with the number of the signal.
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(keeper.END), ctypes.cast(libc._exit, ctypes.c_void_p))
+
+    def joined() -> None:
+        signal.signal(keeper.END, signal.SIG_DFL if before is None else before)
+        with suppress(OSError):
+            os.write(pipe.fileno(), keeper.JOINED)
+
     try:
-        yield world
+        yield joined
     finally:
-        world.close()
+        with suppress(OSError):
+            pipe.close()
+        process.wait()
+        signal.signal(keeper.END, signal.SIG_DFL if before is None else before)
 
 
 def _join(started: int) -> World:

@@ -1,0 +1,121 @@
+"""A process for each rank that ends it with its launcher, and while MPI starts with any other rank of this host.
+
+MPI's own start holds Python's lock, so that no thread of a rank can tell that another is gone. Run as a file, by
+`start.py`: it imports nothing of wgrad. Without /proc it knows of no other ranks, and of the launcher by its id alone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+
+RANK = "OMPI_COMM_WORLD_RANK"  # in the environment of each process that Open MPI's launcher starts
+JOINED = b"j"  # what a rank says once MPI has joined it with the others
+# Ends a rank in MPI's own start, with its number as the status. Open MPI takes SIGHUP for itself.
+END = getattr(signal, "SIGUSR2", signal.SIGTERM)
+EVERY = 0.5  # seconds from one look to the next
+SETTLED = 3.0  # seconds until the launcher has surely started all ranks
+
+
+def process(pid: int) -> tuple[int, int, bool] | None:
+    """(parent, when it was started, whether it is dead and not collected yet) by /proc; None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            words = file.read().rpartition(")")[2].split()
+        return int(words[1]), int(words[19]), words[0] in "ZX"
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def rank_of(pid: int) -> int | None:
+    """Which rank a process was started as."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read().split(b"\0")
+        return next((int(w.partition(b"=")[2]) for w in words if w.startswith(RANK.encode() + b"=")), None)
+    except (OSError, ValueError):
+        return None
+
+
+def launcher_of(pid: int) -> int:
+    """The nearest process above `pid` that is no rank, nor a shell that was started as one."""
+    while (found := process(pid)) is not None:
+        pid = found[0]
+        if pid <= 1 or rank_of(pid) is None:
+            break
+    return pid
+
+
+def ranks_of(launcher: int) -> set[int]:
+    """The ranks that a launcher has started on this host, and that live."""
+    ranks = set[int]()
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (found := process(int(name))) and found[0] == launcher and not found[2]:
+            rank = rank_of(int(name))
+            if rank is not None:
+                ranks.add(rank)
+    return ranks
+
+
+def lives(pid: int, begun: int) -> bool:
+    """begun: as `process` has it; 0: not known."""
+    found = process(pid)
+    if found is not None:
+        return not found[2] and begun in (0, found[1])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not os.path.exists("/proc/self/stat")
+
+
+def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
+    """rank: of the parent; here: how many ranks this host has, size: in all. watched: PID or PID:BEGUN of launchers."""
+    parent, begun = os.getppid(), time.monotonic()
+    launcher = launcher_of(parent) if process(parent) else 0
+    pids = [(int(pid), int(start or 0)) for pid, _, start in (word.partition(":") for word in watched)]
+    if launcher > 1 and (found := process(launcher)):
+        pids.append((launcher, found[1]))
+    joined, lacking = False, 0
+    while True:
+        if select.select([0], [], [], EVERY)[0]:
+            said = os.read(0, 1)
+            if not said:  # the rank has ended
+                return
+            joined = joined or said == JOINED
+        if not all(lives(*pid) for pid in pids):
+            _say(rank == 0, "what started the ranks was killed: they end; --resume goes on from the last checkpoint")
+            os.kill(parent, signal.SIGKILL)
+            return
+        waited = time.monotonic() - begun
+        if joined or waited < SETTLED:
+            continue
+        alive = ranks_of(launcher) if launcher > 1 and here > 1 else set()
+        lacking = lacking + 1 if rank in alive and len(alive) < here else 0
+        if lacking >= 2:
+            lost = sorted(set(range(size)) - alive)
+            who = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if here == size else "a rank of this host"
+            _say(rank == min(alive), f"{who} ended while MPI was starting: see what it said, then start the run again")
+        elif waited > limit:
+            _say(True, f"rank {rank} has not found the others within {limit:.0f} s: see whether all were started")
+        else:
+            continue
+        os.kill(parent, END)
+        return
+
+
+def _say(speaks: bool, text: str) -> None:
+    if speaks:
+        try:
+            os.write(2, f"wgrad: error: {text}\n".encode())
+        except OSError:  # nobody reads it any more
+            pass
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), *sys.argv[5:])
