@@ -22,9 +22,9 @@ from common import Report, has_cuda, time_device, time_torch
 from wgrad.autograd.bench.cost import attention_flop
 from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.wgsl import attention, attention_matrix
-from wgrad.wgsl.attention_matrix import MatrixRows
-from wgrad.wgsl.attention_plan import Plan, Tile, plan
+from wgrad.wgsl.attention import attention, attention_matrix
+from wgrad.wgsl.attention.attention_matrix import MatrixRows
+from wgrad.wgsl.attention.attention_plan import Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
 
 # B, T, H, G, D: SmolLM2-135M, Llama-3.1-8B, Llama-3.2-1B at batch 4, a long row

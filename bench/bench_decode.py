@@ -28,8 +28,8 @@ from wgrad.train.model.stacks import GATE_UP, QKV
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.run.generation import Decoder
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import product
-from wgrad.wgsl.gemv import VectorTile, choose_tile
+from wgrad.wgsl.gemm.gemm import product
+from wgrad.wgsl.gemm.gemv import VectorTile, choose_tile
 
 TILES = [
     VectorTile(threads, lanes) for threads in (64, 128, 256) for lanes in (8, 16, 32, 64, 128, 256) if lanes <= threads

@@ -24,11 +24,11 @@ from wgrad.autograd.bind import bind
 from wgrad.device.contract import Array
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.nf4 import NF4Array
-from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
-from wgrad.wgsl.gemm_int8 import times_weight
-from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm import gemm_matrix
+from wgrad.wgsl.gemm.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
+from wgrad.wgsl.gemm.gemm_int8 import times_weight
+from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]
 # SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B at 2048 tokens: projections, head

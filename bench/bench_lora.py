@@ -23,9 +23,9 @@ from count_launches import count
 
 from wgrad.autograd.bind import bind
 from wgrad.device.memory import Array
-from wgrad.wgsl import gemm_matrix_skinny
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm_skinny import Skinny
+from wgrad.wgsl.gemm import gemm_matrix_skinny
+from wgrad.wgsl.gemm.gemm_skinny import Skinny
 from wgrad.wgsl.runtime import native
 
 POOL_BYTES = 256 << 20

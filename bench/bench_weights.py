@@ -25,10 +25,10 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.wgsl import gemm_matrix
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import product
-from wgrad.wgsl.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm import gemm_matrix
+from wgrad.wgsl.gemm.gemm import product
+from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 
 WEIGHTS = 6  # by turns
 CALLS, MANY_ROWS = 48, 1024  # in a recording; of so many rows one for each weight

@@ -13,8 +13,8 @@ without checks: what an argument may be, and what it is when left out, stands on
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,6 +36,12 @@ class Implementations(dict[str, Callable[..., Any]]):
 
 
 def enter_all(package: str) -> None:
-    """Import every file that lies in the package's folder, so that each enters its operators."""
-    for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        importlib.import_module(f"{package}.{file.name}")
+    """Import every file in the package's folder and in the folders of its families, so that each enters its operators.
+
+    `runtime` holds none.
+    """
+    for path in sorted({Path(folder) for folder in importlib.import_module(package).__path__}):
+        for file in sorted([*path.glob("*.py"), *path.glob("*/*.py")]):
+            parts = file.relative_to(path).with_suffix("").parts
+            if parts[0] != "runtime":
+                importlib.import_module(".".join((package, *parts)))

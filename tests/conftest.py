@@ -19,7 +19,7 @@ from wgrad.autograd.selftest.case import Case, Inputs, Outputs
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable
-from wgrad.wgsl import gemm
+from wgrad.wgsl.gemm import gemm
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 # Most of what a test of a shader takes on a software driver is its compilation: there LLVM's optimisation is left out,

@@ -10,8 +10,9 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.implementations import enter_all
 from wgrad.device.memory import Array
 from wgrad.device.roof import Roof
-from wgrad.wgsl import elementwise, roofs
+from wgrad.wgsl.elementwise import elementwise
 from wgrad.wgsl.operators import implements
+from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime.adapters import list_adapters
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 from wgrad.wgsl.runtime.dry_run import DryRun, prepare

@@ -17,7 +17,7 @@ from wgrad.autograd.selftest.case import BUILTIN_ULPS, Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import EPSILON, MULTIPLE, check_case
 from wgrad.device.errors import DeviceError
-from wgrad.wgsl.attention_plan import BACKWARD, FORWARD, Plan, Tile, plan
+from wgrad.wgsl.attention.attention_plan import BACKWARD, FORWARD, Plan, Tile, plan
 from wgrad.wgsl.device import WgpuDevice
 
 F32 = np.dtype(np.float32)

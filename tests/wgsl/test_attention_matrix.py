@@ -11,8 +11,8 @@ import pytest
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import check_case, to_host
-from wgrad.wgsl import attention_matrix
-from wgrad.wgsl.attention_matrix import MatrixRows
+from wgrad.wgsl.attention import attention_matrix
+from wgrad.wgsl.attention.attention_matrix import MatrixRows
 
 PREFILL = attention_case("prefill on a cache", (1, 19, 4, 2, 32), F16, keys=130, cache_len=62)
 _KERNELS = {"forward": {"attention_matrix"}, "backward": {"attention_matrix_dq", "attention_matrix_dkv"}}

@@ -23,9 +23,9 @@ from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case, selftest_cases
 from wgrad.autograd.selftest.transposed import transposed_cases
-from wgrad.wgsl import gemm
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
+from wgrad.wgsl.gemm import gemm
+from wgrad.wgsl.gemm.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
 from wgrad.wgsl.runtime.compile import preprocess
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
@@ -322,7 +322,7 @@ def test_a_head_larger_than_one_binding(software: bool, dtype: Any, wgpu_device:
 
 def test_cross_entropy_in_chunks_of_tokens(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks give what one gives, and no array of all logits is made."""
-    from wgrad.wgsl import loss
+    from wgrad.wgsl.loss import loss
 
     rng = np.random.default_rng(4)
     x, w = rng.standard_normal((300, 20)).astype(np.float32), rng.standard_normal((999, 20)).astype(np.float32)

@@ -17,9 +17,9 @@ from wgrad.autograd.selftest.run import check_case
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.hip.device import HipDevice
-from wgrad.wgsl import gemm_int8
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm_int8 import BLOCK, LEAST_ROWS, pack
+from wgrad.wgsl.gemm import gemm_int8
+from wgrad.wgsl.gemm.gemm_int8 import BLOCK, LEAST_ROWS, pack
 
 F32, F16 = np.float32, np.float16
 

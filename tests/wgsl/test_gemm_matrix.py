@@ -16,9 +16,9 @@ from wgrad.autograd.selftest.case import BF16, F16, Case
 from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.wgsl import gemm_matrix, gemm_matrix_skinny, gemm_skinny
-from wgrad.wgsl.gemm import SMALL, product
-from wgrad.wgsl.linear import _decode_first
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm.gemm import SMALL, product
+from wgrad.wgsl.gemm.linear import _decode_first
 from wgrad.wgsl.runtime.compile import assemble, read_source
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.

@@ -12,10 +12,10 @@ import pytest
 from tests.wgsl.launches import launched
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.wgsl import gemv
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import product
-from wgrad.wgsl.gemv import MOST_ROWS, VectorTile, choose_tile
+from wgrad.wgsl.gemm import gemv
+from wgrad.wgsl.gemm.gemm import product
+from wgrad.wgsl.gemm.gemv import MOST_ROWS, VectorTile, choose_tile
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
 # What the weight is, how many results a row, how long its rows are (they divide by what the format wants, no more).

@@ -12,8 +12,8 @@ from tests.wgsl.test_gemm_matrix import SMALL_LARGE, SMALL_MEDIUM
 from wgrad.autograd.bind import bind
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 from wgrad.device.formats.nf4 import NF4Array
-from wgrad.wgsl import gemm_matrix, linear
 from wgrad.wgsl.device import WgpuDevice
+from wgrad.wgsl.gemm import gemm_matrix, linear
 
 ROWS, OUT, IN = 24, 64, 256
 

@@ -8,7 +8,7 @@ import pytest
 from tests.autograd import norms
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.norm import lanes_of_row
+from wgrad.wgsl.norm.norm import lanes_of_row
 
 F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 # QK-norm's rows; more rows than the workgroups of a dweight pass take at once; rows that fill registers, longer ones

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
-from wgrad.wgsl import roofs
+from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 

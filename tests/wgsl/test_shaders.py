@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wgrad.device.formats.frozen_weight import formats
-from wgrad.wgsl.formats import FILES
+from wgrad.wgsl.formats.formats import FILES
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 ROOM = Path(wgsl_compile.__file__).parents[1]

@@ -23,12 +23,14 @@ from wgrad.autograd.selftest.int8 import int8_cases
 from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.run import check_case
 from wgrad.autograd.selftest.transposed import transposed_cases
-from wgrad.wgsl import attention_matrix, gemm_matrix, gemm_matrix_skinny, gemm_skinny, roofs
-from wgrad.wgsl.attention_matrix import MatrixRows
-from wgrad.wgsl.attention_plan import Plan, Tile
+from wgrad.wgsl.attention import attention_matrix
+from wgrad.wgsl.attention.attention_matrix import MatrixRows
+from wgrad.wgsl.attention.attention_plan import Plan, Tile
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm_matrix import MatrixTile
-from wgrad.wgsl.gemm_matrix_skinny import SkinnyTile
+from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
+from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 # Masked at both ends of a tile of keys, and between documents.

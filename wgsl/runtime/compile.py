@@ -4,10 +4,12 @@ A shader file is plain WGSL in which types and tile sizes are names that it does
 declarations on top: an int becomes `const NAME: u32`, a float `const NAME: f32`, a bool `const NAME: bool`, and a
 string a type, `alias NAME = ...;`. `enable` lines are moved to the very top; f16 is enabled where a constant names it.
 
-Four kinds of lines are for the loader, for what WGSL has no words for:
+Some lines are for the loader, for what WGSL has no words for:
 
-    #include "x.wgsl" name=word ...   is replaced by that file of this folder, in which each word stands for its $name.
-    #include NAME ...   the same, of the file that the constant names: a string that ends in .wgsl, and is not declared.
+    #include "x.inc.wgsl" name=word ...        becomes that file, in which each word stands for its $name.
+    #include "x.inc.wgsl" part name=word ...   becomes a part of that file; without the file's name, of this file.
+    #include NAME ...   becomes the file, or FILE:part, that the constant names: a string with .wgsl in it, and not declared.
+    #part name parameters ...    up to #endpart: text for `#include`, which must give exactly these parameters.
     #if NAME            keeps the lines up to #else or #endif where the constant is true (non-zero);
     #if NAME == 3       also `!=`, and `!NAME`. May be nested.
     #unroll i COUNT     repeats the lines up to #end with $i = 0, 1, ... (COUNT: a number or an int constant). Registers
@@ -19,8 +21,11 @@ is read from these lines, so that a binding that a variant does not use still ha
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +36,8 @@ Constant = int | float | bool | str
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
 )
-_INCLUDE = re.compile(r'^#include ("[a-z0-9_]+\.wgsl"|[A-Z_]+)((?: \w+=\S*)*)\n', re.MULTILINE)
+_INCLUDE = re.compile(r'#include(?: ("[a-z0-9_.]+\.wgsl"|[A-Z_]+))?(?: ([a-z]\w*))?((?: \w+=\S*)*)$')
+_TAG = " //@"  # before the origin of a line, where that is asked for
 _SUFFIX = ".wgsl"
 _ROOM = Path(__file__).parents[1]
 
@@ -125,21 +131,84 @@ def assemble(source: str, constants: dict[str, Constant]) -> str:
     if any(isinstance(v, str) and "f16" in v for v in constants.values()):
         enables.append("enable f16;")
     body = [line for line in lines if not line.startswith("enable ")]
-    head = [declare(name, value) for name, value in constants.items() if not str(value).endswith(_SUFFIX)]
+    head = [declare(name, value) for name, value in constants.items() if _SUFFIX not in str(value)]
     return "\n".join([*dict.fromkeys(enables), *head, *body])
 
 
-def read_source(file: str, constants: dict[str, Constant]) -> str:
-    """The text of a shader file of this room, with the files that it includes."""
+@cache
+def find_shader(room: Path, file: str) -> Path:
+    """The shader file of that name in any folder of the room; a whole path stands for itself."""
+    found = [room / file] if (room / file).exists() else sorted(room.rglob(file))
+    if len(found) != 1:
+        raise FileNotFoundError(f"{room} has {len(found) or 'no'} files {file}")
+    return found[0]
 
-    def included(found: re.Match[str]) -> str:
-        text = read_source(found[1].strip('"') if '"' in found[1] else str(constants[found[1]]), constants)
-        for given in found[2].split():
-            name, word = given.split("=", 1)
-            text = text.replace(f"${name}", word)
-        return text
 
-    return _INCLUDE.sub(included, (_ROOM / file).read_text(encoding="utf-8"))
+def read_source(file: str, constants: dict[str, Constant], *, tagged: bool = False) -> str:
+    """The text of a shader file with all that it includes.
+
+    tagged: each line ends with a comment that names its file and line.
+    """
+    return "".join(line + "\n" for line in _included(find_shader(_ROOM, file), "", {}, constants, tagged))
+
+
+def _included(path: Path, part: str, given: dict[str, str], constants: dict[str, Constant], tagged: bool) -> list[str]:
+    """The lines of a file, or of a part of it, with what they include and the words that are given."""
+    start, lines = _part(path, part, tuple(given))
+    out: list[str] = []
+    for number, line in enumerate(lines, start):
+        found = _INCLUDE.match(line)
+        if found is None:
+            out.append(f"{line}{_TAG}{path.name}:{number}" if tagged and line and line[0] not in "#/" else line)
+            continue
+        words = dict(word.split("=", 1) for word in found[3].split())
+        name, part = (found[1] or "").strip('"'), found[2] or ""
+        if found[1] and '"' not in found[1]:
+            name, _, part = str(constants[name]).partition(":")
+        inner = find_shader(_ROOM, name) if name else path
+        out += _included(inner, part, words, constants, tagged)
+    for name, word in given.items():
+        out = [line.replace(f"${name}", word) for line in out]
+    return out
+
+
+def _part(path: Path, part: str, given: tuple[str, ...]) -> tuple[int, list[str]]:
+    """The number of the first line and the lines: of the part, or of what is in no part.
+
+    ValueError where the file has no such part, or the part takes other parameters.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    heads = [i for i, line in enumerate(lines) if line.startswith("#part ")]
+    if not part:
+        return 1, lines[: heads[0]] if heads else lines
+    for i in heads:
+        _, name, *parameters = lines[i].split()
+        if name == part:
+            if sorted(parameters) != sorted(given):
+                raise ValueError(f"{path.name}: part {part} takes {parameters}, not {list(given)}")
+            return i + 2, lines[i + 1 : lines.index("#endpart", i)]
+    raise ValueError(f"{path.name} has no part {part}")
+
+
+def _origin(variant: Variant, text: str, message: str) -> str:
+    """ (file:line) of the first line of the assembled text that a compiler's message names, or nothing."""
+    constants = dict(variant.constants)
+    tagged = assemble(read_source(variant.shader + _SUFFIX, constants, tagged=True), constants).splitlines()
+    found = re.search(r"wgsl:(\d+)", message)
+    if found is None or len(tagged) != len(text.splitlines()) or int(found[1]) > len(tagged):
+        return ""
+    _, tag, origin = tagged[int(found[1]) - 1].rpartition(_TAG)
+    return f" ({origin})" if tag else ""
+
+
+def _dump(variant: Variant, text: str) -> None:
+    """Write the assembled text into the folder $WGRAD_DUMP_SHADERS, if it is set."""
+    folder = os.environ.get("WGRAD_DUMP_SHADERS")
+    if folder:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        path = Path(folder, f"{Path(variant.shader).name}-{variant.entry}-{digest}.wgsl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 class Compiler:
@@ -157,7 +226,7 @@ class Compiler:
 
     def make(self, variant: Variant) -> Pipeline:
         """Compiled, and not kept: any thread may do this."""
-        return self._compile(variant.shader, variant.entry, dict(variant.constants))
+        return self._compile(variant)
 
     def keep(self, variant: Variant, pipeline: Pipeline) -> Pipeline:
         """For `get` from now on."""
@@ -169,8 +238,10 @@ class Compiler:
         """Whether `get` would find it."""
         return variant in self._pipelines
 
-    def _compile(self, shader: str, entry: str, constants: dict[str, Constant]) -> Pipeline:
+    def _compile(self, variant: Variant) -> Pipeline:
+        shader, entry, constants = variant.shader, variant.entry, dict(variant.constants)
         text = assemble(read_source(shader + _SUFFIX, constants), constants)
+        _dump(variant, text)
         kinds = {int(n): kind.replace(" ", "") for n, kind in _BINDING.findall(text)}
         types = {"uniform": "uniform", "storage,read": "read-only-storage", "storage,read_write": "storage"}
         entries = [
@@ -187,9 +258,10 @@ class Compiler:
             )
         except Exception as error:
             native.error_log().messages.clear()
-            variant = ", ".join(f"{k}={v}" for k, v in constants.items())
+            values = ", ".join(f"{k}={v}" for k, v in constants.items())
+            where = _origin(variant, text, str(error))
             raise DeviceError(
-                f"shader {shader}.wgsl ({entry}; {variant}) does not compile on this device: {error}"
+                f"shader {shader}.wgsl ({entry}; {values}) does not compile on this device{where}: {error}"
             ) from error
         name = shader if entry == "main" else f"{shader}:{entry}"
         bindings = tuple(n for n in sorted(kinds) if n)

@@ -225,7 +225,7 @@ def among(features: Collection[str]) -> bool:
 def identity(name: str, driver: str) -> str:
     """What a verdict hangs on: card, driver, and the shaders (all: those of the units include others)."""
     digest = hashlib.sha256()
-    for shader in sorted(_ROOM.glob("*.wgsl")):
+    for shader in sorted(_ROOM.rglob("*.wgsl")):
         digest.update(shader.read_bytes())
     return f"{name}; {driver}; kernels {digest.hexdigest()[:16]}"
 

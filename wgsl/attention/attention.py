@@ -1,0 +1,293 @@
+"""Attention on wgpu: online softmax, causal, grouped heads, windows, packed documents; T x S scores never stand.
+
+Dao, FlashAttention-2 (arXiv:2307.08691). The backward takes two kernels, one that owns queries (dq) and one that owns
+keys (dk, dv), so that no atomics are needed and the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from wgrad.device.errors import DeviceError
+from wgrad.device.memory import Array
+from wgrad.wgsl.attention import attention_matrix
+from wgrad.wgsl.attention.attention_matrix import MatrixRows
+from wgrad.wgsl.attention.attention_plan import Plan, ceil_div, plan
+from wgrad.wgsl.elements import wgsl_element
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+DECODE_ROWS = 8  # attention_decode.wgsl takes the queries of a key/value head up to this many
+
+
+def _types(vec: bool, words: bool = False, **arrays: Array) -> dict[str, Constant]:
+    """Elements of arrays as shaders declare them; words: 16 bytes each."""
+    return {name: "vec4<u32>" if words else wgsl_element(array, vec) for name, array in arrays.items()}
+
+
+def _plan(device: Runtime, width: int) -> Plan:
+    found = device.attention_plan or plan(width, device.workgroup_bytes, device.adapter_type)
+    if found is None:
+        raise DeviceError(
+            f"attention with heads of {width} elements does not fit the {device.workgroup_bytes:,} bytes of workgroup"
+            " memory of this device; heads up to 256 elements need 16,384: use another device"
+        )
+    return found
+
+
+def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, list[Array]]]:
+    """The arrays (batch first) in windows of batch elements that fit one binding: batch size, views."""
+    batch = arrays[0].shape[0]
+    rows = [a.nbytes // batch for a in arrays]
+    most = min(device.max_binding_bytes // max(r, 1) for r in rows)
+    align = max(256 // math.gcd(r, 256) for r in rows)
+    step = batch if most >= batch else most // align * align
+    if step == 0:
+        raise DeviceError(
+            f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this"
+            f" device ({device.max_binding_bytes:,}); use a smaller --seq-len"
+        )
+    for at in range(0, batch, step):
+        n = min(step, batch - at)
+        yield n, [device.view(a, (n, *a.shape[1:]), at * (a.size // batch)) for a in arrays]
+
+
+# ---- forward -------------------------------------------------------------------------
+
+
+@implements("attention")
+def attention(
+    device: Runtime,
+    q: Array,
+    k: Array,
+    v: Array,
+    doc_start: Array,
+    cache_len: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[Array, Array]:
+    batch, queries, heads, _ = q.shape
+    o, lse = device.empty(q.shape, q.dtype), device.empty((batch, heads, queries))
+    for _, views in _batches(device, [q, k, v, doc_start, o, lse]):
+        _attention(device, views, cache_len, float(scale), window, float(softcap))
+    return o, lse
+
+
+def _attention(
+    device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float
+) -> None:
+    q, k, v, doc_start, o, lse = views
+    batch, queries, heads, width = q.shape
+    if queries * heads // k.shape[2] <= DECODE_ROWS and width <= 256 and device.attention_plan is None:
+        return _decode(device, views, cache_len, scale, window, softcap)
+    chosen = _plan(device, width)
+    units = _on_units("forward", device, chosen, softcap, q, k, v)
+    tile = units or chosen.forward
+    tiles = ceil_div(queries, tile.rows)
+    groups = tiles * batch * heads
+    splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(k.shape[1], 4 * tile.columns), 64)
+    part, part_lse = _forward_parts(device, splits, o, lse)
+    vec = width % 4 == 0
+    types = {**_types(vec, units is not None, Q_T=q, K_T=k, V_T=v), **_types(vec, O_T=part)}
+    device.launch(
+        "attention_matrix" if units else "attention",
+        [q, k, v, doc_start, cache_len, part, part_lse],
+        [batch, queries, k.shape[1], heads, k.shape[2], tiles, splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**tile.constants(width), **types, "SOFTCAP": softcap},
+        work=2.0 * q.size * k.shape[1],
+    )
+    _combine(device, part, part_lse, o, lse)
+
+
+def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *arrays: Array) -> MatrixRows | None:
+    """The tile on matrix units, where the device has them and they serve these arrays; they know no soft-cap."""
+    wanted = device.matrix_units and not softcap
+    if not wanted:
+        return None
+    return attention_matrix.served(kernel, device.workgroup_bytes, chosen.wanted_groups, *arrays)
+
+
+def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:
+    """Few queries: all those of a key/value head in one workgroup, the keys split among many."""
+    q, k, v, doc_start, o, lse = views
+    batch, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[1:3]
+    groups = batch * kv_heads
+    splits = min(ceil_div(keys, 64), max(1, 512 // groups), 32)
+    part, part_lse = _forward_parts(device, splits, o, lse)
+    vec, width4 = width % 4 == 0, ceil_div(width, 4)
+    columns = max(16, 1 << (width4 - 1).bit_length())
+    constants: dict[str, Constant] = {
+        "ROWS": queries * heads // kv_heads,
+        "STEPS": ceil_div(width4, 4),
+        "COLUMNS": columns,
+        "KEY_STEPS": 64 * columns // 128,
+        "W4_PADDED": ceil_div(width4, 4) * 4,
+        "W4": width4,
+        "WIDTH": width,
+        "VEC": vec,
+    }
+    types = _types(vec, Q_T=q, K_T=k, V_T=v, O_T=part)
+    device.launch(
+        "attention_decode",
+        [q, k, v, doc_start, cache_len, part, part_lse],
+        [batch, queries, keys, heads, kv_heads, 1, splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**constants, **types, "SOFTCAP": softcap},
+        work=float(k.nbytes + v.nbytes),
+    )
+    _combine(device, part, part_lse, o, lse)
+
+
+def _forward_parts(device: Runtime, splits: int, o: Array, lse: Array) -> tuple[Array, Array]:
+    """Where a forward kernel writes: the results themselves, or float32 parts of them."""
+    return (o, lse) if splits == 1 else (device.empty((splits, *o.shape)), device.empty((splits, *lse.shape)))
+
+
+def _combine(device: Runtime, part: Array, part_lse: Array, o: Array, lse: Array) -> None:
+    """Parts of the keys put together; nothing to do where the kernel wrote `o` itself."""
+    if part is o:
+        return
+    batch, queries, heads, width = o.shape
+    vec = width % 4 == 0
+    row = width // 4 if vec else width
+    device.launch(
+        "attention_combine",
+        [part, part_lse, o, lse],
+        [batch, queries, heads, part.shape[0]],
+        device.groups(batch * queries * heads * row, 256),
+        {"ROW": row, "P_T": wgsl_element(part, vec), "O_T": wgsl_element(o, vec)},
+        work=float(part.nbytes),
+    )
+
+
+# ---- backward ------------------------------------------------------------------------
+
+
+@implements("attention_backward")
+def attention_backward(
+    device: Runtime,
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    doc_start: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[Array, Array, Array]:
+    dq, dk, dv = (device.empty(a.shape, a.dtype) for a in (q, k, v))
+    for _, views in _batches(device, [do, q, k, v, o, lse, doc_start, dq, dk, dv]):
+        _attention_backward(device, views, float(scale), window, float(softcap))
+    return dq, dk, dv
+
+
+def _attention_backward(device: Runtime, views: list[Array], scale: float, window: int, softcap: float) -> None:
+    do, q, k, v, o, lse, doc_start, dq, dk, dv = views
+    stats = _delta(device, do, o, lse)
+    _backward_dq(device, [do, q, k, v, stats, doc_start], dq, scale, window, softcap)
+    _backward_dkv(device, [do, q, k, v, stats, doc_start], dk, dv, scale, window, softcap)
+
+
+def _delta(device: Runtime, do: Array, o: Array, lse: Array) -> Array:
+    """[B, H, T, 2] float32: lse log2(e), sum(do * o)."""
+    batch, queries, heads, width = do.shape
+    stats = device.empty((batch, heads, queries, 2))
+    vec, lanes = width % 4 == 0, 8
+    steps = ceil_div(width, 4 * lanes)
+    constants: dict[str, Constant] = {"LANES": lanes, "STEPS": steps, "VEC": vec, "W4": width // 4, "WIDTH": width}
+    device.launch(
+        "attention_delta",
+        [do, o, lse, stats],
+        [batch, queries, heads],
+        device.groups(batch * queries * heads, 256 // lanes),
+        {**constants, "DO_T": wgsl_element(do, vec), "O_T": wgsl_element(o, vec)},
+        work=float(do.nbytes + o.nbytes),
+    )
+    return stats
+
+
+def _read_types(units: MatrixRows | None, reads: list[Array]) -> dict[str, Constant]:
+    do, q, k, v = reads[:4]
+    return _types(q.shape[3] % 4 == 0, units is not None, DO_T=do, Q_T=q, K_T=k, V_T=v)
+
+
+def _backward_dq(device: Runtime, reads: list[Array], dq: Array, scale: float, window: int, softcap: float) -> None:
+    batch, queries, heads, width = dq.shape
+    chosen = _plan(device, width)
+    units = _on_units("dq", device, chosen, softcap, *reads[:4])
+    tile = units or chosen.dq
+    tiles = ceil_div(queries, tile.rows)
+    groups = tiles * batch * heads
+    splits = min(ceil_div(chosen.wanted_groups, groups), ceil_div(queries, 4 * tile.columns))
+    part = dq if splits == 1 else device.empty((splits, *dq.shape))
+    vec = width % 4 == 0
+    device.launch(
+        "attention_matrix_dq" if units else "attention_backward_dq",
+        [*reads, part],
+        [batch, queries, heads, reads[2].shape[2], tiles, splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {**tile.constants(width), **_read_types(units, reads), "DQ_T": wgsl_element(part, vec), "SOFTCAP": softcap},
+        work=3.0 * dq.size * queries,
+    )
+    _reduce_parts(device, [part], [dq])
+
+
+def _backward_dkv(
+    device: Runtime, reads: list[Array], dk: Array, dv: Array, scale: float, window: int, softcap: float
+) -> None:
+    batch, queries, kv_heads, width = dk.shape
+    heads = reads[1].shape[2]
+    group = heads // kv_heads
+    chosen = _plan(device, width)
+    units = _on_units("dkv", device, chosen, softcap, *reads[:4])
+    tile = units or chosen.dkv
+    tiles = ceil_div(queries, tile.rows)
+    groups = tiles * batch * kv_heads
+    wanted = ceil_div(chosen.wanted_groups, groups)
+    head_splits = min((n for n in range(1, group + 1) if group % n == 0 and n >= wanted), default=group)
+    query_splits = min(ceil_div(wanted, head_splits), ceil_div(queries, 4 * tile.columns))
+    splits = head_splits * query_splits
+    parts = [a if splits == 1 else device.empty((splits, *a.shape)) for a in (dk, dv)]
+    vec = width % 4 == 0
+    device.launch(
+        "attention_matrix_dkv" if units else "attention_backward_dkv",
+        [*reads, *parts],
+        [batch, queries, heads, kv_heads, tiles, head_splits, query_splits, int(window), scale],
+        device.groups(splits * groups, 1),
+        {
+            **(units.key_constants(width) if units else tile.constants(width)),
+            **_read_types(units, reads),
+            "DK_T": wgsl_element(parts[0], vec),
+            "DV_T": wgsl_element(parts[1], vec),
+            "SOFTCAP": softcap,
+        },
+        work=4.0 * reads[1].size * queries,
+    )
+    _reduce_parts(device, parts, [dk, dv])
+
+
+def _reduce_parts(device: Runtime, parts: Sequence[Array], outs: Sequence[Array]) -> None:
+    """Each of `outs`, one or two of a size, = the sum of its part over the first axis; nothing to do where the kernel
+    wrote them itself."""
+    if parts[0] is outs[0]:
+        return
+    size, vec = outs[0].size, outs[0].size % 4 == 0
+    size = size // 4 if vec else size
+    types: dict[str, Any] = {f"OUT_T{i}": wgsl_element(out, vec) for i, out in enumerate(outs)}
+    x, y, _ = device.groups(size, 256)
+    device.launch(
+        "attention_reduce",
+        [array for pair in zip(parts, outs) for array in pair],
+        [size, parts[0].shape[0]],
+        (x, y, len(outs)),
+        {"P_T": wgsl_element(parts[0], vec), **types, "ARRAYS": len(outs)},
+        work=float(sum(part.nbytes for part in parts)),
+    )

@@ -1,0 +1,161 @@
+// attention.wgsl for few queries and many keys: all ROWS = T H / G queries of a key/value head stand in one workgroup,
+// so that a key is read once.
+//
+//   q [B, T, H, D], k v [B, S, G, D] float32 or float16; doc_start [B, T] i32; cache_len [1] i32
+//   o f32 [splits, B, T, H, D] and lse f32 [splits, B, H, T], each split normalised on its own, for
+//   attention_combine.wgsl; with splits = 1 the results themselves.
+//
+// Dispatch: splits * G * B workgroups (folded) of 128. A workgroup walks every `splits`-th tile of 64 keys in the range
+// that is seen. Scores: 4 invocations a key; softmax: 16 invocations a row; output: COLUMNS invocations across D, 128 /
+// COLUMNS keys at a time. Memory-bound: 16 bytes a load.
+//
+// Dao et al., Flash-Decoding (2023).
+#include "attention.inc.wgsl" forward
+
+const KEYS: u32 = 64u;
+const AT_ONCE: u32 = 128u / COLUMNS;
+
+var<workgroup> q_tile: array<array<vec4<f32>, W4_PADDED>, ROWS>;
+var<workgroup> part_tile: array<array<array<f32, 5>, KEYS>, ROWS>;  // quarters of a score; 5: no bank twice
+var<workgroup> p_tile: array<array<f32, KEYS>, ROWS>;
+var<workgroup> reduce_tile: array<array<f32, 16>, 8>;
+var<workgroup> shrink_tile: array<f32, 8>;
+var<workgroup> out_tile: array<array<vec4<f32>, COLUMNS>, AT_ONCE>;
+
+@compute @workgroup_size(128)
+fn main(
+  @builtin(workgroup_id) wg: vec3<u32>,
+  @builtin(num_workgroups) nwg: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+) {
+  var id = wg.x + wg.y * nwg.x;
+  if (id >= p.splits * p.kv_heads * p.batch) { return; }
+  let split = id % p.splits;
+  id /= p.splits;
+  let kv_head = id % p.kv_heads;
+  let b = id / p.kv_heads;
+  let group = p.heads / p.kv_heads;
+  let first_position = u32(cache_len[0]);
+  let end_key = min(first_position + p.queries, p.keys);
+  let first_key = first_seen(doc_start[b * p.queries], first_position);
+
+  // Row r is query r / group of head kv_head * group + r % group.
+  for (var at = lid; at < ROWS * W4_PADDED; at += 128u) {
+    let r = at / W4_PADDED;
+    let row = (b * p.queries + r / group) * p.heads + kv_head * group + r % group;
+    q_tile[r][at % W4_PADDED] = load_q(row, at % W4_PADDED) * (p.scale * LOG2E);
+  }
+
+  // This invocation's row of the softmax (there are fewer rows than 8: the others idle there).
+  let r_mine = lid / 16u;
+  let t_mine = min(r_mine, ROWS - 1u) / group;
+  let high = min(first_position + t_mine, p.keys - 1u);
+  let low = first_seen(doc_start[b * p.queries + t_mine], first_position + t_mine);
+  var row_max = FLOOR;
+  var row_sum = 0.0;
+
+  let column = lid % COLUMNS;
+  let key_group = lid / COLUMNS;
+  var acc: array<vec4<f32>, ROWS>;
+#unroll r ROWS
+  acc[$r] = vec4<f32>(0.0);
+#end
+
+  for (var tile = first_key / KEYS + split; tile * KEYS < end_key; tile += p.splits) {
+    let j0 = tile * KEYS;
+    workgroupBarrier();
+#unroll pass 2
+    {
+      let key = $passu * 32u + lid / 4u;
+      var dots: array<f32, ROWS>;
+#unroll r ROWS
+      dots[$r] = 0.0;
+#end
+      if (j0 + key < end_key) {
+        let row = (b * p.keys + j0 + key) * p.kv_heads + kv_head;
+#unroll step STEPS
+        {
+          let c = lid % 4u + 4u * $stepu;
+          let x = load_k(row, c);
+#unroll r ROWS
+          dots[$r] += dot(q_tile[$r][c], x);
+#end
+        }
+#end
+      }
+#unroll r ROWS
+      part_tile[$r][key][lid % 4u] = dots[$r];
+#end
+    }
+#end
+    workgroupBarrier();
+
+    var s = vec4<f32>(MASKED);
+    if (r_mine < ROWS) {
+#unroll e 4
+      {
+        let key = lid % 16u + 16u * $eu;
+        if (j0 + key >= low && j0 + key <= high) {
+          let quarters = part_tile[r_mine][key];
+          s[$e] = quarters[0] + quarters[1] + quarters[2] + quarters[3];
+        }
+      }
+#end
+#if SOFTCAP
+      s = select(capped(s), s, s == vec4<f32>(MASKED));
+#endif
+    }
+    reduce_tile[r_mine][lid % 16u] = max(max(s.x, s.y), max(s.z, s.w));
+    workgroupBarrier();
+    var m = row_max;
+    for (var x = 0u; x < 16u; x++) { m = max(m, reduce_tile[r_mine][x]); }
+    let weights = exp2(s - vec4<f32>(m));
+    let shrink = exp2(row_max - m);
+    row_max = m;
+    row_sum = row_sum * shrink + (weights.x + weights.y + weights.z + weights.w);
+    if (lid % 16u == 0u) { shrink_tile[r_mine] = shrink; }
+    if (r_mine < ROWS) {
+#unroll e 4
+      p_tile[r_mine][lid % 16u + 16u * $eu] = weights[$e];
+#end
+    }
+    workgroupBarrier();
+
+#unroll r ROWS
+    acc[$r] *= shrink_tile[$r];
+#end
+#unroll n KEY_STEPS
+    {
+      let key = key_group + AT_ONCE * $nu;
+      if (j0 + key < end_key) {  // beyond it there may be anything, and 0 times NaN is not 0
+        let x = load_v((b * p.keys + j0 + key) * p.kv_heads + kv_head, column);
+#unroll r ROWS
+        acc[$r] += p_tile[$r][key] * x;
+#end
+      }
+    }
+#end
+  }
+
+  workgroupBarrier();
+  reduce_tile[r_mine][lid % 16u] = row_sum;
+  workgroupBarrier();
+  if (lid % 16u == 0u && r_mine < ROWS) {
+    var total = 0.0;
+    for (var x = 0u; x < 16u; x++) { total += reduce_tile[r_mine][x]; }
+    let head = kv_head * group + r_mine % group;
+    lse[((split * p.batch + b) * p.heads + head) * p.queries + t_mine] = LN2 * (row_max + log2(max(total, 1e-30)));
+    shrink_tile[r_mine] = select(0.0, 1.0 / total, total > 0.0);
+  }
+#unroll r ROWS
+  workgroupBarrier();
+  out_tile[key_group][column] = acc[$r];
+  workgroupBarrier();
+  if (lid < COLUMNS) {
+    var sum = out_tile[0][lid];
+    for (var x = 1u; x < AT_ONCE; x++) { sum += out_tile[x][lid]; }
+    let row = ((split * p.batch + b) * p.queries + $ru / group) * p.heads + kv_head * group + $ru % group;
+    store_o(row, lid, sum * shrink_tile[$r]);
+  }
+#end
+}

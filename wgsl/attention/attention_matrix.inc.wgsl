@@ -1,0 +1,159 @@
+// Parts of the attention kernels on tensor cores.
+
+#part tiles
+// Part of attention_matrix*.wgsl: the workgroup memory that they all use. A subgroup has 16 of the BM rows.
+const BM: u32 = 16u * SG;
+const W8: u32 = WIDTH / 8u;
+// Lengths of rows, in eights and in vec4, padded so that neighbouring rows start in different banks.
+const TILE_LD: u32 = W8 + 1u;
+const S_LD: u32 = BN / 4u + 2u;
+const LEFT_W8: u32 = W8 / LEFT_PARTS;
+
+var<workgroup> tile: array<Eight, TILE>;  // BN rows of an array, then BN of another; before, the left operands
+var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrices hold, on its way to invocations and back
+#endpart
+
+#part rows
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which queries of which head the workgroup owns, and which of the
+// splits of their keys; of a subgroup's 16 rows each belongs to two invocations. A workgroup beyond the last does the last
+// again, without storing: cooperative operations want uniform control flow. Its queries as left operands, and sums for them.
+  var id = wg.x + wg.y * nwg.x;
+  let last_id = p.splits * p.heads * p.batch * p.query_tiles - 1u;
+  let extra = id > last_id;
+  id = min(id, last_id);
+#include "attention.inc.wgsl" query_id
+  let subgroup = lid / 32u;
+  let half = lid % 2u;
+  let row = lid / 2u;
+  let t = min(t0 + row, p.queries - 1u);
+  let t_last = min(t0 + BM, p.queries) - 1u;
+  let strip = subgroup * 16u * S_LD;
+  let mine = row * S_LD + half;
+  let to_base2 = p.scale * LOG2E;
+  let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ld_left = 2u * (LEFT_W8 + 1u);
+  let ld_s = S_LD;
+#include left x=q first=t0 heads=heads head=h row=subgroup*16u
+#unroll g OUT_PARTS
+#unroll j NF
+  var acc_$g_$j = coop_mat16x16<f32, C>();
+#end
+#end
+#endpart
+
+#part load loads x first end tokens heads head place
+// Part of attention_matrix*.wgsl: rows of one head of $x, from $first on, into `tile` from row $place on; beyond $end the last
+// row again.
+#unroll n $loads
+  {
+    let at = (lid + $nu * THREADS) % (BN * W8);
+    let token = min($first + at / W8, $end - 1u);
+    let words = $x[((b * p.$tokens + token) * p.$heads + $head) * W8 + at % W8];
+    let to = ($place + at / W8) * TILE_LD + at % W8;
+    tile[to] = Eight(four_of(words.xy), four_of(words.zw));
+  }
+#end
+#endpart
+
+#part left x first heads head row
+// Part of attention_matrix*.wgsl: the workgroup's rows of one head of $x, from $first on, as left operands $x_0_0, $x_0_1, ..., of
+// each subgroup those from $row on. They pass through `tile`, one of LEFT_PARTS parts of their columns at a time.
+#unroll part LEFT_PARTS
+#unroll n LOADS_ROWS
+  {
+    let at = lid + $nu * THREADS;
+    let token = min($first + at / LEFT_W8, p.queries - 1u);
+    let words = $x[((b * p.queries + token) * p.$heads + $head) * W8 + LEFT_W8 * $partu + at % LEFT_W8];
+    let to = at / LEFT_W8 * (LEFT_W8 + 1u) + at % LEFT_W8;
+    tile[to] = Eight(four_of(words.xy), four_of(words.zw));
+  }
+#end
+  workgroupBarrier();
+#unroll c LEFT_DF
+  let $x_at_$part_$c = ($row) * (LEFT_W8 + 1u) + 2u * $cu;
+  let $x_$part_$c = coopLoadT<coop_mat16x16<f16, A>>(&tile[$x_at_$part_$c].low, ld_left);
+#end
+  workgroupBarrier();
+#end
+#endpart
+
+#part fetch x y first heads head
+// Part of attention_matrix_dq.wgsl and attention_matrix_dkv.wgsl: BN rows of one head of $x and of $y, from $first on, into
+// registers; beyond the end the last row again.
+#unroll n LOADS_COLUMNS
+    let at_$n = (lid + $nu * THREADS) % (BN * W8);
+    let source_$n = ((b * p.queries + min($first + at_$n / W8, p.queries - 1u)) * p.$heads + $head) * W8 + at_$n % W8;
+    let $x_next_$n = $x[source_$n];
+    let $y_next_$n = $y[source_$n];
+#end
+#endpart
+
+#part stage x y
+// Part of attention_matrix*.wgsl: what was read into registers of the next rows of $x and of $y, into `tile`.
+#unroll n LOADS_COLUMNS
+    let $x_to_$n = (at_$n / W8) * TILE_LD + at_$n % W8;
+    tile[$x_to_$n] = Eight(four_of($x_next_$n.xy), four_of($x_next_$n.zw));
+    let $y_to_$n = $x_to_$n + BN * TILE_LD;
+    tile[$y_to_$n] = Eight(four_of($y_next_$n.xy), four_of($y_next_$n.zw));
+#end
+#endpart
+
+#part scores x y count first
+// Part of attention_matrix_dq.wgsl and attention_matrix_dkv.wgsl: the left operands $x and $y times $count x 16 rows of each half
+// of `tile`, from row $first on: scores s_0, s_1, ..., and dp_0, dp_1, ...
+#unroll j $count
+    var s_$j = coop_mat16x16<f32, C>();
+    var dp_$j = coop_mat16x16<f32, C>();
+#end
+#unroll part LEFT_PARTS
+#unroll c LEFT_DF
+#unroll j $count
+    {
+      let x_at_$j = ($first + 16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
+      let x_b = coopLoad<coop_mat16x16<f16, B>>(&tile[x_at_$j].low, ld);
+      let y_at_$j = ($first + BN + 16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
+      let y_b = coopLoad<coop_mat16x16<f16, B>>(&tile[y_at_$j].low, ld);
+      s_$j = coopMultiplyAdd($x_$part_$c, x_b, s_$j);
+      dp_$j = coopMultiplyAdd($y_$part_$c, y_b, dp_$j);
+    }
+#end
+#end
+#end
+#endpart
+
+#part sums left place
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: $left, of which a subgroup has 16 rows, times BN rows of `tile`, from
+// row $place on, added to acc.
+#unroll j NF
+    {
+      let left_at = subgroup * 16u * S_LD + 4u * $ju;
+      let left = coopLoadT<coop_mat16x16<f16, A>>(&$left[left_at], ld_s);
+#unroll g OUT_PARTS
+#unroll c NF
+      {
+        let right_at_$c = ($place + 16u * $ju) * TILE_LD + 2u * ($gu * NF + $cu);
+        let right = coopLoadT<coop_mat16x16<f16, B>>(&tile[right_at_$c].low, ld);
+        acc_$g_$c = coopMultiplyAdd(left, right, acc_$g_$c);
+      }
+#end
+#end
+    }
+#end
+#endpart
+
+#part store y type factor
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: acc times $factor to the workgroup's rows of $y, through the strips.
+  let stores = t0 + row < p.queries && !extra;
+  let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
+#unroll g OUT_PARTS
+  workgroupBarrier();
+#unroll j NF
+  let out_at_$g_$j = strip + 4u * $ju;
+  coopStoreT(acc_$g_$j, &strips[out_at_$g_$j], ld_s);
+#end
+  workgroupBarrier();
+#unroll i PAIRS
+  if (stores) { $y[out + 4u * NF * $gu + 2u * $iu + half] = $type(strips[mine + 2u * $iu] * $factor); }
+#end
+#end
+#endpart

@@ -1,0 +1,70 @@
+// dq of attention_backward_dq.wgsl on matrix units: f16 q, k, v, do; f32 sums. Heads of WIDTH elements, a multiple of 32.
+//
+// Operands, masks and dispatch are those of attention_backward_dq.wgsl; rows, tiles and the way of the scores through
+// workgroup memory those of attention_matrix.wgsl. ds goes as f16 into the product with k, the scale into dq.
+// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of 32.
+enable f16;
+enable wgpu_cooperative_matrix;
+
+#include "attention.inc.wgsl" dq_bindings
+#include "common.inc.wgsl" eight
+
+const THREADS: u32 = 32u * SG;
+#include "attention_matrix.inc.wgsl" tiles
+
+var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) wg: vec3<u32>,
+  @builtin(num_workgroups) nwg: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+) {
+#include "attention_matrix.inc.wgsl" rows
+
+  let low = first_seen(doc_start[b * p.queries + t], t);
+  let first_key = first_seen(doc_start[b * p.queries + t0], t0);
+  let last_low = first_seen(doc_start[b * p.queries + t_last], t_last);
+  let stat = stats[(b * p.heads + h) * p.queries + t];
+  let first_tile = first_key / BN + split;
+  let tiles = (max(t_last / BN + 1u, first_tile) - first_tile + p.splits - 1u) / p.splits;
+
+#include "attention_matrix.inc.wgsl" left x=dy first=t0 heads=heads head=h row=subgroup*16u
+#include "attention_matrix.inc.wgsl" load x=k place=0u loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head
+#include "attention_matrix.inc.wgsl" load x=v place=BN loads=LOADS_COLUMNS first=first_tile*BN end=p.queries tokens=queries heads=kv_heads head=kv_head
+
+  for (var n = 0u; n < tiles; n++) {
+    let j0 = (first_tile + n * p.splits) * BN;
+    workgroupBarrier();
+#include "attention_matrix.inc.wgsl" scores x=q y=dy count=NF first=0u
+#unroll j NF
+    let s_at_$j = strip + 4u * $ju;
+    coopStoreT(s_$j, &strips[s_at_$j], ld_s);
+#end
+    workgroupBarrier();
+#unroll i PAIRS
+    var e_$i = exp2(strips[mine + 2u * $iu] * to_base2 - vec4<f32>(stat.x));
+    if (j0 + BN > t0 + 1u || j0 < last_low) {
+      let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
+      e_$i = select(vec4<f32>(), e_$i, (key >= vec4<u32>(low)) & (key <= vec4<u32>(t)));
+    }
+#end
+    // dp goes through the strips of the scores: two barriers more, and room for more workgroups in a compute unit's memory.
+    workgroupBarrier();
+#unroll j NF
+    coopStoreT(dp_$j, &strips[s_at_$j], ld_s);
+#end
+    workgroupBarrier();
+#unroll i PAIRS
+    ds_tile[row * S_LD + half + 2u * $iu] = vec4<f16>(e_$i * (strips[mine + 2u * $iu] - vec4<f32>(stat.y)));
+#end
+    let next_j0 = j0 + p.splits * BN;
+#include "attention_matrix.inc.wgsl" fetch x=k y=v first=next_j0 heads=kv_heads head=kv_head
+    workgroupBarrier();
+#include "attention_matrix.inc.wgsl" sums left=ds_tile place=0u
+    workgroupBarrier();
+#include "attention_matrix.inc.wgsl" stage x=k y=v
+  }
+
+#include "attention_matrix.inc.wgsl" store y=dq type=DQ_T factor=p.scale
+}

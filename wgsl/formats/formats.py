@@ -1,0 +1,81 @@
+"""Frozen weights of blocks as the shaders read them: one entry a format. How a unit of its codes is decoded stands in
+the shader file that B_FORMAT names; nf4.wgsl says what such a file must give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.nf4 import NF4Array
+from wgrad.device.memory import Array
+from wgrad.wgsl.runtime.compile import Constant
+
+_BLOCKS_OF_32 = ("q4_0", "q4_1", "q5_0", "q5_1")
+FILES = dict.fromkeys(_BLOCKS_OF_32, "q4_q5.inc.wgsl")  # of formats that have none of their own name
+_NEVER = 0xFFFFFFFF  # an element that no weight has
+# Elements of a weight that its text can read at once, where that is more than its `unit`.
+_WIDEST_UNITS = {**dict.fromkeys(("mxfp4", "nf4", "q4_k", "q5_k", "q6_k", *_BLOCKS_OF_32), 32), "q8_0": 16}
+_GROUP = {"q6_k": 16}  # that one scale is for, where a unit can have several
+KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
+
+
+def widest_unit(weight: FrozenWeight, most: int) -> int:
+    """Elements of the weight that are read at once: no more than `most`, and so that no row ends within them."""
+    unit = _WIDEST_UNITS.get(weight.format, weight.unit)
+    while unit > weight.unit and (unit > most or weight.shape[1] % unit):
+        unit //= 2
+    return unit
+
+
+@dataclass(frozen=True)
+class WeightOperand:
+    """file, unit: B_FORMAT, and how many elements it reads at once. scales: for bindings 8 to 11. parameters: the
+    two integers that the format's file knows as p.block_shift and p.nested_shift, 0 where it has none. parts: rows of
+    the weights of a stack; stack: what the file knows as p.part_1 to p.nested_2 (`part_parameters`)."""
+
+    file: str
+    unit: int
+    switches: dict[str, Constant]
+    codes: Array
+    scales: tuple[Array | None, ...] = ()
+    parameters: tuple[int, int] = (0, 0)
+    parts: tuple[int, ...] = ()
+    stack: tuple[int, ...] = (0,) * 6
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        return {"B_FORMAT": self.file, "UNIT": self.unit, "QUADS": self.unit // 4, **self.switches}
+
+
+def weight_operand(
+    w: FrozenWeight, unit: int, *, table: bool, barrier: bool = True, factored: bool = False
+) -> WeightOperand:
+    """unit: elements that the kernel reads at once. table: workgroup memory has room for what decoding looks up, beside
+    the tiles. barrier: prepare_b ends with one; where the shader has one of its own it cost dx up to 1.07 of its time
+    (NVIDIA). factored: the kernel scales the sums of units, not their elements."""
+    codes, *scales = w.arrays().values()
+    assert codes is not None
+    switches: dict[str, Constant] = {**w.constants(), "TABLE": table, "PREPARE_BARRIER": barrier, "FACTORED": factored}
+    switches["GROUPS"] = groups = max(1, unit // _GROUP.get(w.format, unit))
+    switches["GROUP_QUADS"] = unit // 4 // groups
+    switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.wgsl makes floats
+    first, second = (*w.parameters(), 0, 0)[:2]
+    more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()
+    file = FILES.get(w.format, f"{w.format}.inc.wgsl")
+    return WeightOperand(file, unit, switches, codes, tuple(scales), (first, second), *more)
+
+
+def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:
+    """Where the second and the third part begin; `end`, which nothing reaches, where there is none."""
+    second, third = (*parts, 0, 0)[:2]
+    return (second if parts else end), (second + third if len(parts) > 2 else end)
+
+
+def _stack_parameters(w: NF4Array) -> tuple[int, ...]:
+    """Of the second and third part: first element; what is added to a block's number for its place in absmax, and to
+    that of a nested block."""
+    places = [*w.places()[1 : len(w.parts)], None, None][:2]
+    elements = tuple(_NEVER if at is None else at.element for at in places)
+    absmax = tuple(0 if at is None else at.absmax - at.block for at in places)
+    nested = tuple(0 if at is None else at.nested - at.absmax // w.nested_block_size for at in places)
+    return elements + absmax + nested

@@ -1,0 +1,77 @@
+"""NF4 with and without double quantisation, quantised and dequantised on the device, value for value as bitsandbytes.
+
+Shaders: quantize_nf4.wgsl, quantize_nf4_nested.wgsl, quantize_decode.wgsl.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.formats.nf4 import LEVELS, NESTED_BLOCK_SIZE, NF4Array, dynamic_map, thresholds
+from wgrad.device.memory import Array
+from wgrad.wgsl.elements import GROUP, flat_parts, vector_width, wgsl_type
+from wgrad.wgsl.elementwise.reduce import sum_all
+from wgrad.wgsl.formats.formats import KINDS, weight_operand
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+
+@implements("quantize")
+def quantize(device: Runtime, w: Array, block_size: int, double: bool, format: str) -> NF4Array:
+    n = w.size
+    packed = device.empty((-(-n // 2),), np.uint8)
+    absmax = device.empty((-(-n // block_size),))
+    kind = KINDS[w.dtype.name]
+    vec = n % 8 == 0
+    wide = "vec4<f32>" if kind == 0 else "vec4<u32>"
+    words = max(1, block_size // (8 * GROUP))
+    constants: dict[str, Constant] = {"BLOCK": block_size, "WORDS": words, "KIND": kind, "VEC": vec, "X_T": wide}
+    constants |= {f"THRESHOLD_{i}": float(t) for i, t in enumerate(thresholds(LEVELS))}
+    # Pieces whose codes and absmax start at multiples of 256 bytes; only w can be larger than a binding.
+    for first, (part,) in flat_parts(device, [w], multiple=64 * block_size):
+        count, blocks = part.size, -(-part.size // block_size)
+        codes = device.view(packed, (-(-count // 2),), first // 2)
+        peaks = device.view(absmax, (blocks,), first // block_size)
+        groups = device.groups(count, 8 * words * GROUP)
+        device.launch("quantize_nf4", [part, codes, peaks], [count], groups, constants, work=1.6 * part.nbytes)
+    shape = (int(w.shape[0]), int(w.shape[1]))
+    return _nest(device, packed, absmax, shape, block_size) if double else NF4Array(packed, absmax, shape, block_size)
+
+
+def _nest(device: Runtime, packed: Array, absmax: Array, shape: tuple[int, int], block_size: int) -> NF4Array:
+    blocks = absmax.size
+    codes = device.empty((blocks,), np.uint8)
+    nested_absmax = device.empty((-(-blocks // NESTED_BLOCK_SIZE),))
+    offset = device.empty((1,))
+    nested_code, limits = _nested_tables(device)
+    arrays = [absmax, sum_all(device, absmax), limits, offset, codes, nested_absmax]
+    device.launch("quantize_nf4_nested", arrays, [blocks], device.groups(blocks, NESTED_BLOCK_SIZE), work=5.0 * blocks)
+    return NF4Array(packed, codes, shape, block_size, nested_absmax, nested_code, offset)
+
+
+def _nested_tables(device: Runtime) -> tuple[Array, Array]:
+    """The 8-bit map, shared by all weights of this device, and its thresholds."""
+    tables: tuple[Array, Array] | None = device.__dict__.get("_nf4_tables")
+    if tables is None:
+        tables = (device.upload(dynamic_map()), device.upload(thresholds(dynamic_map())))
+        device.__dict__["_nf4_tables"] = tables
+    return tables
+
+
+@implements("dequantize")
+def decode(device: Runtime, w: FrozenWeight, dtype: np.dtype) -> Array:
+    y = device.empty(w.shape, dtype)
+    vec = vector_width(y.size)
+    operand = weight_operand(w, w.unit, table=True)
+    constants: dict[str, Constant] = {**operand.constants, "VEC": vec, "Y_T": wgsl_type(y.dtype, vec)}
+    per = max(1, round(y.size / operand.codes.size))
+    for first, (part,) in flat_parts(device, [y]):
+        count = part.size // vec
+        codes = device.view(operand.codes, (-(-part.size // per),), first // per)
+        arrays = [None, codes, part, *[None] * 4, *operand.scales]
+        params = [count, first, *operand.parameters, 0, *operand.stack]
+        groups = device.groups(count, 4 * GROUP)
+        device.launch("quantize_decode", arrays, params, groups, constants, work=float(part.nbytes))
+    return y

@@ -1,0 +1,329 @@
+// Parts of the GEMM kernels.
+
+#part bindings
+// Part of the shaders of a product: the parameters, and every array but the two operands.
+struct Params {
+  m: u32, n: u32, k: u32, k_per_split: u32,
+  ldc: u32, c_col: u32, rank: u32, block_shift: u32,
+  nested_shift: u32, lda: u32, a_col: u32, zero: u32, alpha: f32,
+  part_1: u32, part_2: u32, absmax_1: u32, absmax_2: u32, nested_1: u32, nested_2: u32,
+  ld_u: u32, column_1: u32, column_2: u32,
+}
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(3) var<storage, read_write> c: array<C_T>;
+#if HAS_BIAS
+@group(0) @binding(4) var<storage, read> bias: array<f32>;
+#endif
+#if HAS_RESIDUAL
+#if RESIDUAL_AHEAD
+// Only read: but where an array is bound for that alone NVIDIA's compiler moves its loads behind barriers, to their use.
+@group(0) @binding(5) var<storage, read_write> residual: array<R_T>;
+#else
+@group(0) @binding(5) var<storage, read> residual: array<R_T>;
+#endif
+#endif
+#if HAS_LOWRANK
+@group(0) @binding(6) var<storage, read> u: array<U_T>;
+@group(0) @binding(7) var<storage, read> v: array<V_T>;
+// Which of the weights of a stack a column of C is of. u has the ranks of all of them side by side, rows of v those of
+// their own; the bounds are multiples of 64 columns.
+fn part_of(column: u32) -> u32 {
+#if PARTS
+  return u32(p.c_col + column >= p.column_1) + u32(p.c_col + column >= p.column_2);
+#else
+  return 0u;
+#endif
+}
+#endif
+
+#include "common.inc.wgsl" optimisation_barrier
+fn first_element() -> u32 { return 0u; }
+#endpart
+
+#part dense x binding kind vec
+// Part of gemm.wgsl and gemm_direct.wgsl: the operand $x of f32, f16 or bf16, in units of 4 elements of a row. What it
+// gives is what a weight format gives (nf4.inc.wgsl).
+#include "common.inc.wgsl" dense x=$x binding=$binding kind=$kind vec=$vec
+alias Ready_$x = vec4<f32>;
+
+// With $vec `at` is a multiple of 4 and all four are inside the row.
+fn fetch_$x(at: u32, inside: u32) -> vec4<f32> {
+#if $vec
+  return read_$x(at >> 2u);
+#else
+  var r = vec4<f32>(0.0);
+#unroll e 4
+  if ($eu < inside) { r[$e] = read_$x(at + $eu); }
+#end
+  return r;
+#endif
+}
+
+fn ready_$x(unit: vec4<f32>) -> vec4<f32> { return unit; }
+fn four_$x(unit: vec4<f32>, first: u32) -> vec4<f32> { return unit; }
+fn prepare_$x(lid: u32) {}
+#endpart
+
+#part matrix_dense x binding kind
+// Part of gemm_matrix.wgsl: the operand $x of f32, f16 or bf16 ($kind 0, 1, 2), in units of 8 elements as they lie, to be
+// rounded to f16. What it gives is what a weight format gives (nf4.inc.wgsl). 16 bits are read 16 bytes at a time, as words: two
+// reads of vec4<f16> stay two, because each has its own bounds.
+#if $kind == 0
+alias Four_$x = vec4<f32>;
+@group(0) @binding($binding) var<storage, read> $x: array<Four_$x>;
+struct Unit_$x { low: Four_$x, high: Four_$x }
+fn fetch_$x(at: u32, inside: u32) -> Unit_$x { return Unit_$x($x[2u * (at >> 3u)], $x[2u * (at >> 3u) + 1u]); }
+fn half_$x(four: Four_$x) -> vec4<f16> { return vec4<f16>(four); }
+#else
+alias Four_$x = vec2<u32>;
+@group(0) @binding($binding) var<storage, read> $x: array<vec4<u32>>;
+struct Unit_$x { low: Four_$x, high: Four_$x }
+fn fetch_$x(at: u32, inside: u32) -> Unit_$x {
+  let words = $x[at >> 3u];
+  return Unit_$x(words.xy, words.zw);
+}
+#if $kind == 1
+fn half_$x(four: Four_$x) -> vec4<f16> { return four_of(four); }
+#else
+fn half_$x(four: Four_$x) -> vec4<f16> {
+  return vec4<f16>(vec4<f32>(bitcast<f32>(four.x << 16u), bitcast<f32>(four.x & 0xffff0000u),
+                             bitcast<f32>(four.y << 16u), bitcast<f32>(four.y & 0xffff0000u)));
+}
+#endif
+#endif
+fn ready_$x(unit: Unit_$x) -> Unit_$x { return unit; }
+fn four_$x(unit: Unit_$x, first: u32) -> vec4<f16> {
+  if (first == 0u) { return half_$x(unit.low); }
+  return half_$x(unit.high);
+}
+fn prepare_$x(lid: u32) {}
+#endpart
+
+#part matrix_pieces
+// Part of gemm_matrix.wgsl and gemm_matrix_skinny.wgsl: what stands in workgroup memory for cooperative matrices, and float32
+// as two pieces of f16.
+
+#include "common.inc.wgsl" eight
+
+// What f16 holds of x; the other piece is x minus that. Without the barrier f32(f16(x)) is taken for x (seen on NVIDIA), and
+// nothing would be left out.
+fn held(x: vec4<f32>) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(optimisation_barrier(pack2x16float(x.xy))),
+                   unpack2x16float(optimisation_barrier(pack2x16float(x.zw))));
+}
+#endpart
+
+#part skinny_parameters
+// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the parameters, and where a result stands.
+struct Params {
+  rows: u32, columns: u32, rank: u32, ld_s: u32,
+  ld_c: u32, first_rank: u32, column_1: u32, column_2: u32, part_rank: u32, zero: u32, alpha: f32,
+  k_per_split: u32, split_size: u32,  // of gemm_matrix_skinny.wgsl
+}
+@group(0) @binding(0) var<uniform> p: Params;
+
+// Of rank r and row or column i of X in C.
+fn place(i: u32, r: u32) -> u32 {
+#if ALONG_ROWS
+#if C_TRANS
+  return i * p.ld_c + r;
+#else
+  return r * p.ld_c + i;
+#endif
+#else
+  return i * p.ld_c + r;
+#endif
+}
+#endpart
+
+#part skinny_range
+// Part of gemm_skinny.wgsl and gemm_matrix_skinny.wgsl: the reduction of a workgroup whose first row or column of X is first_x,
+// and where the ranks that it takes begin in S and in a row of C.
+#if ALONG_ROWS
+  let k_first = 0u;
+  let k_last = p.rows;
+#if PARTS
+  let part = u32(first_x >= p.column_1) + u32(first_x >= p.column_2);
+  let first_s = part * p.part_rank + p.first_rank;
+#else
+  let first_s = p.first_rank;
+#endif
+  let first_c = p.first_rank;
+#else
+#if PARTS
+  let k_first = select(select(0u, p.column_1, wg.y > 0u), p.column_2, wg.y > 1u);
+  let k_last = select(select(p.column_1, p.column_2, wg.y > 0u), p.columns, wg.y > 1u);
+#else
+  let k_first = 0u;
+  let k_last = p.columns;
+#endif
+  let first_s = p.first_rank;
+  let first_c = wg.y * p.part_rank + p.first_rank;
+#endif
+#endpart
+
+#part lowrank
+// Part of gemm.wgsl and gemm_int8.wgsl: one tile of the LoRA term into workgroup memory, ranks s0 to s0 + TILE_K. alpha scales
+// the sum at the end, so it is taken out here.
+fn load_lowrank(s0: u32, m0: u32, n0: u32, lid: u32) {
+  for (var at = lid; at < TILE_M * TILE_K; at += THREADS) {
+    let row = at / TILE_K;
+    let s = at % TILE_K;
+    var x = 0.0;
+    if (s0 + s < p.rank) { x = u[min(m0 + row, p.m - 1u) * p.ld_u + part_of(n0) * p.rank + s0 + s] / p.alpha; }
+    a_tile[s][row >> 2u][row & 3u] = kept(x);
+  }
+  for (var at = lid; at < TILE_N * TILE_K; at += THREADS) {
+#if TRANS_B
+    let col = at / TILE_K;
+    let s = at % TILE_K;
+    let source = (p.c_col + min(n0 + col, p.n - 1u)) * p.rank + s0 + s;
+#else
+    let col = at % TILE_N;
+    let s = at / TILE_N;
+    let source = (s0 + s) * p.n + min(n0 + col, p.n - 1u);
+#endif
+    var x = 0.0;
+    if (s0 + s < p.rank) { x = v[source]; }
+    b_tile[s][col >> 2u][col & 3u] = kept(x);
+  }
+}
+#endpart
+
+#part multiply floats
+// Part of gemm.wgsl and gemm_int8.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums. $floats: what
+// makes vec4<f32> of it, if it is something else.
+#unroll k TILE_K
+  {
+#unroll i TM4
+    let a$i = $floats(a_tile[$k][ty + $iu * TY]);
+#end
+#unroll j TN4
+    let b$j = $floats(b_tile[$k][tx + $ju * TX]);
+#end
+#unroll i TM4
+#unroll r 4
+#unroll j TN4
+    acc[$i * 4 + $r][$j] = fma(vec4<f32>(a$i[$r]), b$j, acc[$i * 4 + $r][$j]);
+#end
+#end
+#end
+  }
+#end
+#endpart
+
+#part range
+// Part of gemm.wgsl and gemm_matrix.wgsl: what of K the workgroup multiplies, and where its operands and results begin.
+#if GROUPED
+  // Eight rows of tiles go along N together, so that B is read from memory once for all of them.
+  let columns = (p.n + TILE_N - 1u) / TILE_N;
+  let tile_id = wg.y * columns + wg.x;
+  let first_row = tile_id / (8u * columns) * 8u;
+  let rows = min(8u, (p.m + TILE_M - 1u) / TILE_M - first_row);
+  let place = tile_id % (8u * columns);
+  let m0 = (first_row + place % rows) * TILE_M;
+  let n0 = place / rows * TILE_N;
+#else
+  let m0 = wg.y * TILE_M;
+  let n0 = wg.x * TILE_N;
+#endif
+#if SPLIT
+  let k_first = wg.z * p.k_per_split;
+  let k_last = min(p.k, k_first + p.k_per_split);
+  let a_base = 0u;
+  let b_base = 0u;
+  let c_base = wg.z * p.m * p.n;
+#else
+  let k_first = 0u;
+  let k_last = p.k;
+  let a_base = wg.z * p.m * p.k;
+  let b_base = wg.z * p.k * p.n;
+  let c_base = wg.z * p.m * p.ldc;
+#endif
+#endpart
+
+#part store
+// Part of gemm.wgsl and gemm_matrix.wgsl: four sums of a row into C, with alpha, bias and residual; partial sums as they are.
+#if HAS_BIAS
+fn bias4(at: u32) -> vec4<f32> { return vec4<f32>(bias[at], bias[at + 1u], bias[at + 2u], bias[at + 3u]); }
+#endif
+#if SPLIT
+fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
+#if VEC_C
+  if (col < p.n) { c[(base + row * p.n + col) >> 2u] = sum; }
+#else
+#unroll e 4
+  if (col + $eu < p.n) { c[base + row * p.n + col + $eu] = sum[$e]; }
+#end
+#endif
+}
+#else
+fn store(row: u32, col: u32, base: u32, sum: vec4<f32>) {
+#if VEC_C
+  if (col >= p.n) { return; }
+  var x = p.alpha * sum;
+  let at = (base + row * p.ldc + p.c_col + col) >> 2u;
+#if HAS_BIAS
+  x += bias4(p.c_col + col);
+#endif
+#if HAS_RESIDUAL
+#if RESIDUAL_AHEAD
+  x += ahead_of_store;
+#else
+  x += vec4<f32>(residual[at]);
+#endif
+#endif
+#if ACCUMULATE
+  x += vec4<f32>(c[at]);
+#endif
+  c[at] = C_T(x);
+#else
+#unroll e 4
+  if (col + $eu < p.n) {
+    let at = base + row * p.ldc + p.c_col + col + $eu;
+    var x = p.alpha * sum[$e];
+#if HAS_BIAS
+    x += bias[p.c_col + col + $eu];
+#endif
+#if HAS_RESIDUAL
+    x += f32(residual[at]);
+#endif
+#if ACCUMULATE
+    x += f32(c[at]);
+#endif
+    c[at] = C_T(x);
+  }
+#end
+#endif
+}
+#endif
+#endpart
+
+#part store_tile
+// Part of gemm.wgsl and gemm_int8.wgsl: the sums of an invocation to their places in C.
+#unroll i TM4
+#unroll r 4
+  {
+    let row = m0 + (ty + $iu * TY) * 4u + $ru;
+    if (row < p.m) {
+#unroll j TN4
+      {
+        let col = n0 + (tx + $ju * TX) * 4u;
+        store(row, col, c_base, acc[$i * 4 + $r][$j]);
+      }
+#end
+    }
+  }
+#end
+#end
+#endpart
+
+#part sums
+// Part of gemm.wgsl and gemm_int8.wgsl: the sums of an invocation, by row and block of columns.
+  var acc: array<array<vec4<f32>, TN4>, ACC_ROWS>;
+#unroll i ACC_ROWS
+#unroll j TN4
+  acc[$i][$j] = vec4<f32>(0.0);
+#end
+#end
+#endpart

@@ -1,0 +1,198 @@
+"""Products on matrix units (gemm_matrix.wgsl): which of them are served, and by what tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.device.memory import Array
+from wgrad.wgsl.formats.formats import widest_unit
+from wgrad.wgsl.runtime.compile import Constant
+
+_SUBGROUP = 32
+_LEVELS, _NESTED_SCALES = 4 * 16, 4 * 256  # bytes of tables: of NF4 and MXFP4, of NF4
+_PAD = 8  # elements after each row of a tile in workgroup memory
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """sg_m x sg_n subgroups, each with sub_m x (groups * sub_j) cooperative matrices of 16 x 16; k deep.
+
+    Sums are written out sub_j matrices at a time: what stands in workgroup memory besides the tiles.
+    ahead: tiles are read two before they are multiplied, for twice the registers. scales_inside: NF4's nested scales
+    are looked up in workgroup memory.
+    """
+
+    sg_m: int
+    sg_n: int
+    sub_m: int
+    groups: int
+    sub_j: int
+    k: int = 32
+    ahead: bool = False
+    scales_inside: bool = True
+
+    @property
+    def m(self) -> int:
+        return 16 * self.sub_m * self.sg_m
+
+    @property
+    def n(self) -> int:
+        return 16 * self.groups * self.sub_j * self.sg_n
+
+    @property
+    def threads(self) -> int:
+        return _SUBGROUP * self.sg_m * self.sg_n
+
+    @property
+    def most_workgroup_bytes(self) -> int:
+        """Workgroup memory of the layout that takes most."""
+        tables = _LEVELS + _NESTED_SCALES * self.scales_inside
+        return tables + max(self.workgroup_bytes(ta, tb) for ta in (False, True) for tb in (False, True))
+
+    def workgroup_bytes(self, trans_a: bool, trans_b: bool) -> int:
+        """Without tables of the right operand."""
+        a = self.k * (self.m + _PAD) if trans_a else self.m * (self.k + _PAD)
+        b = self.n * (self.k + _PAD) if trans_b else self.k * (self.n + _PAD)
+        return 2 * (a + b) + 4 * self.sg_m * self.sg_n * 16 * 16 * self.sub_j
+
+    def constants(self, k: int, out: Array, unit: int) -> dict[str, Constant]:
+        """unit: elements of B that are read at once."""
+        assert self.n * self.k % (unit * self.threads) == 0, "every invocation reads as much of B"
+        return {
+            "SG_M": self.sg_m,
+            "SG_N": self.sg_n,
+            "SUB_M": self.sub_m,
+            "SUB_G": self.groups,
+            "SUB_J": self.sub_j,
+            "TILE_K": self.k,
+            "K_STEPS": self.k // 16,
+            "PIECES": 3 if out.dtype == np.float32 else 1,
+            "K_EDGE": k % self.k != 0,
+            "LOADS_A": self.m * self.k // 8 // self.threads,
+            "LOADS_B": self.n * self.k // unit // self.threads,
+            "EIGHTS_B": unit // 8,
+            "LOADS_V": self.n * self.k // 8 // self.threads,
+            "STORES": 2 * self.sub_j,
+        }
+
+    def lowrank_constants(
+        self, rank: int, trans_a: bool, trans_b: bool, out: Array, bounds: Sequence[int]
+    ) -> dict[str, Constant]:
+        """How the LoRA term is read, and when: it is the first tile where one holds it, that is where its ranks fit and
+        no tile has columns of two parts, whose bounds these are."""
+        vec_u, vec_v = not trans_a and rank % 4 == 0, not trans_b or rank % 4 == 0
+        first = 0 < rank <= self.k and out.dtype != np.float32 and not any(bound % self.n for bound in bounds)
+        return {
+            "VEC_U": vec_u,
+            "VEC_V": vec_v,
+            "U_T": "vec4<f32>" if vec_u else "f32",
+            "V_T": "vec4<f32>" if vec_v else "f32",
+            "LOWRANK_FIRST": first,
+            "LOWRANK_LAST": rank > 0 and not first,
+        }
+
+
+# Measured on an H200 (bench/bench_gemm.py): 128 x 256 is best wherever it gives work to most of the card, also by long
+# splits of K, as of the gradient of what a head is given.
+LARGE = MatrixTile(2, 4, 4, 4, 1, ahead=True)  # 128 x 256
+# Two at once on a compute unit: one rounds what it stages of B to float16 while the other multiplies. With a head in
+# bfloat16 0.91 of LARGE's time (256 to 1,024 rows); with B in float16 0.96 to 1.1, with B not transposed 1.03 to 1.07.
+TWO_AT_ONCE = MatrixTile(2, 2, 4, 4, 1, ahead=True)  # 128 x 128
+MEDIUM = MatrixTile(2, 2, 4, 2, 2)  # 128 x 128
+# 16 x 64: decoding several prompts. Three at once on a compute unit, for which NF4's nested scales stay outside: with
+# them inside, and two at once, it takes 1.02 to 1.19 times as long.
+NARROW = MatrixTile(1, 4, 1, 1, 1, 64, ahead=True, scales_inside=False)
+_ENOUGH_LARGE, _WANTED_MEDIUM = 96, 132
+# Multiprocessors of an H200, and the workgroup memory that all workgroups of one share (bench/notes/tensor-cores.md).
+_MULTIPROCESSORS, _SHARED_BYTES = 132, 48 << 10
+# Of more than 16 rows. Every tile of rows decodes a weight anew, and while some subgroups decode others multiply: the
+# tile that holds all rows, and eight subgroups on each of an H200's multiprocessors, of one workgroup or of two. By the
+# elements of the weight that an invocation decodes at once: of NF4 8, of the others 16, of 32 most are slower
+# (bench/notes/rejected-tensor-cores.md).
+WEIGHT_TILES = {
+    8: (
+        MatrixTile(2, 2, 2, 1, 2, ahead=True),  # 64 x 64
+        MatrixTile(4, 2, 2, 2, 2, ahead=True),  # 128 x 128
+        MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
+    ),
+    16: (
+        MatrixTile(1, 4, 4, 1, 2, ahead=True),  # 64 x 128
+        MatrixTile(2, 2, 4, 1, 2, ahead=True),  # 128 x 64
+        MatrixTile(4, 2, 4, 2, 2, ahead=True),  # 256 x 128
+    ),
+}
+_WANTED_SUBGROUPS = 8 * _MULTIPROCESSORS
+# Tiles side by side from which on several rows of them go along N together; with fewer it costs up to 3 %.
+MANY_COLUMNS = 64
+_MIN_K_PER_SPLIT, _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS, _MAX_NARROW_SPLITS = 512, 4096, 8, 12
+_MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a tile empty
+_MIN_ROWS = 8  # fewer are faster in gemv.wgsl, which has products with transposed right operands
+
+
+def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int) -> bool:
+    """Whether a product of these operands runs on matrix units: one of them or the result is float16, float32 is only
+    rounded where the result is too, and rows start at multiples of 8 elements."""
+    m, n, k = mnk
+    operands = [a.dtype] + ([b.dtype] if isinstance(b, Array) else [])
+    least = _MIN_SIDE if trans_a else _MIN_ROWS if trans_b else 1
+    if np.dtype(np.float16) not in (*operands, out.dtype) or n < _MIN_SIDE or m < least:
+        return False
+    if out.dtype == np.float32 and np.dtype(np.float32) in operands:
+        return False
+    return lda % 8 == 0 and (k if trans_b else n) % 8 == 0 and n % 8 == 0 and (m if trans_a else k) % 8 == 0
+
+
+def choose_tile(
+    m: int, n: int, k: int, batch: int, workgroup_bytes: int, forced: str = "", *, rounded: bool = False
+) -> tuple[MatrixTile, int]:
+    """Tile and number of splits of K. workgroup_bytes: of the device. forced: "medium" or "large", where it fits.
+    rounded: the right operand is transposed and of a type that is rounded to float16."""
+    if m < _MIN_SIDE:
+        return NARROW, _narrow_splits(m, n, k) if batch == 1 else 1
+    if forced != "medium" and LARGE.most_workgroup_bytes <= workgroup_bytes:
+        tiles = -(-m // LARGE.m) * -(-n // LARGE.n) * batch
+        if tiles >= _ENOUGH_LARGE or forced == "large":
+            return (TWO_AT_ONCE if rounded and not forced else LARGE), 1
+        splits = min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_LARGE_SPLIT, _MAX_SPLITS)
+        if batch == 1 and tiles * splits >= _ENOUGH_LARGE:
+            return LARGE, splits
+    tiles = -(-m // MEDIUM.m) * -(-n // MEDIUM.n)
+    if batch > 1 or forced:
+        return MEDIUM, 1
+    return MEDIUM, max(1, min(_WANTED_MEDIUM // tiles, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+
+
+def _narrow_splits(m: int, n: int, k: int) -> int:
+    """With which the workgroups of NARROW need the least time: they run in waves, of which the last is seldom full,
+    which matters little after eight. A split costs besides; with a 12th this gives the fastest of all that were
+    measured (bench/notes/tensor-cores.md)."""
+    at_once = _MULTIPROCESSORS * (_SHARED_BYTES // (NARROW.workgroup_bytes(False, True) + _LEVELS))
+    tiles = -(-m // NARROW.m) * -(-n // NARROW.n)
+    most = min(k // _MIN_K_PER_SPLIT, _MAX_NARROW_SPLITS, 8 * at_once // tiles)
+    counts = range(1, max(1, most) + 1)
+    return min(counts, key=lambda splits: -(-tiles * splits // at_once) / splits * (1 + splits / 12))
+
+
+def choose_weight_tile(m: int, n: int, k: int, weight: FrozenWeight, workgroup_bytes: int) -> tuple[MatrixTile, int]:
+    """As `choose_tile`, of a product with a weight that is decoded in it."""
+    if m <= NARROW.m:
+        return NARROW, _narrow_splits(m, n, k)
+    tiles = WEIGHT_TILES[unit_of(weight, m)]
+    tile = next((tile for tile in tiles if m <= tile.m), tiles[-1])
+    if tile.most_workgroup_bytes > workgroup_bytes:
+        return choose_tile(m, n, k, 1, workgroup_bytes, "medium")
+    groups = -(-m // tile.m) * -(-n // tile.n)
+    splits = round(_WANTED_SUBGROUPS / (groups * tile.sg_m * tile.sg_n))
+    return tile, max(1, min(splits, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
+
+
+def unit_of(weight: FrozenWeight, m: int) -> int:
+    """Elements of the weight that an invocation decodes at once in a product of m rows."""
+    if m <= NARROW.m:
+        return widest_unit(weight, 32)
+    return widest_unit(weight, 8 if weight.format == "nf4" else 16)

@@ -1,0 +1,434 @@
+// C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C) on matrix units: f16 operands, f32 sums.
+//
+// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup of 32
+// invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
+// SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
+// that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
+// The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through
+// workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
+// Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of 32.
+// Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
+enable f16;
+enable wgpu_cooperative_matrix;
+
+#include "gemm.inc.wgsl" bindings
+alias Four = vec4<f16>;
+#include "gemm.inc.wgsl" matrix_dense x=a binding=1 kind=A_KIND
+#include B_FORMAT x=b binding=2 kind=B_KIND
+
+const THREADS: u32 = 32u * SG_M * SG_N;
+const TILE_M: u32 = 16u * SUB_M * SG_M;
+const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
+// Tiles as they lie in the arrays, in eights; so are lengths of rows.
+#include "gemm.inc.wgsl" matrix_pieces
+#if TRANS_A
+const A_ROWS: u32 = TILE_K;
+const A_COLS: u32 = TILE_M;
+#else
+const A_ROWS: u32 = TILE_M;
+const A_COLS: u32 = TILE_K;
+#endif
+#if TRANS_B
+const B_ROWS: u32 = TILE_N;
+const B_COLS: u32 = TILE_K;
+#else
+const B_ROWS: u32 = TILE_K;
+const B_COLS: u32 = TILE_N;
+#endif
+const A_LD: u32 = A_COLS / 8u + 1u;
+const B_LD: u32 = B_COLS / 8u + 1u;
+const STRIP: u32 = 4u * SUB_J;  // vec4<f32> in a row of a subgroup's strip
+
+var<workgroup> a_tile: array<Eight, A_ROWS * A_LD>;
+var<workgroup> b_tile: array<Eight, B_ROWS * B_LD>;
+var<workgroup> strips: array<vec4<f32>, SG_M * SG_N * 16u * STRIP>;
+
+// The start of `width` elements along K, moved back to where the last ones are.
+fn inside_k(at: u32, width: u32) -> u32 {
+#if K_EDGE
+  return min(at, p.k - width);
+#else
+  return at;
+#endif
+}
+
+// Row and column, in units, of what an invocation carries of a tile: place `at` of a tile whose rows have `width` units of
+// `eights` times 8 elements. Eight invocations side by side store 16 bytes each, in different banks: a row is one eight longer
+// than a multiple of four, so they take eight eights of one row, or of several that lie as many apart.
+fn place_of(at: u32, width: u32, eights: u32) -> vec2<u32> {
+  let side = 8u / eights;  // units of a row that are stored together
+  if (width < side) {
+    let row = at / width;  // of width * eights == 4: the third bit of its number is that of every fourth row
+    return vec2<u32>(row / 8u * 8u + (row / eights & 1u) * 4u + (row / eights / 2u) % (4u / eights) * eights + row % eights,
+                     at % width);
+  }
+  let row = at / (width * eights) * eights + (at / side) % eights;
+  return vec2<u32>(row, at % (width * eights) / 8u * side + at % side);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let subgroup = lid / 32u;
+  let sub_row = (subgroup / SG_N) * (16u * SUB_M);
+  let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
+  let lda = 2u * A_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ldb = 2u * B_LD;
+  let ld_strip = STRIP;
+#include "gemm.inc.wgsl" range
+  prepare_b(lid);
+
+#unroll i SUB_M
+#unroll g SUB_G
+#unroll j SUB_J
+  var acc_$i_$g_$j = coop_mat16x16<f32, C>();
+#end
+#end
+#end
+  // No condition stands around any of this: cooperative operations want uniform control flow.
+#include mine x=a loads=LOADS_A cols=A_COLS unit=8u
+#include mine x=b loads=LOADS_B cols=B_COLS unit=UNIT
+  let tiles = (k_last - k_first + TILE_K - 1u) / TILE_K;
+#if HAS_LOWRANK
+  let rank = select(0u, p.rank, !SPLIT || wg.z == 0u);
+  let first_part = part_of(n0);
+#endif
+#if LOWRANK_FIRST
+  {
+    let part = first_part;
+    let piece = 0u;
+    let s0 = 0u;
+#include lowrank_stage
+  }
+  let first = 0u;
+#else
+  {
+    let k0 = k_first;
+#include fetch
+#include stage from=next
+  }
+  let first = 1u;
+#endif
+#if AHEAD
+  // While a tile is multiplied the next is in registers and the one after it on its way there. The last is staged behind the
+  // loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would read it there (bench/notes/rejected-tensor-cores.md).
+#unroll i LOADS_A
+  var ahead_a_$i: Unit_a;
+#end
+#unroll i LOADS_B
+  var ahead_b_$i: Unit_b;
+#end
+  {
+    let k0 = k_first + first * TILE_K;
+#include fetch
+#include keep
+  }
+  for (var t = first + 1u; t < tiles; t++) {
+    let k0 = k_first + t * TILE_K;
+    workgroupBarrier();
+#include fetch
+#include multiply
+    workgroupBarrier();
+    {
+      let k0 = k_first + (t - 1u) * TILE_K;
+#include stage from=ahead
+    }
+#include keep
+  }
+  workgroupBarrier();
+#include multiply
+  workgroupBarrier();
+  {
+    let k0 = k_first + (tiles - 1u) * TILE_K;
+#include stage from=ahead
+  }
+#else
+  for (var t = first; t < tiles; t++) {
+    let k0 = k_first + t * TILE_K;
+    workgroupBarrier();
+#include fetch
+#include multiply
+    workgroupBarrier();
+#include stage from=next
+  }
+#endif
+  workgroupBarrier();
+#include multiply
+#if LOWRANK_LAST
+  // The ranks of every part that the tile has columns of, TILE_K at a time. For a float32 result u v is
+  // (u high)(v high) + (u rest)(v high) + (u high)(v rest): see the part lowrank.
+  let last_part = part_of(min(n0 + TILE_N, p.n) - 1u);
+  for (var part = first_part; part <= last_part; part++) {
+    for (var piece = 0u; piece < PIECES; piece++) {
+      for (var s0 = 0u; s0 < rank; s0 += TILE_K) {
+        workgroupBarrier();
+#include lowrank_stage
+        workgroupBarrier();
+#include multiply
+      }
+    }
+  }
+#endif
+
+  let lane = lid % 32u;
+  let strip = subgroup * 16u * STRIP;
+#if RESIDUAL_AHEAD
+#unroll q STORES
+  let row_ahead_$q = m0 + sub_row + (lane + 32u * $qu) / STRIP;
+  let col_ahead_$q = n0 + sub_col + (lane + 32u * $qu) % STRIP * 4u;
+  var ahead_$q = residual_near(row_ahead_$q, col_ahead_$q, c_base);
+#end
+#endif
+#unroll i SUB_M
+#unroll g SUB_G
+  {
+#unroll j SUB_J
+    let s_at_$j = strip + 4u * $ju;
+    coopStoreT(acc_$i_$g_$j, &strips[s_at_$j], ld_strip);
+#end
+    workgroupBarrier();
+#if RESIDUAL_AHEAD
+#unroll q STORES
+    let now_$q = ahead_$q;
+    ahead_$q = residual_near(row_ahead_$q + ($iu * SUB_G + $gu + 1u) / SUB_G * 16u,
+                             col_ahead_$q + ($gu + 1u) % SUB_G * 16u * SUB_J, c_base);
+#end
+#endif
+#unroll q STORES
+    {
+      let at = lane + 32u * $qu;
+      let row = m0 + sub_row + 16u * $iu + at / STRIP;
+      let col = n0 + sub_col + 16u * $gu * SUB_J + (at % STRIP) * 4u;
+#if RESIDUAL_AHEAD
+      ahead_of_store = now_$q;
+#endif
+      if (row < p.m && col < p.n) { store(row, col, c_base, strips[strip + at]); }
+    }
+#end
+    workgroupBarrier();
+  }
+#end
+#end
+}
+
+#if RESIDUAL_AHEAD
+// What is added to four sums of a row, read while those before them are stored; beyond an edge, what is there.
+var<private> ahead_of_store: vec4<f32>;
+
+fn residual_near(row: u32, col: u32, base: u32) -> vec4<f32> {
+  return vec4<f32>(residual[(base + min(row, p.m - 1u) * p.ldc + p.c_col + min(col, p.n - 4u)) >> 2u]);
+}
+#endif
+
+#if HAS_LOWRANK
+#include lowrank
+#endif
+#include "gemm.inc.wgsl" store
+
+#part mine x loads cols unit
+// Part of gemm_matrix.wgsl: what of a tile of $x the invocation carries, $loads units of $unit elements: their rows and columns.
+#unroll i $loads
+  let $x_place_$i = place_of(lid + $iu * THREADS, $cols / $unit, $unit / 8u);
+  let $x_row_$i = $x_place_$i.x;
+  let $x_col_$i = $x_place_$i.y * $unit;
+#end
+#endpart
+
+#part lowrank_stage
+// Part of gemm_matrix.wgsl: ranks s0 to s0 + TILE_K of a part of the LoRA term into workgroup memory, one piece of them.
+// Everything is read before anything is written, so that all reads are under way together.
+#unroll i LOADS_A
+        let u_place_$i = place_of(lid + $iu * THREADS, A_COLS / 8u, 1u);
+#if TRANS_A
+        let u_row_$i = m0 + 8u * u_place_$i.y;
+        let u_low_$i = four_u(u_row_$i, part, s0 + u_place_$i.x, rank);
+        let u_high_$i = four_u(u_row_$i + 4u, part, s0 + u_place_$i.x, rank);
+#else
+        let u_rank_$i = s0 + 8u * u_place_$i.y;
+        let u_low_$i = four_u(m0 + u_place_$i.x, part, u_rank_$i, rank);
+        let u_high_$i = four_u(m0 + u_place_$i.x, part, u_rank_$i + 4u, rank);
+#endif
+#end
+#unroll i LOADS_V
+        let v_place_$i = place_of(lid + $iu * THREADS, B_COLS / 8u, 1u);
+#if TRANS_B
+        let v_rank_$i = s0 + 8u * v_place_$i.y;
+        let v_low_$i = four_v(n0 + v_place_$i.x, part, v_rank_$i, rank);
+        let v_high_$i = four_v(n0 + v_place_$i.x, part, v_rank_$i + 4u, rank);
+#else
+        let v_column_$i = n0 + 8u * v_place_$i.y;
+        let v_low_$i = four_v(v_column_$i, part, s0 + v_place_$i.x, rank);
+        let v_high_$i = four_v(v_column_$i + 4u, part, s0 + v_place_$i.x, rank);
+#endif
+#end
+#unroll i LOADS_A
+        let u_to_$i = u_place_$i.x * A_LD + u_place_$i.y;
+        a_tile[u_to_$i] = Eight(piece_of(u_low_$i, piece == 1u), piece_of(u_high_$i, piece == 1u));
+#end
+#unroll i LOADS_V
+        let v_to_$i = v_place_$i.x * B_LD + v_place_$i.y;
+        b_tile[v_to_$i] = Eight(piece_of(v_low_$i, piece == 2u), piece_of(v_high_$i, piece == 2u));
+#end
+#endpart
+
+#part fetch
+// Part of gemm_matrix.wgsl: one tile of A and B, from row or column k0 of K on, into registers. Without a branch, so that all
+// loads are under way together: what lies beyond an edge is read from the edge (beyond the edges of C it is never stored;
+// beyond the end of K it is replaced by zero when it is staged), and nothing waits for what it has read.
+#unroll i LOADS_A
+#if TRANS_A
+  let a_from_$i = a_base + inside_k(k0 + a_row_$i, 1u) * p.lda + p.a_col + min(m0 + a_col_$i, p.m - 8u);
+#else
+  let a_from_$i = a_base + min(m0 + a_row_$i, p.m - 1u) * p.lda + p.a_col + inside_k(k0 + a_col_$i, 8u);
+#endif
+  let next_a_$i = fetch_a(a_from_$i, 8u);
+#end
+#unroll i LOADS_B
+#if TRANS_B
+  let b_from_$i = b_base + min(n0 + b_row_$i, p.n - 1u) * p.k + inside_k(k0 + b_col_$i, UNIT);
+#else
+  let b_from_$i = b_base + inside_k(k0 + b_row_$i, 1u) * p.n + min(n0 + b_col_$i, p.n - UNIT);
+#endif
+  let next_b_$i = fetch_b(b_from_$i, UNIT);
+#end
+#endpart
+
+#part stage from
+// Part of gemm_matrix.wgsl: a tile of A and B that the part fetch has read, and that is in $from_a_0 ... and
+// $from_b_0 ..., into workgroup memory, as f16, with zeros beyond the end of K.
+#unroll i LOADS_A
+#include place x=a eights=1 ld=A_LD inside=a_col_$i,a_row_$i,TRANS_A
+#end
+#unroll i LOADS_B
+#include place x=b eights=EIGHTS_B ld=B_LD inside=b_row_$i,b_col_$i,TRANS_B
+#end
+#endpart
+
+#part keep
+// Part of gemm_matrix.wgsl: what the part fetch has read stays in registers until the loop's next pass.
+#unroll i LOADS_A
+    ahead_a_$i = next_a_$i;
+#end
+#unroll i LOADS_B
+    ahead_b_$i = next_b_$i;
+#end
+#endpart
+
+#part multiply
+// Part of gemm_matrix.wgsl: what stands in a_tile and b_tile, multiplied and added to the sums.
+#unroll s K_STEPS
+  {
+#unroll i SUB_M
+#if TRANS_A
+    let a_at_$i = $su * (16u * A_LD) + (sub_row + 16u * $iu) / 8u;
+    let a_$i = coopLoad<coop_mat16x16<f16, A>>(&a_tile[a_at_$i].low, lda);
+#else
+    let a_at_$i = (sub_row + 16u * $iu) * A_LD + 2u * $su;
+    let a_$i = coopLoadT<coop_mat16x16<f16, A>>(&a_tile[a_at_$i].low, lda);
+#endif
+#end
+#unroll g SUB_G
+#unroll j SUB_J
+#if TRANS_B
+    let b_at_$g_$j = (sub_col + 16u * ($gu * SUB_J + $ju)) * B_LD + 2u * $su;
+    let b_$g_$j = coopLoad<coop_mat16x16<f16, B>>(&b_tile[b_at_$g_$j].low, ldb);
+#else
+    let b_at_$g_$j = $su * (16u * B_LD) + (sub_col + 16u * ($gu * SUB_J + $ju)) / 8u;
+    let b_$g_$j = coopLoadT<coop_mat16x16<f16, B>>(&b_tile[b_at_$g_$j].low, ldb);
+#endif
+#end
+#end
+#unroll i SUB_M
+#unroll g SUB_G
+#unroll j SUB_J
+    acc_$i_$g_$j = coopMultiplyAdd(a_$i, b_$g_$j, acc_$i_$g_$j);
+#end
+#end
+#end
+  }
+#end
+#endpart
+
+#part lowrank
+// Part of gemm_matrix.wgsl: four numbers of the LoRA term as they are staged, by the part lowrank_stage. Ranks beyond
+// the last are zeros. alpha scales the sum at the end, so it is taken out of u here.
+
+// As f16, or with `rest` what that leaves out, again as f16.
+fn piece_of(x: vec4<f32>, rest: bool) -> vec4<f16> {
+#if PIECES == 1
+  return vec4<f16>(x);
+#else
+  let high = held(x);
+  return vec4<f16>(select(high, x - high, rest));
+#endif
+}
+
+#if TRANS_A
+// Rank s of four rows of C.
+fn four_u(row: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
+  var x = vec4<f32>();
+#unroll e 4
+  x[$e] = u[min(row + $eu, p.m - 1u) * p.ld_u + part * p.rank + min(s, p.rank - 1u)];
+#end
+  return select(vec4<f32>(), x * (1.0 / p.alpha), s < rank);
+}
+#else
+// Four ranks, s to s + 3, of a row of C.
+fn four_u(row: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
+  let first = min(row, p.m - 1u) * p.ld_u + part * p.rank;
+#if VEC_U
+  return select(vec4<f32>(), u[(first + min(s, p.rank - 4u)) / 4u] * (1.0 / p.alpha), s < rank);
+#else
+  var x = vec4<f32>();
+#unroll e 4
+  x[$e] = select(0.0, u[first + min(s + $eu, p.rank - 1u)] * (1.0 / p.alpha), s + $eu < rank);
+#end
+  return x;
+#endif
+}
+#endif
+
+#if TRANS_B
+// Four ranks of a column of C; zeros where it is not of the part.
+fn four_v(column: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
+  let at = min(column, p.n - 1u);
+  let first = (p.c_col + at) * p.rank;
+  let mine = part_of(at) == part;
+#if VEC_V
+  return select(vec4<f32>(), v[(first + min(s, p.rank - 4u)) / 4u], mine && s < rank);
+#else
+  var x = vec4<f32>();
+#unroll e 4
+  x[$e] = select(0.0, v[first + min(s + $eu, p.rank - 1u)], mine && s + $eu < rank);
+#end
+  return x;
+#endif
+}
+#else
+// Rank s of four columns of C, which are of one part.
+fn four_v(column: u32, part: u32, s: u32, rank: u32) -> vec4<f32> {
+  let at = min(column, p.n - 4u);
+  return select(vec4<f32>(), v[(min(s, p.rank - 1u) * p.n + at) / 4u], s < rank && part_of(at) == part);
+}
+#endif
+#endpart
+
+#part place x eights ld inside
+// Part of the part stage: unit $i of the operand $x, which is in $from_$x_$i and has $eights times 8 elements. $inside: its
+// place along K, as select takes it.
+  {
+    let unit = ready_$x($from_$x_$i);
+#if K_EDGE
+    let inside = k0 + select($inside) < k_last;
+#endif
+#unroll e $eights
+    {
+      let to = $x_row_$i * $ld + $x_col_$i / 8u + $eu;
+#if K_EDGE
+      $x_tile[to] = Eight(select(vec4<f16>(), four_$x(unit, 8u * $eu), inside), select(vec4<f16>(), four_$x(unit, 8u * $eu + 4u), inside));
+#else
+      $x_tile[to] = Eight(four_$x(unit, 8u * $eu), four_$x(unit, 8u * $eu + 4u));
+#endif
+    }
+#end
+  }
+#endpart

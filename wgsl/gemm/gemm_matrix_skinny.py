@@ -1,0 +1,135 @@
+"""Products with a side of a LoRA's rank (gemm_skinny.py) on matrix units: which are served; their launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wgrad.device.memory import Array
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
+from wgrad.wgsl.gemm.gemm_skinny import Skinny
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class SkinnyTile:
+    """Of a workgroup: `subgroups`, of which `groups` stand side by side along X, each with `across` cooperative
+    matrices of it; the others share the steps of a block of `depth`. ahead: blocks that are read ahead."""
+
+    subgroups: int
+    groups: int
+    across: int
+    depth: int
+    ahead: int
+
+    @property
+    def side(self) -> int:
+        """Rows or columns of X."""
+        return 16 * self.groups * self.across
+
+    def workgroup_bytes(self, product: Skinny) -> int:
+        """Of the two pieces of S and a block of X, whose rows are padded by 16 bytes, and the sums."""
+        rank = 16 * _fragments(product.rank)
+        pieces = self.depth * (rank + 8) if _by_steps(product) else rank * (self.depth + 8)
+        block = self.depth * (self.side + 8) if product.along_rows else self.side * (self.depth + 8)
+        return 2 * 2 * pieces + 2 * block + self.subgroups * 16 * 16 * 4
+
+    def constants(self, fragments: int) -> dict[str, Constant]:
+        threads = 32 * self.subgroups
+        return {
+            "SGS": self.subgroups,
+            "GROUPS": self.groups,
+            "CF": self.across,
+            "KB": self.depth,
+            "AHEAD": self.ahead,
+            "RF": fragments,
+            "STEPS": self.depth // 16 // (self.subgroups // self.groups),
+            "S_LOADS": -(-2 * fragments * self.depth // threads),
+            "X_LOADS": self.side * self.depth // 8 // threads,
+        }
+
+
+# Measured on an H200, where each compute unit runs two workgroups of _NARROW (23 KB) at once and one of _WIDE.
+_NARROW, _WIDE = SkinnyTile(8, 2, 2, 64, 2), SkinnyTile(8, 4, 2, 64, 2)  # for one cooperative matrix of ranks, for more
+_WANTED = {_NARROW: 256, _WIDE: 128}  # workgroups; the reduction is split until there are about as many
+_MOST_SPLITS = 16
+# Numbers of X times cooperative matrices of ranks from which a second launch, of the shares' sums, is worth its time.
+_MUCH = 1 << 23
+# Without splits: a few rows or columns a workgroup, and as much of the reduction at a time as there is room for.
+_WHOLE = (SkinnyTile(16, 1, 1, 256, 1), SkinnyTile(8, 1, 1, 256, 1), SkinnyTile(8, 1, 1, 128, 1))
+_WHOLE_WIDE = (SkinnyTile(8, 1, 2, 128, 2),)
+_ENOUGH = 160  # workgroups of _WHOLE, from which on those of _WHOLE_WIDE are taken
+# For little workgroup memory.
+_SMALL = (SkinnyTile(4, 2, 2, 64, 2), SkinnyTile(4, 1, 1, 64, 1), SkinnyTile(2, 1, 1, 32, 1))
+
+
+def choose_tile(product: Skinny, workgroup_bytes: int) -> SkinnyTile | None:
+    """None where matrix units do not serve the product: X is float16, its sides are multiples of 16, and a tile for its
+    rank fits. What a workgroup takes along the columns of a stack is of one part."""
+    rows, columns = product.x.shape
+    if product.x.dtype != np.float16 or rows % 16 or columns % 16:
+        return None
+    bounds = product.parts if product.along_rows else ()
+    fitting = (t for t in _tiles(product) if t.workgroup_bytes(product) <= workgroup_bytes)
+    return next((t for t in fitting if all(part % t.side == 0 for part in bounds)), None)
+
+
+def _tiles(product: Skinny) -> tuple[SkinnyTile, ...]:
+    """Best first."""
+    fragments = _fragments(product.rank)
+    if product.x.size * fragments >= _MUCH:
+        return (_WIDE if fragments > 1 else _NARROW, *_SMALL)
+    many = _side(product) // 16 * product.parts_along_y >= _ENOUGH
+    return (*(_WHOLE_WIDE if many else ()), *_WHOLE, *_SMALL)
+
+
+def _side(product: Skinny) -> int:
+    return product.x.shape[1 if product.along_rows else 0]
+
+
+def _vectors(product: Skinny) -> bool:
+    """Whether S is read four numbers at a time."""
+    return not (product.s.shape[1] | product.first_rank | product.part_rank) % 4
+
+
+def _by_steps(product: Skinny) -> bool:
+    return product.rank_inner and _vectors(product)
+
+
+def _fragments(rank: int) -> int:
+    """Cooperative matrices side by side that hold a rank."""
+    return -(-rank // 16)
+
+
+def splits_of(product: Skinny, tile: SkinnyTile) -> tuple[int, int]:
+    """Shares of the reduction, a power of two of the longest part's, and how long they are. The launch of a slice of
+    the ranks is not split: its sums would lie between those of others."""
+    rows, columns = product.x.shape
+    whole = rows if product.along_rows else columns
+    longest = max(product.parts) if product.parts and not product.along_rows else whole
+    wanted = _WANTED.get(tile, 0) if product.part_rank in (0, product.rank) else 0
+    most = min(_MOST_SPLITS, longest * wanted // (whole * -(-_side(product) // tile.side)))
+    length = -(-longest // (1 << max(most, 1).bit_length() - 1) // tile.depth) * tile.depth
+    return -(-longest // length), length
+
+
+def launch(device: Runtime, product: Skinny, tile: SkinnyTile, out: Array, alpha: float, accumulate: bool) -> None:
+    """out = alpha * product (+ out where `accumulate`)."""
+    rows, columns = product.x.shape
+    splits, length = splits_of(product, tile)
+    constants = product.constants(accumulate) | tile.constants(_fragments(product.rank))
+    constants |= {"VEC_S": _vectors(product), "BY_STEPS": _by_steps(product), "SPLIT": splits > 1}
+    target = device.empty((splits, *out.shape)) if splits > 1 else out
+    device.launch(
+        "gemm_matrix_skinny",
+        [product.x, product.s, target],
+        product.parameters(out, alpha, length),
+        (-(-_side(product) // tile.side), product.parts_along_y, splits),
+        constants,
+        work=2.0 * rows * columns * product.rank,
+    )
+    if splits > 1:
+        end = Epilogue(out, out.shape[1], 0, alpha, None, None, accumulate)
+        reduce_splits(device, target, end, (out.shape[0], out.shape[1], splits))

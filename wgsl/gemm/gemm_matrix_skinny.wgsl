@@ -1,0 +1,301 @@
+// Products with a side of a LoRA's rank, on matrix units: X f16 [rows, columns], S f32 of that rank, sums and result f32.
+//
+//   ALONG_ROWS false: C[rows, rank] = alpha * X S,    the reduction along X's columns  (x A^T, dy B)
+//   ALONG_ROWS true:  C[rank, columns] = alpha * S X, the reduction along X's rows     (du^T x, dy^T u; + C where ACCUMULATE)
+//
+// Ranks of a stack of weights (PARTS) and first_rank are as in gemm_skinny.wgsl. S is read as [reduction, rank] (RANK_INNER)
+// or [rank, reduction]; C is written transposed where C_TRANS. S goes as f16 in two pieces, what f16 holds of it and what it
+// leaves out, so that nothing of it is lost beside float32.
+//
+// Dispatch: rows, or columns where ALONG_ROWS, / TILE workgroups; y = parts; z = shares of the reduction, of k_per_split each,
+// whose sums are left in C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
+// A workgroup of SGS subgroups of 32 invocations takes TILE rows or columns of X and walks the reduction in blocks of KB; of a
+// block's steps GROUPS subgroups, 16 CF rows or columns each, take one share, the next GROUPS the next, and their sums meet in
+// workgroup memory. While a block is multiplied the next AHEAD blocks are in registers or on their way there.
+// Wants: subgroups of 32; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
+enable f16;
+enable wgpu_cooperative_matrix;
+
+#include "gemm.inc.wgsl" skinny_parameters
+@group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
+#if VEC_S
+@group(0) @binding(2) var<storage, read> s: array<vec4<f32>>;
+#else
+@group(0) @binding(2) var<storage, read> s: array<f32>;
+#endif
+@group(0) @binding(3) var<storage, read_write> c: array<f32>;
+
+#include "common.inc.wgsl" optimisation_barrier
+#include "gemm.inc.wgsl" matrix_pieces
+
+const THREADS: u32 = 32u * SGS;
+const TILE: u32 = 16u * CF * GROUPS;
+// Blocks lie as X and S do, in eights; rows of an odd number of eights start in different banks. A row of the pieces is of one
+// rank, or where ranks lie side by side in S and are read four at a time of one step of the reduction.
+#if BY_STEPS
+const S_WIDTH: u32 = 2u * RF;
+const S_ROWS: u32 = KB;
+#else
+const S_WIDTH: u32 = KB / 8u;
+const S_ROWS: u32 = 16u * RF;
+#endif
+const S_LD: u32 = S_WIDTH + 1u;
+const PIECES: u32 = S_ROWS * S_LD;
+#if ALONG_ROWS
+const X_WIDTH: u32 = TILE / 8u;
+const X_ROWS: u32 = KB;
+#else
+const X_WIDTH: u32 = KB / 8u;
+const X_ROWS: u32 = TILE;
+#endif
+const X_LD: u32 = X_WIDTH + 1u;
+
+// The fewer bytes, the more workgroups a compute unit runs at once: with 27 KB instead of 23 an H200 takes 1.7 times as long.
+var<workgroup> pieces: array<Eight, 2u * PIECES>;
+var<workgroup> block: array<Eight, X_ROWS * X_LD>;
+var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
+
+#include read
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let subgroup = lid / 32u;
+  let mine = subgroup % GROUPS * (16u * CF);  // rows or columns of the tile
+  let share = subgroup / GROUPS * (16u * STEPS);  // of a block's steps
+  let ld = 2u * S_LD;  // as cooperative matrices take it: in vec4<f16>
+  let ld_x = 2u * X_LD;
+  let ld_strip = 4u;
+  let first_x = wg.x * TILE;
+#include "gemm.inc.wgsl" skinny_range
+#if SPLIT
+  // Of a part that has fewer shares than others some would begin beyond its end: they give zeros.
+  let k_begin = min(k_first + wg.z * p.k_per_split, k_last);
+  let k_end = min(k_last, k_begin + p.k_per_split);
+#else
+  let k_begin = k_first;
+  let k_end = k_last;
+#endif
+  let blocks = (k_end - k_begin + KB - 1u) / KB;
+  let rounds = (blocks + AHEAD - 1u) / AHEAD;
+#unroll i RF
+#unroll j CF
+  var acc_$i_$j = coop_mat16x16<f32, C>();
+#end
+#end
+#unroll a AHEAD
+#unroll e X_LOADS
+  var ahead_x_$a_$e: vec4<u32>;
+#end
+#unroll e S_LOADS
+  var ahead_low_$a_$e: vec4<f32>;
+  var ahead_high_$a_$e: vec4<f32>;
+#end
+  {
+    let k0 = k_begin + $au * KB;
+#include fetch
+#include keep
+  }
+#end
+  // The last round is staged behind the loop: were what the loop has read used in its next pass alone, NVIDIA's compiler would
+  // read it there (bench/notes/rejected-tensor-cores.md).
+  for (var n = 1u; n < rounds; n++) {
+#unroll a AHEAD
+    {
+#include stage
+      workgroupBarrier();
+      let k0 = k_begin + (n * AHEAD + $au) * KB;
+#include fetch
+#include multiply
+      workgroupBarrier();
+#include keep
+    }
+#end
+  }
+#unroll a AHEAD
+#include stage
+  workgroupBarrier();
+#include multiply
+  workgroupBarrier();
+#end
+
+#unroll i RF
+#unroll j CF
+  {
+    let strip = subgroup * 64u;
+    coopStoreT(acc_$i_$j, &strips[strip], ld_strip);
+    workgroupBarrier();
+    for (var e = lid; e < 256u * GROUPS; e += THREADS) {
+      let at = e % 256u;
+      let group = e / 256u;
+      var sum = 0.0;
+      for (var other = group; other < SGS; other += GROUPS) { sum += strips[other * 64u + at / 4u][at % 4u]; }
+#if ALONG_ROWS
+      let r = 16u * $iu + at / 16u;
+      let i = first_x + 16u * (group * CF + $ju) + at % 16u;
+      let inside = r < p.rank && i < p.columns;
+#else
+      let r = 16u * $iu + at % 16u;
+      let i = first_x + 16u * (group * CF + $ju) + at / 16u;
+      let inside = r < p.rank && i < p.rows;
+#endif
+#if SPLIT
+      if (inside) { c[wg.z * p.split_size + place(i, first_c + r)] = sum; }
+#else
+      let to = place(i, first_c + r);
+#if ACCUMULATE
+      if (inside) { c[to] += sum * p.alpha; }
+#else
+      if (inside) { c[to] = sum * p.alpha; }
+#endif
+#endif
+    }
+    workgroupBarrier();
+  }
+#end
+#end
+}
+
+#part read
+// Part of gemm_matrix_skinny.wgsl: four numbers of S, zeros beyond its ranks and beyond k_last.
+#if VEC_S
+#if BY_STEPS
+// Ranks r to r + 3 of step k.
+fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
+  let four = s[(min(k, k_last - 1u) * p.ld_s + first_s + min(r, (p.rank - 1u) / 4u * 4u)) / 4u];
+  return select(vec4<f32>(), four, vec4<bool>(k < k_last) & (vec4<u32>(r, r + 1u, r + 2u, r + 3u) < vec4<u32>(p.rank)));
+}
+#else
+// Steps k to k + 3 of rank r.
+fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
+  let four = s[((first_s + min(r, p.rank - 1u)) * p.ld_s + min(k, k_last - 4u)) / 4u];
+  return select(vec4<f32>(), four, r < p.rank && k < k_last);
+}
+#endif
+#else
+fn four_s(r: u32, k: u32, k_last: u32, first_s: u32) -> vec4<f32> {
+#if RANK_INNER
+  let first = min(k, k_last - 4u) * p.ld_s + first_s + min(r, p.rank - 1u);
+  let step = p.ld_s;
+#else
+  let first = (first_s + min(r, p.rank - 1u)) * p.ld_s + min(k, k_last - 4u);
+  let step = 1u;
+#endif
+  let four = vec4<f32>(s[first], s[first + step], s[first + 2u * step], s[first + 3u * step]);
+  return select(vec4<f32>(), four, r < p.rank && k < k_last);
+}
+#endif
+#endpart
+
+#part fetch
+// Part of gemm_matrix_skinny.wgsl: the block of X and S from k0 on, into registers, without a branch, so that all reads are under
+// way together. Beyond the end the last of X is read again, and multiplied by zeros.
+#unroll e X_LOADS
+    let x_e_$e = lid + THREADS * $eu;
+#if ALONG_ROWS
+    let x_k_$e = min(k0 + x_e_$e / X_WIDTH, k_last - 1u);
+    let next_x_$e = x[(x_k_$e * p.columns + min(first_x + 8u * (x_e_$e % X_WIDTH), p.columns - 8u)) / 8u];
+#else
+    let x_k_$e = min(k0 + 8u * (x_e_$e % X_WIDTH), k_last - 8u);
+    let next_x_$e = x[(min(first_x + x_e_$e / X_WIDTH, p.rows - 1u) * p.columns + x_k_$e) / 8u];
+#endif
+#end
+#unroll e S_LOADS
+    let s_row_$e = (lid + THREADS * $eu) / S_WIDTH;
+    let s_eight_$e = (lid + THREADS * $eu) % S_WIDTH;
+#if BY_STEPS
+    let next_low_$e = four_s(8u * s_eight_$e, k0 + s_row_$e, k_end, first_s);
+    let next_high_$e = four_s(8u * s_eight_$e + 4u, k0 + s_row_$e, k_end, first_s);
+#else
+    let next_low_$e = four_s(s_row_$e, k0 + 8u * s_eight_$e, k_end, first_s);
+    let next_high_$e = four_s(s_row_$e, k0 + 8u * s_eight_$e + 4u, k_end, first_s);
+#endif
+#end
+#endpart
+
+#part keep
+// Part of gemm_matrix_skinny.wgsl: what the part fetch has read, into the registers of set $a.
+#unroll e X_LOADS
+    ahead_x_$a_$e = next_x_$e;
+#end
+#unroll e S_LOADS
+    ahead_low_$a_$e = next_low_$e;
+    ahead_high_$a_$e = next_high_$e;
+#end
+#endpart
+
+#part stage
+// Part of gemm_matrix_skinny.wgsl: the block in the registers of set $a, into workgroup memory.
+#unroll e X_LOADS
+    {
+      let e = lid + THREADS * $eu;
+      let to = e / X_WIDTH * X_LD + e % X_WIDTH;
+      let words = ahead_x_$a_$e;
+      let x_low = vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
+      let x_high = vec4<f32>(unpack2x16float(words.z), unpack2x16float(words.w));
+      block[to] = Eight(vec4<f16>(x_low), vec4<f16>(x_high));
+    }
+#end
+#unroll e S_LOADS
+    {
+      let e = lid + THREADS * $eu;
+      let to = e / S_WIDTH * S_LD + e % S_WIDTH;
+      let rest_to = to + PIECES;
+      let low = ahead_low_$a_$e;
+      let high = ahead_high_$a_$e;
+      let held_low = held(low);
+      let held_high = held(high);
+      if (e < S_ROWS * S_WIDTH) {
+        pieces[to] = Eight(vec4<f16>(held_low), vec4<f16>(held_high));
+        pieces[rest_to] = Eight(vec4<f16>(low - held_low), vec4<f16>(high - held_high));
+      }
+    }
+#end
+#endpart
+
+#part multiply
+// Part of gemm_matrix_skinny.wgsl: adds what a subgroup's share of the block in workgroup memory gives.
+#unroll k STEPS
+    {
+      let step = share + 16u * $ku;
+#unroll j CF
+#if ALONG_ROWS
+      let x_at_$j = step * X_LD + (mine + 16u * $ju) / 8u;
+      let x_$j = coopLoadT<coop_mat16x16<f16, B>>(&block[x_at_$j].low, ld_x);
+#else
+      let x_at_$j = (mine + 16u * $ju) * X_LD + step / 8u;
+      let x_$j = coopLoadT<coop_mat16x16<f16, A>>(&block[x_at_$j].low, ld_x);
+#endif
+#end
+#unroll i RF
+#unroll piece 2
+      {
+#if BY_STEPS
+        let s_at_$i = $pieceu * PIECES + step * S_LD + 2u * $iu;
+#else
+        let s_at_$i = $pieceu * PIECES + 16u * $iu * S_LD + step / 8u;
+#endif
+#if ALONG_ROWS
+#if BY_STEPS
+        let s_a = coopLoad<coop_mat16x16<f16, A>>(&pieces[s_at_$i].low, ld);
+#else
+        let s_a = coopLoadT<coop_mat16x16<f16, A>>(&pieces[s_at_$i].low, ld);
+#endif
+#unroll j CF
+        acc_$i_$j = coopMultiplyAdd(s_a, x_$j, acc_$i_$j);
+#end
+#else
+#if BY_STEPS
+        let s_b = coopLoadT<coop_mat16x16<f16, B>>(&pieces[s_at_$i].low, ld);
+#else
+        let s_b = coopLoad<coop_mat16x16<f16, B>>(&pieces[s_at_$i].low, ld);
+#endif
+#unroll j CF
+        acc_$i_$j = coopMultiplyAdd(x_$j, s_b, acc_$i_$j);
+#end
+#endif
+      }
+#end
+#end
+    }
+#end
+#endpart

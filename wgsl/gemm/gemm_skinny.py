@@ -1,0 +1,99 @@
+"""Products with a side of a LoRA's rank: which they are, and their one launch, of gemm_skinny.wgsl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from wgrad.device.memory import Array
+from wgrad.wgsl.formats.formats import KINDS, part_bounds
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+MOST_RANK = 64
+_SIDE = 16  # rows or columns of X that a workgroup takes
+_THREADS = 256
+# Of the reduction that a workgroup takes at a time, by how much of its memory that is.
+_DEPTHS = (128, 64, 32)
+_WORKGROUP_BYTES = 24_576
+
+
+@dataclass(frozen=True)
+class Skinny:
+    """x: the large operand. s: the float32 one; its rows run along the rank where `rank_inner`. along_rows: the
+    reduction runs along the rows of x; then the result is written transposed where `transposed`. parts: columns of x
+    of each weight of a stack. Of a part's `part_rank` ranks those from first_rank on."""
+
+    x: Array
+    s: Array
+    rank: int
+    rank_inner: bool
+    along_rows: bool
+    transposed: bool = False
+    parts: tuple[int, ...] = ()
+    part_rank: int = 0
+    first_rank: int = 0
+
+    @property
+    def parts_along_y(self) -> int:
+        """Where the reduction runs along the columns of x, each part has workgroups of its own."""
+        return 1 if self.along_rows else max(1, len(self.parts))
+
+    def parameters(self, out: Array, alpha: float, k_per_split: int = 0) -> list[int | float]:
+        rows, columns = self.x.shape
+        bounds = part_bounds(self.parts, columns)
+        shape = [rows, columns, self.rank, self.s.shape[1], out.shape[1]]
+        return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha), k_per_split, out.size]
+
+    def constants(self, accumulate: bool) -> dict[str, Constant]:
+        return {
+            "ALONG_ROWS": self.along_rows,
+            "RANK_INNER": self.rank_inner,
+            "C_TRANS": self.transposed,
+            "ACCUMULATE": accumulate,
+            "PARTS": bool(self.parts),
+        }
+
+
+def find(a: Array, b: Array, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool) -> Skinny | None:
+    """What kind of such a product op(a) op(b) is, or None."""
+    m, n, _ = mnk
+    if out.dtype != np.float32:
+        return None
+    if n <= min(m, MOST_RANK) and b.dtype == np.float32:
+        return Skinny(a, b, n, not trans_b, trans_a, transposed=True)
+    if m <= MOST_RANK and not trans_b and a.dtype == np.float32:
+        return Skinny(b, a, m, trans_a, True)
+    return None
+
+
+def served(product: Skinny) -> bool:
+    """Whether gemm_skinny.wgsl takes it: X is read four elements at a time."""
+    return product.x.dtype.name in ("float32", "float16") and product.x.shape[1] % 4 == 0
+
+
+def launch(device: Runtime, product: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
+    """out = alpha * product (+ out where `accumulate`)."""
+    rows, columns = product.x.shape
+    rank4 = -(-product.rank // 4)
+    slices = _THREADS // (4 * rank4)
+    limit = min(device.workgroup_bytes, _WORKGROUP_BYTES)
+    depth = next(d for d in _DEPTHS if _workgroup_bytes(d, rank4, slices) <= limit or d == _DEPTHS[-1])
+    constants = product.constants(accumulate)
+    constants |= {
+        "X_KIND": KINDS[product.x.dtype.name],
+        "VEC_X": True,
+        "RANK4": rank4,
+        "SLICES": slices,
+        "DEPTH": depth,
+    }
+    params = product.parameters(out, alpha)
+    groups = (-(-(columns if product.along_rows else rows) // _SIDE), product.parts_along_y, 1)
+    work = 2.0 * rows * columns * product.rank
+    device.launch("gemm_skinny", [product.x, product.s, out], params, groups, constants, work=work)
+
+
+def _workgroup_bytes(depth: int, rank4: int, slices: int) -> int:
+    """Of the tiles of X and S in the layout that takes more, and of the sums."""
+    return 16 * ((_SIDE + 4 * rank4) * (depth // 4 + 1) + 4 * rank4 * slices)

@@ -1,0 +1,74 @@
+"""Which products the matrix-vector kernel serves, and how it shares them out: gemv.wgsl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wgrad.device.formats.frozen_weight import FrozenWeight
+from wgrad.wgsl.formats.formats import widest_unit
+from wgrad.wgsl.runtime.compile import Constant
+
+MOST_ROWS = 16  # sums of all rows stand in registers
+_COLUMNS = 4  # of a team, as the shader has it
+_LEAST_SUBGROUP = 4  # of WebGPU, as the shader has it
+_SUBGROUP = 32  # invocations of a subgroup, wherever they are asked for
+_THREADS, _MOST_LANES = 256, 128
+_WIDE_ROWS = 8  # more rows take half as many invocations: the sums of their teams must fit into workgroup memory
+# WebGPU does not tell how many invocations a card runs at once: teams grow until there are about this many.
+_WANTED_INVOCATIONS = 1 << 17
+
+# In a wide unit a scale is read and unpacked once, and codes 16 bytes at a time. All rows multiply a unit in one
+# stretch of code, and more products than these in it are slower on an H200 (bench/notes/rejected-few-rows.md).
+_MOST_PRODUCTS = 128  # of rows and elements of a unit: 32 for 4 rows, 16 for 8, 8 for 16
+_FACTORED_ROWS = 4  # up to which scaling the sums of units is less than scaling their elements
+
+
+@dataclass(frozen=True)
+class VectorTile:
+    """A workgroup's invocations, and how many of them share the rows of the weight that four results are made of."""
+
+    threads: int
+    lanes: int
+    k: int = 1  # it is never split over K
+    m: int = MOST_ROWS
+
+    @property
+    def n(self) -> int:
+        """Columns of the result that a workgroup makes."""
+        return _COLUMNS * self.threads // self.lanes
+
+    def constants(self, rows: int, subgroups: bool) -> dict[str, Constant]:
+        """rows: of A, which are those of the result. subgroups: the device has their operations."""
+        shares: dict[str, Constant] = {"THREADS": self.threads, "LANES": self.lanes, "ROWS": rows}
+        return {**shares, "TEAM": self.lanes > 1, "SUBGROUPS": subgroups and self.lanes > 1}
+
+
+SOFTWARE = VectorTile(8, 1)  # a software driver's vector; an invocation alone with four results: no barrier
+
+
+def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
+    """Products of few rows with the rows of a weight: x Wᵀ."""
+    return m <= MOST_ROWS and batch == 1 and trans_b and not trans_a
+
+
+def unit_of(weight: FrozenWeight, m: int) -> int:
+    """Elements of the weight that are read at once."""
+    return widest_unit(weight, _MOST_PRODUCTS // m)
+
+
+def factored(weight: FrozenWeight, m: int) -> bool:
+    """Whether the sum of a unit is scaled, not each of its elements: where the values are not rounded themselves."""
+    return m <= _FACTORED_ROWS and not weight.constants().get("ROUND")
+
+
+def choose_tile(m: int, n: int, k: int, unit: int, software: bool) -> VectorTile:
+    """unit: elements of the weight that are read at once."""
+    if software:
+        return SOFTWARE
+    units, teams = -(-k // unit), -(-n // _COLUMNS)
+    lanes = _SUBGROUP
+    while lanes < _MOST_LANES and lanes * teams < _WANTED_INVOCATIONS and 2 * lanes <= units:
+        lanes *= 2
+    while lanes > _LEAST_SUBGROUP and lanes >= 2 * units:
+        lanes //= 2
+    return VectorTile(_THREADS if m <= _WIDE_ROWS else _THREADS // 2, lanes)

@@ -1,0 +1,38 @@
+"""The gradients of LoRA's factors under a stack of weights: gemm_skinny.wgsl, gemm_matrix_skinny.wgsl."""
+
+from __future__ import annotations
+
+from wgrad.device.memory import Array
+from wgrad.wgsl.gemm import gemm_matrix_skinny, gemm_skinny
+from wgrad.wgsl.gemm.gemm_skinny import MOST_RANK, Skinny
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.runtime import Runtime
+
+
+@implements("lora_du")
+def lora_du(device: Runtime, dy: Array, b: Array, parts: tuple[int, ...], alpha: float) -> Array:
+    rank = b.shape[1]
+    out = device.empty((dy.shape[0], len(parts) * rank))
+    for first in range(0, rank, MOST_RANK):
+        some = min(MOST_RANK, rank - first)
+        _launch(device, Skinny(dy, b, some, True, False, False, parts, rank, first), out, alpha, False)
+    return out
+
+
+@implements("lora_db")
+def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: Array | None, accumulate: bool) -> Array:
+    rank = u.shape[1] // len(parts)
+    out = device.empty((dy.shape[1], rank)) if out is None else out
+    for first in range(0, rank, MOST_RANK):
+        some = min(MOST_RANK, rank - first)
+        _launch(device, Skinny(dy, u, some, True, True, True, parts, rank, first), out, 1.0, accumulate)
+    return out
+
+
+def _launch(device: Runtime, skinny: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
+    on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
+    if on_units is not None:
+        gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
+    else:
+        assert gemm_skinny.served(skinny)  # columns of a stack are multiples of 64, and there is no bfloat16 here
+        gemm_skinny.launch(device, skinny, out, alpha, accumulate)

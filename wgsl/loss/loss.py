@@ -1,0 +1,122 @@
+"""linear_cross_entropy: head product, loss and both gradients, a chunk of tokens at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wgrad.device.memory import Array
+from wgrad.wgsl.elementwise.reduce import sum_rows
+from wgrad.wgsl.gemm.gemm import matmul, product
+from wgrad.wgsl.operators import implements
+from wgrad.wgsl.runtime.compile import Constant
+from wgrad.wgsl.runtime.runtime import Runtime
+
+# Logits of one chunk. Larger chunks make better products; this is small beside a model and its activations.
+CHUNK_BYTES = 128 << 20
+# Gradients of logits are of -1 to 1: in float16 they are kept this many times as large, so that small ones last.
+_HALF_SCALE = 2.0**15
+
+
+@implements("linear_cross_entropy")
+def linear_cross_entropy(
+    device: Runtime,
+    x: Array,
+    weight: Array,
+    targets: Array,
+    bias: Array | None,
+    need_dx: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+    softcap: float,
+    per_target: bool,
+) -> tuple[Array, Array | None, Array | None, Array | None]:
+    (n, c), v = x.shape, weight.shape[0]
+    losses = device.empty((n,))
+    dx = device.empty((n, c)) if need_dx else None
+    dweight = device.empty((v, c)) if need_dweight else None
+    dbias = device.empty((v,)) if need_dbias else None
+    rows = _chunk_rows(n, min(CHUNK_BYTES, device.max_binding_bytes) // (4 * v))
+    # The last chunk may be shorter: its logits are a view of the same memory.
+    memory = device.empty((rows, v))
+    grad = need_dx or need_dweight or need_dbias
+    # What matrix units multiply; a bias's gradient is added up as it is. The vector of loss_cross_entropy.wgsl is of 4.
+    half = grad and not need_dbias and device.matrix_units and x.dtype == np.float16 and v % 8 == 0 and c % 8 == 0
+    grads = device.empty((rows, v), np.float16) if half else memory
+    alpha = 1 / _HALF_SCALE if half else 1.0
+    for first in range(0, n, rows):
+        count = min(rows, n - first)
+        part = device.view(x, (count, c), first * c)
+        logits = device.view(memory, (count, v))
+        matmul(device, part, weight, logits, trans_b=True, bias=bias)
+        dlogits = device.view(grads, (count, v))
+        _loss_and_gradient(device, logits, dlogits, targets, losses, first, grad, float(softcap))
+        if dx is not None:
+            _times_weight(device, dlogits, weight, device.view(dx, (count, c), first * c), alpha)
+        if dweight is not None:
+            _add_to_dweight(device, dlogits, part, dweight, alpha, accumulate=first > 0)
+        if dbias is not None:
+            sum_rows(device, dlogits, dbias, first > 0)
+    if per_target:
+        return losses, dx, dweight, dbias
+    loss = device.empty((1,))
+    device.launch(
+        "loss_cross_entropy",
+        [memory, targets, losses, loss, None],
+        [rows, v, 0, n],
+        (1, 1, 1),
+        {"L_T": "f32", "WIDTH": 1, "GRAD": False, "HALF": False, "SOFTCAP": 0.0},
+        entry="total",
+    )
+    return loss, dx, dweight, dbias
+
+
+def _chunk_rows(n: int, most: int) -> int:
+    """Rows of a chunk: about `most` or fewer, as many in each of the chunks. A multiple of 128 rows starts where a
+    binding may start, in float16 too."""
+    chunks = -(-n // max(128, most // 128 * 128))
+    return min(n, -(-n // (128 * chunks)) * 128)
+
+
+def _loss_and_gradient(
+    device: Runtime,
+    logits: Array,
+    dlogits: Array,
+    targets: Array,
+    losses: Array,
+    first: int,
+    grad: bool,
+    softcap: float,
+) -> None:
+    """dlogits: float16, or the memory of the logits."""
+    rows, v = logits.shape
+    vec, half = v % 4 == 0, dlogits.dtype == np.float16
+    switches: dict[str, Constant] = {"GRAD": grad, "HALF": half, **({"SCALE": _HALF_SCALE} if half else {})}
+    device.launch(
+        "loss_cross_entropy",
+        [logits, targets, losses, None, dlogits if half else None],
+        [rows, v, first, losses.size],
+        device.groups(rows, 1),
+        {"L_T": "vec4<f32>" if vec else "f32", "WIDTH": 4 if vec else 1, **switches, "SOFTCAP": softcap},
+        work=12.0 * logits.size,
+    )
+
+
+def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array, alpha: float) -> None:
+    """out = alpha dlogits weight, the vocabulary in as many pieces as bindings ask for."""
+    (rows, v), c = dlogits.shape, weight.shape[1]
+    for lo, hi in device.row_windows(v, c * weight.dtype.itemsize):
+        part = device.view(weight, (hi - lo, c), lo * c)
+        product(device, dlogits, part, out, (rows, c, hi - lo), alpha=alpha, accumulate=lo > 0, a_column=lo, lda=v)
+
+
+def _add_to_dweight(
+    device: Runtime, dlogits: Array, x: Array, dweight: Array, alpha: float, *, accumulate: bool
+) -> None:
+    """dweight (+)= alpha dlogits^T x."""
+    (rows, v), c = dlogits.shape, x.shape[1]
+    for lo, hi in device.row_windows(v, c * 4):
+        part = device.view(dweight, (hi - lo, c), lo * c)
+        options: dict[str, Any] = {"trans_a": True, "alpha": alpha, "accumulate": accumulate, "a_column": lo, "lda": v}
+        product(device, dlogits, x, part, (hi - lo, c, rows), **options)

@@ -1,0 +1,46 @@
+// Rotary embedding of new keys, as rope.wgsl has it, and the append of them and of the new values to their caches. With
+// n = b tokens + t and at = cache_len + t,
+//   keys[b, at, g] = rope(k)[n, g];   values[b, at, g] = v[n, g].
+//   k, v [B T, G, D], keys, values [B, S, G, D] X_T: f32 or f16, or vec4 of them where D / 2 and J divide by 4;
+//   cos, sin [P, J] f32 (C_T); positions [B T], cache_len [1] i32. `half` (of D) and `turning` (J) count elements of X_T.
+// What would lie past the cache's end is left out. Eight storage buffers: as many as WebGPU grants every shader.
+// Dispatch: ceil(2 items / 256) workgroups (folded), items = B T G half; the first `items` invocations take a pair of k
+// each, the others two elements of v.
+// Source: Su et al., RoFormer (2021), in the half-split order of GPT-NeoX and Hugging Face.
+struct Params { items: u32, groups: u32, half: u32, tokens: u32, keys: u32, turning: u32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read> k: array<X_T>;
+@group(0) @binding(2) var<storage, read> v: array<X_T>;
+@group(0) @binding(3) var<storage, read> cosine: array<C_T>;
+@group(0) @binding(4) var<storage, read> sine: array<C_T>;
+@group(0) @binding(5) var<storage, read> positions: array<i32>;
+@group(0) @binding(6) var<storage, read> cache_len: array<i32>;
+@group(0) @binding(7) var<storage, read_write> keys: array<X_T>;
+@group(0) @binding(8) var<storage, read_write> values: array<X_T>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let at = (wg.x + wg.y * nwg.x) * 256u + lid;
+  if (at >= 2u * p.items) { return; }
+  let item = at % p.items;
+  let j = item % p.half;
+  let row = item / p.half;
+  let token = row / p.groups;
+  let key = u32(cache_len[0]) + token % p.tokens;
+  if (key >= p.keys) { return; }
+#include "rope.inc.wgsl" pair
+  let src = row * 2u * p.half + left;
+  let dst = ((token / p.tokens * p.keys + key) * p.groups + row % p.groups) * 2u * p.half + left;
+  if (at < p.items) {
+    let entry = u32(positions[token]) * p.turning + column;
+    let c = select(C_T(1.0), cosine[entry], turns);
+    let s = select(C_T(0.0), sine[entry], turns);
+    let a = C_T(k[src]);
+    let b = C_T(k[src + gap]);
+    keys[dst] = X_T(a * c - b * s);
+    keys[dst + gap] = X_T(b * c + a * s);
+  } else {
+    values[dst] = v[src];
+    values[dst + gap] = v[src + gap];
+  }
+}
