@@ -2,8 +2,8 @@
 
     python bench/bench_reads.py [--device NAME] [--small] [--out FILE]
 
-The reads are those of a product of 16-bit arrays (wgsl/gemm/gemm_matrix.wgsl): each invocation reads 16 bytes at a time of
-rows that are 8 KiB apart, so many of them before it uses the first, walks along the rows, and begins anew at the end of
+The reads are those of a float16 GEMM (wgsl/gemm/gemm_matrix.wgsl): each invocation reads 16 bytes at a time of rows
+that are 8 KiB apart, so many of them before it uses the first, walks along the rows, and begins anew at the end of
 `footprint` bytes, which all workgroups share. One workgroup runs on a compute unit at once, or two where
 `workgroup_bytes` are 24,576 or less (NVIDIA). What is read is added up and never stored.
 """

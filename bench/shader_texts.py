@@ -1,7 +1,7 @@
 """Write the assembled text of every shader variant that the self-test and three training steps launch, to compare two
 versions of the shaders: `python bench/shader_texts.py FILE.json`, then `--compare OTHER.json`.
 
-No device is needed. All device profiles are taken, with and without tensor cores. Comments and blank lines are left out.
+No device is needed. All device profiles are taken, with and without tensor cores. Comments are left out.
 """
 
 from __future__ import annotations

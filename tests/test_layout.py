@@ -204,7 +204,7 @@ def test_every_shader_is_launched_and_opens_with_a_comment() -> None:
     shaders = sorted((ROOT / "wgsl").rglob("*.wgsl"))
     assert shaders
     included = set(re.findall(r'^#include "(\S+)"', "\n".join(p.read_text(encoding="utf-8") for p in shaders), re.M))
-    included |= {f"{p.stem}.wgsl" for p in python_files("device/formats")}  # by the constant B_FORMAT
+    included |= {f"{p.stem}.inc.wgsl" for p in python_files("device/formats")}  # by the constant B_FORMAT
     launched = [p for p in shaders if re.search(rf"""["']{p.stem}(\.wgsl)?["']""", launchers)]
     unused = [relative(p) for p in shaders if p not in launched and p.name not in included]
     assert unused == [], "no launcher in wgsl/*.py names these, and no shader includes them"

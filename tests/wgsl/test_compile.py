@@ -82,6 +82,23 @@ def test_include_is_replaced_by_the_file(tmp_path: Path, monkeypatch: pytest.Mon
         read_source("none.wgsl", {})
 
 
+def test_include_takes_a_part_with_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "_ROOM", tmp_path)
+    (tmp_path / "family").mkdir()
+    text = "// Parts.\n\n#part one\nlet a = 1u;\n#endpart\n\n#part two x\nlet $x = 2u;\n#include one\n#endpart\n"
+    (tmp_path / "family" / "shared.inc.wgsl").write_text(text, encoding="utf-8")
+    two = '#include "shared.inc.wgsl" two'
+    own = f"#include own y=q\n{two} x=b\n#part own y\n{two} x=$y\n#endpart\n"
+    (tmp_path / "outer.wgsl").write_text(own, encoding="utf-8")
+    assert read_source("outer.wgsl", {}) == "let q = 2u;\nlet a = 1u;\nlet b = 2u;\nlet a = 1u;\n"
+    tagged = read_source("outer.wgsl", {}, tagged=True).splitlines()
+    assert tagged[:2] == ["let q = 2u; //@shared.inc.wgsl:8", "let a = 1u; //@shared.inc.wgsl:4"]
+    for wrong, said in (("two", "takes"), ("two x=b y=c", "takes"), ("three", "has no part three")):
+        (tmp_path / "outer.wgsl").write_text(f'#include "shared.inc.wgsl" {wrong}\n', encoding="utf-8")
+        with pytest.raises(ValueError, match=said):
+            read_source("outer.wgsl", {})
+
+
 def test_include_takes_words_and_a_constant_for_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_module, "_ROOM", tmp_path)
     (tmp_path / "row.wgsl").write_text("fn load_$x() -> f32 { return $x[$at]; }\n", encoding="utf-8")

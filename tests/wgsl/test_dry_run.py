@@ -86,10 +86,10 @@ def test_downloads_give_zeros_and_int64_is_refused_as_ever(wgpu_device: Any) -> 
 def test_a_shader_that_does_not_compile_is_told_where_it_is_launched(
     fresh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Compiler, shader: str, entry: str, constants: Any) -> Any:
-        if shader == "softmax":
+    def refuse(self: Compiler, variant: Variant) -> Any:
+        if variant.shader == "softmax":
             raise DeviceError("softmax.wgsl does not compile")
-        return whole(self, shader, entry, constants)
+        return whole(self, variant)
 
     whole = Compiler._compile
     monkeypatch.setattr(Compiler, "_compile", refuse)
@@ -141,10 +141,10 @@ def test_nothing_is_submitted_while_variants_are_compiled(
     """What is logged of one that does not compile would be raised there. And each is told of once, on both kinds."""
     done, told, compile_one, submit = list[str](), list[tuple[int, int]](), Compiler._compile, Queue.submit
 
-    def compiled(self: Compiler, shader: str, *rest: Any) -> Any:
-        if shader == "norm_rms":
+    def compiled(self: Compiler, variant: Variant) -> Any:
+        if variant.shader == "norm_rms":
             raise DeviceError("norm_rms.wgsl does not compile")
-        found = compile_one(self, shader, *rest)
+        found = compile_one(self, variant)
         done.append("compiled")
         return found
 

@@ -208,7 +208,7 @@ def test_a_barrier_before_and_behind_each_staging(name: str, lowrank: bool, want
     """A software driver shows not all of them. s: the tile is staged, or one of the LoRA term; m: it is multiplied."""
     body = (Path(gemm.__file__).parent / f"{name}.wgsl").read_text().partition("fn main")[2].partition("\n}\n")[0]
     lines = preprocess(body.splitlines(), defaultdict(int, HAS_LOWRANK=lowrank))
-    steps = {"workgroupBarrier();": "|", "load_lowrank(": "s", "_stage.wgsl": "s", "_multiply.wgsl": "m"}
+    steps = {"workgroupBarrier();": "|", "load_lowrank(": "s", "#include stage": "s", " multiply": "m"}
     found = (step for line in lines for words, step in steps.items() if words in line)
     assert "".join(found) == wanted.replace(" ", "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from wgrad.device.errors import DeviceError, OutOfMemory
 from wgrad.device.memory import ALIGN, Pool, size_class
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import adapters, submission_size
+from wgrad.wgsl.runtime.compile import Compiler
 from wgrad.wgsl.runtime.runtime import MAX_GROUPS
 from wgrad.wgsl.runtime.submission_size import FIRST_DISPATCHES, MAX_DISPATCHES, Submission, SubmissionSize, joined
 
@@ -308,6 +310,24 @@ def test_a_compile_error_names_shader_and_variant(wgpu_device: WgpuDevice) -> No
         wgpu_device.launch("elementwise_copy", [x, x], [1, 0], (1, 1, 1), {"W_T": "nonsense"})
     assert wgpu_device.pipelines_compiled() == compiled
     wgpu_device.synchronize()  # the error is not raised a second time
+
+
+def test_a_compile_error_names_the_line_of_the_source(wgpu_device: WgpuDevice, tmp_path: Path) -> None:
+    head = "// A comment.\n@group(0) @binding(0) var<uniform> n: vec4<u32>;\n"
+    text = head + "#if SOME\nfn f() -> u32 { return nobody; }\n#endif\n@compute @workgroup_size(1)\nfn main() {}\n"
+    (tmp_path / "bad.wgsl").write_text(text, encoding="utf-8")
+    with pytest.raises(DeviceError, match=r"does not compile on this device \(bad\.wgsl:4\): (?s:.*)nobody"):
+        wgpu_device.launch(str(tmp_path / "bad"), [], [1, 0, 0, 0], (1, 1, 1), {"SOME": True})
+    wgpu_device.synchronize()
+
+
+def test_assembled_shaders_are_written_where_asked(
+    wgpu_device: WgpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WGRAD_DUMP_SHADERS", str(tmp_path / "dump"))
+    Compiler(wgpu_device._device).get("fill", "main", {})
+    (written,) = (tmp_path / "dump").iterdir()
+    assert written.name.startswith("fill-main-") and "fn main(" in written.read_text(encoding="utf-8")
 
 
 def test_out_of_memory_says_how_much(wgpu_device: WgpuDevice) -> None:

@@ -13,10 +13,11 @@ from wgrad.wgsl.formats.formats import FILES
 from wgrad.wgsl.runtime import compile as wgsl_compile
 
 ROOM = Path(wgsl_compile.__file__).parents[1]
-SHADERS = {file.name: file.read_text(encoding="utf-8") for file in sorted(ROOM.glob("*.wgsl"))}
-INCLUDED = {name for text in SHADERS.values() for name in re.findall(r'^#include "(\S+)"', text, re.MULTILINE)}
-FORMATS = {FILES.get(name, f"{name}.wgsl") for name in formats()}  # included by the constant B_FORMAT
-LONGEST_SHADER = 300
+SHADERS = {file.name: file.read_text(encoding="utf-8") for file in sorted(ROOM.rglob("*.wgsl"))}
+SHARED = {name for name in SHADERS if name.endswith(".inc.wgsl")}
+FORMATS = {FILES.get(name, f"{name}.inc.wgsl") for name in formats()}  # included by the constant B_FORMAT
+LONGEST_SHADER = 460
+MOST_FILES = 5  # to read for one kernel
 LONGEST_RUN = 7  # lines that two files may have in common: a signature, a loop over what an invocation owns
 
 
@@ -41,15 +42,41 @@ def longest_run(one: list[str], other: list[str]) -> list[str]:
     return one[end - best : end]
 
 
-def test_what_is_included_is_there() -> None:
-    assert INCLUDED | FORMATS <= set(SHADERS)
+def files_to_read(name: str) -> set[str]:
+    """The file, what it includes, and of the weight formats the one with most."""
+    found = {name}
+    for inner in re.findall(r'^#include "(\S+)"', SHADERS[name], re.MULTILINE):
+        found |= files_to_read(inner)
+    if "#include B_FORMAT" in SHADERS[name]:
+        found |= max((files_to_read(other) for other in FORMATS), key=lambda files: len(files - found))
+    return found
+
+
+def test_shared_text_is_in_inc_files_and_used() -> None:
+    """A file has an entry point or is an `.inc.wgsl`; each of these, and each part, is included somewhere."""
+    assert {name for name, text in SHADERS.items() if "@compute" not in text.partition("#part")[0]} <= SHARED | {
+        "elementwise.wgsl"
+    }
+    assert FORMATS <= SHARED
+    everything = "\n".join(SHADERS.values())
+    for name in SHARED:
+        parts = re.findall(r"^#part (\w+)", SHADERS[name], re.MULTILINE)
+        for part in parts:
+            used = rf'^#include ("{re.escape(name)}" )?{part}\b'
+            assert re.search(used, everything, re.MULTILINE), f"{name}: nothing includes the part {part}"
+        assert parts or name in FORMATS
+
+
+def test_a_kernel_is_read_in_few_files() -> None:
+    counts = {name: len(files_to_read(name)) for name in set(SHADERS) - SHARED}
+    assert {name: n for name, n in counts.items() if n > MOST_FILES} == {}
 
 
 @pytest.mark.parametrize("name", sorted(SHADERS))
 def test_a_shader_opens_with_its_formula_and_dispatch(name: str) -> None:
     lines = SHADERS[name].splitlines()
     head = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("//"))])
-    if name not in INCLUDED | FORMATS:
+    if name not in SHARED:
         assert "workgroup" in head, f"{name} does not open with how many workgroups it takes"
     assert head, f"{name} does not open with what it is a part of"
     assert len(lines) <= LONGEST_SHADER
@@ -59,7 +86,7 @@ def test_no_shader_repeats_another() -> None:
     lines = {name: substance(text) for name, text in SHADERS.items()}
     runs = {(a, b): longest_run(lines[a], lines[b]) for a, b in combinations(lines, 2)}
     repeated = {pair: run for pair, run in runs.items() if len(run) > LONGEST_RUN}
-    assert repeated == {}, "make these lines a file that both include"
+    assert repeated == {}, "make these lines a part that both include"
 
 
 def test_a_repeated_body_is_seen() -> None:

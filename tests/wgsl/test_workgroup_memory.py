@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.wgsl.matrix_emulation import emulated
-from tests.wgsl.test_shaders import FORMATS, INCLUDED, SHADERS
+from tests.wgsl.test_shaders import FORMATS, SHADERS, SHARED
 from tests.wgsl.workgroup_poison import Variable, poisoned, variables
 from wgrad.autograd.bind import bind
 from wgrad.autograd.selftest.attention import attention_case
@@ -81,18 +81,11 @@ _ROOF = "roof_matrix"  # no operator, so no case
 _NEVER = {"gemm": {"table"}}  # its tiles leave no room for nested scales
 
 
-def _files(file: str) -> set[str]:
-    """The file and all that it may include; of what is included by a constant the weight formats, which alone have
-    workgroup memory."""
-    found = {file, *(FORMATS if "#include B_FORMAT" in SHADERS[file] else ())}
-    for name in re.findall(r'^#include "(\S+)"', SHADERS[file], re.MULTILINE):
-        found |= _files(name)
-    return found
-
-
+@cache
 def _declared(shader: str) -> set[Variable]:
-    """The workgroup memory of all variants of a shader."""
-    return {variable for file in _files(f"{shader}.wgsl") for variable in variables(SHADERS[file])}
+    """The workgroup memory of all variants of a shader, with every weight format."""
+    texts = (wgsl_compile.read_source(f"{shader}.wgsl", {"B_FORMAT": name}) for name in sorted(FORMATS))
+    return {variable for text in texts for variable in variables(text)}
 
 
 @dataclass
@@ -149,7 +142,7 @@ def _check(case: Case, device: Any) -> None:
 
 
 def test_every_shader_with_workgroup_memory_is_listed() -> None:
-    launched = {file.removesuffix(".wgsl") for file in set(SHADERS) - INCLUDED - FORMATS}
+    launched = {file.removesuffix(".wgsl") for file in set(SHADERS) - SHARED}
     assert {shader for shader in launched if _declared(shader)} == {*CASES, _ROOF}
 
 

@@ -1,5 +1,5 @@
 """Frozen weights of blocks as the shaders read them: one entry a format. How a unit of its codes is decoded stands in
-the shader file that B_FORMAT names; nf4.wgsl says what such a file must give."""
+the shader file that B_FORMAT names; nf4.inc.wgsl says what such a file must give."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def weight_operand(
     switches: dict[str, Constant] = {**w.constants(), "TABLE": table, "PREPARE_BARRIER": barrier, "FACTORED": factored}
     switches["GROUPS"] = groups = max(1, unit // _GROUP.get(w.format, unit))
     switches["GROUP_QUADS"] = unit // 4 // groups
-    switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.wgsl makes floats
+    switches["TIMES_16"] = unit > w.unit and not factored  # how q6_k.inc.wgsl makes floats
     first, second = (*w.parameters(), 0, 0)[:2]
     more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()
     file = FILES.get(w.format, f"{w.format}.inc.wgsl")

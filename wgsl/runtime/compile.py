@@ -8,7 +8,7 @@ Some lines are for the loader, for what WGSL has no words for:
 
     #include "x.inc.wgsl" name=word ...        becomes that file, in which each word stands for its $name.
     #include "x.inc.wgsl" part name=word ...   becomes a part of that file; without the file's name, of this file.
-    #include NAME ...   becomes the file, or FILE:part, that the constant names: a string with .wgsl in it, and not declared.
+    #include NAME ...   becomes the file, or FILE:part, that the constant names; such a string is not declared.
     #part name parameters ...    up to #endpart: text for `#include`, which must give exactly these parameters.
     #if NAME            keeps the lines up to #else or #endif where the constant is true (non-zero);
     #if NAME == 3       also `!=`, and `!NAME`. May be nested.
@@ -191,7 +191,7 @@ def _part(path: Path, part: str, given: tuple[str, ...]) -> tuple[int, list[str]
 
 
 def _origin(variant: Variant, text: str, message: str) -> str:
-    """ (file:line) of the first line of the assembled text that a compiler's message names, or nothing."""
+    """(file:line) of the first line of the assembled text that a compiler's message names, or nothing."""
     constants = dict(variant.constants)
     tagged = assemble(read_source(variant.shader + _SUFFIX, constants, tagged=True), constants).splitlines()
     found = re.search(r"wgsl:(\d+)", message)
