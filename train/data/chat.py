@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.left_out import left_out
+from wgrad.train.data.template_forms import REASONING, TemplateForms, in_form, other_part
 from wgrad.train.data.template_process import shared_process
-from wgrad.train.data.template_spans import THOUGHT
+from wgrad.train.data.template_spans import THOUGHT, filled_parts
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]  # characters [start, end) of the rendered text
-
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first the usual one
 
 
 class MessagesRefused(WgradError):
@@ -62,16 +62,27 @@ class _Shape:
 
 
 class ChatTemplate:
-    """The templates of a tokenizer. special_tokens: what a template may name, such as {"bos_token": "<s>"}.
+    """The templates of a tokenizer.
 
-    source: one template, or templates by name, of which "tool_use" is for conversations with tools and "default" for
-    all others. WgradError where the default one does not compile.
+    Args:
+        source: one template, or templates by name, of which "tool_use" is for conversations with tools and "default"
+            for all others.
+        special_tokens: what a template may name, such as {"bos_token": "<s>"}.
+        strict: fit conversations to the template (see `_adapted`), and refuse those of which it leaves a turn out.
+            Otherwise they are rendered as transformers renders them.
+
+    Raises:
+        WgradError: the default template does not compile.
     """
 
-    def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], strict: bool = False
+    ) -> None:
+        self._strict = strict
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self.special_tokens = dict(special_tokens)
         self._shapes: dict[tuple[str, bool], _Shape] = {}
+        self._forms: dict[str, TemplateForms] = {}
         shared_process().compile(self._source(None))
 
     def _source(self, tools: Any) -> str:
@@ -111,12 +122,77 @@ class ChatTemplate:
         )
 
     def render(self, conversation: Conversation | Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """Messages as the model sees them. MessagesRefused where the template refuses them."""
+        """Messages as the model sees them. MessagesRefused: the template refuses them, or leaves a turn out."""
         if not isinstance(conversation, Conversation):
             conversation = Conversation(conversation)
-        return self._ask(conversation, add_generation_prompt).text
+        return self._render(self._adapted(conversation), add_generation_prompt).text
 
-    def render_with_spans(self, conversation: Conversation, learn: Collection[int]) -> tuple[str, list[Span]]:
+    def _render(self, conversation: Conversation, prompt: bool, learn: Sequence[int] | None = None) -> _Rendered:
+        """As `_ask`; where `strict`, MessagesRefused where a turn leaves nothing."""
+        if not self._strict:
+            return self._ask(conversation, prompt, learn)
+        forms = self._forms_for(conversation.tools)
+        try:
+            rendered = self._ask(conversation, prompt, learn, check=True)
+        except MessagesRefused as error:
+            role = next((m["role"] for m in conversation.messages if not forms.knows(m["role"])), None)
+            if role is None:
+                raise
+            raise MessagesRefused(f"{error}; of roles it knows {forms.roles()}, not {_shown(role)}") from None
+        for number, parts in rendered.unseen.items():
+            message = conversation.messages[number]
+            if any(part not in parts for part in filled_parts(message)):
+                continue  # `left_out` tells of it
+            what = f"turn {number + 1} (role {_shown(message['role'])})"
+            if not forms.knows(message["role"]):
+                raise MessagesRefused(
+                    f"{what} leaves nothing in what the chat template renders, which knows the roles {forms.roles()}: "
+                    "rename the role, or remove the turn"
+                )
+            if "content" in parts or "reasoning" in parts:
+                raise MessagesRefused(f"the chat template leaves out {what} where it stands: move it, or remove it")
+            raise MessagesRefused(
+                f"the chat template writes no calls of tools, and {what} has nothing else: remove the line, or give "
+                "--chat-template one that does"
+            )
+        return rendered
+
+    def _forms_for(self, tools: Any) -> TemplateForms:
+        source = self._source(tools)
+        if source not in self._forms:
+
+            def render(messages: Sequence[Message]) -> str | None:
+                try:
+                    return self._ask(Conversation(messages, tools), False).text
+                except MessagesRefused:
+                    return None
+
+            self._forms[source] = TemplateForms(render)
+        return self._forms[source]
+
+    def _adapted(self, conversation: Conversation) -> Conversation:
+        """The conversation as this template takes it: contents as text or as parts, `developer` as `system` where it
+        knows that alone. MessagesRefused: a part that is no text."""
+        if not self._strict:
+            return conversation
+        forms = self._forms_for(conversation.tools)
+        messages = []
+        for number, message in enumerate(conversation.messages, start=1):
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(role, str):
+                raise MessagesRefused(f"message {number} has no 'role'")
+            if role == "developer" and not forms.knows(role) and forms.knows("system"):
+                role = "system"
+            if role != "tool" and (what := other_part(content)):
+                raise MessagesRefused(f"a part of message {number} {what}: only text can be read: remove the line")
+            if content and (isinstance(content, str) or other_part(content) is None):
+                content = in_form(content, forms.contents(role))
+            messages.append({**message, "role": role, "content": content} if content else {**message, "role": role})
+        return Conversation(messages, conversation.tools, conversation.documents, conversation.options)
+
+    def render_with_spans(
+        self, conversation: Conversation, learn: Collection[int], lost: list[str] | None = None
+    ) -> tuple[str, list[Span]]:
         """Render a conversation and find what the assistant says in it.
 
         A template with {% generation %} blocks says so itself. For any other the text is rendered up to each turn, with
@@ -126,26 +202,35 @@ class ChatTemplate:
 
         Args:
             learn: numbers of the turns that are learnt, all of the assistant.
+            lost: gets the parts of these turns that the template removes.
 
         Returns:
             The text, and the characters of it that these turns stand for.
 
         Raises:
-            MessagesRefused: none of this tells the turns apart.
+            MessagesRefused: none of this tells the turns apart, or one of the conversation is left out.
         """
-        turns = sorted(learn)
-        whole = self._ask(conversation, False, turns)
+        turns, conversation = sorted(learn), self._adapted(conversation)
+        whole = self._render(conversation, False, turns)
         if not turns:
             return whole.text, []
+        spans = self._spans(whole, conversation, turns)
+        if lost is not None and spans:
+            # A thought may begin in the prompt.
+            said = "\n".join(whole.text[max(start - 2 * len(THOUGHT), 0) : end] for start, end in spans)
+            lost += left_out([conversation.messages[turn] for turn in turns], said)
+        return whole.text, spans
+
+    def _spans(self, whole: _Rendered, conversation: Conversation, turns: Sequence[int]) -> list[Span]:
         last = len(conversation.messages) - 1
         if whole.generated:
-            spans = [s for s in whole.generated if _owner(s[0], whole.messages, last) in learn]
+            spans = [s for s in whole.generated if _owner(s[0], whole.messages, last) in turns]
             if whole.messages:
-                return whole.text, spans
+                return spans
             said = [i for i, m in enumerate(conversation.messages) if m.get("role") == "assistant"]
             if len(said) == len(whole.generated):
-                return whole.text, [span for turn, span in zip(said, whole.generated) if turn in learn]
-        return whole.text, [span for turn in turns for span in self._turn_spans(whole, turn, turns, conversation)]
+                return [span for turn, span in zip(said, whole.generated) if turn in turns]
+        return [span for turn in turns for span in self._turn_spans(whole, turn, turns, conversation)]
 
     def _turn_spans(self, whole: _Rendered, turn: int, turns: Sequence[int], conversation: Conversation) -> list[Span]:
         """Where one turn is said. `turns`: all that are learnt."""
@@ -201,6 +286,10 @@ class ChatTemplate:
         ends = [text.partition("\u2042That0.")[2] for text in (once.text, both.text)]
         # A thought counts from its opening tag on, whoever opens it.
         return _Shape(prompt.split(THOUGHT)[0], _whole_tags(_common(*ends)).rstrip(" "), bos, is_told)
+
+
+def _shown(role: str) -> str:
+    return ascii(role)[:80]
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.chat import REASONING, Conversation, MessagesRefused, Span
+from wgrad.train.data.chat import Conversation, MessagesRefused, Span
 from wgrad.train.data.conversation_forms import conversation_form, turns_of, type_name, with_system
 from wgrad.train.data.json_text import decode_json_text, parse_json_text
 from wgrad.train.data.record_keys import Keys, is_learnt, with_our_names
+from wgrad.train.data.template_forms import REASONING
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 from wgrad.train.options.record_names import LABELS, has_form
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wgrad.train.data.template_engine import CompiledTemplate, TemplateFailure
+from wgrad.train.data.template_forms import REASONING
 
 THOUGHT, CLOSED = "<think>", "</think>"
 
@@ -68,7 +69,6 @@ def prefix_spans(
 
 
 # ---- turns that are left out ----------------------------------------------------------------------
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: str) -> dict[int, list[str]]:
@@ -77,7 +77,7 @@ def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: st
     Each part gets a word of its own that must show up in the text. A message without any content is tried with one.
     """
     messages = values["messages"]
-    parts = [_parts(message) for message in messages]
+    parts = [filled_parts(message) for message in messages]
     if len(messages) <= _CHECKED and all(_stands_in(text, template, messages, n, p) for n, p in enumerate(parts)):
         return {}
     known = json.dumps(values, ensure_ascii=False) + template.source + text
@@ -121,11 +121,11 @@ def unseen_parts(template: CompiledTemplate, values: Mapping[str, Any], text: st
     return missing
 
 
-def _parts(message: Message) -> list[str]:
-    """Those that are filled; ["content"] where none is."""
+def filled_parts(message: Message) -> list[str]:
+    """The parts of a message that are not empty; ["content"] where none is."""
     content = message.get("content")
     parts = ["content"] if content and not (isinstance(content, str) and not content.strip()) else []
-    parts += ["reasoning"] if any(isinstance(message.get(k), str) and message[k].strip() for k in _REASONING) else []
+    parts += ["reasoning"] if any(isinstance(message.get(k), str) and message[k].strip() for k in REASONING) else []
     parts += [k for k in ("tool_calls", "function_call") if message.get(k) and _renamed(message[k], "*x") is not None]
     return parts or ["content"]
 
@@ -152,7 +152,7 @@ def _altered(message: Message, part: str, form: str) -> dict[str, Any]:
     if part == "content":
         changed["content"] = _content_altered(message.get("content"), form)
     elif part == "reasoning":
-        for key in _REASONING:
+        for key in REASONING:
             if isinstance(text := message.get(key), str):
                 changed[key] = form.replace("*", text)
     else:

@@ -57,7 +57,7 @@ def _rendered(template: CompiledTemplate, request: dict[str, Any]) -> dict[str, 
         return answer
     if template.tells_generated or not learn:
         _, answer["messages"], answer["generated"] = template.render_marked(values)
-    if answer.get("generated") or not learn:
+    if not learn or (answer.get("generated") and answer["messages"]):
         return answer
     prefixes = prefix_spans(template, values, text, spread(learn))
     answer["prefixes"] = [[turn, *span] for turn, span in prefixes.items()]

@@ -221,7 +221,7 @@ class Tokenizer:
                     "tokenizer_config.json, or chat_template.jinja), which messages need: take the instruct variant "
                     "of the model, or data with prompt and completion"
                 )
-            self._template = ChatTemplate(self.templates, self.special_tokens)
+            self._template = ChatTemplate(self.templates, self.special_tokens, strict=True)
         return self._template
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:

@@ -1,0 +1,117 @@
+"""What a chat template takes: which roles it knows, and whether contents are text or lists of parts.
+
+A template does not say; it is tried on short conversations, once for each question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message]], str | None]  # None where the template refuses the messages
+
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first the usual one
+TEXT_TYPES = ("text", "input_text", "output_text")  # of parts that are text
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_A, _B = "qzfirst", "qzsecond"  # words that no template has
+_CALL = {"type": "function", "id": "callabcde", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def _around(message: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """Conversations with the message where such a role may stand."""
+    asks, says = {"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}
+    listed = [dict(m, content=[{"type": "text", "text": m["content"]}]) for m in (asks, says)]
+    for ask, say in ((asks, says), listed):
+        if message["role"] in ("system", "developer"):
+            yield [message, ask]
+            yield [message, ask, say]
+        elif message["role"] == "user":
+            yield [message]
+            yield [message, say]
+        elif message["role"] == "assistant":
+            yield [ask, message]
+        else:
+            yield [
+                ask,
+                {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+                {**message, "tool_call_id": "callabcde"},
+            ]
+        yield [ask, message]
+        yield [ask, message, ask]
+        yield [ask, say, message]
+
+
+class TemplateForms:
+    """Answers about one template; `render` tries it."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._known: dict[str, bool] = {}
+        self._contents: dict[str, str] = {}
+
+    def knows(self, role: str) -> bool:
+        """Whether a turn of this role leaves anything in the rendering."""
+        if role not in self._known:
+            forms = (_A, [{"type": "text", "text": _A}])
+            tried = (c for form in forms for c in _around({"role": role, "content": form}))
+            self._known[role] = any(_A in (self._render(conversation) or "") for conversation in tried)
+        return self._known[role]
+
+    def roles(self) -> str:
+        """The usual roles that it knows, for a message."""
+        return ", ".join(role for role in _ROLES if self.knows(role)) or "none"
+
+    def contents(self, role: str) -> str:
+        """What contents of this role may be: "text", "parts" (a list of them), or "both"."""
+        if role not in self._contents:
+            self._contents[role] = self._find_contents(role)
+        return self._contents[role]
+
+    def _find_contents(self, role: str) -> str:
+        listed = [{"type": "text", "text": _A}, {"type": "text", "text": _B}]
+        by_text = by_parts = False
+        for text, parts in zip(_around({"role": role, "content": _A + _B}), _around({"role": role, "content": listed})):
+            plain, rendered = self._render(text) or "", self._render(parts) or ""
+            by_text = by_text or _A + _B in plain
+            # Written as it stands, a list leaves its keys.
+            keys = sum(rendered.count(key) - plain.count(key) for key in ("'type'", '"type"'))
+            by_parts = by_parts or (keys <= 0 and 0 <= rendered.find(_A) < rendered.find(_B))
+            if by_text or by_parts:
+                break
+        if by_text == by_parts:
+            return "both"
+        return "text" if by_text else "parts"
+
+
+def other_part(content: Any) -> str | None:
+    """The first part of a content that is no text, in words; None where there is none."""
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, str):
+            continue
+        if not isinstance(part, dict):
+            return "is neither text nor an object"
+        if "type" not in part and isinstance(part.get("text"), str):
+            continue
+        kind = part.get("type")
+        if kind not in TEXT_TYPES:
+            return f"is of type {ascii(kind)[:40]}" if kind is not None else "has no 'type'"
+        if not isinstance(part.get("text"), str):
+            return "is of type 'text' but has no 'text'"
+    return None
+
+
+def in_form(content: Any, form: str) -> Any:
+    """A content as the template takes it; a list becomes one text, its parts following one another."""
+    if isinstance(content, str) and form == "parts":
+        return [{"type": "text", "text": content}]
+    if isinstance(content, list) and form == "text":
+        return "".join(part if isinstance(part, str) else part["text"] for part in content)
+    if isinstance(content, list):  # as templates look for them
+        return [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else ({**part, "type": "text"} if part.get("type") != "text" else part)
+            for part in content
+        ]
+    return content
