@@ -53,6 +53,7 @@ class _Tally:
     bad_lines: int = 0
     bad: list[str] = field(default_factory=list)  # the first of them
     notes: list[str] = field(default_factory=list)
+    turns: Counter[tuple[str, bool]] = field(default_factory=Counter)  # role, whether it is learnt
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,20 @@ def load_data(
         cut_tokens=tally.cut_tokens,
         left_out=tally.left_out,
         bad_lines=tally.bad_lines,
-        remarks=(*tally.notes, *line, *listed),
+        remarks=(*_turns(tally.turns), *tally.notes, *line, *listed),
         mix=mix,
     )
+
+
+def _turns(turns: Counter[tuple[str, bool]]) -> list[str]:
+    """A line on the turns of conversations, where there are any: how many of each role are learnt, and only read."""
+    found = []
+    for is_learnt, what in ((True, "trained on"), (False, "read")):
+        counts = Counter({role: count for (role, learnt), count in turns.items() if learnt == is_learnt})
+        shown = [f"{count} {one_line(ascii(role)[1:-1], 40)}" for role, count in counts.most_common(_SHOWN)]
+        more = [f"{len(counts) - _SHOWN} more roles"] if len(counts) > _SHOWN else []
+        found.append(f"{', '.join(shown + more) or 'none'} {what}")
+    return [f"turns: {'; '.join(found)}"] if turns else []
 
 
 def _mix(
@@ -254,6 +266,8 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     read = bad = 0
     forms: dict[str, None] = {}  # that are worth a word
     unread = Counter[str]()  # records with this key, which nothing reads
+    lost = [0, 0]  # tokens of answers that the template removes, and lines that have some
+    example = ""  # of them
     parts: list[SampleTokens] = []  # of the record that is read
 
     def pass_over(error: BadLine) -> None:
@@ -295,12 +309,23 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
                     tokenizer.check_ids(part.ids)
             beyond = _add(documents, complete, file.name, config.seq_len, tally)
             first = first or beyond
+            if beyond is None:
+                tally.turns.update(turn for part in complete for turn in part.sample.turns)
+                removed = [text for part in complete for text in part.sample.lost]
+                lost[0] += sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in removed)
+                lost[1] += bool(removed)
+                example = example or (removed[0] if removed else "")
         except BadLine as error:
             pass_over(error)
     tally.bad_lines += bad
     tally.notes += [f"note: {file.name} has {form}" for form in forms]
     if unread:
         tally.notes.append(f"note: {file.name} has keys that are not read: {_counted(unread)}")
+    if lost[1]:
+        tally.notes.append(
+            f"note: {file.name}: the chat template leaves out {lost[0]} tokens of {lost[1]} lines, "
+            f"{one_line(ascii(example), 60)} for one, so they are not learnt: --chat-template takes one that keeps them"
+        )
     if not read:
         raise _empty(file)
     if first and (not documents or 2 * bad > read):

@@ -19,6 +19,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.conversation_forms import question_turns, turns_of, with_system
+from wgrad.train.data.left_out import left_out
 from wgrad.train.data.record_keys import Keys, is_filled, is_learnt
 from wgrad.train.data.samples import (
     Sample,
@@ -74,8 +75,10 @@ def parse_preference(
                 more=len(texts) == 2 and i == 0 and not label,
                 framed=objective == ORPO,
                 unread=() if i else unread,
+                turns=turns,
+                lost=lost,
             )
-            for i, ((text, start), label) in enumerate(zip(texts, labels))
+            for i, ((text, start, turns, lost), label) in enumerate(zip(texts, labels))
         ]
 
 
@@ -168,8 +171,11 @@ def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
     return at - 1 if at and a[at - 1] == " " else at
 
 
-def _text_and_start(prompt: Any, answer: Any, key: str, keys: Keys, tokenizer: Tokenizer) -> tuple[str, int]:
-    """-> the text that the model sees, and where the answer begins in it."""
+def _text_and_start(
+    prompt: Any, answer: Any, key: str, keys: Keys, tokenizer: Tokenizer
+) -> tuple[str, int, tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """-> the text that the model sees, where the answer begins in it, and `turns` and `lost` of its `Sample`."""
+    roles, lost = list[tuple[str, bool]](), list[str]()
     if isinstance(prompt, list) != isinstance(answer, list):
         raise WgradError(f"'prompt' and {key!r} must both be text, or both lists of messages")
     if isinstance(prompt, list):
@@ -183,9 +189,11 @@ def _text_and_start(prompt: Any, answer: Any, key: str, keys: Keys, tokenizer: T
         start = len(os.path.commonprefix([before, text]))
         if start == len(text):
             raise WgradError(f"the chat template leaves out {key!r}: there is nothing to learn: remove the line")
+        roles = [(turn["role"], False) for turn in turns] + [(turn["role"], True) for turn in more]
+        lost = left_out(more, text[start:])
     else:
         prompt = text_of(prompt, "prompt", may_be_empty=True)
         text, start = prompt + text_of(answer, key), len(prompt)
         keys.asked.append(prompt)
     check_text(text)
-    return text, start
+    return text, start, tuple(roles), tuple(lost)

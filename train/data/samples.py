@@ -15,9 +15,9 @@ or "loss": false is read and not learnt. What objectives other than sft learn fr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import Conversation, MessagesRefused, Span
 from wgrad.train.data.conversation_forms import conversation_form, turns_of, type_name, with_system
 from wgrad.train.data.json_text import decode_json_text, parse_json_text
+from wgrad.train.data.left_out import left_out
 from wgrad.train.data.record_keys import Keys, is_learnt, with_our_names
 from wgrad.train.data.template_forms import REASONING
 from wgrad.train.data.tokenizer import Tokenizer, check_text
@@ -40,7 +41,8 @@ class Sample:
     """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
     (not the template's). form: what to say of the record's form, "" where nothing. label: `Document`'s. more: the next
     sample is of the same record, and neither is of use without the other. framed: the tokens begin with bos and end
-    with eos, which are added where the text has none (ORPO). unread: keys of the record that nothing reads."""
+    with eos, which are added where the text has none (ORPO). unread: keys of the record that nothing reads. turns: of a
+    conversation, each one's role and whether it is learnt. lost: parts of what is learnt that the template removes."""
 
     text: str
     spans: list[Span]
@@ -51,6 +53,8 @@ class Sample:
     more: bool = False
     framed: bool = False
     unread: tuple[str, ...] = ()
+    turns: tuple[tuple[str, bool], ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def parse_record(
@@ -68,13 +72,13 @@ def parse_record(
         form, turns = conversation_form(keys)
         form = f"{form} records: made conversations of the chat template" if form else ""
         if turns is None:
-            text, spans, whole = _text_and_spans(keys, loss_on, tokenizer)
+            sample = _plain_sample(keys, loss_on, tokenizer)
         else:
             # A number may be that of a class, of which nothing is said here.
             refuse_label(keys, LABELS if isinstance(keys.value.get("label"), bool) else ("kto_tag",))
-            text, spans, whole = _chat(turns, 0, keys, loss_on, tokenizer)
-        check_text(text)
-        return Sample(text, spans, whole, line, form, unread=keys.unread())
+            sample = _chat(turns, 0, keys, loss_on, tokenizer)
+        check_text(sample.text)
+        return replace(sample, line=line, form=form, unread=keys.unread())
 
 
 def keys_of_record(record: bytes | dict[str, Any], columns: Mapping[str, str]) -> Keys:
@@ -169,8 +173,8 @@ def keys_of(value: Mapping[str, Any]) -> str:
     return (", ".join(map(repr, value)) or "none")[:200]
 
 
-def _text_and_spans(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> tuple[str, list[Span], bool]:
-    """Of a record that is no conversation by its form -> text, spans to be learnt, `whole` (see Sample)."""
+def _plain_sample(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
+    """Of a record that is no conversation by its form; the line's number is still to come."""
     if "prompt" in keys and "completion" in keys:
         refuse_label(keys)
         prompt, completion = keys.get("prompt"), keys.get("completion")
@@ -180,11 +184,11 @@ def _text_and_spans(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> tuple[str
         prompt = text_of(prompt, "prompt", may_be_empty=True)
         text = prompt + text_of(completion, "completion")
         keys.asked.append(prompt)
-        return text, [(0 if loss_on == "all" else len(prompt), len(text))], True
+        return Sample(text, [(0 if loss_on == "all" else len(prompt), len(text))], True, 0)
     if "text" in keys:
         text = text_of(keys.get("text"), "text")
         keys.asked.append(text)
-        return text, [(0, len(text))], True
+        return Sample(text, [(0, len(text))], True, 0)
     if "chosen" in keys and "rejected" in keys:
         raise WgradError("'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto")
     raise WgradError(
@@ -193,10 +197,9 @@ def _text_and_spans(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> tuple[str
     )
 
 
-def _chat(
-    turns: list[dict], first: int, keys: Keys, loss_on: str, tokenizer: Tokenizer
-) -> tuple[str, list[Span], bool]:
-    """first: number of the first turn that may count; keys: the line, with what else the template is given."""
+def _chat(turns: list[dict], first: int, keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
+    """A conversation; the line's number is still to come. first: number of the first turn that may count; keys: the
+    line, with what else the template is given."""
     check_messages(turns)
     conversation = conversation_of(turns, keys)
     if loss_on == "all":
@@ -208,23 +211,27 @@ def _chat(
     learn = {i for i in said if told[i]}
     if not learn:
         raise WgradError("every turn of the assistant says that it is not to be learnt: remove the line")
-    text, spans = tokenizer.chat_template.render_with_spans(conversation, learn)
+    lost: list[str] = []
+    text, spans = tokenizer.chat_template.render_with_spans(conversation, learn, lost)
     if not spans:
         raise MessagesRefused("the chat template leaves out what the assistant says: nothing to learn: remove the line")
-    return text, spans, False
+    return Sample(text, spans, False, 0, turns=_roles(turns, learn), lost=tuple(lost))
 
 
-def _all_but_skipped(
-    turns: list[dict], conversation: Conversation, tokenizer: Tokenizer
-) -> tuple[str, list[Span], bool]:
+def _roles(turns: list[dict], learn: Collection[int]) -> tuple[tuple[str, bool], ...]:
+    """Each turn's role, and whether it is learnt."""
+    return tuple((turn["role"], number in learn) for number, turn in enumerate(turns))
+
+
+def _all_but_skipped(turns: list[dict], conversation: Conversation, tokenizer: Tokenizer) -> Sample:
     """Of --loss-on all: the whole text, without the turns of the assistant that say they are not to be learnt."""
     skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learnt(turn, i + 1)}
-    if not skipped:
-        text = tokenizer.chat_template.render(conversation)
-        return text, [(0, len(text))], False
-    text, left_out = tokenizer.chat_template.render_with_spans(conversation, skipped)
-    edges = [0, *(place for span in sorted(left_out) for place in span), len(text)]
-    return text, [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end], False
+    roles = _roles(turns, set(range(len(turns))) - skipped)
+    text, spans = tokenizer.chat_template.render_with_spans(conversation, skipped)
+    edges = [0, *(place for span in sorted(spans) for place in span), len(text)]
+    spans = [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end]
+    lost = left_out([turn for turn, (role, is_kept) in zip(turns, roles) if is_kept and role == "assistant"], text)
+    return Sample(text, spans, False, 0, turns=roles, lost=tuple(lost))
 
 
 def conversation_of(turns: list[dict], keys: Keys) -> Conversation:
