@@ -85,7 +85,7 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     lengths = np.array([len(part) for example in data.train for part in example.parts])
     targets = np.array([document.num_targets for document in data.train])
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
-    lines = [data.summary(), *(f"  {_plain(remark)}" for remark in data.remarks)]
+    lines = [data.summary(), *(f"  {_plain(remark)}" for remark in (data.turns, *data.remarks) if remark)]
     what = "a completion with its prompt" if config.objective != SFT else "an example"
     lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
     learnt = 100 * targets.sum() / lengths.sum()

@@ -185,9 +185,9 @@ class ChatTemplate:
                 role = "system"
             if role != "tool" and (what := other_part(content)):
                 raise MessagesRefused(f"a part of message {number} {what}: only text can be read: remove the line")
-            if content and (isinstance(content, str) or other_part(content) is None):
+            if isinstance(content, (str, list)) and other_part(content) is None:
                 content = in_form(content, forms.contents(role))
-            messages.append({**message, "role": role, "content": content} if content else {**message, "role": role})
+            messages.append({**message, "role": role} | ({} if content is None else {"content": content}))
         return Conversation(messages, conversation.tools, conversation.documents, conversation.options)
 
     def render_with_spans(
@@ -218,7 +218,11 @@ class ChatTemplate:
         if lost is not None and spans:
             # A thought may begin in the prompt.
             said = "\n".join(whole.text[max(start - 2 * len(THOUGHT), 0) : end] for start, end in spans)
-            lost += left_out([conversation.messages[turn] for turn in turns], said)
+            unwritten = {
+                turn for turn, parts in whole.unseen.items() if not {"tool_calls", "function_call"}.isdisjoint(parts)
+            }
+            for turn in turns:
+                lost += left_out([conversation.messages[turn]], said, turn not in unwritten)
         return whole.text, spans
 
     def _spans(self, whole: _Rendered, conversation: Conversation, turns: Sequence[int]) -> list[Span]:

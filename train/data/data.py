@@ -70,6 +70,7 @@ class Dataset:
     bad_lines: int = 0  # lines that could not be used
     remarks: tuple[str, ...] = ()  # what files were taken for, the first bad lines
     mix: Mix | None = None  # of `train`, where sources have weights
+    turns: str = ""  # of conversations: how many of each role are trained on and read
 
     def summary(self) -> str:
         """One line for people."""
@@ -132,20 +133,21 @@ def load_data(
         cut_tokens=tally.cut_tokens,
         left_out=tally.left_out,
         bad_lines=tally.bad_lines,
-        remarks=(*_turns(tally.turns), *tally.notes, *line, *listed),
+        remarks=(*tally.notes, *line, *listed),
         mix=mix,
+        turns=_turns(tally.turns),
     )
 
 
-def _turns(turns: Counter[tuple[str, bool]]) -> list[str]:
-    """A line on the turns of conversations, where there are any: how many of each role are learnt, and only read."""
+def _turns(turns: Counter[tuple[str, bool]]) -> str:
+    """How many turns of each role are learnt and only read, in words; "" where there are none."""
     found = []
     for is_learnt, what in ((True, "trained on"), (False, "read")):
         counts = Counter({role: count for (role, learnt), count in turns.items() if learnt == is_learnt})
         shown = [f"{count} {one_line(ascii(role)[1:-1], 40)}" for role, count in counts.most_common(_SHOWN)]
         more = [f"{len(counts) - _SHOWN} more roles"] if len(counts) > _SHOWN else []
         found.append(f"{', '.join(shown + more) or 'none'} {what}")
-    return [f"turns: {'; '.join(found)}"] if turns else []
+    return f"turns: {'; '.join(found)}" if turns else ""
 
 
 def _mix(

@@ -13,15 +13,16 @@ _BLOCKS = re.compile(r"(<think>.*?</think>|\[THINK\].*?\[/THINK\])", re.DOTALL)
 _FEW = 8  # characters: an agreement of so few is chance
 
 
-def left_out(messages: Iterable[Mapping[str, Any]], said: str) -> list[str]:
-    """The parts of `messages` that are not in `said`, what the template makes of them. White space does not count."""
+def left_out(messages: Iterable[Mapping[str, Any]], said: str, calls: bool = True) -> list[str]:
+    """The parts of `messages` that are not in `said`, what the template makes of them. White space does not count.
+    calls: whether the template may write calls of tools."""
     squeezed = "".join(said.split())
     lost = []
     for message in messages:
         texts = _BLOCKS.split(_text(message.get("content")))
         texts.append(next((message[key] for key in REASONING if isinstance(message.get(key), str)), ""))
         lost += [piece for text in texts if (piece := _lost(text, squeezed))]
-        if any(name not in said for name in _names(message)):
+        if any(not calls or name not in said for name in _names(message)):
             lost.append(json.dumps(message.get("tool_calls") or message.get("function_call"), ensure_ascii=False))
     return lost
 

@@ -116,7 +116,7 @@ def open_session(
     if head_note:
         session.say(f"note: {head_note}")
     session.say(f"data: {data.summary()}")
-    for remark in data.remarks:
+    for remark in filter(None, (data.turns, *data.remarks)):
         session.say(f"  {remark}")
     if caller is not None and caller.silent and (data.bad_lines or data.left_out or data.truncated):
         lines = [remark for remark in data.remarks if remark.startswith("skipped ")]
