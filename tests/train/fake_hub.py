@@ -1,4 +1,4 @@
-"""A Hugging Face hub on localhost, of what its client asks for: what a revision holds, and its files."""
+"""A Hugging Face hub on localhost, of what its client asks for: what a revision holds, its files and parts of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from threading import Thread
 from typing import Any
 from urllib.parse import unquote
 
-_API = re.compile(r"/api/datasets/(\w+/\w+)(?:/(revision|tree)/([^?]+))?(?:\?.*)?")
-_FILE = re.compile(r"/datasets/(\w+/\w+)/resolve/([^/]+)/([^?]+)(?:\?.*)?")
+_API = re.compile(r"/api/(?:datasets|models)/(\w+/\w+)(?:/(revision|tree)/([^?]+))?(?:\?.*)?")
+_FILE = re.compile(r"(?:/datasets)?/(\w+/\w+)/resolve/([^/]+)/([^?]+)(?:\?.*)?")
 Files = dict[str, bytes]
 
 
 class FakeHub:
-    """One data set by its revisions. token: who else asks is told what the hub tells a stranger of a private one.
-    failure: (status, X-Error-Code, X-Error-Message) of every answer. asked: the paths of all requests."""
+    """A data set or a model by its revisions. token: who else asks is told what the hub tells a stranger of a private
+    one. failure: (status, X-Error-Code, X-Error-Message) of every answer. asked: the paths of all requests. sent: the
+    bytes of all answers."""
 
     def __init__(self, hub_id: str, revisions: dict[str, Files], token: str = "") -> None:
         self.hub_id, self.revisions, self.token = hub_id, revisions, token
         self.failure: tuple[int, str, str] | None = None
         self.asked: list[str] = []
+        self.sent = 0
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
@@ -80,10 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(files[name], commit)
 
     def _answer(self, body: bytes, commit: str) -> None:
-        self.send_response(200)
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        self.send_response(206 if part else 200)
         self.send_header("X-Repo-Commit", commit)
         self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
-        self._end(body)
+        self._end(body[int(part[1]) : int(part[2]) + 1] if part else body)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self.send_response(status)
@@ -96,4 +99,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
+            self.hub.sent += len(body)
             self.wfile.write(body)

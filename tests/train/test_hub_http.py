@@ -16,6 +16,9 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.hub_data import data_set_files
 from wgrad.train.files.hub_splits import files_of_conversion
+from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.model_files import open_files
+from wgrad.train.run.find_model import find_model
 
 pytest.importorskip("huggingface_hub")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -156,3 +159,45 @@ def test_which_files_of_a_conversion_are_of_a_split(names: list[str], asked: tup
         files, partial = files_of_conversion(names, *asked, "--data: ID")
         assert ([str(int(name.rpartition("/")[2][:4])) for name in files], partial) == wanted
         assert all(name.startswith((asked[0] or "default", "en")) for name in files)
+
+
+# ---- a model without its weights -------------------------------------------------------------------
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_plan_fetches_no_weights(shards: int, serve: Any, make_checkpoint: Any, tmp_path: Path) -> None:
+    """Headers alone, from which the same sizes follow; what the cache holds whole is taken from there."""
+    wide = {"hidden_size": 256, "intermediate_size": 704, "head_dim": 64}
+    folder, scratch = make_checkpoint(shards=shards, **wide), tmp_path / "scratch"
+    scratch.mkdir()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    size = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
+    hub = serve({"main": files})
+    found = find_model("org/name", scratch=scratch)
+    assert found == scratch and hub.sent < 100_001 * shards + 20_000 < size / 10
+    ours, theirs = (open_files(place, load_model_config(place))[0].entries for place in (found, folder))
+    assert {n: (e.dtype, e.shape) for n, e in ours.items()} == {n: (e.dtype, e.shape) for n, e in theirs.items()}
+    whole = find_model("org/name")
+    assert find_model("org/name", scratch=scratch) == whole != scratch
+
+
+def test_a_plan_fetches_quantised_weights(serve: Any, make_checkpoint: Any, tmp_path: Path) -> None:
+    """Whose sizes are in their contents."""
+    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    folder = make_checkpoint(quantization_config=quantised)
+    serve({"main": {path.name: path.read_bytes() for path in folder.iterdir()}})
+    found = find_model("org/name", scratch=tmp_path)
+    assert (
+        found != tmp_path and (found / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("README.md", "org/name has no config.json on the Hugging Face hub"),
+        ("config.json", "--model: no such folder: org/name; from the Hugging Face hub: fetching failed"),
+    ],
+)
+def test_a_plan_of_what_the_hub_does_not_have(name: str, message: str, serve: Any, tmp_path: Path) -> None:
+    serve({"main": {name: b"{}"}})
+    with pytest.raises(WgradError, match=message):
+        find_model("org/name", scratch=tmp_path)

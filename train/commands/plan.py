@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from wgrad.autograd.select_device import select_device
+from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
@@ -40,7 +43,11 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     config = replace(config, compute=compute.dtype)
     if config.data:
         display.say("note: no data is read: rows count as --seq-len, which a run shortens to what all its data fits in")
-    folder = find_model(config.model)
+    with TemporaryDirectory(prefix="wgrad-plan-") as scratch:
+        return _plan(config, find_model(config.model, scratch=Path(scratch)), device, display, as_json)
+
+
+def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as_json: bool) -> int:
     _, model_config, _ = open_files(folder, load_model_config(folder))
     if note := beyond_positions(config.seq_len, model_config):
         display.say(note)

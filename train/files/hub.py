@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import exists, expand_path
@@ -33,7 +35,42 @@ def resolve_model(spec: str, option: str = "--model", weights: bool = True) -> P
     return _fetch(spec, option, _WANTED if weights else ["config.json"])
 
 
+def is_hub_id(spec: str, option: str = "--model") -> bool:
+    """Whether `spec` means a model of the hub, and no folder or file of this machine. WgradError: a bad name."""
+    return not exists(Path(expand_path(spec, option)), option) and _HUB_ID.fullmatch(spec) is not None
+
+
+def cached_model(hub_id: str, option: str = "--model") -> Path | None:
+    """The folder of a model that the hub's cache holds whole; nobody is asked. WgradError."""
+    found = _cached(hub_id, option, _WANTED)
+    return found if found is not None and _is_whole(found, _WANTED) else None
+
+
+def fetch_parts(hub_id: str, option: str, wanted: list[str]) -> Path:
+    """A folder with the files of these names, so far as the model has them. WgradError."""
+    with hub_errors(hub_id, option) as huggingface_hub:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_UNWANTED))
+
+
 def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
+    cached = _cached(hub_id, option, wanted)
+    if cached is not None and _is_whole(cached, wanted):  # nobody is asked
+        return cached
+    return fetch_parts(hub_id, option, wanted)
+
+
+def _cached(hub_id: str, option: str, wanted: list[str]) -> Path | None:
+    patterns = {"allow_patterns": wanted, "ignore_patterns": _UNWANTED}
+    with hub_errors(hub_id, option) as huggingface_hub:
+        try:
+            return Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, **patterns))
+        except huggingface_hub.errors.LocalEntryNotFoundError:
+            return None
+
+
+@contextmanager
+def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
+    """-> the hub's client. What it raises within becomes a WgradError, as does that it is not installed."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -42,13 +79,8 @@ def _fetch(hub_id: str, option: str, wanted: list[str]) -> Path:
             f"{option}: no such folder: {hub_id}; to fetch it from the Hugging Face hub: pip install huggingface_hub"
         ) from error
     name = f"{option}: no such folder: {hub_id}; from the Hugging Face hub:"
-    patterns = {"allow_patterns": wanted, "ignore_patterns": _UNWANTED}
     try:
-        with suppress(errors.LocalEntryNotFoundError):
-            cached = Path(huggingface_hub.snapshot_download(hub_id, local_files_only=True, **patterns))
-            if _is_whole(cached, wanted):  # nobody is asked
-                return cached
-        return Path(huggingface_hub.snapshot_download(hub_id, **patterns))
+        yield huggingface_hub
     except errors.GatedRepoError as error:
         raise WgradError(
             f"{name} its owner asks you to accept a licence first: do so on huggingface.co/{hub_id}, then "

@@ -18,6 +18,7 @@ from wgrad.train.data.gguf_vocabulary import tokenizer_of_gguf
 from wgrad.train.files.gguf_fields import GgufFields
 from wgrad.train.files.gguf_files import header_digest, read_gguf_entries
 from wgrad.train.files.hub import resolve_model
+from wgrad.train.files.hub_headers import model_without_weights
 from wgrad.train.files.input_files import exists, expand_path, one_line
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.gguf_config import config_of_gguf
@@ -28,15 +29,16 @@ from wgrad.train.model.weights import HEAD, weight_specs
 CONFIG, FORMAT = "config.json", 1  # of what is kept
 
 
-def find_model(spec: str, option: str = "--model", weights: bool = True) -> Path:
+def find_model(spec: str, option: str = "--model", weights: bool = True, scratch: Path | None = None) -> Path:
     """-> a local folder for a folder, a GGUF file or an id of the hub: as `resolve_model`, which raises what it does.
+    scratch: where a model of the hub is laid out without its weights (`model_without_weights`).
 
     WgradError too: what a GGUF file says makes no model here.
     """
     path = Path(expand_path(spec, option))
     if path.suffix == GGUF and exists(path, option) and not path.is_dir():
         return _unpacked(path, option)
-    folder = resolve_model(spec, option, weights)
+    folder = model_without_weights(spec, scratch, option) if scratch else resolve_model(spec, option, weights)
     files = [] if exists(folder / CONFIG, option) else sorted(folder.glob(f"*{GGUF}"))
     if len(files) > 1 and not any(folder.glob("*.safetensors*")):
         raise one_gguf_file(folder, files, option)

@@ -1,0 +1,62 @@
+"""What a hub's model is, without its weights: config.json, and files of the weights' names, types and shapes.
+
+The files are safetensors with the headers of the hub's files, and as long as those, but with holes in the place of the
+numbers: whatever reads no number takes them as it takes a model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from wgrad.device.errors import WgradError
+from wgrad.train.files.decode import read_json
+from wgrad.train.files.hub import cached_model, fetch_parts, hub_errors, is_hub_id, resolve_model
+from wgrad.train.files.input_files import one_line
+
+_CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+
+def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> Path:
+    """-> a folder for DIR_OR_HUB_ID. Of a model that is not on this machine, `scratch`, filled as said above; a model
+    whose numbers say what it is, quantised ones, is fetched. WgradError as of `resolve_model`."""
+    if not is_hub_id(spec, option):
+        return resolve_model(spec, option)
+    cached = cached_model(spec, option)
+    if cached is not None:
+        return cached
+    parts = fetch_parts(spec, option, [_CONFIG, _INDEX])
+    if not (parts / _CONFIG).exists():
+        raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face hub: give a model")
+    config = read_json(parts / _CONFIG, dict[str, Any], option)
+    if config.get("quantization_config") is not None:
+        return resolve_model(spec, option)
+    names = [_SINGLE]
+    if (parts / _INDEX).exists():
+        index = read_json(parts / _INDEX, dict[str, Any], option).get("weight_map")
+        names = sorted({str(name) for name in index.values()}) if isinstance(index, dict) else names
+        (scratch / _INDEX).write_bytes((parts / _INDEX).read_bytes())
+    (scratch / _CONFIG).write_bytes((parts / _CONFIG).read_bytes())
+    for name in names:
+        if Path(name).name != name:
+            raise WgradError(f"{option}: {spec}: {_INDEX} must name files next to it; got {one_line(name)}")
+        _write_header(spec, name, scratch / name, option)
+    return scratch
+
+
+def _write_header(hub_id: str, name: str, path: Path, option: str) -> None:
+    with hub_errors(hub_id, option) as huggingface_hub:
+        found = huggingface_hub.HfApi().parse_safetensors_file_metadata(hub_id, name).tensors
+    header = {
+        tensor: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)}
+        for tensor, info in found.items()
+    }
+    text = json.dumps(header).encode()
+    end = max((info.data_offsets[1] for info in found.values()), default=0)
+    try:
+        with open(path, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + end)
+    except (OSError, OverflowError) as error:
+        raise WgradError(f"{option}: {hub_id}: {name} cannot be laid out in {path.parent}: {error}") from error
