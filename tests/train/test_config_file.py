@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +15,10 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.model_config import load_model_config, parse_model_config
 from wgrad.train.model.rope_scaling import ROPE_TYPES, rope_tables
+from wgrad.train.model.save_model import save_description
 
 Config = Callable[..., dict[str, Any]]
 
@@ -214,3 +218,17 @@ def test_rope_keys_that_contradict_each_other(make_config: Config) -> None:
     raw = make_config("Gemma3ForCausalLM") | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     with pytest.raises(WgradError, match="rope_scaling stands alongside rope_parameters without full_attention"):
         parse_model_config(raw | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
+
+
+def test_infinity_as_python_writes_it(make_checkpoint: Any, tmp_path: Path) -> None:
+    """In a key that is not read it stays; in one that is it is named."""
+    folder = make_checkpoint()
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("{", '{"time_step_limit": [0.0, Infinity], ', 1))
+    config = load_model_config(folder)
+    load_tokenizer(folder)
+    save_description(tmp_path, folder, config, np.dtype(np.float32), lambda out: None)
+    assert json.loads((tmp_path / "config.json").read_text())["time_step_limit"] == [0.0, math.inf]
+    (folder / "config.json").write_text(text.replace("10000.0", "Infinity", 1))
+    with pytest.raises(WgradError, match=r"config.json: rope_theta must be a number of at most 1\d+; got inf"):
+        load_model_config(folder)

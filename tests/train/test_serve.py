@@ -230,7 +230,7 @@ CHAT = {"model": "base_model", "messages": [{"role": "user", "content": "x"}]}
         (b"{", 400, None, "not valid JSON"),
         (b"\xff{}", 400, None, "must be UTF-8"),
         (b"[" * 100_000, 400, None, "nested"),
-        (b'{"model": NaN}', 400, None, "no number of JSON"),
+        (b'{"model": NaN}', 400, "model", "model must be a finite number; got NaN"),
         (b"[]", 400, None, "must be a JSON object; got an empty list"),
         (b"7", 400, None, "must be a JSON object"),
         ({}, 400, "model", "model is missing"),

@@ -34,7 +34,9 @@ class _Parts(msgspec.Struct):
 def read_options(folder: Path, name: str) -> dict[str, Any]:
     """A JSON file of the folder as it stands; {} where there is none."""
     path = folder / name
-    return read_json(path, dict, "--model") if exists(path, "--model") else {}
+    if not exists(path, "--model"):
+        return {}
+    return read_json(path, dict, "--model", from_python=name == "config.json")
 
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import math
 import os
 import re
 import reprlib
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
 
 from wgrad.device.errors import WgradError
-from wgrad.train.files.input_files import read_input
+from wgrad.train.files.input_files import one_line, read_input
 
 T = TypeVar("T")
 
@@ -40,9 +40,13 @@ _LIMITS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def read_json(path: str | os.PathLike[str], kind: type[T], source: str, advice: str = FETCH) -> T:
-    """The JSON file as a `kind`. source: the option that named it; advice: what to do where it is wrong. WgradError."""
-    return decode_json(read_input(path, source, JSON_LIMIT), kind, f"{source}: {os.fspath(path)}", advice)
+def read_json(
+    path: str | os.PathLike[str], kind: type[T], source: str, advice: str = FETCH, *, from_python: bool = False
+) -> T:
+    """The JSON file as a `kind`. source: the option that named it; advice: what to do where it is wrong; from_python:
+    see `parse_json`. WgradError."""
+    data, where = read_input(path, source, JSON_LIMIT), f"{source}: {os.fspath(path)}"
+    return convert(parse_json(data, where, advice, from_python=from_python), kind, where, advice)
 
 
 def decode_json(data: bytes, kind: type[T], where: str, advice: str = FETCH) -> T:
@@ -50,10 +54,19 @@ def decode_json(data: bytes, kind: type[T], where: str, advice: str = FETCH) -> 
     return convert(parse_json(data, where, advice), kind, where, advice)
 
 
-def parse_json(data: bytes, where: str, advice: str = FETCH) -> Any:
-    """JSON text as plain values, all of which can be written again: no NaN, no infinity, no lone surrogate."""
+def parse_json(data: bytes, where: str, advice: str = FETCH, *, from_python: bool = False) -> Any:
+    """JSON text as plain values, all of which can be written again: no lone surrogate, and no NaN and no infinity but
+    with from_python: Python's json, and so transformers, writes those. WgradError."""
+    not_finite = list[str]()
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            not_finite.append(text[:40])
+        return value
+
     try:
-        value = json.loads(_text(data, where, advice), parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(_text(data, where, advice), parse_constant=number, parse_float=number)
         if _SURROGATE.search(data):
             json.dumps(value, ensure_ascii=False).encode()
         _check_depth(value)
@@ -66,7 +79,21 @@ def parse_json(data: bytes, where: str, advice: str = FETCH) -> Any:
         raise WgradError(f"{where} line {error.lineno} is not valid JSON: {error.msg}: {advice}") from error
     except ValueError as error:
         raise WgradError(f"{where} is not valid JSON: {error}: {advice}") from error
+    if not_finite and not from_python and (key := _not_finite_at(value)) is not None:
+        got = not_finite[0]
+        raise WgradError(f"{where}: {key or 'the whole'} must be a finite number; got {got}: {advice}")
     return value
+
+
+def _not_finite_at(value: Any, path: str = "") -> str | None:
+    """The first place with NaN or infinity; None: there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else path
+    if isinstance(value, dict):
+        parts = [(f"{path}.{one_line(key)}".removeprefix("."), part) for key, part in value.items()]
+    else:
+        parts = [(f"{path}[{i}]", part) for i, part in enumerate(value)] if isinstance(value, list) else []
+    return next((found for at, part in parts if (found := _not_finite_at(part, at)) is not None), None)
 
 
 def _text(data: bytes, where: str, advice: str) -> str:
@@ -75,17 +102,6 @@ def _text(data: bytes, where: str, advice: str) -> str:
     except UnicodeDecodeError as error:
         got = f"byte {data[error.start]:#04x} at {error.start}"
         raise WgradError(f"{where} must be UTF-8 text; got {got}: {advice}") from error
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:40]} is beyond the range of numbers")
-    return value
 
 
 def _check_depth(value: Any) -> None:

@@ -29,7 +29,7 @@ def model_without_weights(spec: str, scratch: Path, option: str = "--model") -> 
     parts = fetch_parts(spec, option, [_CONFIG, _INDEX])
     if not (parts / _CONFIG).exists():
         raise WgradError(f"{option}: {spec} has no {_CONFIG} on the Hugging Face hub: give a model")
-    config = read_json(parts / _CONFIG, dict[str, Any], option)
+    config = read_json(parts / _CONFIG, dict[str, Any], option, from_python=True)
     if config.get("quantization_config") is not None:
         return resolve_model(spec, option)
     names = [_SINGLE]

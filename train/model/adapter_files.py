@@ -242,7 +242,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not exists(path, "--adapter"):
         raise WgradError(f"--adapter: {folder} has no {CONFIG_FILE}: give the folder of a PEFT adapter")
-    return read_json(path, dict[str, Any], "--adapter")
+    return read_json(path, dict[str, Any], "--adapter", from_python=True)
 
 
 def _load_config(folder: Path) -> tuple[LoraConfig, LimitsFile]:

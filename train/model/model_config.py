@@ -124,7 +124,7 @@ def load_model_config(folder: str | os.PathLike[str]) -> ModelConfig:
     path = Path(folder) / "config.json"
     if not exists(path, "--model"):
         raise WgradError(f"--model: {folder} has no config.json: give the folder of a model in Hugging Face layout")
-    return parse_model_config(read_json(path, dict[str, Any], "--model"), f"--model: {path}")
+    return parse_model_config(read_json(path, dict[str, Any], "--model", from_python=True), f"--model: {path}")
 
 
 def parse_model_config(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:

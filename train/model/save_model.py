@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.tensor import Tensor
-from wgrad.device.files import write_bytes, write_json
+from wgrad.device.files import write_bytes, write_text
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.safetensors_files import TensorSource, write_safetensors
 from wgrad.train.model.model_config import ModelConfig
@@ -86,8 +87,8 @@ def save_description(
         if (base / name).exists():
             write_bytes(out / name, (base / name).read_bytes())
     save_tokenizer(out)
-    raw = read_json(base / "config.json", dict[str, Any], "--model")
+    raw = read_json(base / "config.json", dict[str, Any], "--model", from_python=True)
     for key in ("torch_dtype", "quantization_config"):
         raw.pop(key, None)
     raw |= {"dtype": dtype.name, "tie_word_embeddings": config.tie_word_embeddings}
-    write_json(out / "config.json", raw)
+    write_text(out / "config.json", json.dumps(raw, indent=2, ensure_ascii=False) + "\n")  # an infinity as it was
