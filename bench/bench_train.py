@@ -168,7 +168,7 @@ def build(
     shape: Shape,
     seq_len: int,
     device: WgpuDevice,
-    compute: str,
+    compute: Any,
     make_weights: Callable[[ModelConfig, Any], Mapping[str, Any]] = random_weights,
     *,
     offload: bool | int = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,8 +62,10 @@ class Lease:
         """While recording: was this allocated inside the recording?"""
         return self._pool.is_scratch(self)
 
-    def __del__(self) -> None:
-        self._pool._release(self.block)
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At Python's end what a module has imported may be gone before this, and nobody needs the block.
+        if not _ending():
+            self._pool._release(self.block)
 
 
 class Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,9 @@ class Pinned:
         self.event = check(hip.hipEventCreate(), "hipEventCreate")
         self.address = int(check(hip.hipHostMalloc(nbytes, 0), f"{nbytes:,} bytes of pinned host memory"))
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if _ending():  # the driver's library may be gone before this
+            return
         if hasattr(self, "address"):
             self._hip.hipHostFree(self.address)
         if hasattr(self, "event"):
@@ -64,9 +67,9 @@ class Readback:
         self._owner.free(pinned)
         return out
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # Nobody asked for it: the copy may still be under way, and the memory must outlive it.
-        if getattr(self, "_pinned", None) is not None:
+        if getattr(self, "_pinned", None) is not None and not _ending():
             self._owner.hip.hipEventSynchronize(self._pinned.event)  # type: ignore[union-attr]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,8 +106,8 @@ class Replay(Recording):
     def run(self) -> None:
         self._runtime._replay_launches(self)
 
-    def __del__(self) -> None:
-        if self._graph is not None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._graph is not None and not _ending():
             self._runtime._hip.hipGraphExecDestroy(self._graph)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +137,16 @@ def test_a_collection_while_a_block_is_chosen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(memory, "bisect_left", search_then_collect)
     assert pool.allocate(8192).block.nbytes >= 8192
     _is_consistent(pool, driver)
+
+
+ENDING = """
+import builtins
+from wgrad.device.memory import Pool
+pool = Pool(lambda nbytes: 1, lambda block: None)
+builtins.kept = pool.allocate(100)  # outlives every module
+"""
+
+
+def test_what_is_left_at_the_end_of_python_goes_without_a_word() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

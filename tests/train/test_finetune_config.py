@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,7 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
         ("rank: [\n", "line 2: not valid YAML"),
         ("- rank\n", "expected lines like 'rank: 16', got a list"),
         ("seq_len: 3\nseq-len: 4\n", "'seq_len' is given twice"),
-        ("rank: few\n", "--rank: expected a whole number, got 'few'"),
+        ("rank: few\n", ": rank: expected a whole number, got 'few'"),
         ("rank: \x00\n", "not valid YAML"),
     ],
 )
@@ -288,6 +289,45 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(b"rank: \xff")
     with pytest.raises(WgradError, match="--config: .*c.yaml must be UTF-8 text; got byte 0xff at 6"):
         needed("--config", str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("lr: 1e-3", "--lr-sweep 1e-4,3e-4", "lr: would be ignored: --lr-sweep measures .*: remove it there"),
+        ("full: true\nrank: 8", "", "rank: would be ignored: --full trains all parameters.*: remove it there"),
+        ("lr: -1", "", "lr: must be above 0; got -1"),
+        ("schedule: cosin", "", "schedule: must be one of .* .did you mean cosine"),
+        ("seq-len: many", "", "seq_len: expected a whole number, got 'many'"),
+        ("dora: true\ndropout: 0.1", "", "dropout: --dora is trained without"),
+    ],
+)
+def test_a_message_names_the_file_that_the_value_came_from(tmp_path: Path, text: str, words: str, message: str) -> None:
+    path = write(tmp_path / "run.yaml", text)
+    with pytest.raises(WgradError, match=f"^--config: {re.escape(path)}: {message}"):
+        needed("--config", path, *words.split())
+
+
+def test_a_message_names_the_option_where_that_was_given(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.yaml", "lr: 1e-3\nrank: 4")
+    for words, message in [
+        ("--lr-sweep 1e-4,3e-4 --lr 1e-4", "^--lr: would be ignored: .*: leave it out"),
+        ("--rank 0", "^--rank: must be at least 1"),
+    ]:
+        with pytest.raises(WgradError, match=message):
+            needed("--config", path, *words.split())
+
+
+def test_a_resumed_run_names_the_file_of_what_it_cannot_change(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    write(out / "config.yaml", "model: m\ndata: [d]\nrank: 4\nlr: 1e-3\n")
+    path = write(tmp_path / "run.yaml", "rank: 8")
+    with pytest.raises(WgradError, match=f"^--config: {re.escape(path)}: rank: the run in .*: remove it there, or"):
+        needed("--config", path, "--out", str(out), "--resume")
+    write(out / "config.yaml", "model: m\ndata: [d]\nrank: 4\nlr: -1\n")
+    with pytest.raises(WgradError, match=f"^--resume: {re.escape(str(out / 'config.yaml'))}: lr: must be above 0"):
+        needed("--out", str(out), "--resume")
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
@@ -324,7 +364,7 @@ def test_what_a_checkpoint_depends_on_cannot_change(tmp_path: Path, field: datac
     if field not in fixed_options(FinetuneConfig):
         assert getattr(parse(*words), field.name) == another(field)
         return
-    with pytest.raises(WgradError, match=f"{flag(field.name)}: the run in .* was begun with .*leave the option out"):
+    with pytest.raises(WgradError, match=f"{flag(field.name)}: the run in .* was begun with .*leave it out"):
         parse(*words)
 
 

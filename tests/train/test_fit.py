@@ -146,7 +146,7 @@ def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
 
 
 @pytest.mark.parametrize("streamed", ["off", "on"])
-def test_as_few_layers_are_parked_as_fit(make_checkpoint: Any, card: Any, streamed: str) -> None:
+def test_as_few_layers_are_parked_as_fit(make_checkpoint: Any, card: Any, streamed: Any) -> None:
     """Each number between none and all is the choice under some limit; what the options say is left."""
     folder = make_checkpoint(num_hidden_layers=6)
     config = RunOptions(**PARKED, checkpointing=True, stream_weights=streamed)

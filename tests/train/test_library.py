@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import wgrad
 from tests.train.conftest import SENTENCES, MakeCheckpoint
+from wgrad.device.formats.nf4 import BLOCK_SIZES
 from wgrad.train.commands.cli import main
 from wgrad.train.library.finetune import Arguments
 from wgrad.train.options.finetune_config import RunOptions
@@ -201,6 +202,38 @@ def wrong(**given: Any) -> str:
     return str(caught.value)
 
 
+class Misspelt(wgrad.Callback):
+    def on_steps(self, report: wgrad.StepReport) -> None: ...
+
+
+class FromElsewhere(wgrad.Callback):
+    def on_train_begin(self) -> None: ...
+
+
+class Asynchronous(wgrad.Callback):
+    async def on_step(self, report: wgrad.StepReport) -> bool | None: ...  # type: ignore[override]
+
+
+class Greedy(wgrad.Callback):
+    def on_save(self, report: Any, more: Any) -> None: ...  # type: ignore[override]
+
+
+class Underived:
+    def on_step(self, report: Any) -> None: ...
+
+    def __call__(self, report: Any) -> None: ...
+
+
+WRONG_CALLBACKS: list[tuple[Any, str]] = [
+    (Misspelt(), "a run never calls Misspelt.on_steps (did you mean on_step?): the methods are on_step, on_evaluation"),
+    (FromElsewhere(), "a run never calls FromElsewhere.on_train_begin"),
+    (Asynchronous(), "Asynchronous.on_step is asynchronous, and a run awaits nothing"),
+    (Greedy(), "Greedy.on_save must take one argument, the report"),
+    (Underived(), "Underived has on_step, which only a wgrad.Callback is asked for"),
+    (lambda: None, "a function of a step's report must take one argument"),
+]
+
+
 def test_mistakes_are_told_as_the_command_tells_them(model: str, tmp_path: Path) -> None:
     rest = {"model": model, "out": tmp_path / "out", **OPTIONS}
     assert wrong(modle=model) == "finetune: unknown argument 'modle' (did you mean model?)"
@@ -215,6 +248,8 @@ def test_mistakes_are_told_as_the_command_tells_them(model: str, tmp_path: Path)
     assert wrong(**rest, data=RECORDS, callbacks=[3]).startswith("callbacks: must be wgrad.Callback objects")
     assert "put it into a list" in wrong(**rest, data=RECORDS, callbacks=Watching())
     assert "call it, to make one" in wrong(**rest, data=RECORDS, callbacks=[Watching])
+    for made, words in WRONG_CALLBACKS:
+        assert words in wrong(**rest, data=RECORDS, callbacks=[made])
     assert not (tmp_path / "out").exists()
 
 
@@ -292,3 +327,14 @@ def test_ranks_take_no_callbacks(model: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("wgrad.train.run.finetune.open_world", lambda: world)
     options = OPTIONS | {"model": model, "data": RECORDS, "out": tmp_path / "out"}
     assert "this is one of 2 ranks: leave them out" in wrong(**options, callbacks=[Watching()])
+
+
+def test_options_that_are_one_of_a_few_are_literal_types() -> None:
+    """So that editors and type checkers know the values; they are those of the command's choices."""
+    hints = {name: p.annotation for name, p in inspect.signature(wgrad.finetune).parameters.items()}
+    chosen = [field for field in dataclasses.fields(RunOptions) if field.metadata["choices"]]
+    assert {"schedule", "objective", "compute"} <= {field.name for field in chosen}
+    for field in chosen:
+        assert get_args(hints[field.name]) == field.metadata["choices"], field.name
+    assert inspect.signature(wgrad.load).parameters["compute"].annotation == hints["compute"]
+    assert get_args(hints["block_size"]) == BLOCK_SIZES

@@ -255,7 +255,7 @@ STEPS, ACCUMULATE = 30, 2
 
 
 def thirty_steps(
-    folder: Path, device: Device, out: Path, compute: str = "float32", values: Path | None = None
+    folder: Path, device: Device, out: Path, compute: Any = "float32", values: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The losses of our steps and of PEFT's: the same frozen weights (theirs those of `values`, where it is given),
     adapter and data, torch's AdamW. In float16 torch computes in its autocast, with the loss scale that ours begins

@@ -25,7 +25,7 @@ def tokenizer(make_tokenizer: Any) -> Tokenizer:
     return load_tokenizer(make_tokenizer(bos_in_json=True))
 
 
-def load(path: str, tokenizer: Tokenizer, objective: str = "dpo", **options: Any) -> Dataset:
+def load(path: str, tokenizer: Tokenizer, objective: Any = "dpo", **options: Any) -> Dataset:
     more = {"batch_size": 2, "eval_fraction": 0.0, **options}
     return load_data(RunOptions(data=(path,), objective=objective, **more), tokenizer)
 

@@ -36,7 +36,7 @@ def tokenizer(tokenizer_json: str, tmp_path_factory: pytest.TempPathFactory) -> 
     shared_process().close()
 
 
-def samples(record: dict[str, Any], tokenizer: Tokenizer, objective: str = "sft", **options: Any) -> list[Sample]:
+def samples(record: dict[str, Any], tokenizer: Tokenizer, objective: Any = "sft", **options: Any) -> list[Sample]:
     config = RunOptions(objective=objective, **options)
     return _parse(json.dumps(record).encode(), "data.jsonl", 1, config, tokenizer)
 

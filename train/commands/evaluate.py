@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from wgrad.device.errors import UnusableResult
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
 from wgrad.train.model.adapter_files import adapter_note
+from wgrad.train.options.choices import Stream
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import TrainableModel, build_optimizer, build_trainable
 from wgrad.train.run.compile_ahead import compile_ahead
@@ -89,7 +90,7 @@ def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], o
     config, device, display = opened.args, opened.device, opened.display
 
     def build(device: Device, stream: str, **options: Any) -> TrainableModel:
-        settled = replace(config, stream_weights=stream)
+        settled = replace(config, stream_weights=cast(Stream, stream))
         return build_trainable(settled, opened.config, opened.folder, device, positions=config.seq_len, **options)
 
     def run_dry(dry: Device, stream: str) -> None:

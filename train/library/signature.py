@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from wgrad.device.errors import WgradError
 from wgrad.train.options.option_names import option_hint
@@ -47,8 +47,8 @@ def takes_beside_one(
 
 
 def _keywords(kind: Callable[..., Any], function: Callable[..., Any]) -> inspect.Signature:
-    given = inspect.signature(kind).parameters.values()
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in given]
+    given, hints = inspect.signature(kind).parameters.values(), get_type_hints(kind)
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in given]
     return inspect.Signature(parameters, return_annotation=function.__annotations__.get("return"))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import get_args
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.choices import ShotsOrder
 from wgrad.train.options.options import NOT_NEGATIVE, Options, flag, option
 
 SHOTS_SEED = 1234  # of lm-eval, where --seed is not given
@@ -24,8 +26,10 @@ class ChoiceOptions(Options):
         "", "questions to take these from (default: those of --choices, without the one that is asked)", metavar="FILE",
         path=True,
     )  # fmt: skip
-    shots_order: str = option(
-        "random", "random: drawn for each question by --seed; first: the file's first ones", choices=("random", "first")
+    shots_order: ShotsOrder = option(
+        "random",
+        "random: drawn for each question by --seed; first: the file's first ones",
+        choices=get_args(ShotsOrder),
     )
     chat: bool = option(False, "with --choices: apply the model's chat template; each shot is two turns")
     system: str = option("", "with --chat: what the system says", metavar="TEXT")

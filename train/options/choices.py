@@ -1,5 +1,20 @@
-"""Values of options that say more than a number: what a run learns by, how an adapter starts, who is told."""
+"""Values of options that are one of a few, as the types that a caller in Python sees too."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
 
 REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow")
-SFT, DPO, ORPO, KTO = OBJECTIVES = ("sft", "dpo", "orpo", "kto")
-LORA, *_ = STARTS = ("lora", "pissa", "pissa_niter_4", "pissa_niter_16")
+Objective = Literal["sft", "dpo", "orpo", "kto"]
+SFT, DPO, ORPO, KTO = get_args(Objective)
+Start = Literal["lora", "pissa", "pissa_niter_4", "pissa_niter_16"]
+LORA, *_ = get_args(Start)
+AUTO = "auto"
+ComputeType = Literal["auto", "float32", "float16", "bfloat16"]
+BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]  # of device.formats.nf4
+Schedule = Literal["cosine", "linear", "constant"]
+LossOn = Literal["completion", "all"]
+OnBadLine = Literal["skip", "stop"]
+ExchangeBits = Literal[32, 16]
+Stream = Literal["auto", "on", "off"]
+ShotsOrder = Literal["random", "first"]

@@ -10,13 +10,14 @@ import os
 import re
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import get_args
 
 import yaml
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
-from wgrad.device.formats.nf4 import BLOCK_SIZES
-from wgrad.train.options.choices import DPO, KTO, LORA, OBJECTIVES, ORPO, REPORTERS, SFT, STARTS
+from wgrad.train.options import choices
+from wgrad.train.options.choices import AUTO, DPO, KTO, LORA, ORPO, REPORTERS, SFT
 from wgrad.train.options.contradictions import refuse_contradictions
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
@@ -25,12 +26,9 @@ from wgrad.train.options.unused_options import unused_options
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-AUTO = "auto"
-COMPUTE_TYPES = (AUTO, "float32", "float16", "bfloat16")
 COMPUTE_HELP = "auto takes what is fastest and right: float16 where matrix units are on, bfloat16 on HIP, else float32"
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
-STREAM = ("auto", "on", "off")
 STREAM_HELP = (
     "keep the frozen weights in main memory and copy each layer to the device ahead of its use (training then "
     "recomputes layers, as with --checkpointing); auto: where they do not fit otherwise"
@@ -85,10 +83,10 @@ class RunOptions(Options):
     eval_data: str | None = a_path(
         None, "held-out data in a file of its own; --eval-fraction is then not used", metavar="FILE"
     )
-    on_bad_line: str = in_files(
+    on_bad_line: choices.OnBadLine = in_files(
         "skip",
         "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
-        choices=("skip", "stop"),
+        choices=get_args(choices.OnBadLine),
     )
     adapter: str | None = a_path(
         None,
@@ -108,12 +106,12 @@ class RunOptions(Options):
         metavar="NAME[=R]",
     )
     rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
-    init: str = of_adapter(
+    init: choices.Start = of_adapter(
         LORA,
         "how an adapter starts: lora with no effect; pissa as the largest singular values of each weight, over what "
         "they leave of it, found exactly or (niter: faster) in 4 or 16 random rounds; it is saved as its change to the "
         "base model, plain LoRA of twice the rank",
-        choices=STARTS,
+        choices=get_args(choices.Start),
     )
     dora: bool = of_adapter(
         False, "DoRA: train the length of each row of a weight beside its direction (PEFT: use_dora); slower"
@@ -132,13 +130,15 @@ class RunOptions(Options):
     double_quant: bool = of_adapter(
         True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)"
     )
-    block_size: int = of_adapter(64, "weights in one NF4 block", choices=BLOCK_SIZES, metavar="N")
+    block_size: choices.BlockSize = of_adapter(
+        64, "weights in one NF4 block", choices=get_args(choices.BlockSize), metavar="N"
+    )
 
-    objective: str = of_training(
+    objective: choices.Objective = of_training(
         SFT,
         "sft learns what the data says; dpo and orpo prefer 'chosen' to 'rejected', kto goes by 'label' (dpo and kto "
         "measure against the base model with the adapter off)",
-        choices=OBJECTIVES,
+        choices=get_args(choices.Objective),
         fixed=True,
     )
     beta: float = of_training(
@@ -176,7 +176,9 @@ class RunOptions(Options):
         rule=("must be two or more numbers above 0", lambda v: not v or (len(v) > 1 and min(v) > 0)),
         metavar="LR",
     )
-    schedule: str = of_training("cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant"))
+    schedule: choices.Schedule = of_training(
+        "cosine", "learning rate after the warm-up", choices=get_args(choices.Schedule)
+    )
     warmup: float = of_training(
         0.03,
         "warm-up: a share of all steps where below 1, else a number of steps; the first step has LR / steps of the "
@@ -206,10 +208,10 @@ class RunOptions(Options):
         None, "stop after this many optimiser steps, whatever --epochs says", rule=A_COUNT, metavar="N"
     )
     packing: bool = of_training(True, "put several short documents in one row; each still sees only itself", fixed=True)
-    loss_on: str = of_training(
+    loss_on: choices.LossOn = of_training(
         "completion",
         "tokens that count: completions and assistant turns, or all",
-        choices=("completion", "all"),
+        choices=get_args(choices.LossOn),
         fixed=True,
     )
     eval_fraction: float = of_training(
@@ -251,21 +253,21 @@ class RunOptions(Options):
         rule=A_NUMBER,
         metavar="K",
     )
-    exchange_bits: int = of_training(
+    exchange_bits: choices.ExchangeBits = of_training(
         32,
         "bits of each number of the gradient on its way between hosts: 16 (bfloat16) halve what travels; what is "
         "rounded away is added in the next step",
-        choices=(32, 16),
+        choices=get_args(choices.ExchangeBits),
         metavar="BITS",
     )
     seed: int = of_training(
         0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True
     )
 
-    compute: str = of_machine(
+    compute: choices.ComputeType = of_machine(
         AUTO,
         f"type of activations; products accumulate in float32 in any. {COMPUTE_HELP}",
-        choices=COMPUTE_TYPES,
+        choices=get_args(choices.ComputeType),
         fixed=True,
     )
     device: str = of_machine("auto", f"{DEVICE_HELP}; of several ranks a list, with commas", metavar="DEVICE")
@@ -296,7 +298,7 @@ class RunOptions(Options):
         "with --checkpointing: keep what attention gives too, instead of computing it again (default: in rows of 8,192 "
         "tokens or more, where it takes less than 4 GiB and no option asks for less memory)",
     )
-    stream_weights: str = of_machine("auto", STREAM_HELP, choices=STREAM)
+    stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(
         None,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from wgrad.device.errors import WgradError
-from wgrad.device.formats.nf4 import BLOCK_SIZES
+from wgrad.train.options.choices import BlockSize
 from wgrad.train.options.finetune_config import DEVICE_HELP
 from wgrad.train.options.options import Options, option
 
@@ -41,10 +42,10 @@ class MergeConfig(Options):
         choices=("none", "q8_0", "q4_0", "mxfp4", "f16"),
     )
     modelfile: bool = option(False, "with --format gguf: write a Modelfile for `ollama create` too")
-    block_size: int | None = option(
+    block_size: BlockSize | None = option(
         None,
         "of the NF4 that it was trained on (default: as its run had it, else 64)",
-        choices=BLOCK_SIZES,
+        choices=get_args(BlockSize),
         metavar="N",
     )
     double_quant: bool | None = option(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.choices import AUTO, ComputeType, Stream
 from wgrad.train.options.finetune_config import (
     A_SIZE,
-    AUTO,
     COMPUTE_HELP,
-    COMPUTE_TYPES,
     DEVICE_HELP,
     LIMIT_HELP,
-    STREAM,
     STREAM_HELP,
 )
 from wgrad.train.options.options import Options, Rule, option
@@ -27,8 +26,10 @@ class OnDevice(Options):
     """Where a model is, and in what types."""
 
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE", group="machine")
-    compute: str = option(AUTO, f"type of activations. {COMPUTE_HELP}", choices=COMPUTE_TYPES, group="machine")
-    stream_weights: str = option("auto", STREAM_HELP, choices=STREAM, group="machine")
+    compute: ComputeType = option(
+        AUTO, f"type of activations. {COMPUTE_HELP}", choices=get_args(ComputeType), group="machine"
+    )
+    stream_weights: Stream = option("auto", STREAM_HELP, choices=get_args(Stream), group="machine")
     memory_limit: str | None = option(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE", group="machine")
     quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning", group="machine")
 

@@ -7,7 +7,9 @@ of field `seq_len` is `--seq-len`, its key in a file `seq_len` (or `seq-len`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 import os
 import types
 import typing
@@ -55,6 +57,15 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def _plain(hint: Any) -> Any:
+    """The type of a value before it is known to be one of the option's choices: str of Literal["a", "b"]."""
+    if typing.get_origin(hint) is typing.Literal:
+        return type(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return functools.reduce(operator.or_, map(_plain, typing.get_args(hint)))
+    return hint
+
+
 def flag(name: str) -> str:
     """The command line's spelling of a field's name."""
     return "--" + name.replace("_", "-")
@@ -67,7 +78,7 @@ class Options:
     hints: ClassVar[dict[str, Any]]  # the type of each field
 
     def __init_subclass__(cls) -> None:
-        cls.hints = typing.get_type_hints(cls)
+        cls.hints = {name: _plain(hint) for name, hint in typing.get_type_hints(cls).items()}
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

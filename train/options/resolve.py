@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +34,59 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
         if isinstance(given.get(name), list):  # "a,b" and "a b" and "a, b"
             given[name] = " ".join(map(str, given[name]))
     path = given.pop("config", None)
-    values = (read_config_file(expand_path(path, "--config")) if path else {}) | given
+    of_file = read_config_file(expand_path(path, "--config")) if path else {}
+    values = of_file | given
     saved = _saved(values)
+    # Where a value came from that was not given by name.
+    files = {name: f"--resume: {Path(str(values.get('out')), CONFIG_FILE)}" for name in saved.keys() - values.keys()}
+    files |= {name: f"--config: {path}" for name in of_file.keys() - given.keys()}
     for name in (field.name for field in fixed_options(RunOptions)):
         if values.get(name) == AUTO and name in saved:  # what the device decided when the run was begun
             del values[name]
     if saved.get("vram") and _rows(RunOptions().to_dict() | values) == _rows(saved):
         for name in _CUT:  # how a step of so many rows is cut was chosen when the run was begun
             values.pop(name, None)
-    config = RunOptions(**(saved | values))
+    with _naming(files):
+        config = RunOptions(**(saved | values))
     for name, reason in unused_options(config.to_dict()).items():
         if name in values:
-            raise WgradError(f"{flag(name)}: would be ignored: {reason}: leave it out")
+            raise WgradError(f"{_source(name, files)}: would be ignored: {reason}: {_leave_out(name, files)}")
     if saved:
-        before = RunOptions(**saved)
+        with _naming(dict.fromkeys(saved, f"--resume: {Path(config.out, CONFIG_FILE)}")):
+            before = RunOptions(**saved)
         for name in (field.name for field in fixed_options(RunOptions)):
             if getattr(config, name) != getattr(before, name):
                 raise WgradError(
-                    f"{flag(name)}: the run in {config.out} was begun with {getattr(before, name)!r}, which --resume "
-                    f"cannot change to {getattr(config, name)!r}: leave the option out, or begin anew in another --out"
+                    f"{_source(name, files)}: the run in {config.out} was begun with {getattr(before, name)!r}, which "
+                    f"--resume cannot change to {getattr(config, name)!r}: {_leave_out(name, files)}, or begin anew in "
+                    "another --out"
                 )
     return config
 
+
+def _source(name: str, files: Mapping[str, str]) -> str:
+    """What a message names: the option, or where the value came from a file that and its key."""
+    return f"{files[name]}: {name}" if name in files else flag(name)
+
+
+def _leave_out(name: str, files: Mapping[str, str]) -> str:
+    return "remove it there" if name in files else "leave it out"
+
+
+@contextmanager
+def _naming(files: Mapping[str, str]) -> Iterator[None]:
+    """Let a message about an option whose value came from a file name that file."""
+    try:
+        yield
+    except WgradError as error:
+        option, rest = _OPTION.match(str(error)), _OPTION.sub("", str(error), count=1)
+        name = option[1].replace("-", "_") if option else ""
+        if name not in files:
+            raise
+        raise type(error)(f"{_source(name, files)}{rest}") from error
+
+
+_OPTION = re.compile(r"--([a-z0-9-]+)(?=:)")
 
 _CUT = ("batch_size", "accumulate")
 

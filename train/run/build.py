@@ -33,6 +33,7 @@ from wgrad.train.model.model_files import Progress
 from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
+from wgrad.train.options.choices import ComputeType
 from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, SFT, RunOptions
 from wgrad.train.run.compute import compute_type
 from wgrad.train.run.memory_advice import advising, for_parameters
@@ -339,7 +340,7 @@ def build_frozen(
     positions: int,
     adapter: str | None = None,
     quantize: bool = True,
-    compute: str = "float32",
+    compute: ComputeType = "float32",
     stream_weights: str = "off",
     progress: Progress | None = None,
     contents: bool = True,

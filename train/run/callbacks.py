@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.option_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Callback:
         """A checkpoint was written: each save_every steps, and after the last."""
 
 
+_METHODS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
 class Callbacks:
     """Those of a run. A function that takes a StepReport is one too. WgradError for what is neither."""
 
@@ -120,11 +125,49 @@ class _StepFunction(Callback):
 
 
 def _as_callback(given: Any) -> Callback:
+    if isinstance(given, type):
+        raise WgradError(
+            f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {given!r}: call it, to "
+            "make one"
+        )
+    told = [name for name in dir(given) if name.startswith("on_")]
     if isinstance(given, Callback):
+        for name in told:
+            _check_method(given, name)
         return given
-    if callable(given) and not isinstance(given, type):
+    if told:
+        raise WgradError(
+            f"callbacks: {type(given).__name__} has {told[0]}, which only a wgrad.Callback is asked for: derive it "
+            "from that"
+        )
+    if callable(given):
+        _check_call(given, "a function of a step's report")
         return _StepFunction(given)
     raise WgradError(
-        f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {given!r}: "
-        f"{'call it, to make one' if isinstance(given, type) else 'leave it out'}"
+        f"callbacks: must be wgrad.Callback objects or functions of a step's report; got {given!r}: leave it out"
     )
+
+
+def _check_method(given: Callback, name: str) -> None:
+    """WgradError for a method that a run would never call, or could not."""
+    where = f"{type(given).__name__}.{name}"
+    if name not in _METHODS:
+        raise WgradError(
+            f"callbacks: a run never calls {where}{did_you_mean(name, _METHODS)}: the methods are "
+            f"{', '.join(_METHODS)}; give yours another name"
+        )
+    _check_call(getattr(given, name), where)
+
+
+def _check_call(function: Any, what: str) -> None:
+    """WgradError where this cannot be called with a report, or its answer would come too late."""
+    if not callable(function):
+        raise WgradError(f"callbacks: {what} must be a function; got {function!r}: make it one")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise WgradError(f"callbacks: {what} is asynchronous, and a run awaits nothing: make it a plain function")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        raise WgradError(f"callbacks: {what} must take one argument, the report: change it") from None
+    except ValueError:  # of a function in C, whose arguments nobody knows
+        pass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from wgrad.autograd.matrix_units import idle
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, WgradError
-from wgrad.train.options.finetune_config import AUTO, RunOptions
+from wgrad.train.options.choices import AUTO, ComputeType
+from wgrad.train.options.finetune_config import RunOptions
 
 _REASONS = {
     "bfloat16": "the card's matrix units take it, and it needs no loss scale",
@@ -21,11 +23,11 @@ _REASONS = {
 class Compute:
     """dtype: float32, float16 or bfloat16. lines: what is said of it at the begin of a run."""
 
-    dtype: str
+    dtype: ComputeType
     lines: list[str] = field(default_factory=list)
 
 
-def choose_compute(asked: str, device: Device, *, resumed: bool = False) -> Compute:
+def choose_compute(asked: ComputeType, device: Device, *, resumed: bool = False) -> Compute:
     """The type for --compute `asked` on a device. resumed: it is the type of a run that goes on, which it keeps.
 
     WgradError where the device cannot compute in it.
@@ -52,10 +54,10 @@ def round_products(config: RunOptions, device: Device) -> list[str]:
     return ["products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-products)"]
 
 
-def compute_type(asked: str, device: Device, *, resumed: bool = False) -> str:
+def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -> ComputeType:
     """What `choose_compute` chooses, without a word about it."""
     if asked == AUTO:
-        return device.fastest_compute
+        return cast(ComputeType, device.fastest_compute)
     if asked == "float32" or getattr(device, asked):
         return asked
     if resumed:

@@ -45,7 +45,7 @@ class _Borrowed(Lease):
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    def __del__(self) -> None:
+    def __del__(self, *_: object) -> None:
         pass
 
 
