@@ -496,6 +496,12 @@ TOKENIZER_PARTS: dict[str, list[Any]] = {
         {"type": "NFC"},
         {"type": "Prepend", "prepend": "▁"},
         {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""},
+        {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"} for _ in range(32)],
+        },
+        {"type": "Sequence", "normalizers": [{"type": "ByteLevel"} for _ in range(32)]},
+        {"type": "Prepend", "prepend": "a" * 10**6},
     ],
     "pre_tokenizer": [
         {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import ChatTemplate, Conversation
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.data.tokenizer_growth import too_long
 
 TURNS = [
     {"role": "user", "content": "Who is wise?"},
@@ -234,6 +236,76 @@ def test_an_added_token_with_an_id_that_is_not_its_own(make_tokenizer) -> None:
     folder = change(make_tokenizer(), added_tokens=[token | {"normalized": False, "special": True}])
     with pytest.raises(WgradError, match="added_tokens names the id 90000, which none of|can be read"):
         load_tokenizer(folder)
+
+
+def replace(content: str, **pattern: str) -> dict:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def charsmap(text: bytes) -> dict:
+    """SentencePiece's table with an empty trie, and the text that one character may become."""
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(4) + text + b"\0").decode()}
+
+
+NFKC, LEVEL = {"type": "NFKC"}, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+A, X = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    ("part", "steps", "words"),
+    [
+        ("normalizer", [replace("aa", String="a")] * 32, "32 times as long"),
+        ("normalizer", [replace("aaaa", Regex="a")] * 4, "64 times as long"),
+        ("normalizer", [replace("a" * 20, Regex="b*")], "21 times as long"),  # it matches between all characters
+        ("normalizer", [replace("b" * 20, String="")], "21 times as long"),
+        ("normalizer", [replace("a" * 80, Regex="[[a]bbbbbbbbbbb]")], "81 times as long"),  # of one character
+        ("normalizer", [replace("\ufdfa", String="a"), NFKC], "18 times as long"),
+        ("normalizer", [LEVEL] * 9, "32 times as long"),
+        ("normalizer", [{"type": "Prepend", "prepend": "a" * 999}], "add 999 characters"),
+        ("normalizer", [{"type": "Prepend", "prepend": "a" * 20}, replace("a" * 15, String="a")], "add 300 characters"),
+        ("normalizer", [charsmap(b"a" * 999)], "999 times as long"),
+        ("pre_tokenizer", [LEVEL] * 9, "32 times as long"),
+        ("decoder", [replace("aa", String="a")] * 32, "32 times as long"),
+        ("post_processor", [{"type": "TemplateProcessing", "single": [A] * 20, "special_tokens": {}}], "20 times"),
+        ("post_processor", [{"single": [A, X], "special_tokens": {"x": {"ids": [0] * 999}}}], "add 999 characters"),
+    ],
+    ids=range(14),
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_lengthens_a_text_beyond_measure(
+    make_tokenizer, part: str, steps: list[dict], words: str, nested: bool
+) -> None:
+    """A few hundred bytes of rules that would fill any memory."""
+    key = {"pre_tokenizer": "pretokenizers", "post_processor": "processors"}.get(part, f"{part}s")
+    value: dict = {"type": "Sequence", key: steps}
+    folder = change(make_tokenizer(), **{part: {"type": "Sequence", key: [value]} if nested else value})
+    with pytest.raises(WgradError, match=rf"--model: .*tokenizer.json: {part} can .*{words}"):
+        load_tokenizer(folder)
+
+
+def test_a_long_prefix_of_every_token(make_tokenizer) -> None:
+    folder = make_tokenizer()
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["continuing_subword_prefix"] = "a" * 999
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(WgradError, match="continuing_subword_prefix has more than 256 characters"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"type": "Prepend", "prepend": "\u2581"}, replace("\u2581", String=" ")],  # Llama
+        [{"type": "NFC"}, replace(" ", Regex=r"\s+"), {"type": "Lowercase"}],  # CLIP
+        [replace('"', String="``"), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
+        + [charsmap(b"a" * 30), replace(" ", Regex=" {2,}")],  # ALBERT
+    ],
+    ids=["Llama", "CLIP", "ALBERT"],
+)
+def test_rules_of_known_tokenizers_are_accepted(steps: list[dict]) -> None:
+    data = {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": LEVEL, "model": {}}
+    assert too_long(json.dumps(data).encode()) == ""
+
 
 
 @pytest.mark.parametrize(

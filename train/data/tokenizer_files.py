@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.tokenizer_classes import choose_class, finish, rebuild
+from wgrad.train.data.tokenizer_growth import too_long
 from wgrad.train.files.decode import FETCH, read_json
 from wgrad.train.files.input_files import exists, read_input, reading
 
@@ -58,6 +59,8 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     data = read_input(path, "--model", _LARGEST)
     chosen = choose_class(config, read_options(folder, "config.json"), data, str(folder))
     try:
+        if growth := too_long(data):
+            raise WgradError(f"--model: {path}: {growth}: {FETCH}")
         backend = tokenizers.Tokenizer.from_buffer(data)
         parts = msgspec.json.decode(data, type=_Parts)
         _check_ids(backend, parts, path)

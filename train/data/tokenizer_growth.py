@@ -1,0 +1,184 @@
+"""Bounds on how far the parts of a tokenizer.json may lengthen a text, checked before the tokenizers library reads it.
+
+Some thirty rules of a few bytes, each of which doubles a text, would fill any memory. Known tokenizers lengthen a text
+by one character, or put a few tokens around it.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+MOST_GROWTH = 16.0  # characters of the result for each of the text, beyond what Unicode itself does
+MOST_ADDED = 256  # characters, or tokens, that are put before each text or behind it
+_NESTED = ("normalizers", "pretokenizers", "processors", "decoders")
+# What one character becomes at most, where another rule may have put it there.
+_UNICODE = {"NFC": 3.0, "NFD": 4.0, "NFKC": 18.0, "NFKD": 18.0, "Lowercase": 3.0, "BertNormalizer": 4.0}
+_LONGEST_MAPPING = 64  # bytes, of nmt_nfkc's 33
+_LONGEST_AFFIX = 256
+
+
+class _Model(msgspec.Struct):
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+
+
+class _Growing(msgspec.Struct):
+    """The parts of a tokenizer.json that can lengthen a text."""
+
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    post_processor: Any = None
+    decoder: Any = None
+    model: _Model = msgspec.field(default_factory=_Model)
+
+
+@dataclass
+class _Length:
+    """What a text of n characters may come to: growth * n + added."""
+
+    growth: float = 1.0
+    added: float = 0.0
+    mapped: bool = False  # a rule has written characters that a Unicode rule may take apart
+    bytes_mapped: bool = False
+
+    def times(self, factor: float) -> None:
+        factor = max(factor, 1.0)
+        self.growth *= factor
+        self.added *= factor
+
+    @property
+    def fits(self) -> bool:
+        return self.growth <= MOST_GROWTH and self.added <= MOST_ADDED
+
+
+def too_long(data: bytes) -> str:
+    """The part of a tokenizer.json that could lengthen a text beyond all measure, in words; "" where none could.
+
+    msgspec.MsgspecError: it is no JSON of a tokenizer.
+    """
+    parts = msgspec.json.decode(data, type=_Growing)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if len(getattr(parts.model, name) or "") > _LONGEST_AFFIX:
+            return f"model.{name} has more than {_LONGEST_AFFIX} characters"
+    length = _Length()
+    for name, value in (("normalizer", parts.normalizer), ("pre_tokenizer", parts.pre_tokenizer)):
+        for step in _steps(value):
+            _lengthen(length, step)
+            if not length.fits:
+                return _explain(name, length)
+    length = _Length()
+    for step in _steps(parts.decoder):
+        _lengthen(length, step)
+        if not length.fits:
+            return _explain("decoder", length)
+    length = _Length()
+    for step in _steps(parts.post_processor):
+        _surround(length, step)
+        if not length.fits:
+            return _explain("post_processor", length)
+    return ""
+
+
+def _explain(name: str, length: _Length) -> str:
+    if length.growth > MOST_GROWTH:
+        return f"{name} can make a text {length.growth:.3g} times as long (at most {MOST_GROWTH:g} is accepted)"
+    return f"{name} can add {length.added:.3g} characters or tokens to a text (at most {MOST_ADDED} are accepted)"
+
+
+def _steps(value: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a part in their order, without the sequences around them."""
+    if not isinstance(value, dict):
+        return
+    inner = [step for name in _NESTED if isinstance(value.get(name), list) for step in value[name]]
+    if inner:
+        for step in inner:
+            yield from _steps(step)
+    else:
+        yield value
+
+
+def _lengthen(length: _Length, step: dict[str, Any]) -> None:
+    """By a step of a normalizer, pre_tokenizer or decoder. Its keys tell its kind too: older files have no `type`."""
+    kind = step.get("type")
+    if "content" in step and "pattern" in step:
+        content = step["content"] if isinstance(step["content"], str) else ""
+        width = _width(step["pattern"])
+        length.times(len(content) / width if width else 1.0 + len(content))
+        length.mapped = length.mapped or not content.isascii()
+    elif isinstance(step.get("prepend"), str):
+        length.added += len(step["prepend"])
+        length.mapped = length.mapped or not step["prepend"].isascii()
+    elif "precompiled_charsmap" in step:
+        longest = _longest_mapping(step["precompiled_charsmap"])
+        length.times(longest if length.mapped or longest > _LONGEST_MAPPING else 1.0)
+        length.mapped = True
+    elif kind in _UNICODE:
+        if length.mapped:
+            length.times(_UNICODE[kind])
+            length.mapped = False
+    elif kind == "ByteLevel" or "add_prefix_space" in step:
+        length.times(2.0 if length.bytes_mapped else 1.0)  # each byte of what is not ASCII becomes a character
+        length.added += 1
+        length.bytes_mapped = length.mapped = True
+
+
+def _surround(length: _Length, step: dict[str, Any]) -> None:
+    """By a step of a post-processor."""
+    pieces, special = step.get("single"), step.get("special_tokens")
+    if not isinstance(pieces, list):
+        length.added += 2  # of BERT and RoBERTa
+        return
+    texts = 0
+    for piece in pieces:
+        if isinstance(piece, dict) and isinstance(piece.get("SpecialToken"), dict):
+            named = special.get(piece["SpecialToken"].get("id")) if isinstance(special, dict) else None
+            ids = named.get("ids") if isinstance(named, dict) else None
+            length.added += len(ids) if isinstance(ids, list) else 1
+        else:
+            texts += 1
+    length.times(texts)
+
+
+def _width(pattern: Any) -> int:
+    """The fewest characters that a pattern matches."""
+    if not isinstance(pattern, dict):
+        return 0
+    if isinstance(pattern.get("String"), str):
+        return len(pattern["String"])
+    source = pattern.get("Regex")
+    if not isinstance(source, str) or len(source) > 1 << 12 or _has_nested_set(source):
+        return 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:  # what Python's syntax lacks of Oniguruma's may match nothing at all
+            return int(importlib.import_module("re._parser").parse(source).getwidth()[0])
+        except (re.error, RecursionError, OverflowError, ImportError, AttributeError):
+            return 0
+
+
+def _has_nested_set(source: str) -> bool:
+    """Whether there is a set of characters within another, which Python takes for something longer."""
+    inside = False
+    for mark in re.findall(r"\\.|[][]", source, re.DOTALL):
+        if mark == "[" and inside:
+            return True
+        inside = mark == "[" if mark in "[]" else inside
+    return False
+
+
+def _longest_mapping(encoded: Any) -> int:
+    """Bytes that a character becomes at most by SentencePiece's table: a trie, then texts with a NUL behind each."""
+    try:
+        table = base64.b64decode(encoded, validate=False)
+    except (ValueError, TypeError):
+        return 1  # which the library refuses
+    begin = 4 + int.from_bytes(table[:4], "little")
+    return max(map(len, table[begin:].split(b"\0")), default=1)
