@@ -201,4 +201,5 @@ def open_device(adapter: Any) -> Any:
     try:
         return adapter.request_device_sync(required_features=features, required_limits=limits)
     except Exception as error:
-        raise DeviceError(f"adapter '{adapter.info['device']}' gave no device: {error}") from error
+        said = " ".join(str(error).split())
+        raise DeviceError(f"adapter '{adapter.info['device']}' gave no device: {said}") from error
