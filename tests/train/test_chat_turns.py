@@ -71,7 +71,7 @@ def test_a_role_that_the_template_does_not_know(role: str, content: str) -> None
 
 
 def test_a_role_that_the_template_refuses_itself() -> None:
-    with pytest.raises(MessagesRefused, match="refuses .*Bad role.*; of roles it knows .*user.*, not 'asistant'$"):
+    with pytest.raises(MessagesRefused, match="refuses .*Bad role.*; it knows the roles .*user.*, not 'asistant'$"):
         strict(REFUSES).render([ASK, turn("asistant", "Yes.")])
     with pytest.raises(MessagesRefused, match="Bad role.*line 1 of the template.$"):  # by content, not by role
         strict("{{ raise_exception('Bad role') if messages[0].content == 'no' else messages }}").render(

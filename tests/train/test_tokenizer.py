@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import ChatTemplate, Conversation
+from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.data.tokenizer_growth import too_long
+from wgrad.train.options.finetune_config import RunOptions
 
 TURNS = [
     {"role": "user", "content": "Who is wise?"},
@@ -131,10 +134,10 @@ def test_decoding_piece_by_piece_is_decoding_at_once(make_tokenizer) -> None:
 def test_where_a_template_may_stand(make_tokenizer) -> None:
     source = "{{ messages[0]['content'] }}"
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": source}]
-    assert load_tokenizer(make_tokenizer("a", chat_template=named)).chat_template.render(TURNS) == "Who is wise?"
+    assert load_tokenizer(make_tokenizer("a", chat_template=named)).chat_template.render(TURNS[:1]) == "Who is wise?"
     folder = make_tokenizer("b", chat_template="no")
     (folder / "chat_template.jinja").write_text(source)
-    assert load_tokenizer(folder).chat_template.render(TURNS) == "Who is wise?"
+    assert load_tokenizer(folder).chat_template.render(TURNS[:1]) == "Who is wise?"
     with pytest.raises(WgradError, match="has no chat template.*instruct variant"):
         load_tokenizer(make_tokenizer("c", chat_template=None)).chat_template  # noqa: B018
 
@@ -156,6 +159,39 @@ def test_chat_ids_hold_no_second_bos(make_tokenizer) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True, chat_template=source))
     assert tokenizer.encode_chat(TURNS).count(0) == 1
+
+
+FRAMED = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    + [{"SpecialToken": {"id": "</s>", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in (("<s>", 0), ("</s>", 1))},
+}
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_text_with_its_own_bos_and_eos_gets_no_other(make_tokenizer, long: bool, write_lines, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(change(make_tokenizer(), post_processor=FRAMED))
+    text = "A wise man is strong." * (6000 if long else 1)
+    ids = tokenizer.encode(text)
+    assert ids[0] == 0 and ids[-1] == 1 and not {0, 1} & set(ids[1:-1])
+    for begin in ("", "<s>"):
+        for end in ("", "</s>"):
+            assert tokenizer.encode(begin + text + end) == ids
+            config = RunOptions(data=write_lines({"text": begin + text + end}), eval_fraction=0, seq_len=1 << 20)
+            (document,) = load_data(config, tokenizer).train
+            assert document.ids.tolist() == ids and document.loss_mask[1:].all()
+            line = {"prompt": begin + text[:7], "completion": text[7:] + end}
+            (document,) = load_data(replace(config, data=write_lines(line)), tokenizer).train
+            assert document.ids.tolist() == ids and not document.loss_mask[0] and document.loss_mask[-1]
+            plain = tmp_path / "plain.txt"
+            plain.write_text(begin + text + end)
+            stream = load_data(replace(config, data=str(plain)), tokenizer).train
+            assert stream[0].ids.tolist() == ids[:-1]
+    # What a person wrote twice stays.
+    assert tokenizer.encode("<s><s>A")[:3] == [0, 0, tokenizer.encode("A")[1]]
+    assert (tokenizer.encode(""), tokenizer.encode("<s>"), tokenizer.encode("</s>")) == ([0, 1], [0, 1], [0, 1])
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -368,10 +404,10 @@ def test_a_template_file_in_another_encoding(make_tokenizer, name: str, line: in
 def test_templates_in_files_of_their_own(make_tokenizer) -> None:
     folder = make_tokenizer()
     (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-    (folder / "chat_template.jinja").write_text("{{ image_token }}")
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools{{ messages[0].content }}")
+    (folder / "chat_template.jinja").write_text("{{ image_token + messages[0].content }}")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"image_token": "<image>"}))
     found = load_tokenizer(folder).chat_template
-    assert found.render(TURNS) == "<image>"
-    assert found.render(Conversation(TURNS, tools=[])) == "tools"
+    assert found.render(TURNS[:1]) == "<image>Who is wise?"
+    assert found.render(Conversation(TURNS[:1], tools=[])) == "toolsWho is wise?"

@@ -138,7 +138,7 @@ class ChatTemplate:
             role = next((m["role"] for m in conversation.messages if not forms.knows(m["role"])), None)
             if role is None:
                 raise
-            raise MessagesRefused(f"{error}; of roles it knows {forms.roles()}, not {_shown(role)}") from None
+            raise MessagesRefused(f"{error}; it knows {forms.roles()}, not {_shown(role)}") from None
         for number, parts in rendered.unseen.items():
             message = conversation.messages[number]
             if any(part not in parts for part in filled_parts(message)):
@@ -146,7 +146,7 @@ class ChatTemplate:
             what = f"turn {number + 1} (role {_shown(message['role'])})"
             if not forms.knows(message["role"]):
                 raise MessagesRefused(
-                    f"{what} leaves nothing in what the chat template renders, which knows the roles {forms.roles()}: "
+                    f"{what} leaves nothing in what the chat template renders, which knows {forms.roles()}: "
                     "rename the role, or remove the turn"
                 )
             if "content" in parts or "reasoning" in parts:

@@ -230,8 +230,7 @@ def _load_file(
 # ---- plain text --------------------------------------------------------------------------------
 def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents:
     """Pieces of the one stream. Newlines are kept as they are, but for \\r\\n, which becomes \\n."""
-    before, behind = tokenizer.added_ids()
-    ids = array("i", before)
+    ids = array("i")
     is_blank = True
 
     def blocks() -> Iterator[str]:
@@ -240,11 +239,10 @@ def _cut_stream(file: DataFile, seq_len: int, tokenizer: Tokenizer) -> Documents
             is_blank = is_blank and not block.strip()
             yield block
 
-    for encoded in tokenizer.encode_stream(blocks()):
+    for encoded in tokenizer.framed(tokenizer.encode_stream(blocks())):
         ids.extend(encoded.ids)
     if is_blank:
         raise _empty(file)
-    ids.extend(behind)
     if ids and ids[-1] == tokenizer.eos_id:
         ids.pop()  # a stream that is cut anywhere has no end worth learning
     try:

@@ -73,10 +73,8 @@ def _encode(group: Sequence[Sample], tokenizer: Tokenizer) -> Iterator[Iterator[
 
 
 def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
-    before, behind = tokenizer.added_ids() if sample.whole else ([], [])
-    yield Encoded(before, [(0, 0)] * len(before))
-    yield from tokenizer.encode_stream(pieces(sample.text))
-    yield Encoded(behind, [(0, 0)] * len(behind))
+    parts = tokenizer.encode_stream(pieces(sample.text))
+    return tokenizer.framed(parts) if sample.whole else parts
 
 
 def _tokens(sample: Sample, parts: Iterator[Encoded], limit: int, tokenizer: Tokenizer) -> SampleTokens:

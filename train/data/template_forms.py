@@ -60,7 +60,8 @@ class TemplateForms:
 
     def roles(self) -> str:
         """The usual roles that it knows, for a message."""
-        return ", ".join(role for role in _ROLES if self.knows(role)) or "none"
+        known = [role for role in _ROLES if self.knows(role)]
+        return f"the roles {', '.join(known)}" if known else "no role"
 
     def contents(self, role: str) -> str:
         """What contents of this role may be: "text", "parts" (a list of them), or "both"."""

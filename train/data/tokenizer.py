@@ -51,6 +51,7 @@ class Tokenizer:
         self._rows = self.vocab_size  # token ids of the model
         self._special = frozenset(t.content for t in backend.get_added_tokens_decoder().values() if t.special)
         self._steps: list[Step] | None = None  # of the decoder; read when first needed
+        self._added: tuple[list[int], list[int]] | None = None
         self.templates = dict(templates)  # by name, "default" for the one without
         self._template: ChatTemplate | None = None
         self._turn_end: tuple[int | None] | None = None  # once it has been looked for
@@ -84,7 +85,8 @@ class Tokenizer:
 
     # ---- text -> ids -------------------------------------------------------------------------
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Encoded]:
-        """As the post-processor of tokenizer.json says, with or without bos. WgradError: a text that is not Unicode.
+        """As the post-processor of tokenizer.json says, with or without bos; a text that has its own bos or eos gets no
+        other. WgradError: a text that is not Unicode.
 
         add_bos_token of tokenizer_config.json is not looked at: transformers 5 ignores it too where there is a
         tokenizer.json (tests/train/test_oracle_tokenizer.py compares).
@@ -93,7 +95,8 @@ class Tokenizer:
             check_text(text)
         try:
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-            return [Encoded(e.ids, e.offsets) for e in encodings]
+            encoded = [Encoded(e.ids, e.offsets) for e in encodings]
+            return [self._once(one) for one in encoded] if add_special_tokens else encoded
         except BaseException as error:
             reason = explain(error)
             if reason is None:
@@ -109,8 +112,8 @@ class Tokenizer:
         if len(text) <= WINDOW:
             ids = self.encode_batch([text], add_special_tokens)[0].ids
         else:
-            before, behind = self.added_ids() if add_special_tokens else ([], [])
-            ids = [*before, *(id_ for part in self.encode_stream(pieces(text)) for id_ in part.ids), *behind]
+            parts = self.encode_stream(pieces(text))
+            ids = [id_ for part in (self.framed(parts) if add_special_tokens else parts) for id_ in part.ids]
         self.check_ids(ids)
         return ids
 
@@ -121,9 +124,39 @@ class Tokenizer:
 
     def added_ids(self) -> tuple[list[int], list[int]]:
         """What the post-processor puts before a text and behind it."""
-        plain, whole = self.encode("x", add_special_tokens=False), self.encode("x")
-        place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-        return whole[:place], whole[place + len(plain) :]
+        if self._added is None:
+            plain, whole = (self._backend.encode("x", add_special_tokens=added).ids for added in (False, True))
+            place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
+            self._added = whole[:place], whole[place + len(plain) :]
+        return self._added
+
+    def _once(self, encoded: Encoded) -> Encoded:
+        """A text as the post-processor gives it, without what it added where the text has that itself."""
+        ids = encoded.ids
+        if not ids or not (ids[0] in ids[1:9] or ids[-1] in ids[-9:-1]):
+            return encoded
+        before, behind = self.added_ids()
+        first, last = len(before), len(ids) - len(behind)
+        start = first if before and ids[first : min(2 * first, last)] == before else 0
+        end = last if behind and ids[max(last - len(behind), first) : last] == behind else len(ids)
+        return Encoded(ids[start:end], encoded.offsets[start:end])
+
+    def framed(self, parts: Iterable[Encoded]) -> Iterator[Encoded]:
+        """The parts of a text between what the post-processor adds; see `encode_batch`."""
+        before, behind = self.added_ids()
+        last: Encoded | None = None
+        for part in parts:
+            if part.ids:
+                if last is None:
+                    yield _added([] if part.ids[: len(before)] == before else before)
+                else:
+                    yield last
+                last = part
+        if last is None:
+            yield _added(before + behind)
+        else:
+            yield last
+            yield _added([] if last.ids[len(last.ids) - len(behind) :] == behind else behind)
 
     # ---- ids -> text -------------------------------------------------------------------------
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -230,6 +263,11 @@ class Tokenizer:
             return self.encode(self.chat_template.render(messages, add_generation_prompt), add_special_tokens=False)
         finally:
             shared_process().close()  # there will hardly be another
+
+
+def _added(ids: list[int]) -> Encoded:
+    """Tokens that stand for no character."""
+    return Encoded(ids, [(0, 0)] * len(ids))
 
 
 def check_text(text: str) -> None:
