@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -183,7 +183,7 @@ def test_a_text_with_its_own_bos_and_eos_gets_no_other(make_tokenizer, long: boo
             (document,) = load_data(config, tokenizer).train
             assert document.ids.tolist() == ids and document.loss_mask[1:].all()
             line = {"prompt": begin + text[:7], "completion": text[7:] + end}
-            (document,) = load_data(replace(config, data=write_lines(line)), tokenizer).train
+            (document,) = load_data(dataclasses.replace(config, data=write_lines(line)), tokenizer).train
             assert document.ids.tolist() == ids and not document.loss_mask[0] and document.loss_mask[-1]
             plain = tmp_path / "plain.txt"
             plain.write_text(begin + text + end)
