@@ -187,7 +187,7 @@ def test_a_text_with_its_own_bos_and_eos_gets_no_other(make_tokenizer, long: boo
             assert document.ids.tolist() == ids and not document.loss_mask[0] and document.loss_mask[-1]
             plain = tmp_path / "plain.txt"
             plain.write_text(begin + text + end)
-            stream = load_data(replace(config, data=str(plain)), tokenizer).train
+            stream = load_data(dataclasses.replace(config, data=(str(plain),)), tokenizer).train
             assert stream[0].ids.tolist() == ids[:-1]
     # What a person wrote twice stays.
     assert tokenizer.encode("<s><s>A")[:3] == [0, 0, tokenizer.encode("A")[1]]
