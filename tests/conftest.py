@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import tools
+from tests.sweeps import sweep_part
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.select_device import select_device
 from wgrad.autograd.selftest.case import Case, Inputs, Outputs
@@ -41,6 +42,7 @@ FAST_SETS = 2
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = f"a part: no oracles, {FAST_SETS} sets of parameters of a test, and what failed last time"
     parser.addoption("--fast", action="store_true", help=text)
+    parser.addoption("--all", action="store_true", help="also what runs weekly and before a release: the marker `all`")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -57,6 +59,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = set(items)
     if tools.EXECUTOR.missing:
         chosen = {item for item in items if item.get_closest_marker("executor") is None}
+    if not config.getoption("--all"):
+        chosen = {item for item in chosen if item.get_closest_marker("all") is None}
+        sweeps = sweep_part(_one_node_id(item) for item in items)
+        chosen = {item for item in chosen if _one_node_id(item) not in sweeps}
     if config.getoption("--fast"):
         failed = config.cache.get("cache/lastfailed", {}) if hasattr(config, "cache") else {}
         chosen &= fast_part(items, failed)
@@ -75,6 +81,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         terminalreporter.section("not tested on this machine")
         for line in lines:
             terminalreporter.line(line)
+
+
+def _one_node_id(item: pytest.Item) -> str:
+    """The node id, whatever folder pytest was started in."""
+    return f"tests/{item.path.relative_to(Path(__file__).parent).as_posix()}::{item.nodeid.partition('::')[2]}"
 
 
 def fast_part(items: Iterable[pytest.Item], failed: Collection[str]) -> set[pytest.Item]:

@@ -20,13 +20,13 @@ from filelock import FileLock
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "hip" / "kernels"
 HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
-FLAGS = ["-std=c++20", "-O2", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{KERNELS}"]
+FLAGS = ["-std=c++20", "-O1", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{KERNELS}"]
 # What is unrolled for a card would only take long to compile here.
 FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
 _MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
 # Kernels that report every load and store: little optimisation, so that an access of the source stays one instruction.
-COUNTED = ["-O1", "-DGPU_COUNTED", "-gline-tables-only", "-fsanitize-coverage=func,trace-loads,trace-stores",
+COUNTED = ["-DGPU_COUNTED", "-gline-tables-only", "-fsanitize-coverage=func,trace-loads,trace-stores",
            "-mllvm", "-disable-vector-combine"]  # fmt: skip
 
 

@@ -1,0 +1,94 @@
+"""Parameter sets that only `make test-all` runs: further sizes, seeds and dtypes of what `make test` tests already.
+
+SWEEPS has one entry per test. `Sizes(n)`: of the sets whose names differ in sizes only, n run each time. `Evenly(n)`: n
+sets, evenly over all. `Without(pattern)`: all but those whose name matches. Whole tests have the marker `all`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    count: int = 1
+
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        groups: dict[str, list[str]] = {}
+        for name in names:  # 41x123 and 41, but no part of a word such as float16 or q4_0
+            groups.setdefault(re.sub(r"\d+(?:x\d+)+|(?<![A-Za-z_\d])\d+", "0", name), []).append(name)
+        return {name for group in groups.values() for name in Evenly(self.count).chosen(group)}
+
+
+@dataclass(frozen=True)
+class Evenly:
+    count: int
+
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        count = min(self.count, len(names))
+        return {names[(2 * i + 1) * len(names) // (2 * count)] for i in range(count)}
+
+
+@dataclass(frozen=True)
+class Without:
+    pattern: str
+
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        return {name for name in names if not re.search(self.pattern, name)}
+
+
+SWEEPS: Mapping[str, Sizes | Evenly | Without] = {
+    # WGSL kernels: every operator, variant and format stays.
+    "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Sizes(2),
+    "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Sizes(),
+    "tests/wgsl/test_gemm.py::test_every_tile_and_split": Evenly(14),
+    "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(4),
+    "tests/wgsl/test_gemm.py::test_products_of_16_x_16_results_an_invocation": Evenly(2),
+    "tests/wgsl/test_gemm_matrix.py::test_case": Without(
+        r"(gemm_nn/plain|gemm_nt/short inner|gemm_nt/epilogue|gemm_tn/lowrank)/.*large tile"
+        r"|linear_(mxfp4|q4_0|q4_1|q5_0|q5_1|q8_0)(_backward)?/decoded within"
+    ),
+    "tests/wgsl/test_gemm_matrix.py::test_gradients_of_logits_on_matrix_units": Evenly(1),
+    "tests/wgsl/test_gemm_matrix.py::test_what_is_added_is_read_ahead": Evenly(2),
+    "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_in_one_launch": Evenly(2),
+    "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_on_little_workgroup_memory": Evenly(2),
+    "tests/wgsl/test_gemv.py::test_every_number_of_rows": Evenly(9),
+    "tests/wgsl/test_attention.py::test_case": Sizes(),
+    "tests/wgsl/test_attention.py::test_every_tile_of_the_tables": Evenly(12),
+    "tests/wgsl/test_memory_ops.py::test_case": Sizes(2),
+    # HIP: operators stay whole, as mutants are killed by them.
+    "tests/hip/test_access_counts.py::test_counts_are_those_of_the_table": Without(
+        r"gfx(942|90a)-.*float32|gfx1.*float16"
+    ),
+    "tests/hip/test_every_kernel.py::test_every_kernel_is_launched": Without("gfx90a|gfx1100"),
+    "tests/hip/test_objects.py::test_compiling_again_gives_the_same_bytes": Evenly(4),
+    "tests/hip/test_alignment.py::test_one_array_off_by_an_element": Without(r"gfx1100-.*-(k|v|do|b)\]$"),
+    "tests/hip/test_self_check.py::test_every_kernel_of_training_is_checked": Evenly(2),
+    "tests/hip/test_training.py::test_16_bit_training_is_on_the_matrix_units": Evenly(2),
+    "tests/hip/test_training.py::test_thirty_steps_beside_numpy": Evenly(1),
+    # Whole runs: one set of each subject stays.
+    "tests/train/test_offload.py::test_copies_beside_launches_change_neither_bits_nor_memory": Evenly(1),
+    "tests/train/test_offload.py::test_no_number_of_parked_layers_changes_a_bit": Evenly(1),
+    "tests/train/test_stream_weights.py::test_an_evaluation_lies_where_steps_have_their_arrays": Evenly(1),
+    "tests/train/test_stacks.py::test_training_and_what_it_writes_are_those_of_projections_apart": Evenly(1),
+    "tests/train/test_generation.py::test_greedy_is_the_likeliest_token_of_the_whole_sequence": Evenly(3),
+    "tests/train/test_step_counts.py::test_a_step_takes_no_more_than_unsloths": Evenly(4),
+    "tests/train/test_fit.py::test_as_few_layers_are_parked_as_fit": Evenly(1),
+    "tests/train/test_data_files.py::test_memory_is_bounded_by_four_times_the_file_or_10_mib": Sizes(),
+    # Scripts that measure: those that nothing else starts.
+    "tests/test_bench_scripts.py::test_a_script_writes_its_rows": Without(
+        "bench_(attention|gemm|weights|memory_ops|train)"
+    ),
+}
+
+
+def sweep_part(names: Iterable[str]) -> set[str]:
+    """The node ids, of these, that only `make test-all` runs."""
+    sets: dict[str, list[str]] = {}
+    for name in names:
+        test = name.partition("[")[0]
+        if test in SWEEPS:
+            sets.setdefault(test, []).append(name)
+    return {name for test, of_test in sets.items() for name in set(of_test) - SWEEPS[test].chosen(of_test)}

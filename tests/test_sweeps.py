@@ -1,0 +1,35 @@
+"""What `make test` leaves to `make test-all`: a part of the sets of a test, never a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.sweeps import SWEEPS, Evenly, Sizes, Without, sweep_part
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_entry_names_a_test() -> None:
+    for name in SWEEPS:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), name
+
+
+def test_sizes_that_differ_alone_are_a_sweep() -> None:
+    names = ["t[nn/plain/41x123x67/float32]", "t[nn/plain/3x5x7/float32]", "t[nn/plain/41x123x67/float16]", "t[q4_0-7]"]
+    assert Sizes().chosen(names) == {names[1], names[2], names[3]} or Sizes().chosen(names) == {*names} - {names[1]}
+    assert Sizes(2).chosen(names) == set(names)
+
+
+def test_evenly_and_without() -> None:
+    names = [f"t[{i}]" for i in range(9)]
+    assert Evenly(3).chosen(names) == {"t[1]", "t[4]", "t[7]"} and Evenly(20).chosen(names) == set(names)
+    assert Without("[0-7]").chosen(names) == {"t[8]"}
+
+
+def test_something_of_each_test_stays_and_others_are_left_alone() -> None:
+    names = [f"{test}[{i}]" for test in SWEEPS for i in range(40)] + ["tests/other.py::test[1]"]
+    left = sweep_part(names)
+    assert not [name for name in left if name.startswith("tests/other")]
+    for test, rule in SWEEPS.items():
+        assert isinstance(rule, Without) or {n for n in names if n.startswith(f"{test}[")} - left
