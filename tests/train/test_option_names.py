@@ -92,6 +92,11 @@ def test_every_name_elsewhere_leads_to_a_value_that_is_taken() -> None:
             RunOptions(**dict[str, Any]({field: value}))
 
 
+def test_a_no_form_is_suggested_where_there_is_one() -> None:
+    for switches, wanted in ((None, "--no-quantize"), ({"quantize"}, "--no-quantize"), (set[str](), "--quantize")):
+        assert option_hint("--no-quantise", ["quantize"], "--", switches) == f" (did you mean {wanted}?)"
+
+
 @pytest.mark.oracle
 def test_the_names_of_the_libraries_that_people_come_from() -> None:
     """Their own dataclasses: what we have under another name is hinted at."""

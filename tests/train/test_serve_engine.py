@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -234,9 +236,31 @@ def test_an_error_within_a_stream_is_its_last_event(waiting: Client, monkeypatch
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == "the device is lost"
 
 
+def test_a_client_that_goes_away_within_a_stream_is_not_written_to(
+    waiting: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"model": "base_model", "prompt": "x", "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    client = socket.create_connection(("127.0.0.1", waiting.port), timeout=120)
+    client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+    until(lambda: bool(waiting.engine._line))
+    (asked,) = waiting.engine._line
+    waiting.engine._line = []
+    asked.emit(Piece("one"))
+    assert client.recv(1 << 16)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset, not closed
+    for _ in range(300):
+        asked.emit(Piece("more " * 100))
+    client.close()
+    for _ in range(300):
+        asked.emit(Piece("more " * 100))
+    until(lambda: asked.cancelled)
+    assert "socket.send" not in caplog.text
+
+
 # ---- the end -------------------------------------------------------------------------------------
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals between processes")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)])
 def test_a_signal_ends_it_cleanly(number: int) -> None:
     command = [sys.executable, "-m", "wgrad", "serve", "--model", str(BASE), "--device", "cpu", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -211,6 +211,27 @@ def test_a_long_text_has_the_ids_of_one_go(make_tokenizer, special: bool, monkey
     assert max(lengths) < len(text)
 
 
+def test_a_text_of_too_many_tokens_is_not_read_to_its_end(make_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
+    for text in ("the words of the wise. " * 3, "the words of the wise, and their dark sayings. " * 4000):
+        for special in (True, False):
+            ids = tokenizer.encode(text, special)
+            assert tokenizer.encode_up_to(len(ids), text, special) == ids
+            assert tokenizer.encode_up_to(len(ids) - 1, text, special) is None
+    encoded, whole = [0], tokenizer.encode_batch
+
+    def counted(texts: list[str], add_special_tokens: bool = True) -> Any:
+        encoded[0] += sum(map(len, texts))
+        return whole(texts, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", counted)
+    most = len(tokenizer.encode(text)) // 3
+    whole_cost, encoded[0] = encoded[0], 0
+    assert tokenizer.encode_up_to(most, text) is None and 0 < encoded[0] < whole_cost / 2
+    encoded[0] = 0
+    assert tokenizer.encode_up_to(500, text * 20) is None and encoded[0] == 0
+
+
 # ---- files of other people ---------------------------------------------------------------------
 def change(folder: Path, **keys) -> Path:
     value = json.loads((folder / "tokenizer.json").read_text())

@@ -250,10 +250,13 @@ def test_what_a_run_and_a_merge_carry_over(full: bool, tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps({"top_p": 0.5} if name.startswith("gen") else {}))
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": "the fox"}) + "\n")
     words = ["finetune", "--model", str(folder), "--data", f"{tmp_path}/data.jsonl", "--eval-fraction", "0", "--device",
-             "cpu", "--max-steps", "1", "--batch-size", "1", "--accumulate", "1", "--seq-len", "16", "--no-sample",
-             "--out", f"{tmp_path}/out", *(["--full"] if full else ["--rank", "2"])]  # fmt: skip
+             "cpu", "--max-steps", "1", "--batch-size", "1", "--accumulate", "1", "--seq-len", "16",
+             "--sample-prompt", "the<turn/> fox", "--out", f"{tmp_path}/out",
+             *(["--full"] if full else ["--rank", "2"])]  # fmt: skip
     assert main(words) == 0
     out = tmp_path / "out"
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert {sample["prompt"] for sample in samples} == {"the<turn/> fox"}  # special tokens are shown
     if not full:
         assert find_source(folder, out).adapter == out and open_tokenizer(folder, out, 300)[1] == ""
         out = tmp_path / "merged"

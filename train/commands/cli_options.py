@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             return
         word = unknown[0].split("=")[0]
-        hint = option_hint(word, (action.dest for action in self._actions), "--") if word.startswith("-") else ""
+        fields = [action.dest for action in self._actions]
+        switches = {a.dest for a in self._actions if any(text.startswith("--no-") for text in a.option_strings)}
+        hint = option_hint(word, fields, "--", switches) if word.startswith("-") else ""
         self.error(f"unknown argument {word}{hint}")
 
 

@@ -6,11 +6,9 @@ The main thread is that of the device; the web has one of its own.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from pathlib import Path
-from types import FrameType
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.template_process import shared_process
@@ -19,7 +17,7 @@ from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
 from wgrad.train.run.open_model import Opened, context_of, open_model
 from wgrad.train.run.text_models import build_text_models, most_work
-from wgrad.train.terminal.interrupts import Interrupted
+from wgrad.train.terminal.interrupts import end_at_signals
 from wgrad.train.terminal.output import harmless, say
 
 try:
@@ -93,8 +91,7 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
 
 
 def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, _end)
+    end_at_signals()
     server.start()
     try:
         host, port = listening.getsockname()[:2]
@@ -107,7 +104,3 @@ def _serve(engine: Engine, server: HttpServer, listening: socket.socket) -> int:
         server.stop()
         shared_process().close()
     raise WgradError("the web server ended by itself: start it again")
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,25 @@ class Tokenizer:
             ids = [id_ for part in (self.framed(parts) if add_special_tokens else parts) for id_ in part.ids]
         self.check_ids(ids)
         return ids
+
+    def encode_up_to(self, most: int, text: str, add_special_tokens: bool = True) -> list[int] | None:
+        """As `encode`; None for a text of more than `most` tokens, which is not read to its end."""
+        if len(text) > most * self._longest:
+            return None
+        if len(text) <= WINDOW:
+            ids = self.encode(text, add_special_tokens)
+            return ids if len(ids) <= most else None
+        ids, behind = self.added_ids() if add_special_tokens else ([], [])
+        for part in self.encode_stream(pieces(text)):
+            ids += part.ids
+            if len(ids) + len(behind) > most:
+                return None
+        return ids + behind
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token: a text has no fewer tokens than it has times this many characters."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode_stream(self, blocks: Iterable[str]) -> Iterator[Encoded]:
         """A text of any length, given in blocks, in the ids of one go but without bos and eos; offsets count from its

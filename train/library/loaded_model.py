@@ -234,6 +234,7 @@ def _build(opened: Opened[LoadOptions], context: int) -> LoadedModel:
 
 def _encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool, number: int) -> list[int]:
     """The ids of a prompt that is not empty. number: of the prompt, for messages. WgradError."""
+    _refuse_several(prompt)
     value = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
     value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
     try:
@@ -246,10 +247,19 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt, chat: bool, number: int) -> li
     return ids
 
 
+def _refuse_several(prompt: Any) -> None:
+    """WgradError for a list of texts."""
+    if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(one, str) for one in prompt):
+        raise WgradError(
+            f"expected one prompt, got a list of {len(prompt)} texts: load the model and use generate_many"
+        )
+
+
 @takes(GenerateArguments)
 def generate(**given: Any) -> Generated:
     """What follows one prompt: generate(model="DIR_OR_HUB_ID", prompt="..."). The options are those of the command
     `wgrad generate`; the model is loaded for this call alone (`load` keeps one). WgradError, DeviceError."""
+    _refuse_several(given.get("prompt"))
     options = make_options(PromptOptions, given, "generate")
     options.require()
     if not options.prompt:

@@ -6,7 +6,7 @@ The names are those of Hugging Face's Trainer, TRL and PEFT, of Unsloth, Axolotl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 # Name elsewhere, with underscores -> field here, or field=value, or (with a blank) what to say.
 _ELSEWHERE = {
@@ -88,10 +88,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def option_hint(word: str, fields: Iterable[str], spelling: str) -> str:
+def option_hint(word: str, fields: Iterable[str], spelling: str, switches: Container[str] | None = None) -> str:
     """What an unknown option or key may have meant, as ' (did you mean ...?)', or nothing.
 
-    fields: those of the command. spelling: "--" for a command line, "" for the keys of a file.
+    fields: those of the command. spelling: "--" for a command line, "" for the keys of a file. switches: fields that
+    have a --no- form; None: all.
     """
     fields = list(fields)
     name = word.lstrip("-").replace("-", "_").lower()
@@ -107,5 +108,6 @@ def option_hint(word: str, fields: Iterable[str], spelling: str) -> str:
     if " " in told:
         return f" ({told})"
     field, _, value = told.partition("=")
+    negated = negated and (switches is None or field in switches)
     option = f"--{'no-' * negated}{field.replace('_', '-')}" if spelling else field
     return f" (did you mean {option}{(' ' if spelling else ': ') + value if value else ''}?)"

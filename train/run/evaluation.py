@@ -106,7 +106,8 @@ class Evaluation:
         """The texts of a step, those made anew that are not kept yet."""
         assert self.samples is not None
         for prompt in self.session.prompts:
-            words, known = self.session.tokenizer.decode(prompt), self.samples.of(step)
+            words = self.session.tokenizer.decode(prompt, skip_special_tokens=False)
+            known = self.samples.of(step)
             if words not in known:
                 text, why_none = self.trainer.world.by_first(
                     partial(self._sample, prompt, asked), "a sample of the model"
@@ -123,7 +124,7 @@ class Evaluation:
     def _sample(self, prompt: list[int], asked: Callable[[], bool]) -> tuple[str | None, str]:
         """-> the text that follows, and why there is none."""
         session, device = self.session, self.built.model.device
-        stream, text = session.tokenizer.decode_stream(prompt), ""
+        stream, text = session.tokenizer.decode_stream(prompt, skip_special_tokens=False), ""
         with session.display.phase("sample", SAMPLE_TOKENS, "tokens") as phase, device.borrowing():
             update = _until(asked, phase.update)
             ids = generate_ids(self.built.model, prompt, SAMPLE_TOKENS, GREEDY, session.tokenizer.stop_ids)

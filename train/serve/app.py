@@ -125,6 +125,7 @@ async def _stream(
         try:
             async for choice, piece in found:
                 yield _event(form.chunk(choice, piece))
+                await asyncio.sleep(0)  # a client that has gone is seen before more is written to it
         except ApiError as error:
             yield _event(error.body())
             return

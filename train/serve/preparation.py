@@ -55,11 +55,13 @@ class Preparation:
         try:
             with self.template:
                 text = tokenizer.chat_template.render(conversation, add_generation_prompt=True)
-            ids = tokenizer.encode(text, add_special_tokens=False)
+            ids = tokenizer.encode_up_to(self.positions, text, add_special_tokens=False)
         except MessagesRefused as error:
             raise ApiError(400, str(error), "messages") from error
         except WgradError as error:  # of the template, or of a text that is not Unicode
             raise ApiError(400, str(error).removeprefix("--model: "), "messages") from error
+        if ids is None:
+            raise self._too_long("messages")
         new = request.most_tokens
         if new is None:
             new = max(min(self.max_new_tokens, self.positions - len(ids)), 1)
@@ -74,9 +76,11 @@ class Preparation:
 
     def _encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
         try:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode_up_to(self.positions, text)
         except WgradError as error:
             raise ApiError(400, str(error).removeprefix("--model: "), "prompt") from error
+        if ids is None:
+            raise self._too_long("prompt")
         if not ids:
             raise ApiError(400, "the request: prompt has no token: give some text to go on from", "prompt")
         return ids
@@ -88,6 +92,15 @@ class Preparation:
             raise ApiError(400, f"the request: prompt: {rule}", "prompt")
         return list(ids)
 
+    def _too_long(self, where: str, got: str = "") -> ApiError:
+        return ApiError(
+            400,
+            f"the request: {got or 'the tokens of the prompt'} must be at most the {self.positions} positions that "
+            "this server has: shorten the one or the other, or start it with more --context",
+            where,
+            "context_length_exceeded",
+        )
+
     def _job(self, request: Request, number: int, ids: list[int], new: int, score: bool, emit: Emit) -> Job:
         all_positions = self.max_new_tokens == self.positions - 1  # all but one of the prompt
         if new > self.max_new_tokens:
@@ -98,13 +111,8 @@ class Preparation:
                 "max_tokens",
             )
         if len(ids) + new > self.positions:
-            raise ApiError(
-                400,
-                f"the request: {len(ids)} tokens of the prompt and {new} new ones must be at most the {self.positions} "
-                "positions that this server has: shorten the one or the other, or start it with more --context",
-                "messages" if isinstance(request, ChatRequest) else "prompt",
-                "context_length_exceeded",
-            )
+            where = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise self._too_long(where, f"{len(ids)} tokens of the prompt and {new} new ones")
         sampling = request.sampling
         return Job(
             model=request.model,

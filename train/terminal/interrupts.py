@@ -37,6 +37,17 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
+def end_at_signals() -> None:
+    """Have requests to end other than Ctrl-C raise Interrupted as well; those that are ignored stay so."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    for number in SIGNALS:
+        if number != signal.SIGINT and signal.getsignal(number) not in (signal.SIG_IGN, None):
+            signal.signal(number, end)
+
+
 class Interrupts:
     """A context manager around a run. answer: prints a line, from any thread, and never raises. more: signals that are
     requests too. ends_process: a second request may end the process where the main thread does not come back.
