@@ -289,9 +289,10 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
         for wrong in (None, [1, 2], 5):
             with pytest.raises(wgrad.WgradError, match="score: expected a text or a record, got"):
                 loaded.score(wrong)  # type: ignore[arg-type]
+        several: Any = ["a", "b"]
         for function in (loaded.generate, loaded.stream, lambda texts: wgrad.generate(model="x", prompt=texts)):
             with pytest.raises(wgrad.WgradError, match="got a list of 2 texts: load the model and use generate_many"):
-                function(["a", "b"])  # type: ignore[arg-type]
+                function(several)
         with pytest.raises(wgrad.WgradError, match="generate_many: expected a list of prompts, got int"):
             loaded.generate_many(5)  # type: ignore[arg-type]
         with pytest.raises(wgrad.WgradError, match="a text must have 2 to 40 tokens"):
