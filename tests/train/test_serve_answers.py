@@ -222,7 +222,7 @@ def test_offsets_are_places_in_the_text_that_begins_with_the_prompt(make_tokeniz
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
     preparation = Preparation({"m": tokenizer}, 400, 99, 9, 1e6, threading.Lock())
     ids = tokenizer.encode("Héar</s>")
-    for prompt, begin in (("Héar</s>", 0), (ids, 3)):
+    for prompt, begin in (("Héar</s>", 0), (ids, 3), ("<s>Héar</s>", 3)):  # which has its own
         asked = CompletionRequest(model="m", prompt=prompt, echo=True, logprobs=0, max_tokens=0)
         (job,), (text,) = preparation.completion_jobs(asked, lambda number, event: None)
         found = LogProbs(np.zeros(len(ids), np.float32), np.zeros((len(ids), 0), np.int64), np.zeros((len(ids), 0)))

@@ -9,7 +9,12 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.run.watched import WatchedRun
-from wgrad.train.serve.watch_server import Watch, WatchServer
+from wgrad.train.terminal.interrupts import end_at_signals
+
+try:
+    from wgrad.train.serve.watch_server import Watch, WatchServer
+except ImportError as error:
+    raise WgradError(f"wgrad watch: {error.name} is not installed: pip install 'wgrad[serve]'") from error
 
 MOST_RUNS = 32
 _PAGE = Path(__file__).with_name("watch_page.html")
@@ -25,8 +30,9 @@ def open_watch(folders: Sequence[str]) -> Watch:
 
 def run_watch(config: WatchConfig, folders: Sequence[str]) -> int:
     """Until a signal. Nothing is written but the page's address, to stdout. WgradError."""
+    end_at_signals()
     with WatchServer(config.port, open_watch(folders)) as server:
         count = len(server.watch.runs)
         print(f"watching {count} run{'s' * (count != 1)} at {server.address} (Ctrl-C ends it)", flush=True)
         server.serve_forever()
-    return 0
+    raise WgradError("the web server ended by itself: start it again")

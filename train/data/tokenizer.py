@@ -125,12 +125,13 @@ class Tokenizer:
         if len(text) <= WINDOW:
             ids = self.encode(text, add_special_tokens)
             return ids if len(ids) <= most else None
-        ids, behind = self.added_ids() if add_special_tokens else ([], [])
-        for part in self.encode_stream(pieces(text)):
+        parts, ids = self.encode_stream(pieces(text)), list[int]()
+        for part in self.framed(parts) if add_special_tokens else parts:
             ids += part.ids
-            if len(ids) + len(behind) > most:
+            if len(ids) > most:
                 return None
-        return ids + behind
+        self.check_ids(ids)
+        return ids
 
     @cached_property
     def _longest(self) -> int:

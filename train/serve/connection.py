@@ -1,4 +1,5 @@
-"""A connection of the server: uvicorn's, which alone would wait for a request without end."""
+"""A connection of the server: uvicorn's, which alone would wait without end for a request, and for an answer to be
+taken."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 35.0  # for one to come whole, head and body; a little more than the application waits for the body
+ANSWER_SECONDS = 35.0  # for the last of an answer to be taken, once it is written and the connection ends with it
 
 
 class Connection(H11Protocol):
-    """Closed where a request does not come whole in time, also where it was answered before it had."""
+    """Closed where a request does not come whole in time, also where it was answered before it had; and where the
+    answer is not taken in time."""
 
     _late: asyncio.TimerHandle | None = None
+    _untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -27,7 +31,14 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._untaken is not None:
+            self._untaken.cancel()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() and self._untaken is None:
+            self._untaken = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def _comes(self) -> bool:
         """Whether a request is not whole."""

@@ -39,8 +39,9 @@ def resolve(host: str, port: int) -> Address:
     return Address(host, port, family, address, is_loopback(str(address[0])))
 
 
-def listen(address: Address) -> socket.socket:
-    """A socket that listens there; clients wait until the server is ready. WgradError: it is taken, or not allowed."""
+def listen(address: Address, advice: str = "give another --port (0: any that is free) or --host") -> socket.socket:
+    """A socket that listens there; clients wait until the server is ready. WgradError, which ends in `advice`: it is
+    taken, or not allowed."""
     opened = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         # On Windows this would let a second server take the same port; elsewhere it is needed to start anew at once.
@@ -52,8 +53,8 @@ def listen(address: Address) -> socket.socket:
         opened.close()
         reason = (error.strerror or str(error)).lower()
         raise WgradError(
-            f"--port: cannot listen on {address.host}, port {address.port}: {reason}: end what listens there, or give "
-            "another --port (0: any that is free) or --host"
+            f"--port: cannot listen on {address.host}, port {address.port}: {reason}: end what listens there, or "
+            f"{advice}"
         ) from error
     return opened
 

@@ -41,8 +41,10 @@ class Preparation:
         score = request.echo and (request.top is not None or request.max_tokens == 0)
         jobs = [self._job(request, n, prompt, request.max_tokens, score, emit) for n, prompt in enumerate(ids)]
         if score:
-            before, behind = map(len, tokenizer.added_ids())
-            jobs = [replace(job, around=(before, behind)) if isinstance(p, str) else job for job, p in zip(jobs, given)]
+            jobs = [
+                replace(job, around=_around(tokenizer, p, job.prompt)) if isinstance(p, str) else job
+                for job, p in zip(jobs, given)
+            ]
         return jobs, texts
 
     def chat_job(self, request: ChatRequest, emit: Emit) -> Job:
@@ -125,3 +127,11 @@ class Preparation:
             seconds=self.max_seconds,
             emit=lambda event: emit(number, event),
         )
+
+
+def _around(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> tuple[int, int]:
+    """How many of a prompt's ids the tokenizer added before its text and behind it."""
+    plain, before = tokenizer.encode(text, add_special_tokens=False), len(tokenizer.added_ids()[0])
+    if list(ids[before : before + len(plain)]) != plain:
+        before = 0
+    return before, len(ids) - len(plain) - before

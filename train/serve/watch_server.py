@@ -1,36 +1,40 @@
-"""The page of `wgrad watch` on 127.0.0.1, by the standard library: two addresses, which are compared and no more, so
-that nothing of a request reaches the file system."""
+"""The page of `wgrad watch` on 127.0.0.1: two addresses, which are compared and no more, so that nothing of a request
+reaches the file system."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import os
 import re
 import secrets
-import socketserver
 import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from types import TracebackType
+from typing import Self
 
-from wgrad.device.errors import WgradError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from wgrad.train.run.watched import WatchedRun
+from wgrad.train.serve.http_server import HttpServer, listen, resolve
 from wgrad.train.serve.sites import is_loopback, refusal
 
 HOST = "127.0.0.1"
 _PIECES = 8  # of a file that are read for one answer
-_SECONDS = 10  # for a request to come, and for its answer to be taken
 _NUMBERS = r"\d{1,9}\.\d{1,9}\.\d{1,9}\.\d{1,9}"
-_NEWS = re.compile(rf"/news(?:\?have=({_NUMBERS}(?:,{_NUMBERS})*))?", re.ASCII)
+_HAVE = re.compile(rf"have=({_NUMBERS}(?:,{_NUMBERS})*)", re.ASCII)
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Connection": "close",
 }
+_TEXT = "text/plain; charset=utf-8"
 
 
 def content_policy(page: str) -> str:
@@ -67,87 +71,70 @@ class Watch:
                 runs.append({**run.news((a, b, c, d)), "more": more})
         return json.dumps({"server": self._name, "runs": runs}, allow_nan=False, separators=(",", ":")).encode()
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, in ASGI's terms."""
+        response = await self._respond(scope)
+        response.headers.update(_HEADERS)
+        response.headers["Content-Security-Policy"] = self.policy
+        await response(scope, receive, send)
 
-class _Handler(BaseHTTPRequestHandler):
-    server: WatchServer
-    timeout = _SECONDS
-
-    def parse_request(self) -> bool:
+    async def _respond(self, scope: Scope) -> Response:
         """Nothing of a request is looked at before it is known to come from here."""
-        if not super().parse_request():
-            return False
-        hosts = self.headers.get_all("Host", [])
-        header, wrong = refusal(
-            hosts[0] if len(hosts) == 1 else "",
-            self.headers.get_all("Origin", []),
-            self.headers.get("Sec-Fetch-Site", "none"),
-            is_loopback,
-        )
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        site = headers.get("sec-fetch-site", "none")
+        header, wrong = refusal(hosts[0] if len(hosts) == 1 else "", headers.getlist("origin"), site, is_loopback)
         if header:
-            self.send_error(403, f"{header}: {wrong}")
-        elif self.command != "GET":
-            self.send_error(405, "only GET is answered")
-        return not header and self.command == "GET"
-
-    def do_GET(self) -> None:
-        watch = self.server.watch
-        if self.path == "/":
-            self._send(200, "text/html; charset=utf-8", watch.page)
-        elif found := _NEWS.fullmatch(self.path):
-            try:
-                self._send(200, "application/json", watch.answer(found[1] or ""))
-            except ValueError:
-                self.send_error(400, "have: must have four numbers of each run: load the page anew")
-        else:
-            self.send_error(404, "there is / and /news")
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        self._send(code, "text/plain; charset=utf-8", f"{message or code}\n".encode("utf-8", "backslashreplace"))
-
-    def _send(self, code: int, kind: str, body: bytes) -> None:
-        self.close_connection = True
-        self.send_response(code)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Security-Policy", self.server.watch.policy)
-        if code == 405:
-            self.send_header("Allow", "GET")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def version_string(self) -> str:
-        return "wgrad"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is said of requests."""
+            return _said(403, f"{header}: {wrong}")
+        if scope["method"] != "GET":
+            response = _said(405, "only GET is answered")
+            response.headers["Allow"] = "GET"
+            return response
+        path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+        if path == "/" and not query:
+            return Response(self.page, media_type="text/html; charset=utf-8")
+        have = _HAVE.fullmatch(query) if query else None
+        if path != "/news" or (query and have is None):
+            return _said(404, "there is / and /news")
+        try:
+            news = await run_in_threadpool(self.answer, have[1] if have else "")
+        except ValueError:
+            return _said(400, "have: must have four numbers of each run: load the page anew")
+        return Response(news, media_type="application/json")
 
 
-class WatchServer(ThreadingHTTPServer):
-    """Listens on 127.0.0.1 from the start. port 0: any that is free. WgradError: it is taken, or not allowed."""
+def _said(status: int, message: str) -> Response:
+    return Response(f"{message}\n".encode("utf-8", "backslashreplace"), status, media_type=_TEXT)
 
-    daemon_threads, block_on_close = True, False
-    # On Windows this would let a second server take the same port; elsewhere it is needed to start anew at once.
-    allow_reuse_address = os.name != "nt"
+
+class WatchServer:
+    """Listens on 127.0.0.1 from the start; answers within the block. port 0: any that is free. WgradError: it is taken,
+    or not allowed."""
 
     def __init__(self, port: int, watch: Watch) -> None:
-        self.watch = watch
-        try:
-            super().__init__((HOST, port), _Handler)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise WgradError(
-                f"--port: cannot listen on {HOST}, port {port}: {reason}: end what listens there, or give another "
-                "--port (0: any that is free)"
-            ) from error
-
-    def server_bind(self) -> None:
-        """HTTPServer's own asks a name server for this machine's name, which may take seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = HOST, self.server_address[1]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who has gone before the answer is no error of ours."""
+        self.watch, self._ended = watch, threading.Event()
+        listening = listen(resolve(HOST, port), "give another --port (0: any that is free)")
+        self.server_port: int = listening.getsockname()[1]
+        self._server = HttpServer(watch, listening, self._ended.set)
 
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}"
+
+    def serve_forever(self, poll: float = 1.0) -> None:
+        """Wait until the server ends; a signal raises. poll: seconds after which one is seen on Windows."""
+        while not self._ended.wait(poll):
+            pass
+
+    def shutdown(self) -> None:
+        """From any thread."""
+        self._server.stop()
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop()
