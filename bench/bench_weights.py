@@ -6,6 +6,7 @@
 All of the same rows and direction are timed in turns, each on several weights one after another, which together are
 about as large as a cache or larger; each result is checked against float64 on its first rows. --sweep: other tiles of
 matrix units and splits of K beside what is chosen. --dtype: of x and of the result; float16 is what units are for.
+The last lines are the least share of NF4's speed that each format has in these measurements.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def main() -> None:
     device: Any = bind(WgpuDevice)(args.device)
     report = Report("weights", device, args.out)
     names = ["nf4", *(name for name in args.formats.split(",") if name != "nf4")]
+    least: dict[str, float] = {}
     for rows in map(int, args.rows.split(",")):
         for backward in (False, True):
             cases = [Case(device, name, (n, k), rows, backward, args.dtype) for name in names]
@@ -165,6 +167,11 @@ def main() -> None:
                 report.row(
                     **work.row, us=1e6 * median, spread=spread, of_nf4s_speed=nf4 / median, error=work.error
                 )  # fmt: skip
+                if work.row["tile"] == "chosen":
+                    name = work.row["format"]
+                    least[name] = min(nf4 / median, least.get(name, float("inf")))
+    for name, share in least.items():
+        print(f"{name}: at least {share:.2f} of NF4's speed")
 
 
 if __name__ == "__main__":
