@@ -90,7 +90,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("Gemma3ForCausalLM", {"layer_types": SLIDES, "sliding_window_pattern": 2}),
     ("Olmo3ForCausalLM", {"layer_types": SLIDES}),
     *(
-        (architecture, changes)  # of these the layers with a window rotate in their own way
+        (architecture, {"layer_types": SLIDES, **changes})  # of these the layers with a window rotate in their own way
         for architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM")
         for changes in (
             {"rope_parameters": FLAT},
