@@ -24,7 +24,7 @@ import numpy as np
 import safetensors.numpy
 
 from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, named
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 
 ROOT = Path(__file__).parents[2]
 ULFM = ("--with-ft", "ulfm")
@@ -76,7 +76,7 @@ def killed_run(
 
 def outcome(out: Path) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Steps and losses of metrics.jsonl, the numbers of the adapter."""
-    records = read_metrics(out / "metrics.jsonl")
+    records = read_steps(out / "metrics.jsonl")
     arrays = safetensors.numpy.load_file(out / "adapter_model.safetensors")
     flat = np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
     return [r["step"] for r in records], np.array([r["loss"] for r in records]), flat

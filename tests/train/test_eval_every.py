@@ -111,7 +111,7 @@ def test_a_run_stops_early_with_its_best_step_and_resumes_to_the_same_bits(
     assert run(values) == 0
     said, found = capsys.readouterr().out, measured(whole)
     best, last = min(found, key=lambda step: found[step]), max(found)
-    assert sorted(found) == list(range(2, last + 1, 2)) and best == last - 4 and 2 <= best, found
+    assert sorted(found) == list(range(0, last + 1, 2)) and best == last - 4 and 2 <= best, found
     assert (
         f"stopped early after step {last}: 2 measures without a better loss than {found[best]:.4f} (step {best})"
         in said
@@ -126,7 +126,7 @@ def test_a_run_stops_early_with_its_best_step_and_resumes_to_the_same_bits(
     assert expected.items() <= results(whole).items()
     # Every prompt at every moment, once.
     samples = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
-    assert [(s["step"], s["prompt"]) for s in samples] == [(step, p) for step in (0, *sorted(found)) for p in PROMPTS]
+    assert [(s["step"], s["prompt"]) for s in samples] == [(step, p) for step in sorted(found) for p in PROMPTS]
     assert results(whole)["sample_after"] == next(s["text"] for s in samples if s["step"] == best)
 
     # Asked to end after each step in turn: right after it, or when it is being measured.
@@ -184,7 +184,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
         "wgrad.train.run.trainer.Trainer.measure", lambda self, *args: (9.0 - self.optimizer.applied() % 5, {})
     )
     assert run(values) == 0
-    assert measured(values["--out"]) == {2: 7.0, 4: 5.0, 5: 9.0}
+    assert measured(values["--out"]) == {0: 9.0, 2: 7.0, 4: 5.0, 5: 9.0}
     said = capsys.readouterr().out
     assert "note: no checkpoint of step 4 is whole" in said and "note: no checkpoint of step 2 is whole" in said
     assert results(values["--out"])["result_step"] == 5

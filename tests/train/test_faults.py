@@ -297,7 +297,7 @@ def test_a_killed_run_that_keeps_its_best_ends_in_the_same_bits(
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
     model = make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
     runs = Runs(tmp_path, model, text_data, "--eval-every 1 --keep-best 1 --early-stop 3")
-    assert len([r for r in read_metrics(runs.whole / "metrics.jsonl") if "held_out_loss" in r]) == STEPS
+    assert len([r for r in read_metrics(runs.whole / "metrics.jsonl") if "held_out_loss" in r]) == STEPS + 1
     for at in range(3, runs.calls + 1, max(1, runs.calls // 4)):
         runs.after(at, kill, (KILLED,))
 

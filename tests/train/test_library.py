@@ -25,7 +25,7 @@ from wgrad.train.library.finetune import Arguments
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig, PromptOptions
 from wgrad.train.options.model_options import LoadOptions
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 from wgrad.train.terminal.interrupts import Interrupts
 
 RECORDS = [{"text": text} for text in SENTENCES] + [{"prompt": "still", "completion": " waters run"}] * 4
@@ -92,7 +92,7 @@ def test_records_are_learnt_as_the_command_learns_a_file(
     )
     assert (result.steps, result.result_step, result.skipped_steps) == (4, 4, 0)
     assert not result.stopped_early and not result.stopped_by_callback
-    assert [r.loss for r in result.metrics()] == [r["loss"] for r in read_metrics(tmp_path / "command/metrics.jsonl")]
+    assert [r.loss for r in result.metrics()] == [r["loss"] for r in read_steps(tmp_path / "command/metrics.jsonl")]
     wgrad.finetune(model=model, data=data, out=tmp_path / "shown", progress=True, **OPTIONS | {"max_steps": 1})
     assert "training: 1 steps" in capfd.readouterr().out
 

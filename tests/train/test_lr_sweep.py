@@ -15,7 +15,7 @@ from tests.train.ranks_runs import words
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 from wgrad.train.run.sweep import Row, Sweep, table
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
@@ -55,7 +55,7 @@ def test_each_rate_has_the_run_that_it_would_have_by_itself(
         assert main(["finetune", *words(alone)]) == 0
         results = json.loads((tmp_path / str(run["lr"]) / "results.json").read_text())
         assert results["held_out_loss_after"] == run["held_out_loss"]
-        losses = [record["loss"] for record in read_metrics(tmp_path / str(run["lr"]) / "metrics.jsonl")]
+        losses = [record["loss"] for record in read_steps(tmp_path / str(run["lr"]) / "metrics.jsonl")]
         assert run["loss"] == sum(losses) / len(losses) and len(losses) == 4
         assert results["held_out_loss_before"] == found["held_out_loss_before"]
         assert f"{run['lr']:>14g} {run['loss']:>14.4f} {run['held_out_loss']:>14.4f}" in said

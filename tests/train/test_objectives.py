@@ -26,7 +26,7 @@ from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 from wgrad.train.run.plan import plan_run
 from wgrad.train.run.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
@@ -263,7 +263,7 @@ def test_a_run_resumes_to_the_same_bits(
     assert "has preference pairs" in said and "reference: the base model without an adapter" in said
     begin = {"dpo": "0.6931 (rewards/accuracies 0.0000, ", "kto": "0.5000 ("}[objective]
     assert f"held-out loss before: {begin}rewards/margins 0.0000)" in said
-    first = read_metrics(whole / "metrics.jsonl")
+    first = read_steps(whole / "metrics.jsonl")
     assert all("rewards/chosen" in record and "rewards/margins" in record for record in first)
     shutil.copytree(whole, again)
     for path in (again / WEIGHTS_FILE, again / "results.json", again / "checkpoints" / "step-5"):
@@ -271,7 +271,7 @@ def test_a_run_resumes_to_the_same_bits(
     assert main([*command, "--out", str(again), "--max-steps", "5", "--resume"]) == 0
     assert (again / WEIGHTS_FILE).read_bytes() == (whole / WEIGHTS_FILE).read_bytes()
     of_machine = ("tokens_per_second", "memory_bytes")
-    for one, other in zip(first, read_metrics(again / "metrics.jsonl"), strict=True):
+    for one, other in zip(first, read_steps(again / "metrics.jsonl"), strict=True):
         one, other = ({k: v for k, v in r.items() if k not in of_machine} for r in (one, other))
         assert one == other
     results = [json.loads((out / "results.json").read_text()) for out in (whole, again)]

@@ -18,7 +18,7 @@ from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.loop import MANY_SKIPPED
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 from wgrad.train.run.schedule import learning_rate, warmup_steps
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
@@ -66,7 +66,7 @@ def test_a_prolonged_run_is_the_longer_run(run: Runner, tmp_path: Path) -> None:
     results = [json.loads((o / "results.json").read_text()) for o in (out, tmp_path / "long")]
     for key in ("steps", "max_steps", "held_out_loss_before", "held_out_loss_after", "sample_after"):
         assert results[0][key] == results[1][key], key
-    assert [r["step"] for r in read_metrics(out / "metrics.jsonl")] == list(range(1, 10))
+    assert [r["step"] for r in read_steps(out / "metrics.jsonl")] == list(range(1, 10))
 
 
 def test_the_new_schedule_is_said(run: Runner, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_new_schedule_is_said(run: Runner, tmp_path: Path) -> None:
     assert run(out, "--max-steps", "8", "--resume") == 0
     rate = learning_rate(RunOptions(lr=5e-3), 4, 8)
     assert f"step 5 has learning rate {rate:.2e}" in run.said
-    assert read_metrics(out / "metrics.jsonl")[4]["lr"] == rate
+    assert read_steps(out / "metrics.jsonl")[4]["lr"] == rate
 
 
 def test_more_epochs_prolong_as_well(run: Runner, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_what_is_not_finite_is_not_saved(steps: str, save_every: str, run: Runne
     assert run.error.count("\n") == 1 and "is not finite: it is neither saved nor written as a result" in run.error
     assert "lower --lr than 1e+300" in run.error
     nothing_like_a_result(out)
-    assert len(read_metrics(out / "metrics.jsonl")) <= MANY_SKIPPED + 1  # it does not go on for days
+    assert len(read_steps(out / "metrics.jsonl")) <= MANY_SKIPPED + 1  # it does not go on for days
 
 
 def test_a_full_model_that_is_not_finite(run: Runner, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_the_first_step_s_rate_is_as_help_says(run: Runner, tmp_path: Path) -> N
     text = " ".join(run.capsys.readouterr().out.split())
     assert "the first step has LR / steps of the warm-up (transformers: 0)" in text
     assert run(tmp_path / "out", "--max-steps", "8", "--warmup", "4", "--lr", "4e-3") == 0
-    rates = [r["lr"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl")]
+    rates = [r["lr"] for r in read_steps(tmp_path / "out" / "metrics.jsonl")]
     assert rates[:4] == [1e-3, 2e-3, 3e-3, 4e-3]
     assert warmup_steps(RunOptions(warmup=0.03), 100) == 3
 

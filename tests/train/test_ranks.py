@@ -20,7 +20,7 @@ import safetensors.numpy
 from tests.train.rank_campaign import ULFM, killed_run
 from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, finetune, mpirun, named, needs_mpi, start, words
 from wgrad.train.commands.cli import main
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 
 pytestmark = needs_mpi
 STEPS = 30
@@ -51,7 +51,7 @@ def result(out: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Losses of all steps, all numbers of the adapter, results.json."""
     arrays = safetensors.numpy.load_file(out / "adapter_model.safetensors")
     flat = np.concatenate([arrays[name].ravel() for name in sorted(arrays)])
-    records = read_metrics(out / "metrics.jsonl")
+    records = read_steps(out / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     return np.array([r["loss"] for r in records]), flat, json.loads((out / "results.json").read_text())
 
@@ -198,7 +198,7 @@ def test_gradients_in_16_bits_go_on_in_the_same_bits(values: dict[str, Any], tmp
     assert ends[0].read_bytes() == ends[1].read_bytes()
     exact = tmp_path / "exact"
     assert main(["finetune", *words(values | {"--out": exact, "--exchange-bits": 32})]) == 0
-    losses = [np.array([r["loss"] for r in read_metrics(o / "metrics.jsonl")]) for o in (tmp_path / "out", exact)]
+    losses = [np.array([r["loss"] for r in read_steps(o / "metrics.jsonl")]) for o in (tmp_path / "out", exact)]
     assert 0 < np.abs(losses[0] - losses[1]).max() < 0.01
 
 

@@ -21,7 +21,7 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.run.checkpoints import INFO_FILE, KEEP, STATE_FILE, Checkpoints
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.run.metrics import read_steps
 
 STEPS = 24
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
@@ -52,7 +52,7 @@ def without_rank(options: list[str]) -> list[str]:
 
 
 def losses(out: Path) -> list[tuple[int, float, float]]:
-    return [(r["step"], r["loss"], r["grad_norm"]) for r in read_metrics(out / "metrics.jsonl")]
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in read_steps(out / "metrics.jsonl")]
 
 
 @pytest.fixture

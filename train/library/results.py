@@ -10,7 +10,7 @@ import msgspec
 
 from wgrad.train.files.decode import read_json
 from wgrad.train.run.callbacks import StepReport, step_report
-from wgrad.train.run.metrics import HELD_OUT_LOSS, METRICS_FILE, read_metrics
+from wgrad.train.run.metrics import METRICS_FILE, read_steps
 from wgrad.train.run.previous_run import RESULTS_FILE
 
 
@@ -39,8 +39,7 @@ class FinetuneResult:
 
     def metrics(self) -> list[StepReport]:
         """Every step of the run, from metrics.jsonl."""
-        records = read_metrics(self.out / METRICS_FILE)
-        return [step_report(r, self.steps) for r in records if HELD_OUT_LOSS not in r]
+        return [step_report(record, self.steps) for record in read_steps(self.out / METRICS_FILE)]
 
 
 class _Results(msgspec.Struct):

@@ -145,12 +145,14 @@ class _Finetuning:
                 self.outlets.records.append(samples)
             self.evaluation = Evaluation(session, self.trainer, self.built, samples, self.caller.callbacks)
             self.results: dict[str, Any] = self.state.info.results if self.state is not None else {}
-            if self.state is None:
-                self.results |= self._say(self.evaluation.measure(0, "before")).results("before")
+            before = self._say(self.evaluation.measure(0, "before")) if self.state is None else None
+            self.results |= before.results("before") if before is not None else {}
             _start_profile(session)
             session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
-            self.metrics = files.enter_context(MetricsFile(config.out, done, writes=world.speaks))
+            self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=world.speaks))
             self.outlets.records.append(self.metrics)
+            if before is not None and before.loss is not None:
+                self.metrics.write_held_out(0, before.loss, before.metrics)
             self.caller.callbacks.listen(self.kept_out)
             for file in (self.metrics, samples):
                 if file is not None and file.invalid:
@@ -176,9 +178,10 @@ class _Finetuning:
         short = step < session.stream.total_steps
         keeps, stopped = session.config.best_kept, best.stop and short
         measured = self.evaluation.measure(step, f"at step {step}" if keeps else "after", best.losses.get(step))
-        if session.config.eval_every and measured.loss is not None:
+        if measured.loss is not None:
             self.metrics.write_held_out(step, measured.loss, measured.metrics)
-            best.losses[step] = measured.loss
+            if session.config.eval_every:
+                best.losses[step] = measured.loss
         if keeps:
             session.say(measured.lines[0])
             step = self._write_best(step)

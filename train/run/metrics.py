@@ -31,9 +31,14 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return _read(path, _LONGEST_LINE, dict[str, Loss], 1)[0]
 
 
+def read_steps(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of steps alone, without those of what is held out."""
+    return [record for record in read_metrics(path) if HELD_OUT_LOSS not in record]
+
+
 def _read(path: str | os.PathLike[str], longest: int, kind: Any, first: int) -> tuple[list[dict[str, Any]], int]:
-    """-> the objects of such a file that are a `kind` with a step of at least `first`, and how many other lines it has.
-    A last line that a killed process left half-written does not count.
+    """-> the objects of such a file that are a `kind` with a step of at least `first` (of a held-out loss also 0), and
+    how many other lines it has. A last line that a killed process left half-written does not count.
     """
     records: list[dict[str, Any]] = []
     invalid = 0
@@ -68,7 +73,7 @@ def _record(line: bytes, kind: Any, first: int) -> dict[str, Any] | None:
         step = msgspec.convert(value["step"], Step)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return value if step >= first else None
+    return value if step >= first or (step == 0 and HELD_OUT_LOSS in value) else None
 
 
 def _plain(value: Any) -> Any:
@@ -154,15 +159,16 @@ class RecordsFile:
 
 
 class MetricsFile(RecordsFile):
-    """OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first.
+    """OUT/metrics.jsonl. `steps_done`: steps that the run has behind it; later records are dropped first. None: the run
+    begins.
 
     A record of a step holds step (1 for the first), loss, lr, grad_norm, tokens, tokens_per_second, memory_bytes
-    (reserved on the device), and the objective's metrics (rewards/margins, ...); one of a measure step, held_out_loss,
-    and those as held_out_rewards/margins, ...
+    (reserved on the device), and the objective's metrics (rewards/margins, ...); one of a measure step (0: before the
+    first), held_out_loss, and those as held_out_rewards/margins, ...
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps_done: int = 0, *, writes: bool = True) -> None:
-        super().__init__(Path(folder) / METRICS_FILE, steps_done, writes=writes)
+    def __init__(self, folder: str | os.PathLike[str], steps_done: int | None = None, *, writes: bool = True) -> None:
+        super().__init__(Path(folder) / METRICS_FILE, -1 if steps_done is None else steps_done, writes=writes)
 
     def of_steps(self) -> list[dict[str, Any]]:
         """The records of steps alone."""
