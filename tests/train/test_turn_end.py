@@ -185,6 +185,8 @@ def test_an_adapters_template_is_used_everywhere(
     assert main(["merge", *words, "--no-compare", "--out", f"{tmp_path}/merged"]) == 0
     assert f"note: chat template taken from {adapter}" in capsys.readouterr().err
     assert load_tokenizer(tmp_path / "merged").templates == {"default": TEMPLATE}
+    assert main(["export", "--adapter", str(adapter), "--gguf-lora", f"{tmp_path}/adapter.gguf"]) == 0
+    assert f"note: chat template taken from {adapter}, not from the base model; a GGUF" in capsys.readouterr().err
 
 
 def test_the_same_tokenizer_is_no_news(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import check_writable, write_text
+from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.lora import linear_modules
@@ -33,12 +34,22 @@ def run_export(args: ExportConfig) -> int:
     lora, arrays = load_adapter(args.adapter, linear_modules(config))
     if note := adapter_note(lora):
         say(f"note: {note}", "stderr")
+    if note := _tokenizer_note(folder, args.adapter):
+        say(f"note: {note}; a GGUF adapter carries no tokenizer: wgrad merge --format gguf writes it", "stderr")
     save_gguf_adapter(args.gguf_lora, config, lora, arrays, np.dtype(args.type), "--gguf-lora")
     if text:
         write_text(modelfile, text, "--gguf-lora")
     size = out.stat().st_size / 2**20
     say(f"wrote {args.gguf_lora} ({size:.1f} MiB): use it with llama.cpp's --lora and a GGUF of {folder}")
     return 0
+
+
+def _tokenizer_note(folder: Path, adapter: str) -> str:
+    """How the adapter's tokenizer differs from the base model's, of which only config.json need be there."""
+    source = find_source(folder, adapter)
+    if source.adapter is None or not (folder / "tokenizer.json").exists():
+        return ""
+    return source.load()[1]
 
 
 def _base(given: str, folder: Path) -> str:
