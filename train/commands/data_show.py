@@ -8,6 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import find_source
@@ -23,8 +24,9 @@ _ENDS = 200  # tokens at the beginning and at the end of an example; what lies b
 def run_data_show(config: RunOptions, examples: int) -> int:
     """Examples, what is learnt of them marked, and what the data comes to. -> exit status. WgradError."""
     tokenizer, note = find_source(find_model(config.model, weights=False), config.adapter).load()
-    if note:
-        say(f"note: {note}", "stderr")
+    for remark in (note, use_chat_template(tokenizer, config.chat_template)):
+        if remark:
+            say(f"note: {remark}", "stderr")
     with Display(make_console("stderr")).phase("reading and tokenising", unit="%") as phase:
         data = load_data(config, tokenizer, phase.update)
     console = make_console()

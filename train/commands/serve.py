@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from wgrad.device.errors import WgradError
+from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.model.model import Model
@@ -75,8 +76,9 @@ def load(opened: Opened[ServeConfig], adapters: dict[str, str]) -> tuple[Engine,
     tokenizers = {base: opened.tokenizer}
     for name, adapter in adapters.items():
         tokenizers[name], note = open_tokenizer(opened.folder, adapter, opened.config.vocab_size)
-        if note:
-            opened.display.say(f"note: {name}: {note}")
+        for remark in (note, use_chat_template(tokenizers[name], args.chat_template)):
+            if remark:
+                opened.display.say(f"note: {name}: {remark}")
     for tokenizer in tokenizers.values():
         _ = tokenizer.stop_ids  # renders a template, which later only one thread at a time may
     models = build_text_models(opened, {base: None, **adapters}, positions, run)

@@ -136,17 +136,18 @@ class ChatTemplate:
             rendered = self._ask(conversation, prompt, learn, check=True)
         except MessagesRefused as error:
             role = next((m["role"] for m in conversation.messages if not forms.knows(m["role"])), None)
-            if role is None:
+            if role is None or not forms.roles():
                 raise
-            raise MessagesRefused(f"{error}; it knows {forms.roles()}, not {_shown(role)}") from None
+            raise MessagesRefused(f"{error}; it knows the roles {forms.roles()}, not {_shown(role)}") from None
         for number, parts in rendered.unseen.items():
             message = conversation.messages[number]
             if any(part not in parts for part in filled_parts(message)):
                 continue  # `left_out` tells of it
             what = f"turn {number + 1} (role {_shown(message['role'])})"
             if not forms.knows(message["role"]):
+                known = f"the roles {forms.roles()}" if forms.roles() else "no role"
                 raise MessagesRefused(
-                    f"{what} leaves nothing in what the chat template renders, which knows {forms.roles()}: "
+                    f"{what} leaves nothing in what the chat template renders, which knows {known}: "
                     "rename the role, or remove the turn"
                 )
             if "content" in parts or "reasoning" in parts:

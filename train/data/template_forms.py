@@ -60,8 +60,7 @@ class TemplateForms:
 
     def roles(self) -> str:
         """The usual roles that it knows, for a message."""
-        known = [role for role in _ROLES if self.knows(role)]
-        return f"the roles {', '.join(known)}" if known else "no role"
+        return ", ".join(role for role in _ROLES if self.knows(role))
 
     def contents(self, role: str) -> str:
         """What contents of this role may be: "text", "parts" (a list of them), or "both"."""

@@ -206,7 +206,7 @@ def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     more = folder / MORE_TEMPLATES
     with reading(more, "--model"):
         files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
-    found = {name: _read_template(path) for name, path in files.items() if exists(path, "--model")}
+    found = {name: read_template(path, "--model") for name, path in files.items() if exists(path, "--model")}
     if found:
         return found
     value = config.get("chat_template") or read_options(folder, "chat_template.json").get("chat_template")
@@ -219,13 +219,14 @@ def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return {name: template for name, template in named.items() if isinstance(template, str)}
 
 
-def _read_template(path: Path) -> str:
-    data = read_input(path, "--model", _LONGEST_TEMPLATE)
+def read_template(path: Path, option: str) -> str:
+    """The text of a file that is a chat template. WgradError."""
+    data = read_input(path, option, _LONGEST_TEMPLATE)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise WgradError(
-            f"--model: {path} must be UTF-8 text; got byte {data[error.start]:#04x} in line {line}: convert the file "
+            f"{option}: {path} must be UTF-8 text; got byte {data[error.start]:#04x} in line {line}: convert the file "
             "to UTF-8"
         ) from error

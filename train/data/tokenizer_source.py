@@ -124,6 +124,11 @@ def save_tokenizer(tokenizer: Tokenizer, source: TokenizerSource, out: str | os.
     _write_generation(tokenizer, source, out)
 
 
+def save_template(tokenizer: Tokenizer, out: str | os.PathLike[str]) -> None:
+    """Write the chat template alone."""
+    write_bytes(make_folder(out) / TEMPLATE_FILE, tokenizer.template_text.encode())
+
+
 def _templates(folder: Path) -> dict[str, str]:
     return read_templates(folder, read_options(folder, "tokenizer_config.json"))
 
@@ -135,6 +140,9 @@ def _same_files(folder: Path, other: Path) -> bool:
 
 
 def _write_templates(templates: dict[str, str], out: Path) -> None:
+    for path in (out / MORE_TEMPLATES).glob("*.jinja"):
+        if path.stem not in templates:
+            path.unlink()
     for name, text in templates.items():
         path = out / TEMPLATE_FILE if name == "default" else make_folder(out / MORE_TEMPLATES) / f"{name}.jinja"
         write_bytes(path, text.encode())

@@ -27,6 +27,7 @@ class Arguments(RunOptions):
     model: Paths = ""  # type: ignore[assignment]
     out: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
+    chat_template: Paths | None = None  # type: ignore[assignment]
     data: Paths | Iterable[Paths] | Records = ""  # type: ignore[assignment]
     eval_data: Paths | Records | None = None  # type: ignore[assignment]
     config: Paths | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -195,6 +195,7 @@ class LoadArguments(LoadOptions):
 
     model: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
+    chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ class GenerateArguments(PromptOptions):
 
     model: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
+    chat_template: Paths | None = field(default=None, kw_only=True)  # type: ignore[assignment]
 
 
 @takes(LoadArguments)

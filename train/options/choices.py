@@ -17,4 +17,12 @@ LossOn = Literal["completion", "all"]
 OnBadLine = Literal["skip", "stop"]
 ExchangeBits = Literal[32, 16]
 Stream = Literal["auto", "on", "off"]
+# Well-known chat templates that --chat-template takes by name; other names are those of the model's own.
+TEMPLATES = (
+    "chatml", "llama2", "llama3", "mistral", "gemma", "phi3", "zephyr", "vicuna", "alpaca", "deepseek-r1",
+)  # fmt: skip
+TEMPLATE_HELP = (
+    "chat template in place of the model's: a file in Jinja, the name of another one of the model's, or one of "
+    + ", ".join(TEMPLATES)
+)
 ShotsOrder = Literal["random", "first"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.options.choice_options import SHOTS_SEED, ChoiceOptions
+from wgrad.train.options.choices import TEMPLATE_HELP
 from wgrad.train.options.data_sources import sources_of
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.options import flag
@@ -17,6 +18,7 @@ EVAL_OPTIONS = {
     "model": "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
     "adapter": "PEFT adapter to measure beside the model",
     "data": "what to measure on: a file that finetune would take as its --data",
+    "chat_template": TEMPLATE_HELP,
     **dict.fromkeys(("on_bad_line", "quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",

@@ -88,6 +88,12 @@ class RunOptions(Options):
         "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
         choices=get_args(choices.OnBadLine),
     )
+    chat_template: str | None = a_path(
+        None,
+        f"{choices.TEMPLATE_HELP}; it is saved with the result",
+        metavar="FILE_OR_NAME",
+        fixed=True,
+    )
     adapter: str | None = a_path(
         None,
         "start from this PEFT adapter instead of a new one (rank, alpha, targets are its own)",

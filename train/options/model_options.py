@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from wgrad.device.errors import WgradError
-from wgrad.train.options.choices import AUTO, ComputeType, Stream
+from wgrad.train.options.choices import AUTO, TEMPLATE_HELP, ComputeType, Stream
 from wgrad.train.options.finetune_config import (
     A_SIZE,
     COMPUTE_HELP,
@@ -34,8 +34,15 @@ class OnDevice(Options):
     quantize: bool = option(True, "hold the weights in NF4, as in fine-tuning", group="machine")
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithTemplate(OnDevice):
+    """How a conversation is written."""
+
+    chat_template: str | None = option(None, TEMPLATE_HELP, metavar="FILE_OR_NAME", path=True)
+
+
 @dataclass(frozen=True)
-class OneModel(OnDevice):
+class OneModel(WithTemplate):
     """A model, and an adapter where there is one."""
 
     model: str = option(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
-from wgrad.train.options.model_options import WithContext
+from wgrad.train.options.model_options import WithContext, WithTemplate
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, PORT, Rule, option
 
 KEY_VARIABLE = "WGRAD_API_KEY"
@@ -22,7 +22,7 @@ _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_RO
 
 
 @dataclass(frozen=True)
-class ServeConfig(WithContext):
+class ServeConfig(WithTemplate, WithContext):
     """What is served, to whom, and how much of it a request may have. WgradError where a value breaks its rule."""
 
     model: str = option(

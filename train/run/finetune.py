@@ -14,6 +14,8 @@ import numpy as np
 
 import wgrad
 from wgrad.device.errors import UnusableResult, WgradError
+from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
+from wgrad.train.data.tokenizer_source import save_template
 from wgrad.train.options.finetune_config import CONFIG_FILE, LORA, FinetuneConfig, RunOptions
 from wgrad.train.options.options import flag
 from wgrad.train.ranks.alike import check_alike, table
@@ -131,6 +133,8 @@ class _Finetuning:
             Sweep(session, self.trainer, Evaluation(session, self.trainer, self.built), self.interrupts).run()
             return
         world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
+        if begun.chat_template is not None:  # for checkpoints, and for a resumed run when the file is gone
+            world.by_first(lambda: save_template(session.tokenizer, session.out), TEMPLATE_FILE)
         self.kept_out = KeptOut(self.outlets, begun, session.say)
         done = stream.step
         with ExitStack() as files:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
+from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.model.adapter_files import base_of_adapter
@@ -61,8 +62,9 @@ def open_model(args: Args, silent: bool = False) -> Opened[Args]:
     config = load_model_config(folder)
     own = None if isinstance(args, ServeConfig) else args.adapter  # a server's each have theirs
     tokenizer, note = open_tokenizer(folder, own, config.vocab_size)
-    if note:
-        display.say(f"note: {note}")
+    for remark in (note, use_chat_template(tokenizer, args.chat_template)):
+        if remark:
+            display.say(f"note: {remark}")
     files, config, head_note = open_files(folder, config)
     return Opened(args, device, folder, files, config, tokenizer, head_note, display)
 

@@ -14,9 +14,11 @@ from wgrad.autograd.select_device import list_devices, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
+from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import BatchStream, Example, prompt_length
 from wgrad.train.data.standard_input import reads_standard_input, standard_input
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
@@ -96,8 +98,10 @@ def open_session(
     folder = find_model(config.model)
     model_config = load_model_config(folder)
     tokenizer, note = open_tokenizer(folder, config.adapter, model_config.vocab_size)
-    if note:
-        display.say(f"note: {note}")
+    kept = Path(config.out, TEMPLATE_FILE) if resumed else None
+    for remark in (note, use_chat_template(tokenizer, config.chat_template, kept)):
+        if remark:
+            display.say(f"note: {remark}")
     # A missing or damaged shard is told before the data is tokenised.
     files, model_config, head_note = open_files(folder, model_config)
     refuse_quantised_anew(config, files, model_config)
