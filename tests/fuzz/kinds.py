@@ -24,10 +24,11 @@ from tests.fuzz.base import (
 )
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
-from tests.fuzz.texts import data_lines, mutate_template, yaml_text
+from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
 from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
 from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
-from tests.fuzz.words import DATA_NAMES, SHARD_NAMES, TOKENIZER_PARTS
+from tests.fuzz.words import DATA_NAMES, ROLE_TEMPLATES, SHARD_NAMES, TOKENIZER_PARTS
+from wgrad.train.options.choices import TEMPLATES
 from wgrad.train.run.checkpoints import INFO_FILE, _signed
 
 Groups = dict[str, Files]
@@ -163,6 +164,18 @@ def template_case(rng: Random, groups: Groups) -> Case:
     if rng.random() < 0.5:
         return Case([*GENERATE, "x", "--chat"], ["model"], files)
     return Case([*FINETUNE, "--max-steps", "1", "--seq-len", "64"], ["model", "chat"], files)
+
+
+def roles_case(rng: Random, groups: Groups) -> Case:
+    """Conversations of any roles, parts and calls, with a template that knows some."""
+    source = rng.choice(ROLE_TEMPLATES)
+    template: Content = mutate_template(rng, source) if rng.random() < 0.3 else source.encode()
+    lines = b"".join(dump({"messages": conversation(rng)}) + b"\n" for _ in range(rng.choice((1, 2, 5))))
+    chosen = rng.choice(("mine.jinja", "mine.jinja", "mine.jinja", *TEMPLATES, "no-such", "model", ""))
+    data = ["data", "show", "data.jsonl", "--model", "model", *rng.choice(([], ["--loss-on", "all"]))]
+    prompts = [*GENERATE[:1], "--prompts", "data.jsonl", "--max-new-tokens", "1", "--model", "model", "--device", "cpu"]
+    argv = rng.choice((data, data, prompts, [*FINETUNE, "--max-steps", "1", "--seq-len", "64"]))
+    return Case([*argv, "--chat-template", chosen], ["model"], {"mine.jinja": template, "data.jsonl": lines})
 
 
 def adapter_case(rng: Random, groups: Groups) -> Case:
@@ -303,6 +316,7 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "tokenizer": (9, tokenizer_case),
     "tokenizer-config": (6, tokenizer_config_case),
     "template": (9, template_case),
+    "roles": (6, roles_case),
     "adapter": (8, adapter_case),
     "yaml": (7, yaml_case),
     "data": (9, data_case),

@@ -68,6 +68,49 @@ def yaml_text(rng: Random, names: list[str]) -> bytes:
     return mutate_bytes(rng, data) if rng.random() < 0.15 else data
 
 
+# ---- conversations -------------------------------------------------------------------------------
+
+
+def _content(rng: Random) -> Any:
+    """Of a turn: text, parts, or what is neither."""
+    text = rng.choice(
+        ("", " ", "a b", "x" * 300, "<think>r</think>a", "</think>", "user", "\u2042What0?", "{{ 1 }}", "é\n")
+    )
+    if rng.random() < 0.6:
+        return text
+    parts: list[Any] = [
+        {"type": "text", "text": text},
+        text,
+        {"type": "image"},
+        {"text": text},
+        {"type": "text"},
+        3,
+        {},
+    ]
+    parts += [{"type": "input_text", "text": "b"}, None, [], {"type": None}, {"type": {}, "text": 1}]
+    return rng.choice((None, [rng.choice(parts) for _ in range(rng.randrange(4))], {"text": text}, hostile(rng)))
+
+
+def conversation(rng: Random) -> list[dict[str, Any]]:
+    """Turns of roles known and not, some that call tools or think."""
+    roles = ("user", "user", "assistant", "assistant", "system", "developer", "tool", "function", "asistant", "\x1b[1m")
+    calls: list[Any] = [
+        [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}], [{"name": "f"}], [{}], {}, "f", [1],
+        [{"function": {"name": 1}}], [], None,
+    ]  # fmt: skip
+    turns = []
+    for _ in range(rng.choice((1, 2, 2, 3, 4, 9, 80))):
+        turn = {"role": rng.choice(roles), "content": _content(rng)}
+        if rng.random() < 0.2:
+            turn[rng.choice(("tool_calls", "function_call"))] = rng.choice(calls)
+        if rng.random() < 0.1:
+            turn[rng.choice(("reasoning", "thinking", "reasoning_content"))] = rng.choice(("r", "", 1, None, ["r"]))
+        turns.append(turn)
+    if rng.random() < 0.7:
+        turns += [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "<think>Hm.</think>He."}]
+    return turns
+
+
 # ---- training data -------------------------------------------------------------------------------
 
 

@@ -541,3 +541,22 @@ TOKENIZER_PARTS: dict[str, list[Any]] = {
     ],
     "decoder": [{"type": "Replace", "pattern": {"String": ""}, "content": "x" * 1000}, {"type": "Fuse"}, None],
 }
+
+# Templates that know some roles, or write a turn in an unusual place.
+ROLE_TEMPLATES = [
+    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}"
+    "{% elif m.role == 'assistant' %}<a>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}",
+    "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</s>' }}{% endfor %}",
+    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}</s>{% endfor %}",
+    "{% set ns = namespace(last='') %}{% if messages[-1].role == 'assistant' %}{% set ns.last = messages[-1].content %}"
+    "{% set messages = messages[:-1] %}{% endif %}{% for m in messages %}<u>{{ m.content }}{% endfor %}"
+    "{% if ns.last or add_generation_prompt %}<a><think>\n{{ ns.last }}{% endif %}",
+    "{% for i in range(0, messages|length, 2) %}[{{ messages[i].content }}]"
+    "{% if i + 1 < messages|length %}{{ messages[i + 1].content }}</s>{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('role ' + m.role) }}"
+    "{% endif %}{{ m.content.split('</think>')[-1] | trim }}{% endfor %}",
+    "{{ messages | tojson }}",
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+]

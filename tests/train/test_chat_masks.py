@@ -89,6 +89,8 @@ def test_an_answer_that_the_loop_writes_while_at_the_question_is_told_by_prefixe
     assert spoken(pairs) == ["He that hears.<E>", "None.<E>"]
     with pytest.raises(MessagesRefused, match="renders turn 2 differently"):
         spoken("{{ messages|length }}" + pairs)
+    with pytest.raises(MessagesRefused, match="differently"):  # too many turns to render the text up to each
+        spoken(pairs, TURNS * 60)
 
 
 def test_a_turn_of_many_is_told_as_the_others_are() -> None:

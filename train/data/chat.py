@@ -10,13 +10,14 @@ from __future__ import annotations
 import os.path
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.left_out import left_out
 from wgrad.train.data.template_forms import REASONING, TemplateForms, in_form, other_part
 from wgrad.train.data.template_process import shared_process
-from wgrad.train.data.template_spans import THOUGHT, filled_parts
+from wgrad.train.data.template_spans import THOUGHT, checked_turns, filled_parts
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]  # characters [start, end) of the rendered text
@@ -45,6 +46,14 @@ class _Rendered:
     generated: list[Span] = field(default_factory=list)
     prefixes: dict[int, Span] = field(default_factory=dict)
     unseen: dict[int, list[str]] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> dict[int, list[Span]]:
+        """`messages` by their numbers."""
+        found: dict[int, list[Span]] = {}
+        for start, end, number in self.messages or ():
+            found.setdefault(number, []).append((start, end))
+        return found
 
 
 @dataclass(frozen=True)
@@ -235,22 +244,27 @@ class ChatTemplate:
             said = [i for i, m in enumerate(conversation.messages) if m.get("role") == "assistant"]
             if len(said) == len(whole.generated):
                 return [span for turn, span in zip(said, whole.generated) if turn in turns]
-        return [span for turn in turns for span in self._turn_spans(whole, turn, turns, conversation)]
-
-    def _turn_spans(self, whole: _Rendered, turn: int, turns: Sequence[int], conversation: Conversation) -> list[Span]:
-        """Where one turn is said. `turns`: all that are learnt."""
-        if turn > 0 and turn in whole.prefixes:
-            return [whole.prefixes[turn]]
         shape = self._shape(conversation)
-        last = len(conversation.messages) - 1
-        spans = _spans_by_loop(whole, turn, turn == last, shape) if whole.messages and shape.is_told else []
-        if not spans and turn in whole.prefixes:  # templates rarely tell what they write before no turn at all
-            return [whole.prefixes[turn]]
-        if not spans:
-            raise MessagesRefused(
-                f"the chat template renders turn {turn + 1} differently once others follow it, so that what the "
-                "assistant said cannot be told apart: end the conversation there, or give --loss-on all"
-            )
+
+        def by_loop(turn: int) -> list[Span]:
+            return _spans_by_loop(whole, turn, turn == last, shape) if whole.messages and shape.is_told else []
+
+        # Of a long conversation few turns are told by prefixes; the loop must tell those as well.
+        checked = set(checked_turns(turns, last + 1))
+        is_right = len(checked) == len(turns) or all(by_loop(t) == [s] for t, s in whole.prefixes.items() if t > 0)
+        spans = []
+        for turn in turns:
+            found = [whole.prefixes[turn]] if turn > 0 and turn in whole.prefixes else []
+            if not found and (turn in checked or is_right):
+                found = by_loop(turn)
+            if not found and turn in whole.prefixes:  # a template may write a prompt where there is no turn yet, or not
+                found = [whole.prefixes[turn]]
+            if not found:
+                raise MessagesRefused(
+                    f"the chat template renders turn {turn + 1} differently once others follow it, so that what the "
+                    "assistant said cannot be told apart: end the conversation there, or give --loss-on all"
+                )
+            spans += found
         return spans
 
     def _shape(self, conversation: Conversation) -> _Shape:
@@ -319,7 +333,7 @@ def _spans_by_loop(whole: _Rendered, turn: int, is_last: bool, shape: _Shape) ->
     """Where the turn is said, by the passes through the template's loop; empty where none is at this turn."""
     assert whole.messages is not None
     behind = whole.messages[-1][1]
-    spans = [(start, end) for start, end, number in whole.messages if number == turn]
+    spans = list(whole.places.get(turn, ()))
     if not spans and is_last and whole.text[behind:].strip():
         spans = [(behind, len(whole.text))]  # the last turn is written outside the loop
     if not spans:

@@ -16,7 +16,8 @@ from wgrad.train.data.template_forms import REASONING
 
 THOUGHT, CLOSED = "<think>", "</think>"
 
-_CHECKED = 64  # turns of one conversation that get renderings of their own: a rendering takes all turns before it
+_CHECKED = 64  # turns of a conversation, at most, that get renderings of their own
+_RENDERED = 4000  # messages in all of these, for each takes all turns before it
 _LONG = 12  # characters: a shorter text is easily found where it does not stand
 _RETRIED = 8  # turns that are looked at one by one
 
@@ -37,8 +38,10 @@ def _attempt(template: CompiledTemplate, values: Mapping[str, Any]) -> _Attempt:
 
 
 # ---- the rule of prefixes ------------------------------------------------------------------------
-def spread(turns: Sequence[int], most: int = _CHECKED) -> list[int]:
-    """At most `most` of the turns, evenly: the first, the last, and between."""
+def checked_turns(turns: Sequence[int], messages: int) -> list[int]:
+    """Those of the turns that `prefix_spans` is for in a conversation of so many messages: all, or where that takes too
+    long the first, the last, and some between."""
+    most = min(_CHECKED, max(_RENDERED // max(messages, 1), 2))
     if len(turns) <= most:
         return list(turns)
     return sorted({turns[round(i * (len(turns) - 1) / (most - 1))] for i in range(most)})

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from wgrad.train.data.template_engine import CompiledTemplate, TemplateFailure
-from wgrad.train.data.template_spans import prefix_spans, spread, unseen_parts
+from wgrad.train.data.template_spans import checked_turns, prefix_spans, unseen_parts
 
 MEMORY = 1 << 30  # bytes of address space, where the system can limit that
 
@@ -59,7 +59,7 @@ def _rendered(template: CompiledTemplate, request: dict[str, Any]) -> dict[str, 
         _, answer["messages"], answer["generated"] = template.render_marked(values)
     if not learn or (answer.get("generated") and answer["messages"]):
         return answer
-    prefixes = prefix_spans(template, values, text, spread(learn))
+    prefixes = prefix_spans(template, values, text, checked_turns(learn, len(values["messages"])))
     answer["prefixes"] = [[turn, *span] for turn, span in prefixes.items()]
     if len(prefixes) < len(learn) or 0 in learn:
         _, answer["messages"], answer["generated"] = template.render_marked(values)
