@@ -19,9 +19,9 @@ import pytest
 
 from tests.train.test_data_files import MEMORY, load
 from wgrad.device.errors import WgradError
+from wgrad.train.data.csv_records import csv_rows
 from wgrad.train.data.data import Dataset
 from wgrad.train.data.data_files import _BLOCK, open_data
-from wgrad.train.data.records import csv_rows
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
 
 TURNS = [{"role": "user", "content": 'Say "no", [then] go\n'}, {"role": "assistant", "content": "é, {知}\\"}]

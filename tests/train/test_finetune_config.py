@@ -41,6 +41,8 @@ def another(field: dataclasses.Field) -> Any:
         return 0.125, 1e-05
     if field.name == "report_to":
         return "wandb", "tensorboard"
+    if field.name == "columns":
+        return "prompt=q", "completion=a, b"
     if choices:
         return next(value for value in choices if value != default)
     text = "3 GiB" if field.metadata["metavar"] == "SIZE" else "yes: 3"
@@ -51,7 +53,7 @@ def another(field: dataclasses.Field) -> Any:
 def words_of(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag(name) if value else "--no-" + name.replace("_", "-")]
-    if name in ("data", "sample_prompt"):
+    if name in ("data", "columns", "sample_prompt"):
         return [word for text in value for word in (flag(name), text)]
     return [flag(name), *map(str, value)] if isinstance(value, tuple) else [flag(name), str(value)]
 

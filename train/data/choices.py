@@ -17,7 +17,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.conversation_forms import type_name
-from wgrad.train.data.data_files import Progress, open_data
+from wgrad.train.data.data_files import JSON, Progress, open_data
 from wgrad.train.data.samples import keys_of, of_line, parse_object, text_of
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer, check_text
@@ -82,7 +82,7 @@ def read_questions(
 def _read(path: str, option: str, progress: Progress | None) -> tuple[list[_Record], str, tuple[str, ...]]:
     records = []
     with open_data(path, option, progress) as file:
-        if file.kind not in ("lines", "array"):
+        if file.kind not in JSON:
             kind = {"text": "plain text"}.get(file.kind, file.kind.upper())
             raise WgradError(
                 f"{option}: {file.name} is {kind}: give JSON lines (.jsonl) with 'question', 'choices' and 'answer'"

@@ -31,13 +31,15 @@ from wgrad.train.data.given_records import Records, given_records, refuse_placeh
 from wgrad.train.data.mix import Mix, describe
 from wgrad.train.data.packing import Example
 from wgrad.train.data.preferences import parse_preference
+from wgrad.train.data.record_keys import with_our_names
 from wgrad.train.data.sample_tokens import SampleTokens, encode_samples
-from wgrad.train.data.samples import BadLine, Sample, of_line, parse_record
+from wgrad.train.data.samples import BadLine, Sample, of_line, parse_object, parse_record
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.files.input_files import one_line
 from wgrad.train.options.data_sources import STDIN, Source, sources_of
 from wgrad.train.options.finetune_config import KTO, SFT, RunOptions
+from wgrad.train.options.record_names import columns_of
 
 _LISTED = 5  # bad lines
 _SHOWN, _COUNTED = 12, 1000  # keys that nothing reads
@@ -206,7 +208,7 @@ def _load_file(
     names, notes = list_data(path, option)
     tally.notes += notes
     for name in names:
-        with open_data(name, option, progress, stdin) as file:
+        with open_data(name, option, progress, stdin, columns_of(config.columns)) as file:
             tally.notes += file.notes
             first = first or file
             if (first.kind == "text") != (file.kind == "text"):
@@ -215,6 +217,8 @@ def _load_file(
                     f"{option}: {path} must hold plain text or records; got both ({text.name} and {other.name}): keep "
                     "each in a folder of its own"
                 )
+            if file.kind == "text" and config.columns:
+                raise WgradError(f"--columns: {file.name} is plain text, which has none: leave it out")
             if file.kind == "text" and config.objective != SFT:
                 raise WgradError(
                     f"--objective: {config.objective} learns from preferences, and {file.name} is plain text: give "
@@ -266,6 +270,8 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     read = bad = 0
     forms: dict[str, None] = {}  # that are worth a word
     unread = Counter[str]()  # records with this key, which nothing reads
+    columns = columns_of(config.columns)
+    absent = {ours: theirs for ours, theirs in columns.items() if theirs}  # that no record has had
     lost = [0, 0]  # tokens of answers that the template removes, and lines that have some
     example = ""  # of them
     parts: list[SampleTokens] = []  # of the record that is read
@@ -287,6 +293,13 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             try:
                 if isinstance(record, str):
                     raise BadLine(f"{file.name}:{line}: {record}")
+                if columns:
+                    with of_line(file.name, line):
+                        record = parse_object(record)
+                        for ours, theirs in columns.items():
+                            if ours in record or theirs in record:
+                                absent.pop(ours, None)
+                        record = with_our_names(record, columns)
                 for sample in _parse(record, file.name, line, config, tokenizer):
                     if sample.form:
                         forms.setdefault(sample.form)
@@ -319,6 +332,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             pass_over(error)
     tally.bad_lines += bad
     tally.notes += [f"note: {file.name} has {form}" for form in forms]
+    tally.notes += [f"note: {file.name} has {remark}" for remark in file.remarks]
     if unread:
         tally.notes.append(f"note: {file.name} has keys that are not read: {_counted(unread)}")
     if lost[1]:
@@ -331,6 +345,8 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
     if first and (not documents or 2 * bad > read):
         what = f"; {bad} of {read} lines are bad" if bad > 1 else ""
         raise WgradError(f"{first}{what}")
+    for ours, theirs in absent.items():
+        raise WgradError(f"--columns: no record of {file.name} has {theirs!r}, given for {ours!r}: check the name")
     return documents if config.objective in (SFT, KTO) else PairDocuments(documents)
 
 
@@ -343,6 +359,7 @@ def _counted(unread: Counter[str]) -> str:
 def _parse(
     record: bytes | dict[str, Any], name: str, line: int, config: RunOptions, tokenizer: Tokenizer
 ) -> list[Sample]:
+    """The samples of a record under our names. BadLine; WgradError where no record with messages could be used."""
     if config.objective == SFT:
         return [parse_record(record, name, line, config.loss_on, tokenizer)]
     return parse_preference(record, name, line, config.objective, tokenizer)

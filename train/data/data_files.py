@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.records import LONGEST, Numbered, array_elements, csv_rows, looks_like_csv, parquet_rows, too_long
+from wgrad.train.data.csv_records import csv_rows, delimiter_of, looks_like_csv
+from wgrad.train.data.json_records import array_elements, json_kind, listed_elements, object_records
+from wgrad.train.data.recoded import Recoded, encoding_of
+from wgrad.train.data.records import LONGEST, Numbered, too_long
+from wgrad.train.data.saved_data_sets import saved_files
+from wgrad.train.data.table_records import table_rows
 from wgrad.train.files.hub_data import data_set_files, is_data_set
-from wgrad.train.files.input_files import open_input, reading, refuse_lfs_pointer
+from wgrad.train.files.input_files import one_line, open_input, reading, refuse_lfs_pointer
 from wgrad.train.options.data_sources import STDIN
 
 _LINES = (".jsonl", ".json", ".ndjson")
 _TEXT = (".txt", ".md", ".text")
 _TABLES = {".csv": ",", ".tsv": "\t"}  # what stands between two cells
 _PARQUET = b"PAR1"
+_ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # the file format, and the stream format
+JSON = ("lines", "array", "objects", "wrapped")  # kinds whose records are JSON text
+_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 _BLOCK = 1 << 16  # bytes
 
 _AS_LINES = "save it as CSV or Parquet, with the columns 'text', or 'prompt' and 'completion'"
@@ -29,7 +39,7 @@ _EXPORT = "save its text as .txt, or as JSON lines"
 _OTHER = "give JSON (.jsonl, .json), a table (.csv, .parquet) or plain text (.txt)"
 # What a name's ending says that the file is -> what to do.
 _REFUSED = {
-    ("a table", _AS_LINES): ".arrow .feather .orc .avro .xls .xlsx .ods .sqlite .sqlite3 .db",
+    ("a table", _AS_LINES): ".orc .avro .xls .xlsx .ods .sqlite .sqlite3 .db",
     ("compressed", _UNPACK): ".gz .bz2 .xz .zst .lz4 .br .z .zip .tar .tgz .tbz2 .txz .7z .rar",
     ("a document with formatting", _EXPORT): ".pdf .doc .docx .odt .rtf .epub .mobi .ppt .pptx .odp .ps .djvu",
     ("an image", _OTHER): ".png .jpg .jpeg .gif .webp .bmp .tif .tiff .ico .heic .psd",
@@ -43,7 +53,7 @@ _BEGINNINGS = (
     (b"\x1f\x8b", ".gz"), (b"BZh", ".bz2"), (b"\xfd7zXZ", ".xz"), (b"\x28\xb5\x2f\xfd", ".zst"),
     (b"PK\x03\x04", ".zip"), (b"7z\xbc\xaf", ".7z"), (b"Rar!\x1a", ".rar"), (b"%PDF-", ".pdf"), (b"{\\rtf", ".rtf"),
     (b"\xd0\xcf\x11\xe0", ".doc"),
-    (b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"ARROW1", ".arrow"),
+    (b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"),
     (b"SQLite format 3", ".sqlite"), (b"GGUF", ".gguf"), (b"\x93NUMPY", ".npy"), (b"\x80\x02", ".pkl"),
     (b"\x80\x04", ".pkl"), (b"\x7fELF", ".so"), (b"OggS", ".ogg"), (b"fLaC", ".flac"), (b"ID3", ".mp3"),
 )  # fmt: skip
@@ -68,8 +78,10 @@ class _Watch:
 
 @dataclass(frozen=True)
 class DataFile:
-    """An open data file. name: for messages; kind: "text", "lines" (JSON), "array" (JSON), "csv", "tsv" or "parquet";
-    notes: what a user should know; watch: called after each read."""
+    """An open data file. name: for messages; kind: "text", "csv", "tsv", "parquet", "arrow", or one of JSON: "lines",
+    "array", "objects" over several lines, or "wrapped", a list under `key` of one object. notes: what a user should
+    know; remarks: more of that, once its records are read. watch: called after each read. columns: those of --columns;
+    delimiter: between cells."""
 
     file: BinaryIO
     name: str
@@ -77,16 +89,24 @@ class DataFile:
     kind: str
     notes: tuple[str, ...]
     watch: Callable[[], None] = lambda: None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
+    delimiter: str = ","
+    remarks: list[str] = field(default_factory=list)
 
     def records(self) -> Numbered:
         """Each record of a file that is not plain text, with the number of its line or row."""
         if self.kind == "array":
             return array_elements(self._byte_blocks(), self.name, self.option)
-        if self.kind == "parquet":
-            return parquet_rows(self.file, self.name, self.option)
+        if self.kind == "objects":
+            return object_records(self._byte_blocks(), self.name, self.option)
+        if self.kind == "wrapped":
+            return listed_elements(self._byte_blocks(), self.key, self.name, self.option, self.remarks)
+        if self.kind in ("parquet", "arrow"):
+            return table_rows(self.file, self.kind, self.name, self.option, self.columns, self.remarks)
         if self.kind == "lines":
             return self._lines()
-        return csv_rows(self._lines(), _TABLES["." + self.kind], self.name, self.option)
+        return csv_rows(self._lines(), self.delimiter, self.name, self.option, self.columns, self.remarks)
 
     def _lines(self) -> Numbered:
         """Lines without their newlines."""
@@ -148,8 +168,11 @@ class DataFile:
 
 
 def list_data(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
-    """The files of a folder by name, without hidden ones, or of a data set of the hub; of anything else its own path;
-    and what a user should know. WgradError where there are none, or other folders among them."""
+    """The files of a folder by name, without hidden ones, of a split that the package datasets saved, or of a data set
+    of the hub; of anything else its own path; and what a user should know. WgradError where there are none, or other
+    folders among them."""
+    if path != STDIN and (found := saved_files(path, option)):
+        return found
     if path != STDIN and is_data_set(path, option):
         return data_set_files(path, option)
     if path == STDIN or not os.path.isdir(path):
@@ -167,31 +190,49 @@ def list_data(path: str, option: str) -> tuple[list[str], tuple[str, ...]]:
 
 @contextmanager
 def open_data(
-    path: str, option: str, progress: Progress | None = None, stdin: Path | None = None
+    path: str,
+    option: str,
+    progress: Progress | None = None,
+    stdin: Path | None = None,
+    columns: Mapping[str, str] = _NO_COLUMNS,
 ) -> Iterator[DataFile]:
     """Open a data file, or standard input for "-". option: the one that named it. progress: of a file, not of "-".
-    stdin: a copy of standard input, to be read in its place.
+    stdin: a copy of standard input, to be read in its place. columns: those of --columns.
 
     WgradError: not a regular file, empty, or of a kind that is not read.
     """
     name = "standard input" if path == STDIN else path
     is_stdin = path == STDIN and stdin is None
-    file = open_standard_input(option) if is_stdin else open_input(stdin if stdin and path == STDIN else path, option)
+    opened = open_standard_input(option) if is_stdin else open_input(stdin if stdin and path == STDIN else path, option)
+    file: BinaryIO = opened
     try:
         with reading(path, option):
-            start = file.peek(_BLOCK)  # type: ignore[attr-defined]
+            start = opened.peek(_BLOCK)  # type: ignore[attr-defined]
+            if encoding := encoding_of(start):
+                file = io.BufferedReader(Recoded(opened, encoding, f"{option}: {name}"), _BLOCK)
+                start = file.peek(_BLOCK)
         refuse_lfs_pointer(start, path, option)
         _refuse_other_kinds(start, path, name, option)
         if not start.removeprefix(codecs.BOM_UTF8):
             raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
-        if is_stdin and start.startswith(_PARQUET):
-            raise WgradError(f"{option}: {name} is Parquet, whose end must be read first: give it as a file")
-        kind, notes = _kind(start.removeprefix(codecs.BOM_UTF8), "" if path == STDIN else path, name, option)
-        watch = {"watch": _Watch(file, progress)} if progress is not None and not is_stdin else {}
-        yield DataFile(file, name, option, kind, notes, **watch)
+        if is_stdin and start.startswith((_PARQUET, *_ARROW)):
+            raise WgradError(f"{option}: {name} is Parquet or Arrow, whose end must be read first: give it as a file")
+        text, called = start.removeprefix(codecs.BOM_UTF8), "" if path == STDIN else path
+        kind, notes = _kind(text, called, name, option, columns)
+        more: dict[str, Any] = {"columns": columns}
+        if kind == "json":
+            kind, more["key"] = json_kind(text, set(columns.values()))
+            if kind != "lines":
+                what = {"objects": "objects of JSON", "wrapped": f"JSON with a list under {more['key']!r}"}[kind]
+                notes = (f"note: {name} is taken for {one_line(what)}, each an example",)
+        if kind in ("csv", "tsv"):
+            more["delimiter"] = delimiter_of(text, _TABLES["." + kind], columns)
+        if progress is not None and not is_stdin:
+            more["watch"] = _Watch(opened, progress)
+        yield DataFile(file, name, option, kind, notes, **more)
     finally:
         if not is_stdin:
-            file.close()
+            opened.close()
 
 
 def open_standard_input(option: str) -> BinaryIO:
@@ -215,34 +256,39 @@ def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None
     if found is not None:
         what, advice = _BY_ENDING[found]
         raise WgradError(f"{option}: {name} is {what} by its first bytes (as of a {found} file): {advice}")
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise WgradError(f"{option}: {name} is UTF-16: convert it to UTF-8 (iconv -f UTF-16 -t UTF-8 FILE)")
-    if b"\0" in start and not start.startswith(_PARQUET):
+    if b"\0" in start and not start.startswith((_PARQUET, *_ARROW)):
         raise WgradError(f"{option}: {name} has NUL bytes, so it is not text: {_OTHER}")
 
 
-def _kind(start: bytes, path: str, name: str, option: str) -> tuple[str, tuple[str, ...]]:
-    """-> kind (see DataFile); notes. By the name's ending; where that says nothing, by the beginning."""
+def _kind(
+    start: bytes, path: str, name: str, option: str, columns: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """-> kind (see DataFile), "json" where that is still to be told; notes. By the name's ending; where that says
+    nothing, by the beginning."""
     ending, first = _ending(path), start.lstrip()[:1]
     if start.startswith(_PARQUET):
         return "parquet", (f"note: {name} is taken for Parquet, each row an example",)
     if ending == ".parquet":
         raise WgradError(f"{option}: {name} is Parquet by its name, but does not begin with PAR1: write it again")
+    if start.startswith(_ARROW):
+        return "arrow", (f"note: {name} is taken for Arrow, each row an example",)
+    if ending in (".arrow", ".feather"):
+        raise WgradError(f"{option}: {name} is Arrow by its name, but does not begin as such: write it again")
     if ending in _TEXT:
         if first == b"{" and b'"' in start:
             note = f"note: {name} is plain text by its name, and looks like JSON lines: rename it to .jsonl if it is"
             return "text", (note,)
         return "text", ()
-    if ending in _TABLES or (ending not in _LINES and looks_like_csv(start)):
+    if ending in _TABLES or (ending not in _LINES and looks_like_csv(start, columns)):
         kind = ending[1:] if ending in _TABLES else "csv"
         return kind, (
             f"note: {name} is taken for {kind.upper()}, its first row the names, each further row an example",
         )
-    if first == b"[" and ending != ".jsonl":
+    if first == b"[" and (ending != ".jsonl" or start.lstrip()[1:].lstrip().startswith(b"{")):
         return "array", (f"note: {name} is taken for a JSON array, each element an example",)
     if ending in _LINES:
-        return "lines", ()
+        return "json" if first == b"{" else "lines", ()
     why = f"its name ends in {ending}" if ending else "its name does not say what it is" if path else ""
     taken = "JSON lines" if first == b"{" else "plain text, of which every token is learnt"
     note = f"note: {name} is taken for {taken}" + (f" ({why}; .jsonl and .txt are known)" if why else "")
-    return "lines" if first == b"{" else "text", (note,)
+    return "json" if first == b"{" else "text", (note,)

@@ -1,9 +1,11 @@
-"""Records that a Python caller gives in place of a data file."""
+"""Records that a Python caller gives in place of a data file: any iterable of them, or a table of pandas, polars,
+pyarrow or datasets, which are known by what they can do, so that none of these packages is imported."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,50 @@ from wgrad.train.data.data_files import DataFile
 from wgrad.train.data.records import Numbered, Record, without_null
 
 PLACEHOLDERS = {"data": "<data>", "eval_data": "<eval_data>"}  # what stands for them in the options of a run
-Records = Iterable[Mapping[str, Any]]  # a list, a generator, a data set of the package datasets
+Records = Iterable[Mapping[str, Any]]
+
+
+def records_of(value: Any, name: str) -> Records:
+    """The records that the argument `name` has. WgradError where it is none of the kinds."""
+    if isinstance(value, Mapping):
+        return records_of(_split_of(value, name), name)
+    if hasattr(value, "itertuples") and hasattr(value, "columns"):  # pandas
+        columns = [str(column) for column in value.columns]
+        if len(set(columns)) < len(columns):
+            raise WgradError(f"{name}: two columns of the table have one name: rename or remove one")
+        return _Rows(lambda: (dict(zip(columns, row)) for row in value.itertuples(index=False, name=None)))
+    if hasattr(value, "iter_rows") and hasattr(value, "columns"):  # polars
+        return _Rows(lambda: value.iter_rows(named=True))
+    if hasattr(value, "to_batches"):  # pyarrow
+        return _Rows(lambda: (row for batch in value.to_batches(max_chunksize=64) for row in batch.to_pylist()))
+    if hasattr(value, "collect") and hasattr(value, "lazy"):
+        raise WgradError(f"{name}: a lazy table has no rows yet: give what its collect() returns")
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise WgradError(
+            f"{name}: expected a path or an iterable of records, got {type(value).__name__}: give a list such as "
+            "[{'text': '...'}]"
+        )
+    return _Rows(lambda: iter(value)) if hasattr(value, "column_names") else value  # datasets
+
+
+def _split_of(splits: Mapping[str, Any], name: str) -> Any:
+    """That to train on of several data sets by name."""
+    sets = [split for split in splits.values() if isinstance(split, Iterable) and not isinstance(split, (str, bytes))]
+    if not splits or len(sets) < len(splits):
+        raise WgradError(f"{name}: expected a path or an iterable of records, got one record: give a list of them")
+    if "train" not in splits and len(splits) > 1:
+        raise WgradError(f"{name}: has the splits {', '.join(map(str, splits))[:200]}: give one, as {name}=splits[...]")
+    return splits["train"] if "train" in splits else next(iter(splits.values()))
+
+
+class _Rows:
+    """Rows of a table, as often as they are asked for."""
+
+    def __init__(self, rows: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return self._rows()
 
 
 @dataclass(frozen=True)
@@ -23,7 +68,7 @@ class GivenRecords(DataFile):
 
     def records(self) -> Numbered:
         """Without what is null in records of a table: there each has every column."""
-        table = hasattr(self.values, "column_names")
+        table = isinstance(self.values, _Rows)
         for number, value in enumerate(self.values, start=1):
             yield number, _record(value, table)
 
@@ -44,4 +89,17 @@ def refuse_placeholder(path: str, option: str) -> None:
 def _record(value: Any, table: bool) -> Record:
     if not isinstance(value, Mapping):
         return f"expected a mapping such as {{'text': ...}}, got {type(value).__name__}: give one for each record"
-    return without_null(dict(value)) if table else dict(value)
+    return without_null(_plain(value)) if table else dict(value)
+
+
+def _plain(cell: Any) -> Any:
+    """A cell of a table as JSON would have it; None where the table says that there is nothing."""
+    if isinstance(cell, Mapping):
+        return {str(key): _plain(part) for key, part in cell.items()}
+    if hasattr(cell, "tolist"):  # arrays and numbers of NumPy
+        cell = cell.tolist()
+    if isinstance(cell, (list, tuple)):
+        return [_plain(part) for part in cell]
+    if isinstance(cell, float) and math.isnan(cell):
+        return None
+    return None if type(cell).__name__ in ("NAType", "NaTType") else cell  # pandas'

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.errors import WgradError
@@ -26,10 +25,11 @@ from wgrad.train.data.samples import (
     check_messages,
     conversation_of,
     keys_of,
-    keys_of_record,
     label_of,
     of_line,
+    parse_object,
     text_of,
+    without_null_columns,
 )
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 from wgrad.train.options.finetune_config import KTO, ORPO
@@ -40,17 +40,12 @@ _UNPAIRED = ": each is one desirable example and one that is not"
 
 
 def parse_preference(
-    record: bytes | dict[str, Any],
-    name: str,
-    line: int,
-    objective: str,
-    tokenizer: Tokenizer,
-    columns: Mapping[str, str] = MappingProxyType({}),
+    record: bytes | dict[str, Any], name: str, line: int, objective: str, tokenizer: Tokenizer
 ) -> list[Sample]:
-    """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. columns: those of
-    --columns. BadLine; WgradError where no record with messages could be used."""
+    """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. BadLine; WgradError
+    where no record with messages could be used."""
     with of_line(name, line):
-        keys = keys_of_record(record, columns)
+        keys = Keys(without_null_columns(parse_object(record)))
         pair = next((names for names in PAIRS if names[0] in keys and names[1] in keys), None)
         if pair:
             form, prompt, answers = _pair(keys, *pair)

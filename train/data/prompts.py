@@ -30,7 +30,8 @@ def read_prompts(path: str, tokenizer: Tokenizer, chat: bool = False) -> tuple[l
     try:
         with open_data(path, "--prompts") as file:
             if file.kind != "lines":
-                kind = {"text": "plain text", "array": "a JSON array"}.get(file.kind, file.kind.upper())
+                names = {"text": "plain text", "array": "a JSON array", "objects": "JSON over several lines"}
+                kind = names.get(file.kind, "JSON with a list" if file.kind == "wrapped" else file.kind.upper())
                 raise WgradError(f"--prompts: {file.name} is {kind}: give JSON lines (.jsonl) with 'prompt'")
             for line, data in file.records():
                 where = f"{file.name}:{line}"

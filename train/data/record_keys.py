@@ -7,7 +7,7 @@ from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import one_line
-from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNT, NAMES, NOT_LEARNT
+from wgrad.train.options.record_names import CARRYING, DETAILS, LEARNT, NAMES, NOT_LEARNT, has_form
 
 _SHORTEST = 16  # characters of a question that another text is taken to repeat
 _YES_NO = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
@@ -122,10 +122,15 @@ def _yes_or_no(part: Any) -> bool | None:
 
 def with_our_names(value: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record under the names that --columns gives its keys. One that has ours already keeps it, where it lacks
-    theirs."""
+    theirs. WgradError: without theirs, nothing can be made of it."""
     if not columns:
         return value
     replaced = {ours for ours, theirs in columns.items() if not theirs or theirs in value}
     taken = {theirs for theirs in columns.values() if theirs}
     kept = {key: part for key, part in value.items() if key not in taken and key not in replaced}
-    return kept | {ours: value[theirs] for ours, theirs in columns.items() if theirs and theirs in value}
+    named = kept | {ours: value[theirs] for ours, theirs in columns.items() if theirs and theirs in value}
+    lacking = next(((ours, theirs) for ours, theirs in columns.items() if theirs and ours not in named), None)
+    if lacking and not has_form(named):
+        shown = one_line(", ".join(map(repr, value)) or "none")
+        raise WgradError(f"has no {lacking[1]!r}, which --columns gives for {lacking[0]!r}; it has {shown}")
+    return named

@@ -18,7 +18,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from wgrad.device.errors import WgradError
@@ -26,7 +25,7 @@ from wgrad.train.data.chat import Conversation, MessagesRefused, Span
 from wgrad.train.data.conversation_forms import conversation_form, turns_of, type_name, with_system
 from wgrad.train.data.json_text import decode_json_text, parse_json_text
 from wgrad.train.data.left_out import left_out
-from wgrad.train.data.record_keys import Keys, is_learnt, with_our_names
+from wgrad.train.data.record_keys import Keys, is_learnt
 from wgrad.train.data.template_forms import REASONING
 from wgrad.train.data.tokenizer import Tokenizer, check_text
 from wgrad.train.options.record_names import LABELS, has_form
@@ -57,18 +56,11 @@ class Sample:
     lost: tuple[str, ...] = ()
 
 
-def parse_record(
-    record: bytes | dict[str, Any],
-    name: str,
-    line: int,
-    loss_on: str,
-    tokenizer: Tokenizer,
-    columns: Mapping[str, str] = MappingProxyType({}),
-) -> Sample:
-    """The sample of a record, decoded or JSON text that is not blank. columns: those of --columns. BadLine; WgradError
-    where no record with messages could be used."""
+def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: str, tokenizer: Tokenizer) -> Sample:
+    """The sample of a record, decoded or JSON text that is not blank. BadLine; WgradError where no record with messages
+    could be used."""
     with of_line(name, line):
-        keys = keys_of_record(record, columns)
+        keys = Keys(without_null_columns(parse_object(record)))
         form, turns = conversation_form(keys)
         form = f"{form} records: made conversations of the chat template" if form else ""
         if turns is None:
@@ -79,11 +71,6 @@ def parse_record(
             sample = _chat(turns, 0, keys, loss_on, tokenizer)
         check_text(sample.text)
         return replace(sample, line=line, form=form, unread=keys.unread())
-
-
-def keys_of_record(record: bytes | dict[str, Any], columns: Mapping[str, str]) -> Keys:
-    """A record, decoded or JSON text, under our names. WgradError."""
-    return Keys(without_null_columns(with_our_names(parse_object(record), columns)))
 
 
 @contextmanager

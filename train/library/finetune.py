@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.data.given_records import PLACEHOLDERS, Records
+from wgrad.train.data.given_records import PLACEHOLDERS, Records, records_of
 from wgrad.train.library.results import FinetuneResult, read_results
 from wgrad.train.library.signature import Paths, check_names, takes
 from wgrad.train.options.finetune_config import RunOptions
@@ -28,8 +28,9 @@ class Arguments(RunOptions):
     out: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
     chat_template: Paths | None = None  # type: ignore[assignment]
-    data: Paths | Iterable[Paths] | Records = ""  # type: ignore[assignment]
-    eval_data: Paths | Records | None = None  # type: ignore[assignment]
+    data: Paths | Iterable[Any] = ""  # type: ignore[assignment]
+    columns: Mapping[str, str] | Iterable[str] | str = ()  # type: ignore[assignment]
+    eval_data: Paths | Iterable[Any] | None = None  # type: ignore[assignment]
     config: Paths | None = None
     callbacks: Iterable[Callback | Callable[[StepReport], Any]] = ()
     progress: bool = False
@@ -40,8 +41,9 @@ def finetune(**given: Any) -> FinetuneResult:
     """Fine-tune a model -> what came of it; the adapter is in `out`.
 
     The arguments are the options of `wgrad finetune` (`wgrad finetune --help` says what each does), and
-        data, eval_data   instead of a file: an iterable of records as its lines would be, such as a list, a generator
-                          or a data set of the package datasets. It is read once, whole, before the first step
+        data, eval_data   instead of a file: an iterable of records as its lines would be, such as a list; a table of
+                          pandas, polars or pyarrow; or a data set of the package datasets (of several splits, train).
+                          It is read once, whole, before the first step
         config            a YAML file of options; what is given here beats it
         callbacks         wgrad.Callback objects, or functions of each step's StepReport
         progress          print what the command prints
@@ -59,7 +61,7 @@ def finetune(**given: Any) -> FinetuneResult:
     records = dict[str, Records]()
     for name in PLACEHOLDERS:
         if name in options and not _is_path(options[name]):
-            records[PLACEHOLDERS[name]] = _records(options[name], name)
+            records[PLACEHOLDERS[name]] = records_of(options[name], name)
             options[name] = PLACEHOLDERS[name]
         elif isinstance(options.get(name), (list, tuple)):
             options[name] = [os.fspath(path) for path in options[name]]
@@ -83,12 +85,3 @@ def _is_path(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(item, (str, os.PathLike)) for item in value)
     return value is None or isinstance(value, (str, os.PathLike))
-
-
-def _records(value: Any, name: str) -> Records:
-    if isinstance(value, (Mapping, bytes)) or not isinstance(value, Iterable):
-        raise WgradError(
-            f"{name}: expected a path or an iterable of records, got {type(value).__name__}: give a list such as "
-            "[{'text': '...'}]"
-        )
-    return value

@@ -19,14 +19,15 @@ EVAL_OPTIONS = {
     "adapter": "PEFT adapter to measure beside the model",
     "data": "what to measure on: a file that finetune would take as its --data",
     "chat_template": TEMPLATE_HELP,
-    **dict.fromkeys(("on_bad_line", "quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
+    **dict.fromkeys(("columns", "on_bad_line"), ""),
+    **dict.fromkeys(("quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
     "seed": "by which these are drawn (default: 0), or what --shots takes (default: 1234, as lm-eval)",
     **dict.fromkeys(("compute", "device", "stream_weights", "memory_limit"), ""),
 }
 
-_OF_DATA = ("data", "on_bad_line", "loss_on", "eval_tokens")  # which --choices leaves without effect
+_OF_DATA = ("data", "columns", "on_bad_line", "loss_on", "eval_tokens")  # which --choices leaves without effect
 
 
 def eval_options(given: Mapping[str, Any], choices: ChoiceOptions) -> RunOptions:

@@ -21,6 +21,7 @@ from wgrad.train.options.choices import AUTO, DPO, KTO, LORA, ORPO, REPORTERS, S
 from wgrad.train.options.contradictions import refuse_contradictions
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
+from wgrad.train.options.record_names import A_COLUMN, COLUMNS_HELP
 from wgrad.train.options.unused_options import unused_options
 
 CONFIG_FILE = "config.yaml"
@@ -77,6 +78,7 @@ class RunOptions(Options):
         required=True,
         repeat=True,
     )
+    columns: tuple[str, ...] = in_files((), COLUMNS_HELP, rule=A_COLUMN, metavar="OURS=THEIRS", pairs=True)
     out: str = a_path(
         "", "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints", metavar="DIR", required=True
     )

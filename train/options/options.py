@@ -13,7 +13,7 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,13 +46,16 @@ def option(
     required: bool = False,
     fixed: bool = False,
     repeat: bool = False,
+    pairs: bool = False,
 ) -> Any:
     """A field with what the command line and the error messages need to know about it.
 
     rule: words and a test of the value (None passes). path: a leading ~ is expanded. fixed: a resumed run cannot
     change it, because a checkpoint's tensors or its place in the data depend on it. repeat: of a tuple: each value is a
-    text given by an option of its own (else they are names, which blanks and commas part).
+    text given by an option of its own (else they are names, which blanks and commas part). pairs: repeated, each of
+    these is NAME=VALUE, and a mapping may be given in their place.
     """
+    repeat = repeat or pairs
     metadata = {k: v for k, v in locals().items() if k not in ("default", "text")} | {"help": text}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -118,7 +121,9 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
     is_tuple, is_repeated = typing.get_origin(hint) is tuple, field.metadata["repeat"]
     if isinstance(value, os.PathLike):
         given = value = os.fspath(value)
-    if is_repeated and (value is None or isinstance(value, str)):
+    if field.metadata["pairs"] and isinstance(value, Mapping):
+        given = tuple(f"{name}={part or ''}" for name, part in value.items())
+    elif is_repeated and (value is None or isinstance(value, str)):
         given = (value,) if value else ()
     elif is_tuple and isinstance(value, str):
         given = value.replace(",", " ").split()

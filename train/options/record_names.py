@@ -47,6 +47,8 @@ CARRYING |= set(_MEDIA)
 NAMES = {name for form in FORMS for name in form} | CARRYING
 NAMES |= {*IN_JSON, *LABELS, *LEARNT, *NOT_LEARNT, *DETAILS}
 
+COLUMNS_HELP = "names of keys or columns in the data: prompt=question,completion=answer; NAME= leaves one out"
+
 
 def has_form(keys: Iterable[str]) -> bool:
     """Whether records of these keys can be learnt from."""
@@ -72,3 +74,6 @@ def columns_of(values: Sequence[str]) -> dict[str, str]:
             raise WgradError(f"--columns: {ours!r} is given twice: give it once")
         found[ours] = theirs
     return found
+
+
+A_COLUMN = ("must be pairs such as prompt=question", lambda values: columns_of(values) is not None)

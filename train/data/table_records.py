@@ -1,0 +1,174 @@
+"""Records of Parquet and of Arrow: rows in small batches, of the columns alone that are read.
+
+Such a file may be compressed a thousandfold, or say "the same again" a billion times. What it expands to is bounded by
+its size, and measured before any of it becomes an object of Python. While a batch is made, this process may take no
+more memory than that either, where the system can limit it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TypeVar
+
+from wgrad.device.errors import WgradError
+from wgrad.train.data.records import Numbered, check_columns, read_columns, without_null
+from wgrad.train.files.input_files import one_line
+
+T = TypeVar("T")
+
+_ROWS_AT_ONCE = 64
+_BYTES_AT_ONCE = 8 << 20  # of a batch, by the mean of its rows
+_TIMES, _LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
+_ROW = 64  # bytes that a row counts for, however little is in it
+_MEASURED_FIRST = 16 << 20  # bytes of a file that is read twice: what is wrong with it is then known at once
+_MEMORY = 192 << 20  # bytes that a batch may take while it is made, where a file is small
+
+
+def table_rows(
+    file: BinaryIO, kind: str, name: str, option: str, columns: Mapping[str, str], remarks: list[str]
+) -> Numbered:
+    """A record of each row, without what is null in it: columns of structures fill with null what a row lacks.
+
+    kind: "parquet" or "arrow"; columns: those of --columns; remarks: gets what a user should know. WgradError where
+    pyarrow is not installed or cannot read the file, it expands to too much, or no record can be made of its columns.
+    """
+    what = {"parquet": "Parquet", "arrow": "Arrow"}[kind]
+    try:
+        import pyarrow
+    except ImportError:
+        article = "an" if kind == "arrow" else "a"
+        raise WgradError(
+            f"{option}: {name} is {article} {what} file, which takes a package: pip install 'wgrad[parquet]'"
+        ) from None
+    size = os.fstat(file.fileno()).st_size
+    memory = max(_MEMORY, 4 * size)
+    try:
+        table = _within(memory, lambda: _open(file, kind))
+        check_columns(table.names, columns, f"{option}: {name}")
+        wanted = read_columns(table.names, columns, remarks)
+
+        def batches() -> Iterator[Any]:
+            """All of it, until there is more than a file of this size may have."""
+            left = most = max(_TIMES * size, _LEAST)
+            for batch in table.batches(wanted):
+                left -= batch.nbytes + _ROW * batch.num_rows
+                if left < 0:
+                    raise WgradError(
+                        f"{option}: {name} has {size:,} bytes and expands to more than {most >> 20} MiB: write it as "
+                        "JSON lines, if it is meant so"
+                    )
+                yield batch
+
+        if size <= _MEASURED_FIRST:
+            for _ in _each_within(memory, batches()):
+                pass
+            table = _within(memory, lambda: _open(file, kind))
+        number = 0
+        for rows in _each_within(memory, (batch.to_pylist() for batch in batches())):
+            for row in rows:
+                number += 1
+                yield number, without_null(row)
+    except MemoryError:
+        raise WgradError(
+            f"{option}: {name} has {size:,} bytes and takes more than {memory >> 20} MiB of memory to read: write it "
+            "as JSON lines"
+        ) from None
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = one_line(str(error)) or type(error).__name__
+        raise WgradError(f"{option}: {name} cannot be read as {what}: {reason}: write it again") from error
+
+
+def _open(file: BinaryIO, kind: str) -> _Parquet | _Arrow:
+    file.seek(0)
+    return _Parquet(file) if kind == "parquet" else _Arrow(file)
+
+
+class _Parquet:
+    """names: of its columns."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        usual = pyarrow.default_memory_pool()
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # others keep some 8 MiB more than they hand out
+        try:
+            self._file = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 16)
+        finally:
+            pyarrow.set_memory_pool(usual)
+        self.names = list(self._file.schema_arrow.names)
+
+    def batches(self, names: list[str]) -> Iterator[Any]:
+        about = self._file.metadata
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        row = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+        rows = min(max(_BYTES_AT_ONCE // max(row, 1), 1), _ROWS_AT_ONCE)
+        for batch in self._file.iter_batches(rows, columns=names, use_threads=False):
+            yield _without_dictionaries(batch)
+
+
+class _Arrow:
+    """As `_Parquet`, of Arrow's file format or its stream format, in which the package datasets saves."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        import pyarrow.ipc
+
+        starts = file.read(6)
+        file.seek(0)
+        opened = (pyarrow.ipc.open_file if starts == b"ARROW1" else pyarrow.ipc.open_stream)(file)
+        self.names = list(opened.schema.names)
+        count = getattr(opened, "num_record_batches", None)  # of the file format alone
+        self._batches: Iterator[Any] = iter(opened) if count is None else map(opened.get_batch, range(count))
+
+    def batches(self, names: list[str]) -> Iterator[Any]:
+        for batch in self._batches:
+            batch.validate(full=True)
+            chosen = batch.select(names)
+            row = chosen.nbytes // max(chosen.num_rows, 1)
+            rows = min(max(_BYTES_AT_ONCE // max(row, 1), 1), _ROWS_AT_ONCE)
+            for start in range(0, chosen.num_rows, rows):
+                yield _without_dictionaries(chosen.slice(start, rows))
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """A batch in which each row has its value, however often it comes again: its size is then known."""
+    import pyarrow
+
+    columns = [column.dictionary_decode() if hasattr(column, "dictionary_decode") else column for column in batch]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+def _each_within(memory: int, steps: Iterator[T]) -> Iterator[T]:
+    """What an iterator gives, each made within so much memory. MemoryError."""
+    end = object()
+    while (item := _within(memory, lambda: next(steps, end))) is not end:
+        yield item  # type: ignore[misc]
+
+
+def _within(memory: int, work: Any) -> Any:
+    """What a function gives that may take so many bytes of memory. MemoryError."""
+    with _limit(memory):
+        return work()
+
+
+@contextmanager
+def _limit(memory: int) -> Iterator[None]:
+    """Let this process take so many bytes beyond what it has. No limit where the system has none of the kind."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    with open("/proc/self/statm", "rb") as file:
+        used = int(file.read().split()[5]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (used + memory, soft) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
