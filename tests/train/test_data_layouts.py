@@ -320,7 +320,7 @@ def test_tables_of_pandas_and_polars() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (ONE, "got one record: give a list of them"),
+        (ONE, "got dict: give a list such as"),
         ({"a": [ONE], "b": [ONE]}, "has the splits a, b: give one, as data=splits"),
         (3, "expected a path or an iterable of records, got int"),
         (b"x", "expected a path or an iterable of records, got bytes"),

@@ -44,7 +44,9 @@ def _split_of(splits: Mapping[str, Any], name: str) -> Any:
     """That to train on of several data sets by name."""
     sets = [split for split in splits.values() if isinstance(split, Iterable) and not isinstance(split, (str, bytes))]
     if not splits or len(sets) < len(splits):
-        raise WgradError(f"{name}: expected a path or an iterable of records, got one record: give a list of them")
+        raise WgradError(
+            f"{name}: expected a path or an iterable of records, got dict: give a list such as [{{'text': '...'}}]"
+        )
     if "train" not in splits and len(splits) > 1:
         raise WgradError(f"{name}: has the splits {', '.join(map(str, splits))[:200]}: give one, as {name}=splits[...]")
     return splits["train"] if "train" in splits else next(iter(splits.values()))
