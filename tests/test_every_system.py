@@ -23,6 +23,11 @@ _MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog"
 _SIGNALS = {"SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "signal", "getsignal", "set_wakeup_fd"}
 # Where it is asked for first, or only one system comes there.
 ALLOWED = {
+    ("device/cache.py", "os.geteuid"),  # after hasattr
+    ("wgsl/runtime/adapters.py", "import resource"),  # after sys.platform
+    ("train/data/table_records.py", "import resource"),  # where sys.platform is linux
+    ("train/ranks/keeper.py", "os.kill"),  # not started on Windows
+    ("train/ranks/keeper.py", "signal.SIGKILL"),
     ("train/run/memory_advice.py", "os.sysconf"),  # after os.name
     ("train/data/template_worker.py", "import resource"),  # in a try
     ("train/run/find_model.py", "os.symlink"),  # in a try: Windows asks for a right

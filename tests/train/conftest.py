@@ -64,6 +64,8 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config["partial_rotary_factor"] = 0.5
     if kind in ("mistral", "ministral"):
         config["sliding_window"] = None
+    if kind == "ministral":  # transformers' default: all slide
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     return config | changes
 
 

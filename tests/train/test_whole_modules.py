@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_refused(whole: Path) -> None:
     for changes, message in (
         ({"modules_to_save": ["norm"]}, "has norm: of whole modules only model.embed_tokens and lm_head can be read"),
         ({"ensure_weight_tying": True}, "ensure_weight_tying is true: tied whole modules cannot be read"),
-        ({"modules_to_save": ["lm_head"]}, "adapts model.embed_tokens.weight, which is no"),
+        ({"modules_to_save": ["lm_head"]}, "holds the whole model.embed_tokens.weight, which modules_to_save"),
     ):
         (whole / CONFIG_FILE).write_text(json.dumps(raw | changes))
         with pytest.raises(WgradError, match=message):

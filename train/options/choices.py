@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow")
@@ -26,3 +27,14 @@ TEMPLATE_HELP = (
     + ", ".join(TEMPLATES)
 )
 ShotsOrder = Literal["random", "first"]
+
+# The rule of --target-modules.
+MODULES = (
+    "must name at least one module, each as NAME or NAME=RANK, a rank from 1 on, none twice; all-linear stands alone",
+    lambda v: (
+        len(v) > 0
+        and all(re.fullmatch(r"all-linear|(?!all-linear=)[^=]+(=0*[1-9]\d{0,8})?", n) for n in v)
+        and len({n.partition("=")[0] for n in v}) == len(v)
+        and (len(v) == 1 or "all-linear" not in v)
+    ),
+)

@@ -7,7 +7,6 @@ The command line's options (`cli_options.py`), the keys of the YAML file and `OU
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import get_args
@@ -17,7 +16,7 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.train.options import choices
-from wgrad.train.options.choices import AUTO, DPO, KTO, LORA, ORPO, REPORTERS, SFT
+from wgrad.train.options.choices import AUTO, DPO, KTO, LORA, MODULES, ORPO, REPORTERS, SFT
 from wgrad.train.options.contradictions import refuse_contradictions
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
@@ -35,15 +34,6 @@ STREAM_HELP = (
     "recomputes layers, as with --checkpointing); auto: where they do not fit otherwise"
 )
 LIMIT_HELP = "take no more memory of the device than this: 3GiB, 800MiB"
-MODULES = (
-    "must name at least one module, each as NAME or NAME=RANK, a rank from 1 on, none twice; all-linear stands alone",
-    lambda v: (
-        len(v) > 0
-        and all(re.fullmatch(r"all-linear|(?!all-linear=)[^=]+(=0*[1-9]\d{0,8})?", n) for n in v)
-        and len({n.partition("=")[0] for n in v}) == len(v)
-        and (len(v) == 1 or "all-linear" not in v)
-    ),
-)
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
