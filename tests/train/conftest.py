@@ -62,9 +62,10 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     if kind == "stablelm":  # whose quarter of a head would be an odd number
         config["partial_rotary_factor"] = 0.5
-    if kind in ("mistral", "ministral"):
+    if kind == "mistral":
         config["sliding_window"] = None
-    if kind == "ministral":  # transformers' default: all slide
+    if kind == "ministral":  # which transformers asks for a window even where no layer slides
+        config["sliding_window"] = 64
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     return config | changes
 
