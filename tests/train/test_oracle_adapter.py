@@ -25,6 +25,7 @@ from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
+from wgrad.train.model.token_tables import TokenTables
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run.build import TrainableModel, build_frozen, build_optimizer, build_trainable
@@ -49,11 +50,16 @@ def random_ids(rows: int = 1, seed: int = 1) -> np.ndarray:
 
 def our_logits(model: Model, ids: np.ndarray) -> np.ndarray:
     device, flat = model.device, ids.reshape(-1)
+    positions = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
+    tables = TokenTables.empty(model.config, ids.size, ids.shape[1], device)
+    if tables is not None:
+        tables.write(device, positions, np.zeros_like(ids))
     inputs = Inputs(
         ids=device.upload(flat),
-        positions=device.upload(np.tile(np.arange(ids.shape[1], dtype=np.int32), len(ids))),
+        positions=device.upload(positions.reshape(-1)),
         doc_start=device.upload(np.zeros_like(ids)),
         cache_len=device.upload(np.zeros(1, np.int32)),
+        tables=tables,
     )
     return device.download(model.logits(model.hidden(inputs).data))
 

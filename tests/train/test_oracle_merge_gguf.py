@@ -40,7 +40,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LONGROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 8,  # fewer than the tokens compared: llama.cpp goes by its context
     "rope_scaling": {"rope_type": "longrope", "short_factor": [1.5] * 6, "long_factor": [1.5, 2.0, 3.0, 4.5, 7.0, 9.0]},
 }
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
