@@ -93,6 +93,17 @@ def test_an_answer_that_the_loop_writes_while_at_the_question_is_told_by_prefixe
         spoken(pairs, TURNS * 60)
 
 
+def test_a_loop_that_tells_another_turn_wrongly_is_not_believed_in_a_long_conversation() -> None:
+    """The next turn writes what ends this one, with a number that is not that of the short conversations tried."""
+    numbered = APERTUS.replace("{% if ns.open %}<E>{% set", "{% if ns.open %}{{ '<E%d>' % loop.index0 }}{% set")
+    numbered = numbered.replace(
+        "{% if ns.open %}<E>{% endif %}", "{% if ns.open %}{{ '<E%d>' % messages|length }}{% endif %}"
+    )
+    assert spoken(numbered) == ["He that hears.<E2>", "None.<E4>"]
+    with pytest.raises(MessagesRefused, match="differently"):
+        spoken(numbered, TURNS * 60)
+
+
 def test_a_turn_of_many_is_told_as_the_others_are() -> None:
     """Only some turns of a long conversation get renderings of their own."""
     many = TURNS * 60

@@ -100,7 +100,14 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = folder / "mine.jinja"
     file.write_text("{% for m in messages %}{{ '[' + m.role + ']' + m.content ~ eos_token }}{% endfor %}"
                     "{% if add_generation_prompt %}[assistant]{% endif %}")  # fmt: skip
-    wgrad.finetune(model=folder / "base", data=RECORDS, out=folder / "out", chat_template=file, **OPTIONS)
+    there = list[bool]()
+
+    def look(report: Any) -> None:
+        there.append((folder / "out" / "chat_template.jinja").exists())
+
+    given: dict[str, Any] = {"out": folder / "out", "chat_template": file, "callbacks": [look]}
+    wgrad.finetune(model=folder / "base", data=RECORDS, **given, **OPTIONS)
+    assert there == [True]  # before the first step ends, for its checkpoint
     (folder / "kept").write_text(file.read_text())
     file.unlink()
     return folder
@@ -157,9 +164,7 @@ def test_the_server_and_the_commands(tuned: Path, tmp_path: Path, capsys: pytest
             assert client.post("chat/completions", vicuna).status == 200  # this template writes any role
     with serving(model=str(tuned / "base"), chat_template="vicuna") as client:
         for role, status in (("developer", 200), ("system", 200), ("function", 400), ("asistant", 400)):
-            reply = client.post(
-                "chat/completions", {**asked, "messages": [{"role": role, "content": "x"}, TURNS[0]]}
-            )
+            reply = client.post("chat/completions", {**asked, "messages": [{"role": role, "content": "x"}, TURNS[0]]})
             assert reply.status == status
             if status == 400:
                 assert f"turn 1 (role '{role}') leaves nothing" in reply.error["message"]
