@@ -89,6 +89,9 @@ def test_an_answer_that_the_loop_writes_while_at_the_question_is_told_by_prefixe
     assert spoken(pairs) == ["He that hears.<E>", "None.<E>"]
     with pytest.raises(MessagesRefused, match="renders turn 2 differently"):
         spoken("{{ messages|length }}" + pairs)
+    # The answer is no part of what opens the conversation, though the loop is at that while it writes both.
+    opened = [{"role": "assistant", "content": said} for said in ("Hear.", "Be wise.")]
+    assert spoken(pairs, [*opened, *TURNS]) == ["<U>Hear.<A>", "Be wise.<E>", "He that hears.<E>", "None.<E>"]
     with pytest.raises(MessagesRefused, match="differently"):  # too many turns to render the text up to each
         spoken(pairs, TURNS * 60)
 

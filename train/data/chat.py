@@ -300,8 +300,9 @@ class ChatTemplate:
             text = both.text[start:end]
             if number in (1, 3):
                 prompt = max(_common(prompt, text), _common(prompt, text.lstrip()), key=len)
-                said = "\u2042" + text.partition("\u2042")[2]
-                is_told = is_told and said.startswith(f"\u2042That{number // 2}.") and said.count("\u2042") == 1
+            own = (asks, answers)[number % 2][number // 2]["content"]
+            words = own if isinstance(own, str) else own[0]["text"]
+            is_told = is_told and text.count("\u2042") == text.count(words) <= 1
         ends = [text.partition("\u2042That0.")[2] for text in (once.text, both.text)]
         # A thought counts from its opening tag on, whoever opens it.
         return _Shape(prompt.split(THOUGHT)[0], _whole_tags(_common(*ends)).rstrip(" "), bos, is_told)

@@ -260,9 +260,7 @@ def _refuse_other_kinds(start: bytes, path: str, name: str, option: str) -> None
         raise WgradError(f"{option}: {name} has NUL bytes, so it is not text: {_OTHER}")
 
 
-def _kind(
-    start: bytes, path: str, name: str, option: str, columns: Mapping[str, str]
-) -> tuple[str, tuple[str, ...]]:
+def _kind(start: bytes, path: str, name: str, option: str, columns: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """-> kind (see DataFile), "json" where that is still to be told; notes. By the name's ending; where that says
     nothing, by the beginning."""
     ending, first = _ending(path), start.lstrip()[:1]
