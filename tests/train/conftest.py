@@ -66,7 +66,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
         config["sliding_window"] = None
     if kind == "ministral":  # which transformers asks for a window even where no layer slides
         config["sliding_window"] = 64
-        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+        config["layer_types"] = ["full_attention"] * (config | changes)["num_hidden_layers"]
     return config | changes
 
 
