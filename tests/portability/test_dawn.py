@@ -26,7 +26,7 @@ from tests.portability.dawn import ALL, Dawn, find_driver
 from tests.tools import DAWN, NODE, give_up
 from wgrad.autograd.selftest.bundle import Bundle
 
-LONGEST = 8_000  # characters of a shader that is run by default, where no shorter one has its entry point
+LONGEST = 3_000  # characters of a shader that is run by default, where no shorter one has its entry point
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,22 @@ def test_a_key_of_another_tool(key: str, words: str) -> None:
     assert str(caught.value) == f"--config: c.yaml: unknown key {key!r}{words if words[0] == ':' else ' ' + words}"
 
 
+def test_all_keys_of_another_tool_are_named_at_once() -> None:
+    file = {
+        "base_model": "m", "rank": 4, "micro_batch_size": 2, "do_train": True, "rnak": 3,
+        "optimizer": {"lr": 1e-4, "fused": True}, "dataset": {"packed": False}, "profiler": {},
+    }  # fmt: skip
+    with pytest.raises(WgradError) as caught:
+        config_from_mapping(file, "--config: c.yaml")
+    assert str(caught.value) == (
+        "--config: c.yaml: unknown keys 'base_model' (did you mean model?), 'micro_batch_size' (did you mean "
+        "batch_size?), 'do_train', 'rnak', 'optimizer.lr' (did you mean lr?), 'optimizer.fused', 'dataset.packed' (did "
+        "you mean packing?), 'profiler': see wgrad finetune --help"
+    )
+    with pytest.raises(WgradError, match=" and 40 more: see"):
+        config_from_mapping({f"zzzz{i}": 1 for i in range(100)}, "--config: c.yaml")
+
+
 def test_every_name_elsewhere_leads_to_a_value_that_is_taken() -> None:
     kinds = (RunOptions, GenerateConfig, ChatConfig, ServeConfig)
     here: dict[str, Any] = {f.name: f for o in kinds for f in dataclasses.fields(o)}

@@ -364,7 +364,6 @@ def test_rules_of_known_tokenizers_are_accepted(steps: list[dict]) -> None:
     assert too_long(json.dumps(data).encode()) == ""
 
 
-
 @pytest.mark.parametrize(
     "text", ["x\ud800", "\udce9t\udce9", "\U0001f600".encode("utf-16-le")[:2].decode("utf-16-le", "surrogatepass")]
 )

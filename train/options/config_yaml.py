@@ -12,20 +12,51 @@ from wgrad.train.files.decode import read_yaml
 from wgrad.train.options.finetune_config import CONFIG_FORMAT, RunOptions
 from wgrad.train.options.option_names import option_hint
 
+_LISTED = 60  # unknown keys that an error names
+
 
 def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Field names to values from a YAML mapping; `source` is named in the error for a key that is none."""
+    """Return field names and values of a YAML mapping.
+
+    Args:
+        source: Where the mapping is from; errors begin with it.
+
+    Raises:
+        WgradError: Keys are unknown (all are named, each with the name that it has here) or given twice.
+    """
     names = [f.name for f in fields(RunOptions)]
     result: dict[str, Any] = {}
+    unknown: list[Any] = []
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in names:
-            hint = option_hint(str(key), names, "") or ": see wgrad finetune --help"
-            raise WgradError(f"{source}: unknown key {key!r}{hint}")
-        if name in result:
+            unknown += _leaves(key, value)
+        elif name in result:
             raise WgradError(f"{source}: {name!r} is given twice: remove one")
-        result[name] = value
+        else:
+            result[name] = value
+    if unknown:
+        near = len(unknown) == 1  # a slip of the pen; several are another tool's names
+        hints = [_meant(path, names, near=near) for path in unknown]
+        listed = ", ".join(repr(path) + hint for path, hint in zip(unknown[:_LISTED], hints))
+        more = f" and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""
+        help_ = "" if all(hints) else ": see wgrad finetune --help"
+        raise WgradError(f"{source}: unknown key{'s' * (len(unknown) > 1)} {listed}{more}{help_}")
     return result
+
+
+def _leaves(key: Any, value: Any) -> list[Any]:
+    """The key, or of a mapping the dotted paths of its values: some tools sort their options into groups."""
+    if not isinstance(value, dict) or not value:
+        return [key if len(str(key)) <= 80 else f"{str(key)[:80]}..."]
+    return [f"{key}.{path}" for inner, below in value.items() for path in _leaves(inner, below)]
+
+
+def _meant(path: Any, names: list[str], *, near: bool) -> str:
+    """The hint of a key; of a dotted path that of its whole, of the last two parts or of the last alone."""
+    parts = str(path).split(".")
+    tried = ("_".join(parts), "_".join(parts[-2:]), parts[-1])
+    return next((hint for word in tried if (hint := option_hint(word, names, "", near=near))), "")
 
 
 def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -49,7 +49,8 @@ _ELSEWHERE = {
     "max_seq_len": "seq_len", "max_length": "seq_len", "sequence_len": "seq_len", "cutoff_len": "seq_len",
     "model_max_length": "seq_len", "context_length": "seq_len", "block": "seq_len", "num_train_epochs": "epochs",
     "num_epochs": "epochs", "n_epochs": "epochs", "iters": "max_steps", "num_steps": "max_steps", "steps": "max_steps",
-    "max_iters": "max_steps", "sample_packing": "packing", "pack": "packing", "train_on_inputs": "loss_on=all",
+    "max_iters": "max_steps", "sample_packing": "packing", "pack": "packing", "packed": "packing",
+    "train_on_inputs": "loss_on=all",
     "completion_only_loss": "loss_on=completion", "assistant_only_loss": "loss_on=completion",
     "mask_prompt": "loss_on=completion", "train_on_responses_only": "loss_on=completion",
     "val_set_size": "eval_fraction", "val_size": "eval_fraction", "test_size": "eval_fraction",
@@ -88,11 +89,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def option_hint(word: str, fields: Iterable[str], spelling: str, switches: Container[str] | None = None) -> str:
-    """What an unknown option or key may have meant, as ' (did you mean ...?)', or nothing.
+def option_hint(
+    word: str, fields: Iterable[str], spelling: str, switches: Container[str] | None = None, *, near: bool = True
+) -> str:
+    """Return ' (did you mean ...?)' with the option that an unknown one may have meant, or nothing.
 
-    fields: those of the command. spelling: "--" for a command line, "" for the keys of a file. switches: fields that
-    have a --no- form; None: all.
+    Args:
+        fields: Those of the command.
+        spelling: "--" for a command line, "" for the keys of a file.
+        switches: Fields that have a --no- form; None: all.
+        near: Also take names that only look alike.
     """
     fields = list(fields)
     name = word.lstrip("-").replace("-", "_").lower()
@@ -101,7 +107,7 @@ def option_hint(word: str, fields: Iterable[str], spelling: str, switches: Conta
     here = {field: field for field in fields}
     here |= {other: told for other, told in _ELSEWHERE.items() if " " in told or told.partition("=")[0] in fields}
     here |= {field: field for field in fields}
-    close = [name] if name in here else difflib.get_close_matches(name, list(here), n=1, cutoff=0.6)
+    close = [name] if name in here else difflib.get_close_matches(name, list(here), n=1, cutoff=0.6) if near else []
     if not close:
         return ""
     told = here[close[0]]

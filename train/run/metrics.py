@@ -22,6 +22,7 @@ from wgrad.train.run.out_folder import identity_of
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 _LONGEST_LINE = 1 << 16  # bytes; ours have some 200
 _LONGEST_SAMPLE = 1 << 24  # it holds its prompt
+_END = 1 << 26  # bytes of one line after which a file is not read on: a sparse file can have a million times as many
 HELD_OUT_LOSS = "held_out_loss"
 FORMAT = 1  # the first record of a file names it
 
@@ -48,10 +49,13 @@ def _read(path: str | os.PathLike[str], longest: int, kind: Any, first: int) -> 
         while line := file.readline(longest):
             value = _record(line, kind, first)
             if value is None:
-                rest = line
-                while len(rest) == longest and not rest.endswith(b"\n"):  # of a line that is too long
+                rest, passed = line, len(line)
+                while len(rest) == longest and not rest.endswith(b"\n") and passed < _END:  # a line that is too long
                     rest = file.readline(longest)
+                    passed += len(rest)
                 invalid += line is not rest or line.endswith(b"\n")
+                if passed >= _END:
+                    break
                 continue
             if value.pop("format", FORMAT) != FORMAT:
                 raise WgradError(

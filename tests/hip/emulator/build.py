@@ -23,6 +23,8 @@ HOST = {"gfx90a": 910, "gfx942": 942, "gfx1100": 1100, "gfx1201": 1201}
 FLAGS = ["-std=c++20", "-O1", "-march=x86-64-v3", "-fPIC", "-fno-math-errno", "-Wall", "-Wno-psabi", f"-I{KERNELS}"]
 # What is unrolled for a card would only take long to compile here.
 FLAGS += ["-mllvm", "-pragma-unroll-threshold=64", "-Wno-pass-failed"]
+# Functions that are inlined everywhere are not compiled for callers that there cannot be.
+FLAGS += ["-fvisibility-inlines-hidden"]
 # GPU_KERNEL leaves this mark; the kernel's name follows.
 _MARK = re.compile(r'annotate\("gpu_kernel:" "([^"]+)"\)\)\)\s*void\s+(\w+)\s*\(')
 # Kernels that report every load and store: little optimisation, so that an access of the source stays one instruction.
