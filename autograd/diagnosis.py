@@ -1,4 +1,4 @@
-"""What keeps a machine from computing on its graphics card, and what to do: `wgrad doctor`."""
+"""Reasons why a machine cannot compute on its GPU, and what to do: `wgrad doctor`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _install(machine: Machine, packages: dict[str, str], usual: str) -> str:
 
 
 def _container(machine: Machine) -> list[str]:
-    """Of a container that was started without the card: nothing else can be told from inside."""
+    """Finding for a container that was started without the GPU; nothing more can be seen from inside."""
     if not machine.in_container:
         return []
     vendors = machine.pci_vendors()

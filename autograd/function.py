@@ -42,7 +42,7 @@ Weight = Tensor | Array
 
 
 class Context:
-    """What a forward leaves for its backward.
+    """Values that a forward saves for its backward.
 
     name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
     saved: what `save` was given. rounds_to: set by a forward whose backward rounds the gradient of its output to this
@@ -88,7 +88,7 @@ class Context:
 
 
 class Function(Generic[P, T]):
-    """What `differentiable` makes: a function on Tensors (and raw arrays or None, which get no gradient) -> a Tensor or
+    """A differentiable operator: a function on Tensors (and raw arrays or None, which get no gradient) -> a Tensor or
     a tuple of them. A tuple as an argument (LoraTerm) stands for its parts."""
 
     def __init__(self, forward: Callable[..., Any], described: Callable[..., Any]) -> None:

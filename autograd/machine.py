@@ -1,4 +1,4 @@
-"""What a machine has for graphics cards to be used: files, device nodes, drivers. Read here, judged in diagnosis.py."""
+"""Files, device nodes and drivers that a GPU needs. Read here, judged in diagnosis.py."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Machine:
         return variable, [p for p in self.environment.get(variable, "").split(os.pathsep) if p]
 
     def vulkan_drivers(self) -> list[VulkanDriver]:
-        """What is registered, as the loader looks for it; files that are not there are left out."""
+        """Return the registered drivers in the loader's order; files that are not there are left out."""
         variable, named = self.named_drivers()
         folders = [self.root / folder for folder in _ICD_FOLDERS]
         data = self.environment.get("XDG_DATA_HOME") or os.path.join(self.environment.get("HOME", ""), ".local/share")

@@ -48,7 +48,8 @@ def _units() -> Any:
 
 
 def status() -> Status:
-    """What there is, without changing anything. Raises a device's error where no adapter can be listed."""
+    """Return the state of tensor cores without changing anything. Raises a device's error where no adapter can be
+    listed."""
     units, adapters = _units(), importlib.import_module("wgrad.wgsl.runtime.adapters")
     native = importlib.import_module("wgrad.wgsl.runtime.native")
     library = units.installed()
@@ -70,7 +71,7 @@ def status() -> Status:
 
 
 def idle(device: Any) -> str:
-    """Of a device whose card lists matrix units and runs without them: why, and what to do. Else empty."""
+    """Return why a GPU with tensor cores runs without them and what to do, or an empty text."""
     return _why_idle(device)[0]
 
 

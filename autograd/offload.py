@@ -1,4 +1,4 @@
-"""What checkpointed stretches keep for their backward, parked in main memory.
+"""Offloading of checkpointed activations to host memory.
 
 Copies are part of the device's work, in its one order, so a recording has them and the host waits for none. Beside the
 work they can run as far as nothing next to them touches the same array: an array leaves when its stretch has read it
@@ -17,7 +17,7 @@ from wgrad.device.contract import Array, Device
 
 
 class _Kept:
-    """Of one stretch. host: empty where they stay on the device."""
+    """Activations of one checkpointed stretch. host: empty where they stay on the device."""
 
     def __init__(self, arrays: Sequence[Array], device: Device, parked: bool) -> None:
         self.here: list[Array] | None = list(arrays)
@@ -37,8 +37,8 @@ class _Kept:
 
 
 class Parking:
-    """Of one pass: stretches put theirs in the order of the forward and take them in that of the backward. The first
-    `stretches` of them have it parked, of the others it stays on the device."""
+    """Offloaded activations of one pass: stretches put theirs in the order of the forward and take them in that of the
+    backward. The first `stretches` of them have it parked, of the others it stays on the device."""
 
     def __init__(self, device: Device, stretches: int) -> None:
         self._device, self._stretches = device, stretches

@@ -30,7 +30,7 @@ _MOST_REMEMBERED = 4096
 
 
 class Rules:
-    """What the arguments of a call must be: a function of an Args and the call's arguments. It raises ShapeError, and
+    """Checks of a call's arguments: a function of an Args and the call's arguments. It raises ShapeError, and
     may return arguments to be replaced."""
 
     def __init__(self, rules: Callable[..., Any], name: str = "") -> None:
@@ -90,7 +90,8 @@ class Operator(Rules):
 
 
 def _looked_at(value: Any) -> Any:
-    """What rules may look at of an argument: shape and dtype of an array, the parts of a weight, a plain value."""
+    """The properties of an argument that rules may use: shape and dtype of an array, the parts of a weight, a plain
+    value."""
     if isinstance(value, tuple):
         return tuple(_looked_at(part) for part in value)
     if value is None or isinstance(value, int | float | str | type | np.dtype):

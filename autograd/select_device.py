@@ -1,4 +1,4 @@
-"""Which device a run uses: decided here, once, and said with the reason.
+"""Selection of the device that a run uses, with the reason.
 
 `auto` takes the first of: a HIP device that passes a short self-check, a real GPU through wgpu, a software Vulkan
 driver through wgpu, NumPy.
@@ -78,7 +78,7 @@ def _auto() -> Device:
 
 
 def _concerns_amd(error: DeviceUnavailable, adapters: list[dict[str, Any]]) -> bool:
-    """Whether there is an AMD card that HIP might have run on: for anybody else it is no subject."""
+    """Return whether there is an AMD card that HIP might have run on: for anybody else it is no subject."""
     if any(adapter.get("vendor_id") == AMD for adapter in adapters) or os.path.exists(_AMD_DRIVER):
         return True
     cause = error.__cause__
@@ -142,7 +142,7 @@ def _list_adapters(again: bool = False) -> tuple[list[dict[str, Any]], list[dict
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """What `wgrad devices` prints, best first.
+    """Return the lines of `wgrad devices`, best device first.
 
     Every entry: spec (what to pass to --device), name, usable, reason (why not, or a remark), and what more the
     device's facts say (device/contract.py).

@@ -27,7 +27,7 @@ _mode = _Mode()
 
 
 def is_recording() -> bool:
-    """Whether operators put themselves on the tape (False inside `no_grad`)."""
+    """Return whether operators put themselves on the tape (False inside `no_grad`)."""
     return _mode.recording
 
 
@@ -41,8 +41,8 @@ def recording(on: bool) -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Whether a stretch is made again for its backward, which comes next: what it saves lives shortly, and nobody reads
-    its output."""
+    """Return whether a stretch is made again for its backward, which comes next: what it saves lives shortly, and
+    nobody reads its output."""
     return _mode.recomputing
 
 

@@ -38,8 +38,8 @@ NOT_TIMED = 3  # tokens: of the prompt, of the first step, of the one that is re
 
 
 def weight_bytes(model: Model) -> int:
-    """Of all weights that a token is multiplied with: a table of embeddings that is not the head is looked up only, and
-    a stack is its parts."""
+    """Bytes of all weights that a token is multiplied with: a table of embeddings that is not the head is looked up
+    only, and a stack is its parts."""
     looked_up = set() if model.config.tie_word_embeddings else {"model.embed_tokens.weight"}
     stacks = (f"{QKV}.weight", f"{GATE_UP}.weight")
     return sum(w.nbytes for name, w in model.weights.items() if name not in looked_up and not name.endswith(stacks))

@@ -79,7 +79,7 @@ class Coming:
 
 
 class Gradient:
-    """What `buckets_of` asks of parameters: layers of equal size."""
+    """The part of parameters that `buckets_of` uses: layers of equal size."""
 
     def __init__(self, size: int, layers: int) -> None:
         self.size, self._layers = size // (64 * layers) * 64 * layers, layers

@@ -1,4 +1,4 @@
-"""What gradients of 16 bits between hosts do to the loss: the embedded model, two ranks that take each other for hosts.
+"""Effect of 16-bit gradients between hosts on the loss: the embedded model, two ranks that take each other for hosts.
 
     python bench/bench_exchange_bits.py [--steps 128] [--seeds 0,1] [--out FILE]
 

@@ -34,7 +34,7 @@ Point = tuple[str, int, int]  # model, batch, tokens in a row
 
 
 def points(model: str, models: tuple[str, ...], shortest: int) -> Iterator[tuple[str, Point]]:
-    """What changes, and the point. shortest: tokens of the sweeps that change something else."""
+    """Sweeps: the variable and its values. shortest: tokens of the sweeps that change something else."""
     yield from (("batch", (model, batch, shortest)) for batch in BATCHES)
     yield from (("length", (model, 1, length)) for length in LENGTHS)
     yield from (("model", (name, 1, shortest)) for name in models)

@@ -127,7 +127,7 @@ def shape_of(name: str) -> Shape:
 
 
 def starts(places: Path, folder: Path, args: argparse.Namespace) -> dict[str, float]:
-    """What is said of the runs, by the line's name."""
+    """Return a text per measured line, by its name."""
     outs = [folder / f"out-{i}" for i in range(1 + timing.SAMPLES)]
     runs = [first_step(places, out, args.device, not args.no_quantize) for out in outs]
     medians = {what: median_spread([run[what] for run in runs[1:]]) for what in runs[0]}

@@ -60,7 +60,7 @@ def streamed_weights(config: ModelConfig, device: Any) -> StreamedWeights:
 
 
 def link_gb_per_second(device: Any, weights: StreamedWeights) -> float:
-    """Of a layer's copy to the device by itself."""
+    """Measure a layer's copy to the device by itself."""
     source = weights._layers[0].buffer
     target = device.empty(source.shape, source.dtype)
     samples = []

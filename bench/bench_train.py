@@ -98,13 +98,13 @@ SHAPES = {
 
 
 def shape_of(name: str, checkpointing: bool) -> Shape:
-    """Of that name; checkpointing: with its layers recomputed although it goes without."""
+    """Return the shape of that name; checkpointing: with its layers recomputed although it goes without."""
     shape = SHAPES[name]
     return replace(shape, checkpointing=True) if checkpointing else shape
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
-    """What takes less memory than the shapes' own settings, or more."""
+    """Settings that take less or more memory than the shapes' own."""
     parser.add_argument("--checkpointing", action="store_true", help="recompute the layers of every shape")
     parser.add_argument(
         "--offload-checkpoints",

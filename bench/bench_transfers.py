@@ -40,7 +40,7 @@ def operands(device: Any, m: int, n: int, k: int) -> list[Array]:
 
 
 def seconds(device: Any, *works: Callable[[], Any]) -> float:
-    """Of all of them in one submission."""
+    """Measure all of them in one submission."""
 
     def submission() -> None:
         for work in works:

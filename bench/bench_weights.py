@@ -78,7 +78,7 @@ class Case:
                     "rows": rows, "n": n, "k": k}  # fmt: skip
 
     def chosen(self) -> Work:
-        """What a user gets."""
+        """The path that a user gets."""
         call = self._device.linear_quantized_backward if self._backward else self._device.linear_quantized
         return self._record(lambda w: call(self._x, w, dtype=self._dtype), "chosen", 0)
 

@@ -1,4 +1,4 @@
-"""What every bench shares: timing beside torch, a row's device and versions, where rows go."""
+"""Shared by all benchmarks: timing next to torch, a row's device and versions, where rows go."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def families(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def least(shares: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Of each number of waves that all have."""
+    """Rows for each number of waves."""
     found = list(shares)
     return {n: min(s[n] for s in found) for n in WAVES if all(n in s for s in found)}
 
@@ -183,14 +183,14 @@ def products(rows: list[Row]) -> list[str]:
 
 
 def worst_error(rows: list[Row]) -> str:
-    """Of results: a row may have errors of several (`o` and `lse` of the attention forward)."""
+    """Errors of results: a row may have errors of several (`o` and `lse` of the attention forward)."""
     found = [e for r in rows for e in r.get("error", {}).values()]
     errors = [max(e.values()) if isinstance(e, dict) else e for e in found]
     return f"{max(errors):.2g}" if errors else "–"
 
 
 def executed(operators: list[Row], gemm: list[Row], attention: list[Row]) -> list[str]:
-    """What ran instruction by instruction: kernels, and how far they were off."""
+    """Table of kernels that ran instruction by instruction, and how far they were off."""
     cells = []
     for arch in ARCHITECTURES:
         ours, dense, flash = ([r for r in rows if r["arch"] == arch] for rows in (operators, gemm, attention))

@@ -1,4 +1,4 @@
-"""Whether a faster way to compute learns what float32 learns: the embedded model, so many steps of each, and the
+"""Return whether a faster way to compute learns what float32 learns: the embedded model, so many steps of each, and the
 held-out losses.
 
     python bench/loss_run.py [--device auto] [--compute float16] [--int8-products] [--steps 1000] [--keep FOLDER]

@@ -46,7 +46,7 @@ def ratio(ours: float, peer: float | None) -> str:
 
 
 class Losses:
-    """What a peer does faster, collected while the tables are made."""
+    """Rows where a peer is faster, collected while the tables are made."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What is alive when a device's pool is at its peak, by what made it: a pool that keeps count."""
+"""Arrays that are alive at the pool's peak, by the code that made them."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class CountingPool(Pool):
         self._nbytes[label] += sign * block.nbytes
 
     def at_peak(self) -> list[Part]:
-        """What was in use when most was, the largest first."""
+        """Return the arrays at the peak, largest first."""
         return sorted(self._at_peak, key=lambda part: -part.nbytes)

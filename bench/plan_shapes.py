@@ -1,4 +1,4 @@
-"""What `wgrad plan` says beside what runs of ten shapes then report, by the commands alone.
+"""Compare `wgrad plan` with the memory that runs of ten shapes report, by the commands alone.
 
     python bench/plan_shapes.py [--device wgpu] [--model DIR] [--data FILE] [--out FILE]
 

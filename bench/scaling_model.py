@@ -1,4 +1,4 @@
-"""What a step over many ranks would take, from the parts that bench_ranks.py measured on one card and of sums alone.
+"""Model of a step over many ranks, from the parts that bench_ranks.py measured on one card and of sums alone.
 
     python bench/scaling_model.py [bench/results/ranks.jsonl] [--ranks 8,64,512] [--every 1,8,32] [--bits 16]
 
@@ -52,7 +52,8 @@ class Parts:
         self.bytes = sorted({r["bytes"]: r for r in rows if r["what"] == "bytes"}.values(), key=lambda r: r["bytes"])
 
     def cost(self, name: str) -> Cost:
-        """Of `name`: straight lines between what was measured; beyond, as many bytes a second as of the most."""
+        """Interpolate the times of `name`: straight lines between what was measured; beyond, as many bytes a second as
+        of the most."""
         x = [row["bytes"] for row in self.bytes]
         y = [row[f"{name}_ms"] / 1e3 for row in self.bytes]
 

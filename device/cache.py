@@ -100,7 +100,7 @@ def read_kept(path: Path, limit: int) -> bytes:
 
 
 def is_kept(path: Path) -> bool:
-    """Whether there is a file in the cache that `open_kept` opens."""
+    """Return whether there is a file in the cache that `open_kept` opens."""
     try:
         open_kept(path).close()
     except OSError:

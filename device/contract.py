@@ -113,7 +113,7 @@ class Device(Protocol):
     def memory(self) -> MemoryStats: ...
 
     def host_memory(self) -> MemoryStats:
-        """Of the arrays made by `empty_host`."""
+        """Bytes in the arrays made by `empty_host`."""
 
     def limit_memory(self, nbytes: int | None) -> None:
         """From now on an allocation that would bring what the driver has given (in use, or free in the pool) above this

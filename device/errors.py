@@ -1,4 +1,4 @@
-"""What can go wrong for a reason that a user can act on. The command line prints these and exits with status 2."""
+"""Errors that a user can act on. The command line prints these and exits with status 2."""
 
 
 class WgradError(Exception):
@@ -6,7 +6,7 @@ class WgradError(Exception):
 
 
 class UnusableResult(WgradError):
-    """What a run came to is of no use: not finite, or nothing was learnt. The command's status is 1."""
+    """The run's result is unusable: not finite, or nothing was learnt. The command's status is 1."""
 
 
 class ShapeError(WgradError, ValueError):

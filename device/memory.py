@@ -83,7 +83,7 @@ class Array:
 
     @property
     def address(self) -> int:
-        """Of the first element, where buffers are addresses (HIP)."""
+        """Address of the first element, on devices with addresses (HIP)."""
         return int(self.lease.block.buffer) + self.offset
 
     @property

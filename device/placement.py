@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass
 class _Life:
-    """Of an array: bytes of the block that it asks for, and when it had it, by a count of the pool's calls."""
+    """Lifetime of an array: bytes of the block that it asks for, and when it had it, by a count of the pool's calls."""
 
     nbytes: int
     begin: int
@@ -24,7 +24,7 @@ class _Life:
 
 
 class Rehearsal:
-    """What a pool was asked for while work ran that will be recorded next."""
+    """Allocations of a rehearsal: work that runs once before it is recorded."""
 
     def __init__(self) -> None:
         self.lives: list[_Life] = []

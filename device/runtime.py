@@ -1,4 +1,4 @@
-"""What the runtimes of all devices with a memory pool share: arrays, recording, profiles.
+"""Base of the runtimes with a memory pool: arrays, recording, profiles.
 
 Two pools: of device memory, and of main memory that the device reads and writes by itself (`empty_host`).
 """

@@ -1,4 +1,4 @@
-"""What the operators of this room share: their table, the type codes of elements.hpp, eight elements a work-item."""
+"""Shared by the HIP operators: their table, the type codes of elements.hpp, eight elements a work-item."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LowRank = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is added to a product: alpha * product + u op(v) + bias + residual (+ out where accumulated)."""
+    """Epilogue of a GEMM: alpha * product + u op(v) + bias + residual (+ out where accumulated)."""
 
     alpha: float = 1.0
     bias: Array | None = None
@@ -74,7 +74,7 @@ def dense_product(
 
 
 def card_of(device: Runtime) -> Card:
-    """What plans are made for, looked up once for a device (its compute units change in `planned_for`)."""
+    """The GPU that plans are made for, looked up once per device (its compute units change in `planned_for`)."""
     card = device.once(_card)
     return card if card.compute_units == device.compute_units else replace(card, compute_units=device.compute_units)
 

@@ -1,4 +1,4 @@
-"""Which kernel serves a product: decisions from shapes, dtypes and alignment alone, to be tested by name."""
+"""Choice of the kernel for a GEMM: decisions from shapes, dtypes and alignment alone, to be tested by name."""
 
 from __future__ import annotations
 

@@ -214,3 +214,35 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
     space["wgrad"].finetune(out="out/watched", callbacks=[space["Watch"](), print], **options)
     said = capsys.readouterr().out
     assert "checkpoints/step-1" in said and "StepReport(step=1" in said
+
+
+# Beginnings of sentences that a reader has to solve first; private words, and the field's word for each.
+RIDDLES = re.compile(r'^\s*"""(What|That|Which|Whether|Of) ')
+PRIVATE = {"parked": "offloaded", "parking": "offloading", "made again": "recomputed", "passed over": "skipped"}
+
+
+def test_docstrings_say_first_what_a_thing_is() -> None:
+    """A summary is a noun phrase or an imperative."""
+    rooms = [
+        path for room in ("src", "device", "wgsl", "hip", "autograd", "train") for path in (ROOT / room).rglob("*.py")
+    ]
+    lines = [(path, line) for path in rooms for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(rooms) > 200
+    assert [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if RIDDLES.match(line)] == []
+
+
+def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES if "notes" not in page.parts
+    }
+    for command in ("finetune", "generate", "serve", "merge", "eval"):
+        main([command, "--help"])
+        texts[f"wgrad {command} --help"] = " ".join(capsys.readouterr().out.split())
+    texts.pop("CHANGELOG.md")
+    found = [
+        f"{name}: {word!r}: say {said!r}"
+        for name, text in texts.items()
+        for word, said in PRIVATE.items()
+        if word in text
+    ]
+    assert found == []

@@ -1,4 +1,4 @@
-"""What the memory-bound operators share: element types of a shader variant, and pieces that fit one binding."""
+"""Shared by the memory-bound operators: element types of a shader variant, and pieces that fit one binding."""
 
 from __future__ import annotations
 

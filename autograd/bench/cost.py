@@ -1,4 +1,4 @@
-"""What a call of an operator must do at least: FLOP, and bytes to and from memory. Counted from its arguments, once.
+"""Least work of one operator call: FLOP, and bytes read from and written to memory. Counted from its arguments, once.
 
 Bytes: each input read once, each output written once; scratch does not count. FLOP of products and attention are
 exact: a multiplication and an addition are two, causal attention is half of its square, its backward 2.5 forwards,
@@ -48,7 +48,7 @@ _IN_PART |= {"advance": ("tokens", "uniforms")}
 
 
 def cost(op: str, arguments: Arguments, made: Any) -> Cost:
-    """Of one call. arguments: by name, as it was called; made: what it returned."""
+    """Return the cost of one call. arguments: by name, as it was called; made: what it returned."""
     count = _FLOP.get(op)
     largest = max(map(_size, _arrays((arguments, made))))
     flop = count(arguments) if count is not None else _PER_ELEMENT.get(op, _USUAL_PER_ELEMENT) * largest

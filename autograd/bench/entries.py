@@ -13,7 +13,7 @@ from wgrad.device.contract import Device
 
 
 def entries(device: Device, sizes: Sizes, ops: tuple[str, ...] = ()) -> list[Entry]:
-    """What is timed on the device; ops: only these operators (all of them known)."""
+    """Benchmarks that a device can run; ops: only these operators (all of them known)."""
     found = [e for dtype in dtypes(device, sizes) for e in entries_of(sizes, dtype)]
     assert len({e.name for e in found}) == len(found), "two entries of the bench have the same name"
     return [e for e in found if not ops or e.op in ops]

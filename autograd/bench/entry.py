@@ -1,4 +1,4 @@
-"""What `wgrad bench` times: an operator, and how its arguments are made on a device."""
+"""One benchmark of `wgrad bench`: an operator, and how its arguments are made on a device."""
 
 from __future__ import annotations
 

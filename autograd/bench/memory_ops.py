@@ -78,7 +78,7 @@ def _ropes(sizes: Sizes, t: np.dtype) -> list[Entry]:
 
 
 def _float32_only(sizes: Sizes) -> list[Entry]:
-    """What has no other type: clipping, quantisation, sampling, a cast."""
+    """Benchmarks of other operators: clipping, quantisation, sampling, a cast."""
     shape, vocab = (sizes.rows, sizes.columns), sizes.loss[1]
 
     def clip(device: Device) -> dict[str, Any]:

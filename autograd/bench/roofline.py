@@ -77,7 +77,8 @@ def measure_machine(device: Device, sizes: Sizes, warm_up: float = WARM_SECONDS)
 
 
 def dtypes(device: Device, sizes: Sizes) -> list[np.dtype]:
-    """Of activations: float32, and on a card the 16 bits that it is fastest in, or float16 where it has that."""
+    """Return the activation dtypes: float32, and on a GPU the 16-bit type that it is fastest in, or float16 where it
+    has that."""
     if device.name == "cpu" or (sizes.name != "large" and device.fastest_compute == "float32"):
         return [F32]
     if device.fastest_compute == "bfloat16":
@@ -122,7 +123,7 @@ def measure(device: Device, machine: Machine, entry: Entry, warm_up: float = WAR
 
 
 def place(device: Device, machine: Machine, entry: Entry, spent: Cost, time: Time) -> Row:
-    """Which roof bounds it, how near it comes, and what to look at."""
+    """Return the limiting roof, the fraction of it that was reached, and a hint."""
     on_units = entry.op in PRODUCTS and entry.dtype == device.fastest_compute and MATRIX_UNITS in machine.roofs
     arithmetic = machine.roofs[MATRIX_UNITS if on_units else "float32"]
     memory = machine.roofs[MEMORY]

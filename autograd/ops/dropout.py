@@ -38,7 +38,7 @@ def philox(counters: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def dropout_keep(size: int, p: float, seed: np.ndarray, stream: int) -> np.ndarray:
-    """Which of `size` elements stay, bool [size].
+    """Return a mask of the elements that dropout keeps, bool [size].
 
     Element i looks at word i % 4 of Philox-4x32-10 with key (seed[0], seed[1]) and counter (i // 4, stream, 0, 0),
     and stays when word >= floor(p * 2^32): its uniform number is word * 2^-32.

@@ -101,7 +101,7 @@ def epilogue(
     columns: str = "N",
     parts: int = 0,
 ) -> None:
-    """What is added to a product [M, columns]; parts: of a stack of weights, whose ranks u has side by side."""
+    """Terms added to a GEMM's result [M, columns]; parts: of a stack of weights, whose ranks u has side by side."""
     if bias is not None:
         args.array("bias", bias, columns, "f32")
     if residual is not None:

@@ -39,7 +39,7 @@ class LoraTerm(NamedTuple):
 
 
 def lora_term(args: Args, lora: LoraTerm, parts: int = 0) -> None:
-    """What must hold of the term of a layer [N, K]; parts: of a stack of weights."""
+    """Check the LoRA term of a layer [N, K]; parts: of a stack of weights."""
     args.array("lora.a", lora.a, "ranks K" if parts else "r K", "f32", "lora_A is [r, in]")
     args.array("lora.b", lora.b, "N r", "f32", "lora_B is [out, r]")
     if parts:

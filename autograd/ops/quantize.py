@@ -15,7 +15,7 @@ from wgrad.device.formats.nf4 import NF4Array
 
 
 def frozen_weight(args: Args, name: str, w: FrozenWeight) -> None:
-    """What the weight's format says of its parts."""
+    """Return the shapes and dtypes of a weight's parts, from its format."""
     for holds, message in w.rules():
         args.rule(holds, f"{name}.{message}; {AGAIN}")
     arrays = w.arrays()

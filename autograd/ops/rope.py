@@ -17,7 +17,7 @@ from wgrad.device.errors import WgradError
 
 
 def _tables(args: Args, name: str, cos: Array, sin: Array, positions: Array) -> None:
-    """What goes with the array `name` [N, ..., D] that is rotated."""
+    """Return the arguments that belong to the rotated array `name` [N, ..., D]."""
     width = args.size["D"]
     args.rule(
         width % 2 == 0, f"{name} must have an even head width D (halves are rotated against each other), got {width}"

@@ -36,7 +36,7 @@ def cases(t: np.dtype) -> list[Case]:
 
 
 def _again(device: Device, dy: Array) -> Outputs:
-    """What the forward's result is written to once more."""
+    """Output array of the forward that the backward recomputes."""
     return {"activated": device.empty(dy.shape, dy.dtype)}
 
 

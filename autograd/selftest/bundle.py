@@ -132,7 +132,8 @@ class _Writer:
 
 
 def _sizes(trace: Trace) -> list[tuple[int, bool]]:
-    """Of each buffer. A buffer of uniforms is made for a thousand launches: what nobody uses of it is cut off."""
+    """Return the sizes of the buffers. A buffer of uniforms is made for a thousand launches: what nobody uses of it is
+    cut off."""
     used = [0] * len(trace.buffers)
     for step in trace.steps:
         ends = (

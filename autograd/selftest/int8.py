@@ -58,7 +58,8 @@ def _case(format: str, variant: str, m: int, n: int, k: int, dtype: np.dtype, op
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Of both signs, from -127 to 127, which is among any eight that lie side by side or under one another."""
+    """Return integers of both signs, from -127 to 127, which is among any eight that lie side by side or under one
+    another."""
     values = rng.integers(-127, 128, shape)
     rows, columns = np.indices(shape)
     values[(rows - columns) % 8 == 0] = 127

@@ -71,8 +71,8 @@ nf4_case = partial(frozen_case, "nf4")
 
 
 def _cases(format: str, t: np.dtype) -> list[Case]:
-    """Of every format; rows become longer where its blocks are. What comes after the product knows no format, and is
-    asked of two."""
+    """Cases for every format; rows become longer where its blocks are. What comes after the product knows no format,
+    and is asked of two."""
     case = partial(frozen_case, format)
     found = [case("plain", 41, 160, 128, t, backward=backward) for backward in (False, True)]
     found.append(case("row", 1, 130, 192, t))
@@ -101,7 +101,7 @@ def _cases(format: str, t: np.dtype) -> list[Case]:
 
 
 def _nf4_cases(t: np.dtype) -> list[Case]:
-    """What this format has alone: nested scales, rows and blocks of any length."""
+    """Cases for features of one format only: nested scales, rows and blocks of any length."""
     found = []
     for backward in (False, True):
         for double in (False, True):
@@ -180,7 +180,7 @@ def _stacked_case(variant: str, m: int, parts: tuple[int, ...], k: int, x_dtype:
 
 
 class _Host:
-    """What `NF4Array.stack` asks of a device, in NumPy."""
+    """The device calls of `NF4Array.stack`, in NumPy."""
 
     zeros = staticmethod(np.zeros)
 

@@ -20,8 +20,8 @@ def matrix_cases() -> list[Case]:
 
 
 def decoded_cases() -> list[Case]:
-    """Of so many rows that the weight is decoded first; of fewer, on each of the tiles that decode it; of so few as a
-    token of each of several prompts."""
+    """Cases with enough rows that the weight is decoded first; with fewer, on each of the tiles that decode it; of so
+    few as a token of each of several prompts."""
     options: dict[str, Any] = {"rank": 16, "double": True}
     rows = (13, 40, 100, 264)
     within = [
@@ -98,7 +98,7 @@ def _matrix_epilogues() -> list[Case]:
 
 
 def _matrix_frozen() -> list[Case]:
-    """Of every format, and what NF4 has alone: nested scales, rows that end within a tile."""
+    """Cases for every format, and for features of NF4 only: nested scales, rows that end within a tile."""
     shapes: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
         *((format, "plain", 136, 264, 128, {}) for format in formats()),
         ("nf4", "lowrank 16", 264, 136, 192, {"rank": 16, "double": True}),

@@ -30,7 +30,7 @@ def kernel_cases() -> list[Case]:
 
 
 def bfloat16_cases() -> list[Case]:
-    """What the self-test asks in float32 and float16, of the operators that have kernels for bfloat16."""
+    """The self-test's float32 and float16 cases, for the operators that have kernels for bfloat16."""
     return [case for family in (gemm, linear, attention) for case in family.cases(BF16)]
 
 

@@ -31,7 +31,7 @@ def _quantize(rows: int, columns: int, dtype: Any, block_size: int = 64) -> list
 
 
 def quantized(device: Device, w: Array, block_size: int, double: bool) -> Outputs:
-    """What `finish` "nf4" or "nf4 double" takes."""
+    """Return the keywords of `finish` for "nf4" or "nf4 double"."""
     plain = device.quantize(w, block_size)
     if not double:
         return {"absmax": plain.absmax, "restored": device.dequantize(plain, F32), "w": w}

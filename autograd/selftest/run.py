@@ -58,7 +58,7 @@ def largest_difference(value: np.ndarray, oracle: np.ndarray) -> float:
 
 
 def to_host(case: Case, device: Device, outputs: Outputs) -> dict[str, np.ndarray]:
-    """What a case's call made, on the host and ready to be judged."""
+    """Outputs of a case's call, on the host and ready to be compared."""
     return FINISH[case.finish]({name: device.download(array) for name, array in outputs.items()})
 
 
@@ -72,7 +72,7 @@ class Expected:
 
 
 def expected_outputs(case: Case) -> Expected:
-    """What the reference makes of a case."""
+    """Return the reference's outputs for a case."""
     reference = ReferenceDevice()
     oracle = to_host(case, reference, case.call(reference, widen_inputs(case.inputs())))
     plain = to_host(case, reference, case.call(reference, upload_inputs(reference, case.inputs())))

@@ -55,7 +55,7 @@ class FrozenWeight(ABC):
 
     @abstractmethod
     def constants(self) -> dict[str, bool | int | float]:
-        """What a kernel that decodes this weight is compiled for."""
+        """Compile-time constants of a kernel that decodes this weight."""
 
     @abstractmethod
     def parameters(self) -> tuple[int, ...]:

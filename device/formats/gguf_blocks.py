@@ -1,4 +1,4 @@
-"""What the formats of GGUF have in common: rows of whole blocks, values in float32, and codes of 4 bits.
+"""Common parts of the GGUF formats: rows of whole blocks, values in float32, and codes of 4 bits.
 
 A file has each block's scales beside its codes, in sizes that no word of 32 bits divides. Here codes and scales lie
 apart, and codes in the order of their elements, so that what is decoded at once can be read at once; no bit is added.

@@ -173,12 +173,12 @@ class NF4Array(FrozenWeight):
     # ---- stacks ----------------------------------------------------------------------------
     @staticmethod
     def stackable(parts: Sequence[int], columns: int, block_size: int) -> bool:
-        """Whether weights of so many rows can lie under one another: each of whole blocks, codes and tiles."""
+        """Return whether weights of so many rows can lie under one another: each of whole blocks, codes and tiles."""
         whole = all(rows % PART_ROWS == 0 and rows * columns % block_size == 0 for rows in parts)
         return 1 < len(parts) <= MOST_PARTS and columns % 8 == 0 and whole
 
     def places(self) -> list[Place]:
-        """Of each part of a stack, and the end of the last."""
+        """Return the offset of each part of a stack, and the end of the last."""
         found: list[Place] = []
         row = absmax = nested = 0
         for part in (*self.parts, 0):

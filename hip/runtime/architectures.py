@@ -22,7 +22,7 @@ _SUPPORTED = re.compile(r"gfx(90a|942|950|1[12][0-9a-f]{2})")
 
 
 class Card(Protocol):
-    """What a device says of its card."""
+    """Properties of a GPU, as its driver reports them."""
 
     architecture: str
     compute_units: int

@@ -68,7 +68,7 @@ def driver_version() -> int:
 
 
 def runtime_version() -> int:
-    """Of the runtime library and its hiprtc, counted as the driver's."""
+    """Versions of the runtime library and of hiprtc, in the driver's encoding."""
     return int(check(hip().hipRuntimeGetVersion(), "hipRuntimeGetVersion"))
 
 

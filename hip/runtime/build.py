@@ -180,7 +180,7 @@ def differing(folder: Path, pairs: list[tuple[Path, str]], *, clang: str = CLANG
 
 
 def check(folder: Path, architectures: list[str], only: str, *, jobs: int = 0) -> int:
-    """What --check does; the exit status."""
+    """Run --check and return the exit status."""
     wrong = outdated(folder, architectures=tuple(architectures))
     if wrong:
         print("\n".join(wrong) + "\nmake them again with `make objects`")

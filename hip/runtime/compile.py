@@ -38,7 +38,7 @@ class Modules:
         return "shipped" if (objects_folder() / self.architecture).is_dir() else "hiprtc"
 
     def digest(self) -> str:
-        """Of the code objects, or of the sources where hiprtc compiles them."""
+        """Digest of the code objects, or of the sources that hiprtc compiles."""
         if self.origin == "shipped":
             return objects_digest(objects_folder(), self.architecture)
         return text_digest((*sources(), *headers()))

@@ -62,7 +62,7 @@ def objects_folder() -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the objects of a folder were made from; empty where nobody wrote it down."""
+    """Return the manifest of a folder of code objects, or an empty one."""
     path = folder / MANIFEST
     empty = {"compiler": "", "options": [], "sources": {}, "objects": {}}
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else empty

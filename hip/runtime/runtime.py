@@ -220,7 +220,7 @@ class Runtime(PooledRuntime):
         return self._readbacks.start(array, out, lambda: f"copying {array} to the host (last launch: {self._last})")
 
     def _kind(self, array: Array, kind: int) -> Any:
-        """Which copy is asked of the driver, where the other side is memory of NumPy."""
+        """Return the kind of copy to ask the driver for, where the other side is memory of NumPy."""
         return self._hip.hipMemcpyKind(HOST_TO_HOST if array.lease.of(self._host_pool) else kind)
 
     def download(self, array: Array) -> np.ndarray:
@@ -261,7 +261,7 @@ class Runtime(PooledRuntime):
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """What a verdict on this device hangs on: card, architecture, driver version, digest of its kernels."""
+        """Key of a self-check's verdict: GPU, architecture, driver version, digest of its kernels."""
         return self.card, self.architecture, str(binding.driver_version()), self.modules.digest()
 
     def pipelines_compiled(self) -> int:

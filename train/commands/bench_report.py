@@ -1,4 +1,4 @@
-"""What `wgrad bench --json` prints, as a file that `--compare` reads, and what it is to be slower than that."""
+"""Reports of `wgrad bench --json`, as files that `--compare` reads, and the test for "slower"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class OldRoof(msgspec.Struct):
-    """Of the file, what is compared."""
+    """Return the parts of the file that are compared."""
 
     name: str
     spread: NotNegative

@@ -112,7 +112,8 @@ def _decoding(device: RecordingDevice, raw: dict[str, Any], dtype: Any) -> None:
 
 
 def training_cases(float16: bool = True) -> list[Case]:
-    """Of steps with adapters (without dropout; with it, recomputed, doubly quantised), of a full step, of decoding."""
+    """Cases of steps with adapters (without dropout; with it, recomputed, doubly quantised), of a full step, of
+    decoding."""
     found: list[Case] = []
     for dtype in (np.float32, np.float16) if float16 else (np.float32,):
         name = np.dtype(dtype).name

@@ -114,7 +114,7 @@ def _talks(opened: Opened[ChatConfig]) -> list[Talk]:
 
 # ---- the terminal --------------------------------------------------------------------------------
 def _lines() -> Iterator[str]:
-    """What a person types, or the lines of a pipe or file. Ctrl-C at the prompt takes back what was typed."""
+    """Yield the user's lines, from the terminal, a pipe or a file. Ctrl-C at the prompt takes back what was typed."""
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         try:

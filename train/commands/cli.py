@@ -299,7 +299,7 @@ def _add_config(parser: Parser) -> None:
 
 
 def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) -> str:
-    """What is saved: what the command itself said, else the newest checkpoint."""
+    """Return the message after Ctrl-C: the command's own, else the newest checkpoint."""
     out = getattr(args, "out", None) if getattr(args, "command", None) == "finetune" else None
     if str(error) or not out:
         return one_line(error) if str(error) else "interrupted"

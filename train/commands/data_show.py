@@ -43,7 +43,7 @@ def run_data_show(config: RunOptions, examples: int) -> int:
 
 
 def _names(example: Example) -> Sequence[str]:
-    """What each part of an example is to a preference."""
+    """Labels of the parts of a preference."""
     if isinstance(example, Pair):
         return "chosen, ", "rejected, "
     return ({1: "desirable, ", -1: "not desirable, "}.get(example.label, ""),)
@@ -78,7 +78,7 @@ def example_text(document: Document, tokenizer: Tokenizer, colours: bool) -> Tex
 
 
 def _plain(text: str) -> str:
-    """What a terminal would obey (an escape sequence in the data) as the escapes of Python; lines stay lines."""
+    """Replace control characters, which a terminal would obey, by Python's escapes; newlines stay."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 

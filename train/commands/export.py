@@ -53,7 +53,7 @@ def _tokenizer_note(folder: Path, adapter: str) -> str:
 
 
 def _base(given: str, folder: Path) -> str:
-    """What a Modelfile in this folder calls the base: Ollama takes paths from there. WgradError."""
+    """Return the base model's path as a Modelfile in this folder writes it. Raises WgradError."""
     if not given.endswith(".gguf"):
         return given
     if not Path(given).is_file():

@@ -50,7 +50,7 @@ _TOKENS = 128
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two models' next-token distributions at some places: the mean Kullback-Leibler divergence in nats, the largest
+    """Compare two models' next-token distributions: the mean Kullback-Leibler divergence in nats, the largest
     difference of a log-probability among tokens that either gives 0.001 or more, how often the likeliest agrees."""
 
     tokens: int

@@ -56,7 +56,7 @@ def package_versions() -> dict[str, str]:
 
 
 def make_report(device: Device, results: list[Result], seconds: float) -> dict[str, Any]:
-    """What a person with another card needs to know of this one: card, driver, versions, and the error of each case."""
+    """Report for people with another GPU: GPU, driver, versions, and the error of each case."""
     failed = sum(not r.ok for r in results)
     about = {"name": device.name, "description": device.description, "reason": device.reason}
     return {

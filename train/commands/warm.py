@@ -67,7 +67,7 @@ def _contents(folders: list[Path]) -> dict[Path, dict[str, int]]:
 
 
 def _kept(folders: list[Path], before: dict[Path, dict[str, int]], after: dict[Path, dict[str, int]]) -> str:
-    """What became of the driver's cache, as far as its folders show it."""
+    """Describe the change of the driver's cache, as its folders show it."""
     for folder, files in after.items():
         old = before.get(folder, {})
         if files != old:

@@ -21,7 +21,7 @@ _PAGE = Path(__file__).with_name("watch_page.html")
 
 
 def open_watch(folders: Sequence[str]) -> Watch:
-    """What the page shows. WgradError: a file, or too many."""
+    """Return the watched runs. Raises WgradError: a file, or too many."""
     folders = list(dict.fromkeys(expand_path(folder, "RUN") for folder in folders))
     if len(folders) > MOST_RUNS:
         raise WgradError(f"RUN: a page shows at most {MOST_RUNS} runs; got {len(folders)}: leave some out")

@@ -29,7 +29,7 @@ class MessagesRefused(WgradError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a template is given. tools: JSON schemas; options: further names that the template knows."""
+    """Variables of a template. tools: JSON schemas; options: further names that the template knows."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -379,7 +379,7 @@ def _given(text: str, opens: bool, header: str, bos: str) -> int:
 
 
 def _tail(rendered: _Rendered) -> str:
-    """What is written behind the loop over the messages."""
+    """Text that the template writes after the loop over the messages."""
     return rendered.text[rendered.messages[-1][1] :] if rendered.messages else ""
 
 

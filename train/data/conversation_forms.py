@@ -54,7 +54,7 @@ def conversation_form(keys: Keys) -> tuple[str, list[dict[str, Any]] | None]:
 
 
 def type_name(value: Any) -> str:
-    """What a value is, in words of JSON."""
+    """Return the JSON type of a value."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null", bytes: "bytes"}
     return names.get(type(value), "a number") if value != [] else "an empty list"
 

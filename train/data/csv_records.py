@@ -21,7 +21,7 @@ _OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")  # may be text, to
 
 
 def delimiter_of(start: bytes, usual: str, columns: Mapping[str, str]) -> str:
-    """What stands between two cells, by the header: where names of columns of which a record is made come out, else
+    """Return the delimiter, judged by the header: where names of columns of which a record is made come out, else
     where most cells do. start: of the file; usual: where nothing tells; columns: those of --columns."""
     line = start.partition(b"\n")[0]
     if told := _SEPARATOR.fullmatch(line):
@@ -32,7 +32,7 @@ def delimiter_of(start: bytes, usual: str, columns: Mapping[str, str]) -> str:
 
 
 def looks_like_csv(start: bytes, columns: Mapping[str, str]) -> bool:
-    """Whether a file that begins so has a header of plain names, more than one, of which a record is made."""
+    """Return whether a file that begins so has a header of plain names, more than one, of which a record is made."""
     line, newline, _ = start.partition(b"\n")
     names = _cells(line, delimiter_of(start, ",", columns))
     plain = isinstance(names, list) and len(names) > 1 and all(re.fullmatch(r"\w+", name) for name in names)
@@ -79,8 +79,8 @@ def csv_rows(
 
 
 def _ends_in_quotes(line: bytes, delimiter: bytes, is_quoted: bool) -> bool:
-    """Whether the next line goes on with a quoted cell. is_quoted: this one does. A quote opens a cell at its beginning
-    alone: one within is the cell's own."""
+    """Return whether the next line goes on with a quoted cell. is_quoted: this one does. A quote opens a cell at its
+    beginning alone: one within is the cell's own."""
     at = 0
     while b'"' in line[at:]:
         if not is_quoted:

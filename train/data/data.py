@@ -47,7 +47,7 @@ _SHOWN, _COUNTED = 12, 1000  # keys that nothing reads
 
 @dataclass
 class _Tally:
-    """What reading a file came upon."""
+    """Counts of a file's reading."""
 
     truncated: int = 0  # examples that were longer than seq_len
     cut_tokens: int = 0  # tokens that they lost

@@ -99,7 +99,8 @@ def changed_keys(tokenizer: Tokenizer, base: Tokenizer) -> dict[str, str | int]:
 
 
 def _cut(pre: Any) -> tuple[str, ...]:
-    """What a tokenizer.json does before BPE: ("bytes",) is GPT-2's own pattern; () is none of what can be known."""
+    """Return the pre-tokenizer of a tokenizer.json: ("bytes",) is GPT-2's own pattern; () is none of what can be
+    known."""
     steps = pre.get("pretokenizers", [pre]) if isinstance(pre, dict) else []
     found = []
     for step in steps:

@@ -101,7 +101,8 @@ def _id(fields: GgufFields, name: str, count: int) -> int | None:
 
 
 def _takes_blanks(fields: GgufFields, token: str) -> bool:
-    """Whether blanks behind a special token go with it. A file cannot say so: of Phi-3's llama.cpp knows it by name."""
+    """Return whether blanks behind a special token go with it. A file cannot say so: of Phi-3's llama.cpp knows it by
+    name."""
     name = fields.get("general.name", str, "").lower()
     return ("phi-3" in name or "phi3" in name) and token not in ("<unk>", "<s>", "<|endoftext|>")
 
@@ -112,7 +113,7 @@ def _added(id_: int, text: str, special: bool, takes_blanks: bool) -> dict[str, 
 
 
 def _around(fields: GgufFields, kind: str, tokens: list[str], ids: dict[str, int | None]) -> dict[str, Any] | None:
-    """What is put before a text and behind it: by default bos before one of SentencePiece, or of Llama 3."""
+    """Return the tokens put before and after a text: by default bos before one of SentencePiece, or of Llama 3."""
     begins = kind == "llama" or _SAME_CUT.get(pre := _cut(fields), pre) == "llama-bpe" and pre not in _NOT_LLAMA
     places = {"bos": fields.get(_KEY + "add_bos_token", bool, begins)}
     places["eos"] = fields.get(_KEY + "add_eos_token", bool, False)

@@ -41,7 +41,7 @@ def records_of(value: Any, name: str) -> Records:
 
 
 def _split_of(splits: Mapping[str, Any], name: str) -> Any:
-    """That to train on of several data sets by name."""
+    """Choose the data set to train on from several by name."""
     sets = [split for split in splits.values() if isinstance(split, Iterable) and not isinstance(split, (str, bytes))]
     if not splits or len(sets) < len(splits):
         raise WgradError(

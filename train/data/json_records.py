@@ -45,8 +45,8 @@ def _cut(blocks: Iterable[bytes], deepest: int) -> Iterator[Cut]:
 
 # ---- what a file is ------------------------------------------------------------------------------
 def json_kind(start: bytes, known: Collection[str]) -> tuple[str, str]:
-    """What a file is that begins with an object -> "lines", "objects" (over several lines), or "wrapped" and the key of
-    the list in it. start: its beginning; known: keys that --columns names."""
+    """Return the layout of a file that begins with an object: "lines", "objects" (over several lines), or "wrapped" and
+    the key of the list in it. start: its beginning; known: keys that --columns names."""
     line, newline, rest = start.lstrip().partition(b"\n")
     try:
         value = decode_json_text(line)
@@ -61,7 +61,7 @@ def json_kind(start: bytes, known: Collection[str]) -> tuple[str, str]:
 
 
 def _goes_on(line: bytes, rest: bytes) -> bool:
-    """Whether the object that a line begins ends on a later one, or another one follows on the same line."""
+    """Return whether the object that a line begins ends on a later one, or another one follows on the same line."""
     length = 0
     for text, sign, _ in _cut([line], 1):
         length += len(text) + len(sign)

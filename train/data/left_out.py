@@ -35,7 +35,7 @@ def _text(content: Any) -> str:
 
 
 def _names(message: Mapping[str, Any]) -> list[str]:
-    """Of the tools that the message calls."""
+    """Return the names of the tools that a message calls."""
     calls = message.get("tool_calls")
     calls = [*(calls if isinstance(calls, list) else ()), message.get("function_call")]
     calls = [call for call in calls if isinstance(call, dict)]
@@ -44,7 +44,7 @@ def _names(message: Mapping[str, Any]) -> list[str]:
 
 
 def _lost(text: str, said: str) -> str:
-    """What lies between the longest begin and the longest end of `text` that `said`, without white space, holds."""
+    """Return the middle of `text`: without the longest start and end that `said` contains, spaces ignored."""
     places = [place for place, character in enumerate(text) if not character.isspace()]
     squeezed = "".join(text[place] for place in places)
     if squeezed in said:

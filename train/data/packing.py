@@ -209,7 +209,7 @@ def _batch(rows: Sequence[Sequence[Example]], config: RunOptions, pad_id: int) -
 
 
 def eval_batches(examples: Sequence[Example], config: RunOptions, pad_id: int = 0) -> list[Batch]:
-    """What is held out as micro-batches, always in the same order."""
+    """Yield the held-out examples as micro-batches, always in the same order."""
     rows = _rows([len(d) for d in examples], config, range(len(examples)))
     size = config.batch_size
     picked = [[examples[i] for i in row] for row in rows]

@@ -135,7 +135,7 @@ def _said(answer: Any, name: str) -> list[Any]:
 
 
 def _have_the_question(answers: Mapping[str, Any], begin: Any, keys: Keys) -> bool:
-    """Whether both answers begin with the question. begin: what they begin with alike."""
+    """Return whether both answers begin with the question. begin: what they begin with alike."""
     if isinstance(begin, list):
         first = [turns_of(answer, name, keys)[0] for name, answer in answers.items()]
         return any(turn["role"] != "assistant" for turn in first)

@@ -57,12 +57,12 @@ class Keys:
 
 
 def is_filled(part: Any) -> bool:
-    """Whether a value says anything: a table has something empty where a record has nothing."""
+    """Return whether a value says anything: a table has something empty where a record has nothing."""
     return bool(part.strip()) if isinstance(part, str) else part is not None and part != [] and part != {}
 
 
 def _is_repeated(part: Any, asked: Sequence[str]) -> bool:
-    """Whether a text is in what is asked already, or what is asked is in it."""
+    """Return whether a text is in what is asked already, or what is asked is in it."""
     if not isinstance(part, str):
         return False
     text = part.strip()
@@ -86,8 +86,8 @@ def _check_flag(name: str, part: Any) -> None:
 
 
 def is_learnt(turn: Mapping[str, Any], number: int) -> bool:
-    """Whether a turn of the assistant is to be learnt. WgradError: it says so in part only, or in no known way; another
-    role's turn is to be."""
+    """Return whether a turn of the assistant is to be learnt. WgradError: it says so in part only, or in no known way;
+    another role's turn is to be."""
     learnt = True
     is_assistant = turn.get("role") == "assistant"
     for name in (*LEARNT, *NOT_LEARNT):

@@ -1,4 +1,4 @@
-"""What the readers of data files have in common: a record, how long it may be, and the columns of a table."""
+"""Shared by the readers of data files: a record, how long it may be, and the columns of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def too_long(limit: int) -> str:
 
 
 def our_names(names: Sequence[str], columns: Mapping[str, str]) -> list[str]:
-    """What columns of a table are called here. columns: those of --columns."""
+    """Return our names of a table's columns. columns: those of --columns."""
     ours = {theirs: ours for ours, theirs in columns.items() if theirs}
     replaced = {mine for mine, theirs in columns.items() if not theirs or theirs in names}
     return [ours.get(name, "" if name in replaced else name) for name in names]

@@ -75,7 +75,7 @@ def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: 
 
 @contextmanager
 def of_line(name: str, line: int) -> Iterator[None]:
-    """What goes wrong within is a BadLine of this place; an option's error stays as it is."""
+    """Turn errors within the block into a BadLine of this place; an option's error stays."""
     try:
         yield
     except WgradError as error:
@@ -161,7 +161,7 @@ def keys_of(value: Mapping[str, Any]) -> str:
 
 
 def _plain_sample(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
-    """Of a record that is no conversation by its form; the line's number is still to come."""
+    """Sample of a record that is not a conversation; the line's number is still to come."""
     if "prompt" in keys and "completion" in keys:
         refuse_label(keys)
         prompt, completion = keys.get("prompt"), keys.get("completion")
@@ -211,7 +211,8 @@ def _roles(turns: list[dict], learn: Collection[int]) -> tuple[tuple[str, bool],
 
 
 def _all_but_skipped(turns: list[dict], conversation: Conversation, tokenizer: Tokenizer) -> Sample:
-    """Of --loss-on all: the whole text, without the turns of the assistant that say they are not to be learnt."""
+    """Sample for --loss-on all: the whole text, without the turns of the assistant that say they are not to be
+    learnt."""
     skipped = {i for i, turn in enumerate(turns) if turn["role"] == "assistant" and not is_learnt(turn, i + 1)}
     roles = _roles(turns, set(range(len(turns))) - skipped)
     text, spans = tokenizer.chat_template.render_with_spans(conversation, skipped)

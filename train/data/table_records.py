@@ -143,14 +143,14 @@ def _without_dictionaries(batch: Any) -> Any:
 
 # ---- memory --------------------------------------------------------------------------------------
 def _each_within(memory: int, steps: Iterator[T]) -> Iterator[T]:
-    """What an iterator gives, each made within so much memory. MemoryError."""
+    """Yield an iterator's items, each made within so much memory. Raises MemoryError."""
     end = object()
     while (item := _within(memory, lambda: next(steps, end))) is not end:
         yield item  # type: ignore[misc]
 
 
 def _within(memory: int, work: Any) -> Any:
-    """What a function gives that may take so many bytes of memory. MemoryError."""
+    """Call a function that may take so many bytes of memory. Raises MemoryError."""
     with _limit(memory):
         return work()
 

@@ -209,7 +209,7 @@ class CompiledTemplate:
 
     @property
     def tells_generated(self) -> bool:
-        """Whether there is a {% generation %} block in it."""
+        """Return whether there is a {% generation %} block in it."""
         return self._marks.seen
 
     def render(self, values: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a chat template takes: which roles it knows, and whether contents are text or lists of parts.
+"""Inputs of a chat template: the roles it knows, and whether contents are text or lists of parts.
 
 A template does not say; it is tried on short conversations, once for each question.
 """
@@ -51,7 +51,7 @@ class TemplateForms:
         self._contents: dict[str, str] = {}
 
     def knows(self, role: str) -> bool:
-        """Whether a turn of this role leaves anything in the rendering."""
+        """Return whether a turn of this role leaves anything in the rendering."""
         if role not in self._known:
             forms = (_A, [{"type": "text", "text": _A}])
             tried = (c for form in forms for c in _around({"role": role, "content": form}))
@@ -63,7 +63,7 @@ class TemplateForms:
         return ", ".join(role for role in _ROLES if self.knows(role))
 
     def contents(self, role: str) -> str:
-        """What contents of this role may be: "text", "parts" (a list of them), or "both"."""
+        """Return the kind of content that this role takes: "text", "parts" (a list of them), or "both"."""
         if role not in self._contents:
             self._contents[role] = self._find_contents(role)
         return self._contents[role]

@@ -136,7 +136,7 @@ def filled_parts(message: Message) -> list[str]:
 def _stands_in(
     text: str, template: CompiledTemplate, messages: Sequence[Message], number: int, parts: list[str]
 ) -> bool:
-    """Whether the content of a message is there as it stands, so that nothing need be tried."""
+    """Return whether the content of a message is there as it stands, so that nothing need be tried."""
     content = messages[number].get("content")
     if parts != ["content"] or not isinstance(content, str) or len(wanted := content.strip()) < _LONG:
         return False

@@ -33,7 +33,7 @@ _MARK = "wgradAnswer"  # an assistant's turn, of which is looked for what follow
 
 
 class Tokenizer:
-    """What training and generation need of a tokenizer. Made by `load_tokenizer`.
+    """A tokenizer, as training and generation use it. Made by `load_tokenizer`.
 
     Attributes: vocab_size (largest id + 1), bos_id, eos_id, pad_id (None where there is none), ends (ids that end a
     text: eos and those of generation_config.json).
@@ -144,7 +144,7 @@ class Tokenizer:
         return encode_windows(blocks, lambda text: self.encode_batch([text], add_special_tokens=False)[0])
 
     def added_ids(self) -> tuple[list[int], list[int]]:
-        """What the post-processor puts before a text and behind it."""
+        """Return the tokens that the post-processor puts before and after a text."""
         if self._added is None:
             plain, whole = (self._backend.encode("x", add_special_tokens=added).ids for added in (False, True))
             place = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
@@ -258,7 +258,7 @@ class Tokenizer:
 
     @property
     def template_text(self) -> str:
-        """Of the chat template; "" where there is none."""
+        """Digest of the chat template; "" without one."""
         return self.templates.get("default", "")
 
     @property

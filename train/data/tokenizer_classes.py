@@ -148,7 +148,7 @@ CLASSES = {
 
 
 def choose_class(config: Config, model: Config, data: bytes, where: str) -> TokenizerClass | None:
-    """What transformers makes of the files; None: the tokenizer of tokenizer.json as it stands.
+    """Return the tokenizer that transformers builds from the files; None: the tokenizer of tokenizer.json as it stands.
 
     config, model: tokenizer_config.json and config.json; data: tokenizer.json; where: the folder, for the message.
     WgradError: a class of transformers whose rules are not known here.
@@ -186,7 +186,7 @@ def rebuild(chosen: TokenizerClass, config: Config, data: bytes, backend: tokeni
 
 
 def finish(chosen: TokenizerClass, made: tokenizers.Tokenizer, bos: str | None, special: list[str]) -> None:
-    """What a class does once its tokens are added. bos, special: those that the configuration names."""
+    """Apply a class's changes after its tokens are added. bos, special: those that the configuration names."""
     if chosen.plain:
         made.add_tokens([AddedToken(text, special=True) for text in special])
     if chosen.post == "bos" and bos is not None and (id_ := made.token_to_id(bos)) is not None:

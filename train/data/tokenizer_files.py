@@ -26,7 +26,7 @@ _LONGEST_TEMPLATE = 4 << 20  # bytes of a chat template in a file of its own
 
 
 class _Parts(msgspec.Struct):
-    """What is looked at of a tokenizer.json; the rest is the business of the tokenizers library."""
+    """The checked part of a tokenizer.json; the tokenizers library checks the rest."""
 
     post_processor: dict[str, Any] | None = None
     added_tokens: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def explain(error: BaseException) -> str | None:
-    """What the tokenizers library says in a line; None for what is none of its own errors (Ctrl-C).
+    """Return the tokenizers library's message in one line; None for what is none of its own errors (Ctrl-C).
 
     It raises plain Exception, and where its Rust code panics a PanicException, which is no Exception.
     """
@@ -112,7 +112,7 @@ def _check_ids(backend: tokenizers.Tokenizer, parts: _Parts, path: Path) -> None
 
 
 def _undefined(processor: Any) -> Iterator[str]:
-    """What the templates of TemplateProcessing name without having it: a token that special_tokens lacks; a second text
+    """Find what the templates of TemplateProcessing lack: a token that special_tokens lacks; a second text
     in the one for a single text."""
     if not isinstance(processor, dict):
         return

@@ -42,7 +42,7 @@ class _Growing(msgspec.Struct):
 
 @dataclass
 class _Length:
-    """What a text of n characters may come to: growth * n + added."""
+    """Bound on a text's length: n characters become at most growth * n + added."""
 
     growth: float = 1.0
     added: float = 0.0
@@ -165,7 +165,7 @@ def _width(pattern: Any) -> int:
 
 
 def _has_nested_set(source: str) -> bool:
-    """Whether there is a set of characters within another, which Python takes for something longer."""
+    """Return whether there is a set of characters within another, which Python takes for something longer."""
     inside = False
     for mark in re.findall(r"\\.|[][]", source, re.DOTALL):
         if mark == "[" and inside:

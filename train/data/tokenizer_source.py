@@ -47,7 +47,7 @@ class TokenizerSource:
 
     @property
     def folder(self) -> Path:
-        """Of the tokenizer's files."""
+        """Digest of the tokenizer's files."""
         return (
             self.adapter if self.adapter is not None and exists(self.adapter / _TOKENIZER, "--adapter") else self.base
         )
@@ -134,7 +134,7 @@ def _templates(folder: Path) -> dict[str, str]:
 
 
 def _same_files(folder: Path, other: Path) -> bool:
-    """Whether the files of their tokenizers are the same, byte for byte."""
+    """Return whether the files of their tokenizers are the same, byte for byte."""
     pairs = [(folder / name, other / name) for name in _TOKENIZER_FILES]
     return all(a.is_file() == b.is_file() and (not a.is_file() or filecmp.cmp(a, b, shallow=False)) for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, key by key, with types that are checked.
+"""Metadata of a GGUF file, key by key, with checked types.
 
 Source: github.com/ggml-org/ggml, docs/gguf.md.
 """

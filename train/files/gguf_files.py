@@ -144,7 +144,7 @@ class GgufEntry(TensorEntry):
 
 
 def is_frozen_gguf(entry: TensorEntry | None) -> bool:
-    """Whether a tensor has few bits that a linear layer takes as they are."""
+    """Return whether a tensor has few bits that a linear layer takes as they are."""
     return isinstance(entry, GgufEntry) and entry.dtype in gguf_formats()
 
 
@@ -235,7 +235,7 @@ def header_digest(path: Path, source: str) -> str:
 
 @contextmanager
 def _damage(path: Path, source: str) -> Iterator[None]:
-    """What the `gguf` package finds wrong, as a WgradError."""
+    """Turn errors of the `gguf` package into WgradError."""
     try:
         with np.errstate(over="raise"):  # of sums of the file's numbers
             yield
@@ -300,7 +300,7 @@ def _reader_class(gguf: Any) -> type[Any]:
 
 
 def _heads(architecture: str, fields: dict[str, Any], path: Path, source: str) -> dict[str, int]:
-    """Of q and of k, by the tensors' names."""
+    """Heads of q and k, by tensor name."""
     heads = fields.get(f"{architecture}.attention.head_count")
     found: dict[str, Any] = {"attn_q": heads, "attn_k": fields.get(f"{architecture}.attention.head_count_kv", heads)}
     for value in found.values():

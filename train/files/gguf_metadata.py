@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model beside the tensors: keys, values and types, to be written into another file."""
+"""Metadata of a GGUF file: keys, values and types, to be written into another file."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def resolve_model(spec: str, option: str = "--model", weights: bool = True) -> P
 
 
 def is_hub_id(spec: str, option: str = "--model") -> bool:
-    """Whether `spec` means a model of the hub, and no folder or file of this machine. WgradError: a bad name."""
+    """Return whether `spec` means a model of the hub, and no folder or file of this machine. WgradError: a bad name."""
     return not exists(Path(expand_path(spec, option)), option) and _HUB_ID.fullmatch(spec) is not None
 
 
@@ -103,7 +103,8 @@ def hub_errors(hub_id: str, option: str) -> Iterator[Any]:
 
 
 def _is_whole(folder: Path, wanted: list[str]) -> bool:
-    """Whether nothing of a model is missing: another tool, or a fetch that was cut short, may have left a part."""
+    """Return whether nothing of a model is missing: another tool, or a fetch that was cut short, may have left a
+    part."""
     if not (folder / "config.json").exists() or wanted == ["config.json"]:
         return (folder / "config.json").exists()
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):

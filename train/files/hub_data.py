@@ -38,7 +38,7 @@ class _Fetched(msgspec.Struct):
 
 
 def is_data_set(path: str, option: str) -> bool:
-    """Whether a value is that of a data set, rather than a file's that is there or by its name was meant."""
+    """Return whether a value is that of a data set, rather than a file's that is there or by its name was meant."""
     found = _SPEC.fullmatch(path)
     ending = os.path.splitext(path)[1].lower()
     looks_like_a_file = bool(re.fullmatch(r"\.[a-z][a-z0-9]*", ending)) and ":" not in path
@@ -109,7 +109,7 @@ def _paths(fetched: _Fetched, hub_id: str, hub: Any) -> list[str]:
 
 
 def _cached(hub_id: str, config: str, split: str, where: str, hub: Any) -> list[str]:
-    """What the hub's cache has of the split, whoever left it there."""
+    """Return the split's files in the hub's cache."""
     with suppress(Exception):  # nothing, or not all that was asked for then
         folder = Path(hub.snapshot_download(hub_id, repo_type="dataset", local_files_only=True))
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
@@ -120,7 +120,7 @@ def _cached(hub_id: str, config: str, split: str, where: str, hub: Any) -> list[
 
 
 def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetched:
-    """What is to be fetched of the data set's own files, or of the hub's conversion. A script's other files may be
+    """Return the files to fetch: the data set's own, or the hub's conversion. A script's other files may be
     anything: where there is one named as the data set, the conversion goes first."""
     info = hub.HfApi().dataset_info(hub_id)
     names, of = [file.rfilename for file in info.siblings or ()], {"repo_type": "dataset", "revision": info.sha}
@@ -144,7 +144,7 @@ def _choose(hub_id: str, config: str, split: str, where: str, hub: Any) -> _Fetc
 
 
 def _conversion(hub_id: str, hub: Any) -> Any:
-    """What the hub tells of its own conversion to Parquet; None where it made none."""
+    """Return the hub's description of its conversion to Parquet, or None."""
     try:
         return hub.HfApi().dataset_info(hub_id, revision=_CONVERSION)
     except hub.errors.RevisionNotFoundError:
@@ -161,7 +161,7 @@ def _fetch(fetched: _Fetched, spec: str, hub_id: str, hub: Any) -> list[str]:
 
 
 def _refusal(error: Exception, hub_id: str, hub: Any) -> str:
-    """What the hub itself said against it, or the disk; "" where the hub was not reached."""
+    """Return the reason given by the hub or the disk; "" if the hub was not reached."""
     if isinstance(error, hub.errors.GatedRepoError):
         page = f"huggingface.co/datasets/{hub_id}"
         return f"its owner asks you to accept terms first: do so on {page}, then {_LOGIN}"

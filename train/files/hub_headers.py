@@ -1,4 +1,4 @@
-"""What a hub's model is, without its weights: config.json, and files of the weights' names, types and shapes.
+"""Description of a hub model without its weights: config.json, and files of the weights' names, types and shapes.
 
 The files are safetensors with the headers of the hub's files, and as long as those, but with holes in the place of the
 numbers: whatever reads no number takes them as it takes a model.

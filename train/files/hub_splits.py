@@ -1,4 +1,4 @@
-"""Which files of a data set's repository are those of a split: by the `configs` of its README.md, else by their names;
+"""Choice of a split's files in a data set's repository: by the `configs` of its README.md, else by their names;
 and which of the Parquet files that the hub itself makes of it.
 
 Source: the hub's documentation of data sets, "Data files configuration" (the README's front matter; the words of
@@ -30,7 +30,7 @@ _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)")
 
 
 def files_of_split(names: Sequence[str], readme: str, config: str, split: str, where: str) -> list[str]:
-    """Of all files of a repository those of a split, in order. readme: README.md's text; config: "" is the default one.
+    """Return a split's files out of a repository's, in order. readme: README.md's text; config: "" is the default one.
     where: opens each message. WgradError: there are none."""
     data = [n for n in sorted(names) if n.lower().endswith(ENDINGS) and n.rpartition("/")[2] not in _ABOUT]
     if not data:
@@ -46,7 +46,7 @@ def files_of_split(names: Sequence[str], readme: str, config: str, split: str, w
 
 
 def files_of_conversion(names: Sequence[str], config: str, split: str, where: str) -> tuple[list[str], bool]:
-    """Of all files of the hub's own conversion, CONFIGURATION/SPLIT/0000.parquet, those of a split, in order, and
+    """Return a split's files out of the hub's conversion (CONFIGURATION/SPLIT/0000.parquet), in order, and
     whether they are the begin of it alone: of large data sets the hub converts no more. WgradError: there are none."""
     found: dict[str, dict[str, list[str]]] = {}
     for name in sorted(names):
@@ -82,7 +82,7 @@ def _named(config: str, default: Sequence[str], configs: Collection[str], where:
 
 
 def missing_shards(names: Sequence[str]) -> bool:
-    """Whether some of `names` say of themselves that there are more, or one does not say how many there are."""
+    """Return whether some of `names` say of themselves that there are more, or one does not say how many there are."""
     parts = [_SHARD.fullmatch(name) for name in names]
     groups: dict[tuple[str, ...], set[int]] = {}
     for part in parts:

@@ -65,7 +65,8 @@ def _shown(path: str | os.PathLike[str]) -> str:
 
 
 def exists(path: str | os.PathLike[str], source: str) -> bool:
-    """Whether there is anything of that name. WgradError where that cannot be known (no permission, a bad name)."""
+    """Return whether there is anything of that name. WgradError where that cannot be known (no permission, a bad
+    name)."""
     _check_name(path, source)
     with reading(path, source):
         try:

@@ -28,7 +28,7 @@ _AGAIN = "fetch the model again, or use the unquantised one"
 
 
 def is_nf4(entries: Mapping[str, TensorEntry], name: str) -> bool:
-    """Whether a base model holds the tensor `name` in 4 bits (of whatever kind)."""
+    """Return whether a base model holds the tensor `name` in 4 bits (of whatever kind)."""
     return name + STATE_KEY in entries or name + FP4_KEY in entries
 
 

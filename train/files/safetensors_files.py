@@ -139,7 +139,7 @@ class TensorEntry:
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    """Whether no number of a float16, bfloat16 or float32 array is NaN or infinite.
+    """Return whether no number of a float16, bfloat16 or float32 array is NaN or infinite.
 
     By their bits, from infinity's on, with either sign: the largest integer of a piece that stays in the cache takes a
     tenth of the time of np.isfinite, and of reading the file.
@@ -170,7 +170,7 @@ def _windows(shape: tuple[int, ...], elements: int) -> Callable[[float], tuple[i
 
 @contextmanager
 def _explained(path: Path, source: str) -> Iterator[None]:
-    """What the package says of a file, as a WgradError."""
+    """Turn the package's errors about a file into WgradError."""
     try:
         yield
     except (SafetensorError, OSError, ValueError) as error:  # ValueError: NumPy, for a shape that it cannot have

@@ -31,7 +31,7 @@ Prompt = str | Messages | Mapping[str, Any]  # text; messages; or an object as a
 
 @dataclass(frozen=True)
 class Generated:
-    """What a model wrote. tokens: its ids; prompt_tokens: how many the prompt had. finish: "stop" where the model ended
+    """A generated text. tokens: its ids; prompt_tokens: how many the prompt had. finish: "stop" where the model ended
     the text, "length" where max_new_tokens did."""
 
     text: str
@@ -88,7 +88,7 @@ class LoadedModel:
     # ---- writing -------------------------------------------------------------------------------
     @takes_beside_one(TextOptions)
     def generate(self, prompt: Prompt, **given: Any) -> Generated:
-        """What follows a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, seed,
+        """Continue a prompt. The options are those of `wgrad generate`: temperature, top_k, top_p, seed,
         max_new_tokens, chat. WgradError: a prompt or an option that cannot be; UnusableResult: logits are not finite.
         """
         options, model = make_options(TextOptions, given, "generate"), self._open_model()
@@ -108,7 +108,7 @@ class LoadedModel:
 
     @takes_beside_one(BatchOptions)
     def generate_many(self, prompts: Iterable[Prompt], **given: Any) -> list[Generated]:
-        """What follows each of many prompts, in their order, batch_size at once; the n-th is drawn with seed + n."""
+        """Continue many prompts, in order, batch_size at once; the n-th is sampled with seed + n."""
         options, model = make_options(BatchOptions, given, "generate_many"), self._open_model()
         if isinstance(prompts, (str, Mapping)):
             raise WgradError("generate_many: expected several prompts, got one: give a list, or use generate")
@@ -259,8 +259,8 @@ def _refuse_several(prompt: Any) -> None:
 
 @takes(GenerateArguments)
 def generate(**given: Any) -> Generated:
-    """What follows one prompt: generate(model="DIR_OR_HUB_ID", prompt="..."). The options are those of the command
-    `wgrad generate`; the model is loaded for this call alone (`load` keeps one). WgradError, DeviceError."""
+    """Load a model and continue one prompt: generate(model="DIR_OR_HUB_ID", prompt="..."). The options are those of the
+    command `wgrad generate`; the model is loaded for this call alone (`load` keeps one). WgradError, DeviceError."""
     _refuse_several(given.get("prompt"))
     options = make_options(PromptOptions, given, "generate")
     options.require()

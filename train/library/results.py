@@ -1,4 +1,4 @@
-"""What a fine-tune came to, as a Python caller gets it."""
+"""Result of a fine-tune, as a Python caller gets it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Results(msgspec.Struct):
 
 
 def read_results(out: str) -> FinetuneResult:
-    """Of the run that `out` holds. WgradError: it is not finished, or its files are damaged."""
+    """Read the result of the run in `out`. Raises WgradError: it is not finished, or its files are damaged."""
     path = Path(out, RESULTS_FILE)
     advice = "begin anew in another --out"
     found = msgspec.structs.asdict(read_json(path, _Results, "--out", advice))

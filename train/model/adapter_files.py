@@ -90,12 +90,12 @@ def save_adapter(
 
 
 def _key(name: str) -> str:
-    """What a tensor is called in the file."""
+    """Return a tensor's name in the file."""
     return _PREFIX + (name if is_whole(name) or name.endswith(MAGNITUDE) else f"{name}.weight")
 
 
 def adapter_note(lora: LoraConfig | None) -> str:
-    """What a user should know of an adapter that was read; "" where there is nothing."""
+    """Return a note about an adapter that was read, or ""."""
     if lora is not None and lora.alpha == 0:
         return "lora_alpha of the adapter is 0: its scale is 0, so it changes nothing"
     return ""

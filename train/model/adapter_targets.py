@@ -1,4 +1,4 @@
-"""Which modules an adapter's files adapt, by the rules of PEFT (`check_target_module_exists`)."""
+"""Modules that an adapter targets, by the rules of PEFT (`check_target_module_exists`)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _has_layers(limits: LimitsFile) -> bool:
 
 
 def _is_adapted(module: str, lora: LoraConfig, limits: LimitsFile) -> bool:
-    """Whether PEFT adapts a module of this name."""
+    """Return whether PEFT adapts a module of this name."""
     excluded, targets = limits.exclude_modules, lora.target_modules
     if excluded and isinstance(excluded, str) and re.fullmatch(excluded, module):
         return False

@@ -23,7 +23,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention", "attention")  # the last:
 
 
 class NameFile(Struct):
-    """What says which architecture it is."""
+    """The keys that name the architecture."""
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -63,7 +63,7 @@ class QuantizationFile(Struct):
 
 
 class ConfigFile(Struct, kw_only=True):
-    """What every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta.
+    """Keys that every architecture has. Defaults: LlamaConfig. default_theta: where the file names no rope_theta.
     partial_rotary: whether only a part of each head may be rotated."""
 
     default_theta: ClassVar[float] = 10_000.0
@@ -88,7 +88,7 @@ class ConfigFile(Struct, kw_only=True):
 
     @property
     def local_theta(self) -> float | None:
-        """Of a family whose sliding layers have rotary embeddings of their own: their theta, where `rope_parameters`
+        """Rotary embeddings of sliding layers that have their own: their theta, where `rope_parameters`
         names none."""
         return None
 
@@ -100,7 +100,8 @@ def check_layers(key: str, listed: Sequence[object] | None, layers: int) -> None
 
 
 class LayerTypesFile(ConfigFile, kw_only=True):
-    """Of families whose classes in transformers read `layer_types`, which names the layers that have the window."""
+    """Keys of families whose classes in transformers read `layer_types`, which names the layers that have the
+    window."""
 
     sliding_window: Positions | None = 4096
     layer_types: list[str] | None = None

@@ -83,7 +83,7 @@ def _gemma(keys: GemmaFile | SlidingGemmaFile) -> dict[str, Any]:
 
 
 def _sliding_gemma(keys: SlidingGemmaFile, pattern: int) -> dict[str, Any]:
-    """What Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786) share."""
+    """Common parts of Gemma 2 (arXiv 2408.00118) and 3 (arXiv 2503.19786)."""
     return {
         **_gemma(keys),
         "hidden_act": keys.hidden_activation,

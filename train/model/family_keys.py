@@ -1,4 +1,4 @@
-"""What the config.json of each model family may hold, where it has keys or defaults of its own.
+"""Keys of each model family's config.json, where it has keys or defaults of its own.
 
 The defaults are those of the configuration classes of transformers; a value that is not built here is refused.
 """
@@ -98,7 +98,7 @@ class GemmaFile(ConfigFile, kw_only=True):
 
 
 class SlidingGemmaFile(LayerTypesFile, kw_only=True):
-    """What Gemma 2 and 3 have alike."""
+    """Keys common to Gemma 2 and 3."""
 
     hidden_size: Width = 2304
     intermediate_size: Width = 9216
@@ -181,7 +181,7 @@ class Phi3File(ConfigFile, kw_only=True):
 
 
 class LayerNormFile(ConfigFile, kw_only=True):
-    """Of families whose norms are LayerNorm."""
+    """Keys of families whose norms are LayerNorm."""
 
     rms_norm_eps: Any = None  # not read: the next one is
     layer_norm_eps: Epsilon = 1e-5

@@ -24,7 +24,7 @@ from wgrad.train.model.model_config import ModelConfig
 
 
 def is_gguf_adapter(path: Path) -> bool:
-    """Whether a file is one that may be written again: an adapter in GGUF."""
+    """Return whether a file is one that may be written again: an adapter in GGUF."""
     try:
         return any(entry.key == "general.type" and entry.value == b"adapter" for entry in read_metadata(path, ""))
     except WgradError:

@@ -29,8 +29,8 @@ _ORIGINAL = "rope.scaling.original_context_length"
 
 
 def config_of_gguf(fields: GgufFields, tensors: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """What config.json says. tensors: as `read_gguf_entries` gives them. WgradError: a key is missing or wrong, or the
-    model has what none here has."""
+    """Return the config.json of a GGUF file. tensors: as `read_gguf_entries` gives them. WgradError: a key is missing
+    or wrong, or the model has what none here has."""
     name, prefix = fields.architecture, fields.architecture + "."
     architecture = next(key for key, family in FAMILIES.items() if family.gguf == name)
     if name == "olmo2" and fields.get(prefix + _WINDOW, int, 0) > 0:
@@ -118,7 +118,7 @@ def _layer_norm_variant(name: str, tensors: Mapping[str, TensorEntry]) -> dict[s
 
 
 def _variant(fields: GgufFields, name: str, scored: int) -> dict[str, Any]:
-    """What only some architectures have. scored: the scores' scale is its root's inverse."""
+    """Return the keys that only some architectures have. scored: the scores' scale is its root's inverse."""
     prefix = name + "."
     found: dict[str, Any] = {}
     if name in _GEMMA:

@@ -42,7 +42,7 @@ WriteTokenizer = Callable[[Any, Any, Path, int], None]  # GGUFWriter, gguf, fold
 
 @dataclass(frozen=True)
 class GgufModel:
-    """What is to be written. kind: of matrices, a type of numbers or a format's name in lower case."""
+    """One tensor to write. kind: of matrices, a type of numbers or a format's name in lower case."""
 
     config: ModelConfig
     files: ModelFiles
@@ -87,7 +87,7 @@ _GELU = ("gemma", "gemma2", "gemma3", "phi2", "starcoder2")
 
 
 def _without_place(config: ModelConfig) -> Iterator[str]:
-    """What of a model has no place in a GGUF file, or another one than here."""
+    """Refuse the parts of a model that a GGUF file cannot hold."""
     architecture, width = FAMILIES[config.architecture].gguf, config.head_dim
     if not architecture:
         yield f"the architecture {config.architecture}"
@@ -128,7 +128,7 @@ def _windows(config: ModelConfig) -> tuple[int, ...]:
 
 
 def _scales(rope: RopeConfig, architecture: str) -> bool:
-    """Whether a file can say how the positions are scaled. Of yarn it does without factors of a model's own."""
+    """Return whether a file can say how the positions are scaled. Of yarn it does without factors of a model's own."""
     if rope.type == "yarn":
         own = (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True)
         usual = math.isclose(rope.attention_factor, yarn_factor(rope.factor), rel_tol=1e-6)

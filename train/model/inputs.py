@@ -1,4 +1,4 @@
-"""What a forward over whole sequences reads."""
+"""Inputs of a forward over whole sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wgrad.train.model.token_tables import TokenTables
 
 
 def whole_inputs(model: Model, ids: np.ndarray, positions: np.ndarray, doc_start: np.ndarray) -> Inputs:
-    """Of sequences from their first tokens on: int32 [B, T]. No targets."""
+    """Make the inputs of sequences from their first tokens: int32 [B, T]. No targets."""
     device = model.device
     tables = TokenTables.empty(model.config, positions.size, int(positions.max()) + 1, device)
     if tables is not None:

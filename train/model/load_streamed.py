@@ -172,7 +172,7 @@ def _write(path: Path, layers: Sequence[HostLayer], device: Device, remarks: lis
 
 
 def cached_files() -> list[Path]:
-    """What is kept, last used first."""
+    """Cached entries, last used first."""
     folder = cached_weights()
     return sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
 

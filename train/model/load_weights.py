@@ -78,9 +78,9 @@ def place(
 
 
 def read_from_main_memory(spec: WeightSpec, config: ModelConfig, device: Device) -> bool:
-    """Whether a tensor that is frozen lies there for good: an embedding that is not the head as well. A step looks up
-    some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the device
-    such a table is a tenth to a fifth of all weights."""
+    """Return whether a tensor that is frozen lies there for good: an embedding that is not the head as well. A step
+    looks up some rows of it, each a few KiB where a token takes 10^9 operations, and reads them where they lie; on the
+    device such a table is a tenth to a fifth of all weights."""
     apart = spec.kind == "embedding" and not config.tie_word_embeddings
     return apart and device.host_buffers and not device.shared_memory
 

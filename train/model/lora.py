@@ -41,7 +41,7 @@ class LoraConfig:
     dora: bool = False
 
     def saves(self, module: str) -> bool:
-        """Whether a module is trained whole."""
+        """Return whether a module is trained whole."""
         return any(module.endswith(name) for name in self.modules_to_save)
 
     def rank_of(self, module: str) -> int:
@@ -119,7 +119,7 @@ def match_targets(targets: Sequence[str] | str, modules: Sequence[str], option: 
 
 
 def ends_with(module: str, target: str) -> bool:
-    """Whether a name of a module, or the end of its path, means this module."""
+    """Return whether a name of a module, or the end of its path, means this module."""
     return module == target or module.endswith("." + target)
 
 
@@ -155,7 +155,7 @@ def init_lora(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.
 
 
 def is_whole(name: str) -> bool:
-    """Whether an adapter's tensor is a weight as such, and not half of one of low rank."""
+    """Return whether an adapter's tensor is a weight as such, and not half of one of low rank."""
     return not name.endswith((".lora_A", ".lora_B", MAGNITUDE))
 
 

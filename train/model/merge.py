@@ -47,7 +47,8 @@ class Merge:
 
     @property
     def merged(self) -> ModelConfig:
-        """Of the merged model: where the adapter has the embedding or the head whole, the two are no longer tied."""
+        """Configuration of the merged model: where the adapter has the embedding or the head whole, the two are no
+        longer tied."""
         return replace(self.config, tie_word_embeddings=self.config.tie_word_embeddings and not self.whole)
 
     @property
@@ -65,7 +66,7 @@ class Merge:
             )
 
     def dtype(self, name: str) -> np.dtype:
-        """Of the merged weights. name: "auto" is that of the embedding in the files."""
+        """Dtype of the merged weights. name: "auto" is that of the embedding in the files."""
         if name != "auto":
             return np.dtype(_FLOATS[name])
         return self.files.dtype(next(spec for spec in weight_specs(self.config) if spec.name == EMBEDDING))

@@ -43,7 +43,7 @@ _PLAIN = {"silu": F.silu, "gelu_tanh": F.gelu}
 
 @dataclass
 class Inputs:
-    """What a forward reads, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
+    """Inputs of a forward, on the device: ids, positions int32 [B * T], doc_start int32 [B, T], cache_len int32 [1],
     and for a loss targets int32 [B * T]. seed uint32 [2] switches dropout on. tables: as `Model.token_tables` makes
     them, of whole sequences."""
 
@@ -57,7 +57,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, model: Model, batch: int, tokens: int) -> Inputs:
-        """Of a whole forward with targets, to be written to."""
+        """Inputs of a whole forward with targets, to be filled."""
         device = model.device
         flat = (batch * tokens,)
         return cls(
@@ -152,7 +152,7 @@ class Model:
 
     @property
     def moves(self) -> bool:
-        """Whether weights or layers' inputs come from main memory."""
+        """Return whether weights or layers' inputs come from main memory."""
         return self._streamed is not None or self.offload > 0
 
     @property
@@ -202,7 +202,7 @@ class Model:
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """What is computed within is of the base model."""
+        """Compute the base model within the block, with adapters off."""
         adapter, self.adapter = self.adapter, None
         try:
             yield
@@ -253,7 +253,7 @@ class Model:
         return self._to_stream(prefix, c.down_proj, c.mlp_out_norm, activated, h, inputs, last=True)
 
     def _activated(self, prefix: str, y: Tensor, inputs: Inputs) -> Tensor:
-        """What the MLP's last projection takes."""
+        """Return the input of the MLP's last projection."""
         c = self.config
         if not c.gated:
             return _PLAIN[c.hidden_act](self._linear(prefix + c.up_proj, y, inputs))

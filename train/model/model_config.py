@@ -1,4 +1,4 @@
-"""What config.json of a LLaMA-type model says, in one frozen dataclass.
+"""Configuration of a Llama-type model (config.json) in one frozen dataclass.
 
 Accepts the files of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Field names are Hugging Face's;
 config_file.py has their types, ranges and defaults.
@@ -107,7 +107,7 @@ class ModelConfig:
 
 
 def _later(part: Any) -> dict[str, Any]:
-    """What a configuration, or a part of one, has in fields that its `repr` leaves out."""
+    """Return the fields that a configuration's `repr` leaves out."""
     changed = {}
     for f in fields(part):
         value = getattr(part, f.name)

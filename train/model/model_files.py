@@ -41,7 +41,7 @@ _LEFT_OVER_GGUF = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|b
 
 
 def dtype_of(entry: TensorEntry) -> np.dtype:
-    """Of a tensor of FLOATS."""
+    """Read a tensor of one of FLOATS."""
     return _DTYPES[entry.dtype]
 
 
@@ -148,11 +148,11 @@ class ModelFiles:
             )
 
     def is_frozen(self, spec: WeightSpec) -> bool:
-        """Whether the files hold this tensor in a format of few bits, which stays as it is."""
+        """Return whether the files hold this tensor in a format of few bits, which stays as it is."""
         return is_nf4(self.entries, spec.name) or is_frozen_gguf(self.entries.get(spec.name))
 
     def beside_text(self) -> list[TensorEntry]:
-        """What a multimodal model has beside its text part. WgradError: nothing, or tensors of few bits."""
+        """Return the other parts of a multimodal model. Raises WgradError: nothing, or tensors of few bits."""
         own = {name: entry for name, entry in self.entries.items() if not isinstance(entry, GgufEntry)}
         found = [entry for name, entry in own.items() if entry.name == name and not name.startswith("lm_head.")]
         if not found or any(entry.dtype not in FLOATS for entry in found):
@@ -163,7 +163,7 @@ class ModelFiles:
         return found
 
     def stay_as_they_are(self, specs: Iterable[WeightSpec]) -> bool:
-        """Whether no projection is to be quantised: of weights that are already, what is in float is to stay so
+        """Return whether no projection is to be quantised: of weights that are already, what is in float is to stay so
         (bitsandbytes' llm_int8_skip_modules); a GGUF file is what its maker chose, in float too."""
         return any(self.is_frozen(spec) or isinstance(self.entries.get(spec.name), GgufEntry) for spec in specs)
 
@@ -186,7 +186,7 @@ class ModelFiles:
         return None if dtype_of(entry) != dtype or spec.offset else entry
 
     def offset_within(self, spec: WeightSpec) -> float:
-        """What a tensor is above that of Hugging Face's files: a GGUF file has norms as the model takes them."""
+        """Return the number by which a tensor exceeds Hugging Face's: a GGUF file has norms as the model takes them."""
         return spec.offset if isinstance(self.entries.get(spec.name), GgufEntry) else 0.0
 
     def dtype(self, spec: WeightSpec) -> np.dtype:
@@ -226,7 +226,7 @@ class ModelFiles:
 
 
 def _is_left_over(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor belongs to a model of this kind although its text part does not use it."""
+    """Return whether a tensor belongs to a model of this kind although its text part does not use it."""
     if config.text_of and is_beside_text(name):
         return True
     return bool(_LEFT_OVER.search(name) or _LEFT_OVER_GGUF.fullmatch(name))
@@ -242,7 +242,8 @@ def one_gguf_file(folder: Path, files: list[Path], option: str) -> WgradError:
 
 
 def _leaves_folder(name: str) -> bool:
-    """Whether a path of an index is absolute or climbs out, by the rules of any system (links of a cache are fine)."""
+    """Return whether a path of an index is absolute or climbs out, by the rules of any system (links of a cache are
+    fine)."""
     paths = (PurePosixPath(name), PureWindowsPath(name))
     return any(p.is_absolute() or p.drive or p.root or ".." in p.parts for p in paths)
 

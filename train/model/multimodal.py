@@ -49,7 +49,7 @@ def text_name(name: str) -> str:
 
 
 def is_beside_text(name: str) -> bool:
-    """Whether a tensor of a multimodal model is of another part than the text's."""
+    """Return whether a tensor of a multimodal model is of another part than the text's."""
     return name.startswith(_BESIDE_TEXT)
 
 

@@ -78,7 +78,7 @@ class PissaStart:
         return u[:, :rank], s[:rank], vt[:rank]
 
     def as_lora(self, arrays: Mapping[str, np.ndarray]) -> tuple[LoraConfig, Arrays]:
-        """What training made of the start, as plain LoRA for the weights as they were, of twice the rank."""
+        """Return the trained change as plain LoRA of twice the rank, for the original weights."""
         scale = math.sqrt(2) if self.lora.rslora else 2
         lora = replace(
             self.lora,

@@ -60,7 +60,7 @@ def parse_ropes(file: ConfigFile, head_dim: int, where: str) -> tuple[RopeConfig
 
 
 def _of_both_kinds(file: ConfigFile, local_theta: float, head_dim: int, where: str) -> tuple[RopeConfig, RopeConfig]:
-    """Of a family with an embedding for either kind of layer. As in transformers, `rope_scaling` is laid over
+    """Read the two rotary embeddings of a family with sliding layers. As in transformers, `rope_scaling` is laid over
     `full_attention`, whose rope_type, "default" where rope_parameters is missing, counts before the older key `type`;
     what `rope_parameters` has for no kind of layer is not read, but for `truncate`."""
     parameters = file.rope_parameters or RopeFile()
@@ -220,7 +220,7 @@ def _yarn(inverse: np.ndarray, config: RopeConfig) -> np.ndarray:
 
 
 def depends_on_length(config: RopeConfig, longest: int) -> bool:
-    """Whether sequences of up to `longest` tokens have other angles than short ones."""
+    """Return whether sequences of up to `longest` tokens have other angles than short ones."""
     return config.type in ("dynamic", "longrope") and longest > config.original_max_position_embeddings
 
 

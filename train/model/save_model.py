@@ -81,7 +81,7 @@ def save_description(
     dtype: np.dtype,
     save_tokenizer: SaveTokenizer,
 ) -> None:
-    """What a model has beside its weights: config.json of weights in `dtype`, and the tokenizer."""
+    """Save a model's other files: config.json of weights in `dtype`, and the tokenizer."""
     out, base = Path(out), Path(base)
     for name in _COPIED:
         if (base / name).exists():

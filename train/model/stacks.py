@@ -97,7 +97,7 @@ def _stack_biases(weights: dict[str, Any], stack: str, biases: Sequence[Array], 
 
 
 def adapter_groups(names: Iterable[str]) -> list[list[str]]:
-    """Of an adapter's matrices, by name, those that lie side by side in the flat parameters where a stack's are all
+    """Return the adapter matrices, by name, that lie side by side in the flat parameters where a stack's are all
     there: the A of its parts, and the B."""
     ordered, groups = list(names), []
     there = set(ordered)

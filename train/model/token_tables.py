@@ -43,7 +43,7 @@ class TokenTables:
 
 
 def _ropes(config: ModelConfig) -> list[RopeConfig]:
-    """Of layers, and of those with a window where they have one of their own."""
+    """Rotary tables of all layers, and of sliding layers that have their own."""
     return [config.rope] if config.local_rope in (None, config.rope) else [config.rope, config.local_rope]
 
 

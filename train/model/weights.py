@@ -66,7 +66,7 @@ def weight_specs(config: ModelConfig) -> list[WeightSpec]:
 
 
 def _norm(config: ModelConfig, module: str) -> Iterator[WeightSpec]:
-    """Of the residual stream."""
+    """Dtype of the residual stream."""
     yield WeightSpec(f"{module}.weight", (config.hidden_size,), "norm", config.norm_offset)
     if config.layer_norm:
         yield WeightSpec(f"{module}.bias", (config.hidden_size,), "bias")

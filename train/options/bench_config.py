@@ -12,7 +12,7 @@ AUTO_SIZE = "auto"
 
 @dataclass(frozen=True)
 class BenchConfig(Options):
-    """What is timed, on what, and where it goes. WgradError where a value breaks its rule."""
+    """Options of `wgrad bench`. Raises WgradError where a value breaks its rule."""
 
     op: tuple[str, ...] = option((), "only these operators", metavar="NAME")
     device: str = option("auto", DEVICE_HELP, metavar="DEVICE")

@@ -16,7 +16,8 @@ _FORM = "JSON lines with 'question', 'choices' and 'answer' (a number from 0, or
 
 @dataclass(frozen=True)
 class ChoiceOptions(Options):
-    """Which questions, and what stands before each. WgradError where a value breaks its rule, or has no effect."""
+    """Options of multiple choice: questions, and the text before each. Raises WgradError where a value breaks its rule,
+    or has no effect."""
 
     choices: str = option("", f"instead of --data: multiple choice, {_FORM}", metavar="FILE", path=True)
     shots: int = option(

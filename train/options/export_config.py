@@ -11,7 +11,7 @@ from wgrad.train.options.options import Options, option
 
 @dataclass(frozen=True)
 class ExportConfig(Options):
-    """Which adapter to write for which other tool. WgradError where a value breaks its rule."""
+    """Options of `wgrad export`. Raises WgradError where a value breaks its rule."""
 
     adapter: str = option("", "adapter to export: finetune's --out", metavar="DIR", path=True, required=True)
     gguf_lora: str = option("", "file to write, for llama.cpp's --lora", metavar="FILE.gguf", path=True, required=True)

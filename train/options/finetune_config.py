@@ -343,7 +343,7 @@ class RunOptions(Options):
 
     @property
     def packs(self) -> bool:
-        """Whether a row may hold several documents."""
+        """Return whether a row may hold several documents."""
         return self.packing and self.objective == SFT
 
     @property

@@ -52,7 +52,7 @@ class PromptOptions(TextOptions, OneModel):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(BatchOptions, PromptOptions):
-    """What to continue, with what, and how the next token is chosen. WgradError where a value breaks its rule."""
+    """Options of `wgrad generate`. Raises WgradError where a value breaks its rule."""
 
     prompts: str | None = option(
         None,

@@ -13,7 +13,7 @@ from wgrad.train.options.options import Options, option
 
 @dataclass(frozen=True)
 class MergeConfig(Options):
-    """Which adapter goes into which weights. WgradError where a value breaks its rule."""
+    """Options of `wgrad merge`. Raises WgradError where a value breaks its rule."""
 
     adapter: str = option("", "adapter to merge: finetune's --out", metavar="DIR", path=True, required=True)
     out: str = option("", "folder to write the model into", metavar="DIR", path=True, required=True)

@@ -1,4 +1,4 @@
-"""What people call an option elsewhere, and what it is called here.
+"""Names that other tools have for our options.
 
 The names are those of Hugging Face's Trainer, TRL and PEFT, of Unsloth, Axolotl, LLaMA-Factory, torchtune and mlx-lm.
 """

@@ -146,7 +146,7 @@ def _convert(field: dataclasses.Field, hint: Any, value: Any) -> Any:
 
 
 def _expected(hint: Any, is_tuple: bool, is_repeated: bool) -> tuple[str, str]:
-    """What a value must be, and an example of it."""
+    """Return the kind of value that is expected, and an example."""
     kinds = (hint, *typing.get_args(hint))
     if is_repeated:
         return "a list of texts", ""

@@ -51,7 +51,7 @@ COLUMNS_HELP = "names of keys or columns in the data: prompt=question,completion
 
 
 def has_form(keys: Iterable[str]) -> bool:
-    """Whether records of these keys can be learnt from."""
+    """Return whether records of these keys can be learnt from."""
     there = set(keys)
     return any(there.issuperset(form) for form in FORMS)
 

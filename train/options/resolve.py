@@ -17,7 +17,7 @@ from wgrad.train.options.unused_options import unused_options
 
 
 def resolve_config(given: dict[str, Any]) -> FinetuneConfig:
-    """What `resolve_options` gives, as the configuration of a run. WgradError also without --model, --data or --out."""
+    """Return the options of a run as its configuration. Raises WgradError also without --model, --data or --out."""
     options = resolve_options(given)
     options.require("in a --config file")
     return FinetuneConfig(**options.to_dict())
@@ -65,7 +65,7 @@ def resolve_options(given: dict[str, Any]) -> RunOptions:
 
 
 def _source(name: str, files: Mapping[str, str]) -> str:
-    """What a message names: the option, or where the value came from a file that and its key."""
+    """Return the name for messages: the option, or the file and key that the value came from."""
     return f"{files[name]}: {name}" if name in files else flag(name)
 
 

@@ -23,7 +23,7 @@ _ROWS: Rule = (f"must be between 1 and {MOST_ROWS}", lambda v: 1 <= v <= MOST_RO
 
 @dataclass(frozen=True)
 class ServeConfig(WithTemplate, WithContext):
-    """What is served, to whom, and how much of it a request may have. WgradError where a value breaks its rule."""
+    """Options of `wgrad serve`. Raises WgradError where a value breaks its rule."""
 
     model: str = option(
         "",

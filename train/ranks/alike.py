@@ -1,4 +1,4 @@
-"""Whether all ranks were started for the same run, told before anything is loaded that takes long."""
+"""Return whether all ranks were started for the same run, told before anything is loaded that takes long."""
 
 from __future__ import annotations
 

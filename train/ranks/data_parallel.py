@@ -24,7 +24,7 @@ _WHAT = "the gradient of a step"
 
 
 class DataParallel:
-    """What a step needs of the other ranks.
+    """Data parallelism: the operations of a step that involve other ranks.
 
     accumulate: micro-batches of a step. grad: the flat gradient, float32 [n] on the device. buckets: (begin, end) of
     the stretches of it that are complete after each part of the last micro-batch; none: it is not added up. rounded:

@@ -1,4 +1,4 @@
-"""Which device each rank takes: one card a rank, the next of its host."""
+"""Assignment of devices to ranks: one GPU a rank, in the order of its host."""
 
 from __future__ import annotations
 

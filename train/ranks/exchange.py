@@ -22,11 +22,11 @@ _ALIGN = 16  # elements: no two ranks write to one line of the cache
 
 class Request(Protocol):
     def Test(self) -> bool:
-        """Whether it is done."""
+        """Return whether it is done."""
 
 
 class Between(Protocol):
-    """What adds up the hosts' sums, called by each host's leader with the same bucket, in order."""
+    """Sum over hosts, called by each host's leader with the same bucket, in order."""
 
     def start(self, values: np.ndarray, begin: int) -> Request:
         """In place, once the request is done: the sum over hosts of these elements (float32) from `begin` on."""
@@ -78,7 +78,7 @@ class Exchange:
         return range(before, self._done)
 
     def _all(self, flags: np.ndarray, bucket: int) -> bool:
-        """Whether all ranks of the host are so far."""
+        """Return whether all ranks of the host are so far."""
         if int(flags[:, bucket].min()) < self._round:
             return False
         self._memory.fence()

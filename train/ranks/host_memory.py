@@ -34,7 +34,7 @@ class HostMemory:
         self._lock = threading.Lock()
 
     def fence(self) -> None:
-        """What this process wrote before is seen by others before what it writes from here on; likewise what it reads.
+        """Memory fence: earlier writes become visible to others before later ones; likewise reads.
 
         Python has no such instruction; a lock that is left and taken again has. (x86 keeps the order by itself.)
         """
@@ -44,7 +44,7 @@ class HostMemory:
 
 
 def private_memory(size: int, buckets: int) -> HostMemory:
-    """Of a rank that shares none."""
+    """Host memory of a rank that shares none."""
     return HostMemory(bytearray(nbytes(1, size, buckets)), 0, 1, size, buckets)
 
 
@@ -94,7 +94,7 @@ class Segment:
 
 
 def _free_bytes() -> int:
-    """Of main memory, without swapping; in a container with a limit of its own no more than that leaves."""
+    """Free main memory in bytes, without swapping; in a container with a limit of its own no more than that leaves."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     free = 1024 * next(int(line[1]) for line in lines if line[0] == "MemAvailable:")
     group = Path("/sys/fs/cgroup")

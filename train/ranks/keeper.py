@@ -31,7 +31,7 @@ def process(pid: int) -> tuple[int, int, bool] | None:
 
 
 def rank_of(pid: int) -> int | None:
-    """Which rank a process was started as."""
+    """Return the rank that a process was started as."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")

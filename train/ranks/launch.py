@@ -24,7 +24,7 @@ REQUEST = getattr(signal, "SIGUSR1", None)
 
 
 def wants_launch(ranks: int | None) -> bool:
-    """Whether this process is to start the ranks, being none itself."""
+    """Return whether this process is to start the ranks, being none itself."""
     return ranks is not None and ranks > 1 and ranks_started() == 1
 
 

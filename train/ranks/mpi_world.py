@@ -50,7 +50,7 @@ _MEMORY = "the memory that ranks share"
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a rank sends in place of its value."""
+    """Message of a failed rank in place of its value."""
 
     member: Member
     message: str
@@ -176,7 +176,7 @@ class MpiWorld(World):
         raise RanksLost()
 
     def _agree(self, done: bool) -> bool:
-        """Whether it is done on all ranks: the same answer on all that are left."""
+        """Return whether it is done on all ranks: the same answer on all that are left."""
         flag = np.array([done], np.int32)
         try:
             self._wait(self._comm.Iagree(flag), "agreeing whether a rank is lost", self._step_limit())
@@ -225,7 +225,7 @@ class MpiWorld(World):
         return Exchange(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0, error)))
 
     def _hosts(self) -> list[object]:
-        """Of each rank, what it shares with those that it shares memory with."""
+        """Return for each rank the id of the memory that it shares with others."""
         return [member.number if self._apart else member.host for member in self.members]
 
     def _open_memory(self, size: int, buckets: int) -> HostMemory | None:
@@ -257,7 +257,7 @@ class MpiWorld(World):
         return memory
 
     def _between(self, leads: bool, error: np.ndarray | None) -> Between:
-        """What adds up between hosts, by their leaders. A rank that leads none never calls it."""
+        """Return the sum between hosts, called by their leaders. A rank that leads none never calls it."""
         # MPI has no way to make a communicator that does not block, and can be asked whether it is done.
         faulthandler.dump_traceback_later(LEADERS_LIMIT, exit=True, file=2)
         try:

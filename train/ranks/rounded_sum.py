@@ -20,7 +20,7 @@ _BLOCK = 1 << 16  # elements at a time, which stay in the cache
 
 
 class Collectives(Protocol):
-    """Of the hosts' leaders, each called by all of them in the same order."""
+    """Collectives of the hosts' leaders, called by all of them in the same order."""
 
     rank: int
     size: int

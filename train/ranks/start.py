@@ -1,4 +1,4 @@
-"""Which ranks a process belongs to: those that mpirun or srun started, or itself alone."""
+"""The world of a process: the ranks that mpirun or srun started, or itself alone."""
 
 from __future__ import annotations
 

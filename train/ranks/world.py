@@ -72,7 +72,7 @@ class World:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank talks to the user, and writes what the run leaves in its folder."""
+        """Return whether this rank talks to the user, and writes what the run leaves in its folder."""
         return self.rank == 0
 
     def exchange(self, value: T, what: str) -> list[T]:
@@ -81,11 +81,11 @@ class World:
         return [value]
 
     def by_first(self, work: Callable[[], T], what: str) -> T:
-        """What `work` gives on the first rank, for which the others wait; if that is lost, on the next."""
+        """Return the result of `work` on the first rank, for which the others wait; if that is lost, on the next."""
         return work()
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """What `work` gives, which calls `add`, or waits with `pause`: on all ranks, or RanksLost on all."""
+        """Return the result of `work`, which communicates: on all ranks, or RanksLost on all."""
         return work()
 
     def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
@@ -95,7 +95,8 @@ class World:
         """
 
     def open_exchange(self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None) -> Exchange:
-        """What adds up arrays of `size` float32 over all ranks: all call it alike, and again where ranks were lost.
+        """Return a function that sums arrays of `size` float32 over all ranks: all call it alike, and again where ranks
+        were lost.
 
         error: float32 [at most size]. What travels between hosts is rounded to 16 bits but for what lies beyond its
         end, and it takes and gives back what that leaves out. None: nothing is rounded. RanksLost: on all ranks.
@@ -107,7 +108,7 @@ class World:
         nothing else to do. RanksSilent, or an error for `attempt`, where others are silent or lost."""
 
     def came(self, waited: float) -> None:
-        """What was waited for with `pause` is there, after so many seconds."""
+        """Note that a wait with `pause` ended after so many seconds."""
 
     def total(self, value: float, what: str) -> float:
         """The sum of a number over all ranks. RanksLost on all where one is lost."""

@@ -124,13 +124,13 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
 
 
 def mlp_chunk_bytes(config: RunOptions) -> int | None:
-    """What the MLP of long rows may take at a time where a limit is set (`Model`)."""
+    """Return the bytes that the MLP of long sequences may take at a time under a limit (`Model`)."""
     limit = limit_bytes(config.limit)
     return limit and min(MLP_CHUNK_BYTES, max(LEAST_MLP_CHUNK_BYTES, limit // MLP_CHUNK_SHARE))
 
 
 def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
-    """Of what attention gives in a step: o and lse of every layer."""
+    """Return the bytes of attention's outputs in a step: o and lse of every layer."""
     a_token = model.q_size * _itemsize(config) + model.num_attention_heads * 4
     return model.num_hidden_layers * config.rows * config.seq_len * a_token
 
@@ -218,8 +218,8 @@ def _all_parameters(
 
 
 def streams(choice: str, device: Device) -> bool:
-    """Whether weights live in main memory: --stream-weights on (auto is settled by a plan), where that is not the
-    device's own."""
+    """Return whether weights live in main memory: --stream-weights on (auto is settled by a plan), where that is not
+    the device's own."""
     return choice == "on" and not device.shared_memory
 
 

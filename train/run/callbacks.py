@@ -1,4 +1,4 @@
-"""What a run tells a Python caller while it goes on, each time in a frozen dataclass; the answer can end the run."""
+"""Callbacks of a run, each with a frozen dataclass; the answer can end the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepReport:
 
 
 def step_report(record: Mapping[str, Any], total_steps: int) -> StepReport:
-    """Of a record of metrics.jsonl."""
+    """Make a report from a record of metrics.jsonl."""
     names = {f.name for f in fields(StepReport)} - {"total_steps", "metrics"}
     more = {name: value for name, value in record.items() if name not in names}
     known: dict[str, Any] = {name: record.get(name) for name in names}
@@ -41,7 +41,7 @@ def step_report(record: Mapping[str, Any], total_steps: int) -> StepReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What was measured after `step` steps, 0 before the first. loss: mean nats a token of what is held out, None where
+    """Held-out loss after `step` steps, 0 before the first. loss: mean nats per held-out token, None where
     nothing is; texts: what follows each prompt, None where the model has no numbers to choose it by; metrics: of
     another objective than sft."""
 
@@ -96,7 +96,7 @@ class Callbacks:
         self._listeners.append(listener)
 
     def __bool__(self) -> bool:
-        """Whether there is one that the run waits for."""
+        """Return whether there is one that the run waits for."""
         return bool(self._callbacks)
 
     def step(self, report: StepReport) -> None:

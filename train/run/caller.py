@@ -1,4 +1,4 @@
-"""What a Python caller gives to a run beside its options; the command line gives none of it."""
+"""A Python caller's additions to a run's options; the command line has none."""
 
 from __future__ import annotations
 

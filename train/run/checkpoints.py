@@ -42,7 +42,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Schedule(msgspec.Struct):
-    """What decides the learning rate of a step."""
+    """Options that decide the learning rate of a step."""
 
     steps: Step
     lr: float = 0.0
@@ -86,7 +86,7 @@ class TrainingState:
 
 
 class _Damaged(Exception):
-    """What is wrong with a checkpoint, in a few words."""
+    """Fault of a checkpoint, in a few words."""
 
 
 class Checkpoints:
@@ -172,7 +172,7 @@ class Checkpoints:
                 remove_folder(path)
 
     def arrays_of(self, step: int) -> dict[str, np.ndarray] | None:
-        """What was saved of a step; None where that is no more, or damaged."""
+        """Return the checkpoint of a step; None if it is gone or damaged."""
         try:
             return _read(self.folder / f"step-{step}").arrays
         except _Damaged:
@@ -260,7 +260,7 @@ def _read_info(path: Path) -> CheckpointInfo:
 
 
 def _is_genuine(path: Path, info: dict[str, Any]) -> bool:
-    """Whether another version of wgrad wrote this, rather than a damaged disk: its sum is right."""
+    """Return whether another version of wgrad wrote this, rather than a damaged disk: its sum is right."""
     if "digest" in info:
         return _signed(info) == info
     try:

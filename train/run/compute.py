@@ -55,7 +55,7 @@ def round_products(config: RunOptions, device: Device) -> list[str]:
 
 
 def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -> ComputeType:
-    """What `choose_compute` chooses, without a word about it."""
+    """Return the choice of `choose_compute`, without printing."""
     if asked == AUTO:
         return cast(ComputeType, device.fastest_compute)
     if asked == "float32" or getattr(device, asked):
@@ -73,7 +73,8 @@ def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -
 
 
 def common_compute(chosen: Compute, of_ranks: Sequence[str]) -> Compute:
-    """What all ranks take, of the types that --compute auto chose on each: one loss scale holds for all."""
+    """Return the type that all ranks use, from each rank's choice under --compute auto: one loss scale holds for
+    all."""
     if len(set(of_ranks)) == 1:
         return chosen
     return Compute("float32", ["compute: float32 (the devices of the ranks differ in what they are fastest in)"])

@@ -71,7 +71,7 @@ class DiLoCo:
             self._device.write(array, (total / (self.world.size if everywhere else 1)).astype(np.float32))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a checkpoint holds of it, beside the parameters."""
+        """State for a checkpoint, besides the parameters."""
         return {MOMENTUM: self.optimizer.parameters.to_file(self._momentum)}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:

@@ -88,7 +88,7 @@ class Evaluation:
     def measure(
         self, step: int, when: str, loss: float | None = None, asked: Callable[[], bool] = lambda: False
     ) -> Measured:
-        """What the model is after `step` steps. when: for people. loss: where it has been measured. GivenUp, once
+        """Evaluate the model after `step` steps. when: for people. loss: where it has been measured. GivenUp, once
         `asked` says so."""
         lines, metrics = [], dict[str, float]()
         if self.batches and (loss is None or self.trainer.objective.score_size):  # of metrics nobody keeps a record

@@ -177,7 +177,7 @@ class _Finetuning:
         return measured
 
     def _measure_result(self) -> None:
-        """What the run has come to; with --keep-best that of the best step, which is then written as the result."""
+        """Return the run's result; with --keep-best that of the best step, which is then saved."""
         session, best, step = self.session, self.best, self.session.stream.step
         short = step < session.stream.total_steps
         keeps, stopped = session.config.best_kept, best.stop and short

@@ -1,4 +1,5 @@
-"""What fits in a memory, found by dry runs: the settings that --vram chooses, the longest rows, the largest batch."""
+"""Settings that fit into a memory size, found by dry runs: those that --vram chooses, the longest rows, the largest
+batch."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class Fit:
     limit: int
 
     def plan(self, **changes: Any) -> Plan | None:
-        """Of the run with other options; None where it does not fit."""
+        """Plan the run with other options; None if it does not fit."""
         return self._fitting(replace(self.config, **changes))
 
     def _fitting(self, config: RunOptions) -> Plan | None:
@@ -168,7 +169,7 @@ def plan_as_run(
 
 
 def line(config: RunOptions, mode: Mode, limit: int) -> str:
-    """What is said of a choice."""
+    """Describe a choice."""
     batch = f"{flag('batch_size')} {config.batch_size} {flag('accumulate')} {config.accumulate}"
     rows = config.batch_size * config.accumulate
     what = f"{'pair' if config.rows > config.batch_size else 'row'}{'s' * (rows > 1)}"

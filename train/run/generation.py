@@ -52,7 +52,7 @@ def generate_batch(
     sampling: Sampling,
     stop_ids: Collection[int] = (),
 ) -> list[list[int]]:
-    """What follows each of several prompts, which may differ in length, at once: each as `generate_ids` gives it, the
+    """Continue several prompts of any lengths at once: each as `generate_ids` gives it, the
     b-th with the seed sampling.seed + b. The rotary tables must hold max_new_tokens more than the longest prompt."""
     texts: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))

@@ -236,7 +236,7 @@ class SkippedInARow:
 
 
 def what_to_try(config: RunOptions) -> str:
-    """What may help where gradients are not finite."""
+    """Return advice for gradients that are not finite."""
     if config.compute == "float16":
         return "begin anew in another --out with --compute float32 (or bfloat16, on HIP), or a lower --lr"
     clipping = "" if config.max_grad_norm else " and --max-grad-norm 1"
@@ -244,7 +244,7 @@ def what_to_try(config: RunOptions) -> str:
 
 
 def not_finite(step: int, config: RunOptions) -> UnusableResult:
-    """What is said of parameters with NaN or infinity among them, after `step` steps."""
+    """Return the message about parameters that are not finite after `step` steps."""
     return UnusableResult(
         f"after step {step} what is trained is not finite: it is neither saved nor written as a result: "
         f"{what_to_try(config)}"

@@ -87,7 +87,8 @@ class _Axes:
 
 
 def _range(raw: list[float], smoothed: list[float], held_out: list[float]) -> tuple[float, float]:
-    """Of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 0.5 % at each end."""
+    """Range of the loss axis: all held-out and smoothed values, and the raw ones but for the wildest 0.5 % at each
+    end."""
     ordered = sorted(raw) or [0.0, 1.0]
     cut = len(ordered) // 200
     shown = [ordered[cut], ordered[-1 - cut], *smoothed, *held_out]

@@ -1,4 +1,4 @@
-"""What to make smaller where memory runs out. A device knows no options; what helps hangs on what was being made."""
+"""Advice for an out-of-memory error. A device knows no options; what helps hangs on what was being made."""
 
 from __future__ import annotations
 

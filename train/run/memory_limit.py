@@ -45,7 +45,7 @@ def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any])
 def beyond_limit(
     config: RunOptions, device: Device, layers: int, plan: Callable[[RunOptions, int | None], Any], chosen: str = ""
 ) -> WgradError:
-    """What is said of a run that its limit leaves no room for. layers: of the model. plan: a run's under a limit;
+    """Return the message for a run that does not fit its limit. layers: of the model. plan: a run's under a limit;
     OutOfMemory where that is too low. chosen: options of it that nobody gave."""
     limit = limit_bytes(config.limit)
     assert limit is not None
@@ -91,7 +91,7 @@ def as_option(name: str, value: Any) -> str:
 
 
 def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
-    """What makes a run smaller, what costs least first; each on top of those before it."""
+    """Ways to make a run smaller, the cheapest first; each on top of those before it."""
     if not config.checkpointing:
         yield {"checkpointing": True}
     if config.keep_attention:

@@ -81,7 +81,7 @@ def _record(line: bytes, kind: Any, first: int) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: NumPy scalars become Python's, NaN and infinity become null."""
+    """Convert to a value that JSON can hold: NumPy scalars become Python's, NaN and infinity become null."""
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

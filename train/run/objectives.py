@@ -1,4 +1,4 @@
-"""What a run minimises, computed on the device: cross-entropy of tokens (sft), or losses of preferences.
+"""Objectives of a run, computed on the device: cross-entropy of tokens (sft), or losses of preferences.
 
 An objective's loss is the sum over the units of a micro-batch (target tokens; pairs; examples), which the trainer
 divides by those of the whole step. The reference of dpo and kto is the model with its adapter off.
@@ -305,5 +305,5 @@ _OBJECTIVES = {SFT: Objective, DPO: DirectPreference, ORPO: OddsRatio, KTO: Kto}
 
 
 def make_objective(model: Model, config: RunOptions) -> Objective:
-    """That of --objective."""
+    """Return the objective that --objective names."""
     return _OBJECTIVES[config.objective](model, config)

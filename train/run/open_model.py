@@ -1,4 +1,4 @@
-"""What `generate`, `chat`, `serve` and `eval` begin with: device, configuration and tokenizer; no weights yet."""
+"""Common start of `generate`, `chat`, `serve` and `eval`: device, configuration, tokenizer; no weights yet."""
 
 from __future__ import annotations
 

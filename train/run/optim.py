@@ -201,7 +201,7 @@ class AdamW:
         return int(self.device.download(self.state)[STATE_SKIPPED])
 
     def finite(self) -> bool:
-        """Whether all parameters are numbers. Waits for the device."""
+        """Return whether all parameters are numbers. Waits for the device."""
         return bool(np.isfinite(self.device.download(self.parameters.data)).all())
 
     def _arrays(self) -> dict[str, object]:

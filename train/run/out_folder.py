@@ -104,7 +104,7 @@ class OutFolder:
         self._own = self._identities()
 
     def _identities(self) -> tuple[tuple[int, int] | None, ...]:
-        """Of the folder and the lock's file, each None where it is not there."""
+        """Identities of the folder and the lock file, each None where it is absent."""
         return tuple(map(identity_of, (self.path, self.path / LOCK_FILE)))
 
     def _acquire(self) -> filelock.BaseFileLock:
@@ -150,7 +150,7 @@ class OutFolder:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """What tells a file or folder from any other that takes its name; None: there is nothing."""
+    """Return the identity of a file or folder (device and inode), or None."""
     try:
         found = os.stat(path)
     except OSError:

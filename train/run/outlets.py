@@ -1,4 +1,4 @@
-"""What a run talks to and writes: the first rank's terminal and OUT; the other ranks keep a log in OUT/ranks.
+"""Outputs of a run: the first rank's terminal and OUT; the other ranks keep a log in OUT/ranks.
 
 The first rank can be lost. The next then takes its place: the folder's lock, the metrics, the terminal.
 """

@@ -1,4 +1,4 @@
-"""What a run will need of its device, before it begins: which shaders, and how much memory. Found by a dry run."""
+"""The shaders and memory that a run will need, before it begins. Found by a dry run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def optimizer_bytes(self) -> int:
-        """Of AdamW's two moments; gradients, and what is trained itself, take half of it each."""
+        """Bytes of AdamW's two moments; gradients, and what is trained itself, take half of it each."""
         return 8 * self.trained
 
 
@@ -87,7 +87,7 @@ def plan_run(
 
 
 def _may_stream(config: RunOptions, device: Device) -> bool:
-    """Whether --stream-weights auto has a choice."""
+    """Return whether --stream-weights auto has a choice."""
     return config.checkpointing is not False and not config.full and not device.shared_memory
 
 
@@ -99,7 +99,7 @@ def run_dry(
     prompt_tokens: int,
     limit: int | None,
 ) -> Plan:
-    """What `plan_run` gives of a run as it is, its --stream-weights settled. OutOfMemory: beyond `limit` bytes."""
+    """Plan a run whose --stream-weights is settled. Raises OutOfMemory: beyond `limit` bytes."""
     dry = device.dry_run()
     dry.limit_memory(limit)
     try:

@@ -1,4 +1,4 @@
-"""What --out holds from before: nothing, a run to go on with, a finished run, or one that is to be prolonged."""
+"""State of --out before a run: nothing, a run to go on with, a finished run, or one that is to be prolonged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Previous:
 
 
 def previous_run(config: FinetuneConfig) -> Previous:
-    """What `config` finds in its --out. WgradError where an old run would be overwritten, or an option left aside."""
+    """Return the state that `config` finds in its --out. Raises WgradError where an old run would be overwritten, or an
+    option left aside."""
     out = Path(config.out)
     if not config.resume:
         _refuse_old(out)
@@ -83,7 +84,7 @@ def _refuse_old(out: Path) -> None:
 
 
 def _longer(config: FinetuneConfig, length: Length) -> bool:
-    """Whether more steps are asked for than were done. WgradError where it is fewer."""
+    """Return whether more steps are asked for than were done. WgradError where it is fewer."""
     if config.max_steps is not None:
         if config.max_steps < length.steps:
             raise WgradError(
@@ -105,7 +106,7 @@ def _longer(config: FinetuneConfig, length: Length) -> bool:
 
 
 def _more_patient(config: FinetuneConfig, length: Length) -> bool:
-    """Whether a run that was stopped early is to go on. WgradError where it is only to be longer."""
+    """Return whether a run that was stopped early is to go on. WgradError where it is only to be longer."""
     assert length.stopped_early is not None
     if not 0 < config.early_stop <= length.stopped_early:
         return True

@@ -84,7 +84,7 @@ class Reports(Callback):
             self._log("eval", report.step, {"loss": report.loss, **report.metrics})
 
     def _log(self, group: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Of what is a number."""
+        """Return the entries that are numbers."""
         numbers = {f"{group}/{k}": float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
         for name, reporter in [*self._open.items()] if numbers else ():
             self._guarded(name, lambda log=reporter.log: log(step, numbers))  # type: ignore[misc]

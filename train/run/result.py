@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: the adapter (or with --full a whole model), loss.svg and results.json."""
+"""Results of a run in its folder: the adapter (or with --full a whole model), loss.svg and results.json."""
 
 from __future__ import annotations
 

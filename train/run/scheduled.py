@@ -22,8 +22,8 @@ class BestSteps:
         return [(step, loss if math.isfinite(loss) else None) for step, loss in self.losses.items()]
 
     def due(self, step: int) -> bool:
-        """Whether the loss is to be measured after `step` steps. Ranks that meet every --sync-every steps measure at
-        their next meeting."""
+        """Return whether the loss is to be measured after `step` steps. Ranks that meet every --sync-every steps
+        measure at their next meeting."""
         every, together = self.config.eval_every, self.config.sync_every
         return bool(every) and step not in self.losses and step // every > max(step - together, 0) // every
 
@@ -54,7 +54,7 @@ class BestSteps:
 
 
 class Scheduled:
-    """What the training loop asks between two steps. asked: whether the run is to end, which waits for no measure."""
+    """Work between two steps of the training loop. asked: whether the run is to end, which waits for no measure."""
 
     def __init__(
         self, evaluation: Evaluation, metrics: MetricsFile, steps: BestSteps, asked: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""What a run has open: device, model configuration, tokenizer, data; then the model itself."""
+"""Open resources of a run: device, model configuration, tokenizer, data; then the model itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KINDS = {
 
 @dataclass
 class Session:
-    """What a run has loaded."""
+    """Loaded parts of a run."""
 
     config: FinetuneConfig
     device: Device
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the longest prompt."""
+        """Tokens of the longest prompt."""
         return max(map(len, self.prompts))
 
     def say(self, text: str) -> None:
@@ -267,7 +267,7 @@ def offload_remark(config: RunOptions, device: Device) -> str:
 
 
 def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> str:
-    """What the run takes on the device, and what is not counted."""
+    """Return the run's device memory, and the part that is not counted."""
     optimizer = plan.optimizer_bytes if plan is not None else 8 * built.parameters.size
     held = plan.held_bytes if plan is not None else session.device.memory().in_use_bytes + optimizer
     parts = f"{size(held - optimizer)} for weights and gradients, {size(optimizer)} for the optimiser"
@@ -288,7 +288,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
 
 
 def run_info(session: Session) -> dict[str, Any]:
-    """What a checkpoint must agree with: the options that shape its tensors, the base model, the data."""
+    """Return the values that a checkpoint must match: the options that shape its tensors, the base model, the data."""
     values, held_out = session.config.to_dict(), session.data.held_out
     # A path is left out: its folder may have moved, and what was in it is in the checkpoint.
     run = {f.name: values[f.name] for f in fixed_options(RunOptions) if not f.metadata["path"]}

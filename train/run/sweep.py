@@ -26,7 +26,7 @@ _LAST = 10  # steps, whose mean loss is told
 
 @dataclass(frozen=True)
 class Row:
-    """What a learning rate came to. loss: the mean of the last steps; held_out_loss: then. None: not finite."""
+    """Result of one learning rate. loss: the mean of the last steps; held_out_loss: then. None: not finite."""
 
     lr: float
     loss: float | None

@@ -62,7 +62,7 @@ def build_text_models(
 
 
 def most_work(model: Model, positions: int, rows: int, prompt_tokens: int) -> None:
-    """What takes the most memory of a model for texts of up to `positions` tokens, `rows` at once: a score, a prompt
+    """Run the step that takes the most memory for `rows` sequences of up to `positions` tokens: a score, a prompt
     alone, and a batch, as long as they may be (`prompt_tokens` in all); three steps of each."""
     score(model, [0] * positions, top=1)
     for count in {1, rows}:

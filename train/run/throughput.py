@@ -19,7 +19,7 @@ WINDOW_LOOKS = 4  # and over as many looks
 
 
 class _Look(NamedTuple):
-    """What was finished at a moment, since `start`."""
+    """Progress at one moment, since `start`."""
 
     seconds: float
     steps: int
@@ -44,7 +44,7 @@ class Throughput:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """What happens in the block is not training: its time does not count. No step is under way at its begin."""
+        """Exclude the block's time, which is not training. No step is under way at its begin."""
         begun = self._clock()
         try:
             yield

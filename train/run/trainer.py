@@ -151,12 +151,12 @@ class Trainer:
         return self.history_readback().result()
 
     def history_readback(self) -> HistoryReadback:
-        """What `read_history` gives, without waiting: further steps may be recorded meanwhile."""
+        """Start `read_history` without waiting: further steps may be recorded meanwhile."""
         count, self._recorded = self._recorded, 0
         return HistoryReadback(self.device.readback(self._history), count)
 
     def exchange_arrays(self) -> dict[str, np.ndarray]:
-        """What a checkpoint holds of the exchange of gradients, after `share_error`."""
+        """State of the gradient all-reduce for a checkpoint, after `share_error`."""
         error = self.data_parallel.error
         return {} if error is None else {ROUNDED_AWAY: self.optimizer.parameters.to_file(error)}
 
@@ -212,7 +212,7 @@ class Trainer:
         return total, self.objective.sums(np.stack(found) if found else np.zeros((0, self.objective.score_size)))
 
     def _add_eval_loss(self) -> None:
-        """Of the batch that was written. Nothing is left of it when steps go on, whose memory it takes."""
+        """Loss of the batch that was written. It uses the memory of later steps and keeps none of it."""
         with no_grad(), self.device.borrowing():
             loss = self.objective.loss(self.eval_inputs)
             self.device.add(self._eval_loss, loss.data, out=self._eval_loss)

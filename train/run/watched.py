@@ -46,7 +46,8 @@ def _step(value: Any) -> int:
 
 
 def as_metrics(record: dict[str, Any]) -> dict[str, Any]:
-    """Of a line of metrics.jsonl the step and the numbers; null where one is not finite. ValueError: no step."""
+    """Parse a line of metrics.jsonl into the step and its numbers; null where one is not finite. ValueError: no
+    step."""
     kept: dict[str, Any] = {"step": _step(record.get("step"))}
     for key, value in list(record.items())[:MOST_KEYS]:
         if key not in ("step", "format") and (value is None or isinstance(value, int | float)):
@@ -137,7 +138,7 @@ class Tail:
             self.passed_over += 1
 
     def news(self, generation: int, count: int) -> dict[str, Any]:
-        """What somebody lacks who has the first `count` records of a generation. anew: what he has is to go."""
+        """Return the records after the first `count` of a generation. anew: discard the earlier ones."""
         anew = generation != self.generation or count > len(self.records)
         start = 0 if anew else count
         end = start + MOST_SENT

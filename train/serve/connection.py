@@ -41,7 +41,7 @@ class Connection(H11Protocol):
             self._untaken = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def _comes(self) -> bool:
-        """Whether a request is not whole."""
+        """Return whether a request is not whole."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def _wait(self) -> None:

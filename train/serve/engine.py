@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """That are read at once by several texts: no more than a single prompt may have, or what is little anyway."""
+        """Tokens prefilled at once by several requests: at most those of a single prompt, or a small number."""
         return max(self.positions, 2048)
 
 
@@ -131,7 +131,7 @@ class Engine:
         return batch
 
     def _answer(self, answers: list[Answer]) -> None:
-        """What goes wrong is told to each; only a lost device ends the thread."""
+        """Report an error to each request; only a lost device ends the thread."""
         try:
             if answers[0].job.score:
                 self._score(answers[0])
@@ -199,7 +199,7 @@ class Engine:
 
 
 class _Kind(NamedTuple):
-    """What the texts of a batch have in common."""
+    """Common parameters of a batch's sequences."""
 
     model: str
     temperature: float
@@ -207,7 +207,7 @@ class _Kind(NamedTuple):
     top_p: float
 
     def options(self) -> dict[str, Any]:
-        """Of the operator `sample`."""
+        """Arguments of the operator `sample`."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 

@@ -1,4 +1,4 @@
-"""What is said of a request that cannot be answered, in the form of OpenAI's API."""
+"""Error responses in the form of OpenAI's API."""
 
 from __future__ import annotations
 

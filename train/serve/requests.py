@@ -47,7 +47,7 @@ class StreamOptions(Struct):
 
 
 class Request(Struct):
-    """What both kinds of requests have."""
+    """Fields of both kinds of requests."""
 
     model: str
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0

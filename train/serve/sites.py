@@ -1,4 +1,4 @@
-"""Which requests a server on this machine may answer, by their headers; for any web library.
+"""Check of request headers, for a server on this machine with any web library.
 
 A server on localhost is reached by every page that the user's browser shows. A page of another site sends its own
 Origin, or says in Sec-Fetch-Site that it is of another; one whose name was made to lead here (DNS rebinding) sends that
@@ -15,7 +15,7 @@ _HOST = re.compile(r"(?:\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[\w.-]+))(?::\d
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone. host: an address, or a name."""
+    """Return whether an address is reached from this machine alone. host: an address, or a name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -37,7 +37,7 @@ class StopText:
         return _visible(text[:cut], shown)
 
     def rest(self) -> str:
-        """What was held back, at the end of the answer."""
+        """Return the withheld text at the end of the answer."""
         text, self._held = _visible(self._held, self._shown), ""
         return text
 

@@ -52,7 +52,7 @@ def content_policy(page: str) -> str:
 
 
 class Watch:
-    """What all requests share: the page and the runs. answer: one request at a time reads files."""
+    """State shared by all requests: the page and the runs. answer: one request at a time reads files."""
 
     def __init__(self, page: str, runs: Sequence[WatchedRun]) -> None:
         self.page, self.policy, self.runs = page.encode(), content_policy(page), runs

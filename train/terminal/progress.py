@@ -1,4 +1,4 @@
-"""What a command shows while it works: a live line on a terminal; elsewhere plain lines, not many, not long in coming.
+"""Progress display: a live line on a terminal; elsewhere plain lines, not many, not long in coming.
 
 Work is shown in phases ("loading weights", "training", ...), one at a time. Nothing here ends a run: the console is one
 of `output.make_console`.
@@ -65,7 +65,7 @@ class Phase:
         return (self.display.clock() - self._begun) / done * (self.total - self.done)
 
     def label(self) -> str:
-        """What is done and how far it is."""
+        """Name and progress of a phase."""
         return " ".join(part for part in (self.name, self.counts()) if part)
 
     def counts(self) -> str:
@@ -75,14 +75,14 @@ class Phase:
         return f"{self.done}/{self.total} {self.unit}".strip()
 
     def figures(self) -> Mapping[str, str]:
-        """What else is shown, by name."""
+        """Set further values to show, by name."""
         left = self.remaining()
         if math.isfinite(left):
             return {"left": f"left {duration(left)}"}
         return {"time": duration(self.display.clock() - self._begun)}
 
     def line_due(self, now: float, last_line: float) -> bool:
-        """Whether a plain line is due after an update."""
+        """Return whether a plain line is due after an update."""
         return now - last_line >= QUIET_SECONDS
 
     def line(self) -> str:

@@ -10,12 +10,13 @@ _FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
 
 def legible(text: str) -> str:
-    """What XML cannot have (control characters, half a surrogate pair, U+FFFE) as the escapes of Python."""
+    """Replace characters that XML cannot hold (control characters, half a surrogate pair, U+FFFE) by Python's
+    escapes."""
     return "".join(c if _in_xml(c) else ascii(c)[1:-1] for c in text)
 
 
 def _in_xml(character: str) -> bool:
-    """Whether XML can have it and a reader can see it."""
+    """Return whether XML can have it and a reader can see it."""
     return unicodedata.category(character) not in ("Cc", "Cs") and ord(character) & 0xFFFE != 0xFFFE
 
 

@@ -44,16 +44,16 @@ class MatrixRows:
         return element * self.rows * (self.columns + _PAD)
 
     def workgroup_bytes(self, kernel: str, width: int) -> int:
-        """Of a kernel of TILES."""
+        """Return the constants of a kernel of TILES."""
         scores, rest = {"forward": (1, 32), "dq": (1, 0), "dkv": (2, 12 * self.columns)}[kernel]
         return 2 * self._operands(width) + scores * (self._scores(4) + self._scores(2)) + rest
 
     def constants(self, width: int) -> dict[str, Constant]:
-        """What attention_matrix.wgsl and attention_matrix_dq.wgsl call it, for heads of `width` elements."""
+        """Constants of attention_matrix.wgsl and attention_matrix_dq.wgsl, for heads of `width` elements."""
         return {**self._shape(width), **self._loads(width, 32 * self.subgroups)}
 
     def key_constants(self, width: int) -> dict[str, Constant]:
-        """What attention_matrix_dkv.wgsl calls it: twice the subgroups, which share rows."""
+        """Constants of attention_matrix_dkv.wgsl: twice the subgroups, which share rows."""
         own = {"HALF_NF": self.columns // 32, "QUARTER": self.columns // 16}
         return {**self._shape(width), **self._loads(width, 64 * self.subgroups), **own}
 
@@ -73,7 +73,8 @@ class MatrixRows:
         }
 
     def _loads(self, width: int, threads: int) -> dict[str, Constant]:
-        """Of 16 bytes, by an invocation: of a part of the rows, and of a tile, of which it may read some twice."""
+        """Number of 16-byte loads by an invocation: of a part of the rows, and of a tile, of which it may read some
+        twice."""
         return {
             "LOADS_ROWS": self.rows * width // 8 // self._parts(width) // threads,
             "LOADS_COLUMNS": -(-self.columns * width // 8 // threads),

@@ -62,7 +62,7 @@ class Tile:
         return 2 * self._staged(self.rows) + 2 * self._staged(self.columns) + self._shared(width) + 12 * self.columns
 
     def constants(self, width: int) -> dict[str, Constant]:
-        """What the shaders call their tile, for heads of `width` elements."""
+        """Constants of the shaders' tile, for heads of `width` elements."""
         depth4, width4 = self.depth // 4, ceil_div(width, 4)
         chunks = ceil_div(width, self.depth)
         rm, rn, rd = self.rows // self.ty, self.columns // self.tx, ceil_div(width4, self.tx)

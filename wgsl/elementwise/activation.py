@@ -90,8 +90,8 @@ def _activation(
 
 
 def _side_by_side(device: Runtime, x: Array, dy: Array | None, again: Array | None, *, gelu: bool) -> Array:
-    """Of x [R, 2 C], gate and up side by side: y [R, C], or with dy their gradients as x has them. again: gets y beside
-    those."""
+    """Apply a gated activation to x [R, 2 C], gate and up side by side: y [R, C], or with dy their gradients as x has
+    them. again: gets y beside those."""
     rows, half = x.shape[0], x.shape[1] // 2
     y = device.empty((rows, half) if dy is None else x.shape, x.dtype)
     vec = vector_width(half)

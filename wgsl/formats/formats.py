@@ -72,8 +72,8 @@ def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:
 
 
 def _stack_parameters(w: NF4Array) -> tuple[int, ...]:
-    """Of the second and third part: first element; what is added to a block's number for its place in absmax, and to
-    that of a nested block."""
+    """Offsets of the second and third part: first element; the number added to a block's number for its place in
+    absmax, and to that of a nested block."""
     places = [*w.places()[1 : len(w.parts)], None, None][:2]
     elements = tuple(_NEVER if at is None else at.element for at in places)
     absmax = tuple(0 if at is None else at.absmax - at.block for at in places)

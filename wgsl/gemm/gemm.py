@@ -37,7 +37,7 @@ class Tile:
         return (self.m + self.n) * self.k * 4 + 64
 
     def has_edges(self, mnk: tuple[int, int, int], unit: int) -> bool:
-        """Whether a tile reaches beyond M, N or K, or its invocations beyond it. unit: as of `constants`."""
+        """Return whether a tile reaches beyond M, N or K, or its invocations beyond it. unit: as of `constants`."""
         loads = (self.m * self.k // 4, self.n * self.k // unit)
         whole = all(size % part == 0 for size, part in zip(mnk, (self.m, self.n, self.k)))
         return not whole or any(count % self.threads for count in loads)
@@ -185,8 +185,8 @@ def product(
 
 
 def _transpose_first(device: Runtime, tile: AnyTile, mnk: tuple[int, int, int], batch: int, trans_a: bool) -> bool:
-    """Whether the left operand is transposed before the product: where that takes a small part of what it gains, and
-    little memory."""
+    """Return whether the left operand is transposed before the product: where that takes a small part of what it gains,
+    and little memory."""
     m, n, k = mnk
     least, most = _TRANSPOSE_ELEMENTS
     worth = n >= _TRANSPOSE_COLUMNS and min(m, k) >= _TRANSPOSE_SIDE and least <= m * k <= most
@@ -204,7 +204,7 @@ def _transposed(device: Runtime, a: Array, mk: tuple[int, int], lda: int, column
 
 
 def _in_memory_of_its_own(array: Array | None, arrays: list[Array | None]) -> bool:
-    """Whether no other of the arrays lies in the same block: what WebGPU asks of one that could be written."""
+    """Return whether no other of the arrays lies in the same block: what WebGPU asks of one that could be written."""
     blocks = [other.lease.block for other in arrays if other is not None]
     return array is not None and blocks.count(array.lease.block) == 1
 

@@ -1,4 +1,4 @@
-"""What is done with the sums of a product on their way to its result, and the second pass of one split over K."""
+"""Epilogues of GEMM: the operations between the sums and the result, and the second pass of one split over K."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is done with the sums of a product on their way to `out`, whose row stride is `ldc`, from `column` on."""
+    """The operations between a GEMM's sums and `out`, whose row stride is `ldc`, from `column` on."""
 
     out: Array
     ldc: int
@@ -35,7 +35,7 @@ class Epilogue:
 
     @staticmethod
     def of_parts(n: int) -> dict[str, Constant]:
-        """Of a product split over K, whose parts are left as they are."""
+        """Epilogue of a GEMM split over K: the parts are stored unchanged."""
         vec = n % 4 == 0
         switches = dict.fromkeys(("HAS_BIAS", "HAS_RESIDUAL", "ACCUMULATE"), False)
         return {**switches, "C_T": "vec4<f32>" if vec else "f32", "R_T": "f32", "VEC_C": vec}

@@ -135,8 +135,8 @@ _MIN_ROWS = 8  # fewer are faster in gemv.wgsl, which has products with transpos
 
 
 def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int) -> bool:
-    """Whether a product of these operands runs on matrix units: one of them or the result is float16, float32 is only
-    rounded where the result is too, and rows start at multiples of 8 elements."""
+    """Return whether a product of these operands runs on matrix units: one of them or the result is float16, float32 is
+    only rounded where the result is too, and rows start at multiples of 8 elements."""
     m, n, k = mnk
     operands = [a.dtype] + ([b.dtype] if isinstance(b, Array) else [])
     least = _MIN_SIDE if trans_a else _MIN_ROWS if trans_b else 1

@@ -15,7 +15,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 @dataclass(frozen=True)
 class SkinnyTile:
-    """Of a workgroup: `subgroups`, of which `groups` stand side by side along X, each with `across` cooperative
+    """Tile of a workgroup: `subgroups`, of which `groups` stand side by side along X, each with `across` cooperative
     matrices of it; the others share the steps of a block of `depth`. ahead: blocks that are read ahead."""
 
     subgroups: int
@@ -30,7 +30,7 @@ class SkinnyTile:
         return 16 * self.groups * self.across
 
     def workgroup_bytes(self, product: Skinny) -> int:
-        """Of the two pieces of S and a block of X, whose rows are padded by 16 bytes, and the sums."""
+        """Workgroup memory of the two pieces of S and a block of X, whose rows are padded by 16 bytes, and the sums."""
         rank = 16 * _fragments(product.rank)
         pieces = self.depth * (rank + 8) if _by_steps(product) else rank * (self.depth + 8)
         block = self.depth * (self.side + 8) if product.along_rows else self.side * (self.depth + 8)
@@ -90,7 +90,7 @@ def _side(product: Skinny) -> int:
 
 
 def _vectors(product: Skinny) -> bool:
-    """Whether S is read four numbers at a time."""
+    """Return whether S is read four numbers at a time."""
     return not (product.s.shape[1] | product.first_rank | product.part_rank) % 4
 
 

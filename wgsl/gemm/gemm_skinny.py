@@ -57,7 +57,7 @@ class Skinny:
 
 
 def find(a: Array, b: Array, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool) -> Skinny | None:
-    """What kind of such a product op(a) op(b) is, or None."""
+    """Return the kind of skinny GEMM that op(a) op(b) is, or None."""
     m, n, _ = mnk
     if out.dtype != np.float32:
         return None
@@ -69,7 +69,7 @@ def find(a: Array, b: Array, out: Array, mnk: tuple[int, int, int], trans_a: boo
 
 
 def served(product: Skinny) -> bool:
-    """Whether gemm_skinny.wgsl takes it: X is read four elements at a time."""
+    """Return whether gemm_skinny.wgsl takes it: X is read four elements at a time."""
     return product.x.dtype.name in ("float32", "float16") and product.x.shape[1] % 4 == 0
 
 
@@ -95,5 +95,5 @@ def launch(device: Runtime, product: Skinny, out: Array, alpha: float, accumulat
 
 
 def _workgroup_bytes(depth: int, rank4: int, slices: int) -> int:
-    """Of the tiles of X and S in the layout that takes more, and of the sums."""
+    """Workgroup memory of the tiles of X and S in the layout that takes more, and of the sums."""
     return 16 * ((_SIDE + 4 * rank4) * (depth // 4 + 1) + 4 * rank4 * slices)

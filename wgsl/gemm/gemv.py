@@ -1,4 +1,4 @@
-"""Which products the matrix-vector kernel serves, and how it shares them out: gemv.wgsl."""
+"""Plans of the matrix-vector kernel: its shapes, and how they are split: gemv.wgsl."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def unit_of(weight: FrozenWeight, m: int) -> int:
 
 
 def factored(weight: FrozenWeight, m: int) -> bool:
-    """Whether the sum of a unit is scaled, not each of its elements: where the values are not rounded themselves."""
+    """Return whether the sum of a unit is scaled, not each of its elements: where the values are not rounded
+    themselves."""
     return m <= _FACTORED_ROWS and not weight.constants().get("ROUND")
 
 

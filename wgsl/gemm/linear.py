@@ -74,6 +74,6 @@ def _decode_first(device: Runtime, mnk: tuple[int, int, int]) -> bool:
 def _on_units(
     device: Runtime, x: Array, weight: FrozenWeight, out: Array, mnk: tuple[int, int, int], trans_b: bool
 ) -> bool:
-    """Whether matrix units take the product, with a weight whose decoded values fit one binding."""
+    """Return whether matrix units take the product, with a weight whose decoded values fit one binding."""
     fits = 2 * weight.shape[0] * weight.shape[1] <= device.max_binding_bytes
     return device.matrix_units and fits and gemm_matrix.served(x, weight, out, mnk, False, trans_b, x.shape[1])

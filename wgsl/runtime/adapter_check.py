@@ -57,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Said:
-    """What a child said before its end. opening: the number of the adapter that it ended with."""
+    """Output of a child process. opening: the number of the adapter that it ended with."""
 
     ready: bool = False
     adapters: list[str] | None = None
@@ -69,7 +69,7 @@ class _Said:
 
 
 def check(library: str, again: bool = False) -> Verdict:
-    """Which drivers and adapters this process may use. library: wgpu's, in words. again: a kept crash is not believed.
+    """Drivers and adapters that this process may use. library: wgpu's, in words. again: a kept crash is not believed.
 
     DeviceError: wgpu cannot be used at all.
     """

@@ -1,4 +1,4 @@
-"""Which adapters there are, which one is used, and what is asked of it."""
+"""Adapters: their list, the choice of one, and the features requested from it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _verdict: adapter_check.Verdict | None = None
 
 
 def verdict(again: bool = False) -> adapter_check.Verdict:
-    """Which adapters crash, found out in a process of its own before this one has loaded a driver. again: as in
+    """Find the adapters that crash, in a process of its own before this one has loaded a driver. again: as in
     `adapter_check.check`."""
     global _verdict
     if _verdict is None:
@@ -96,7 +96,7 @@ def list_adapters(again: bool = False) -> list[dict[str, Any]]:
 
 
 def tell(backends: Sequence[str], skip: Collection[int]) -> None:
-    """What the process of `adapter_check` does: list the adapters and open them, with a line before each."""
+    """Body of the process of `adapter_check`: list the adapters and open them, with a line before each."""
     _no_dumps()
     said = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what drivers print is no answer
@@ -157,17 +157,17 @@ def choose(spec: str | None) -> Any:
 
 
 def card(adapter: Any) -> str:
-    """What a verdict on an adapter's matrix units hangs on."""
+    """Key of a verdict on an adapter's tensor cores."""
     return matrix_units.identity(adapter.info["device"], adapter.info["description"])
 
 
 def lists_matrix_units(adapter: Any) -> bool:
-    """Whether it lists those that the kernels are for."""
+    """Return whether it lists those that the kernels are for."""
     return adapter.info["backend_type"] in matrix_units.BACKENDS and matrix_units.among(adapter.features)
 
 
 def gives_matrix_units(index: int) -> bool:
-    """Whether the library in use makes a device with them. A stock one lists them and may refuse."""
+    """Return whether the library in use makes a device with them. A stock one lists them and may refuse."""
     adapter = _usable()[index]
     try:
         adapter.request_device_sync(required_features=[*_wanted(adapter), matrix_units.FEATURE]).destroy()

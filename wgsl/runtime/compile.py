@@ -43,7 +43,7 @@ _ROOM = Path(__file__).parents[1]
 
 
 class Variant(NamedTuple):
-    """What a pipeline is made of: a file, its entry point, and the constants put on top of it, in their order."""
+    """Source of a pipeline: a file, its entry point, and the constants put on top of it, in their order."""
 
     shader: str
     entry: str
@@ -235,7 +235,7 @@ class Compiler:
         return pipeline
 
     def has(self, variant: Variant) -> bool:
-        """Whether `get` would find it."""
+        """Return whether `get` would find it."""
         return variant in self._pipelines
 
     def _compile(self, variant: Variant) -> Pipeline:

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Held:
-    """What was decoded while `holding` is open, by weight and form; empty at all other times."""
+    """Dequantised weights while `holding` is open, by weight and form; empty otherwise."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -40,7 +40,7 @@ class Held:
         return found
 
     def drop(self) -> bool:
-        """Whether there was anything to let go; it is decoded again where it is wanted."""
+        """Return whether there was anything to let go; it is decoded again where it is wanted."""
         held, self._arrays = bool(self._arrays), {}
         return held
 

@@ -218,12 +218,12 @@ def using_copy() -> Iterator[bool]:
 
 # ---- which cards passed ------------------------------------------------------------------------
 def among(features: Collection[str]) -> bool:
-    """Whether these, of an adapter or a device, are all that the kernels for matrix units need."""
+    """Return whether these, of an adapter or a device, are all that the kernels for matrix units need."""
     return _BESIDE | {FEATURE} <= set(features)
 
 
 def identity(name: str, driver: str) -> str:
-    """What a verdict hangs on: card, driver, and the shaders (all: those of the units include others)."""
+    """Key of a verdict: GPU, driver, and the shaders (all: those of the units include others)."""
     digest = hashlib.sha256()
     for shader in sorted(_ROOM.rglob("*.wgsl")):
         digest.update(shader.read_bytes())
@@ -256,7 +256,7 @@ def _verdicts() -> dict[str, Any]:
 
 
 def may_ask(card: str) -> bool:
-    """Whether a device with the feature is asked for: by cards that passed, whichever library gives it. One without the
-    shape that the kernels have need not refuse it: it may leave sums at zero."""
+    """Return whether a device with the feature is asked for: by cards that passed, whichever library gives it. One
+    without the shape that the kernels have need not refuse it: it may leave sums at zero."""
     mode = os.environ.get(SWITCH, "")
     return mode != "off" and (mode == "trial" or (verdict(card) or (False,))[0])

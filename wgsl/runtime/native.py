@@ -91,7 +91,7 @@ class ErrorLog(logging.Handler):
         return kept
 
     def keep_apart(self) -> None:
-        """What this thread causes is said to no other."""
+        """Collect the errors that this thread causes, apart from other threads'."""
         self._apart.messages = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -110,7 +110,7 @@ class ErrorLog(logging.Handler):
 
 
 def as_device_error(error: Exception | str, doing: str) -> DeviceError:
-    """What wgpu said, as one line of one of our classes. `doing` completes "... while"."""
+    """Return wgpu's error as one of our classes, in one line. `doing` completes "... while"."""
     error_log().messages.clear()  # the same is often logged as well
     text = " ".join(str(error).split())
     if "lost" in text.lower():

@@ -143,7 +143,7 @@ class Runtime(PooledRuntime):
             ) from error
 
     def _create_host_buffer(self, nbytes: int) -> Any:
-        """What the host may map for reading is main memory on every backend, whatever memory the card has."""
+        """Buffers that the host maps for reading are host memory on every backend."""
         if not self.host_buffers:
             raise DeviceError(
                 f"{self.description} has no {adapters.HOST_BUFFERS}: it cannot reach main memory by itself"

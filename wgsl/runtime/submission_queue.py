@@ -1,4 +1,4 @@
-"""What goes to the device, in its order: lists of dispatches, writes, and what is read back."""
+"""The queue to the device: lists of dispatches, writes, and what is read back."""
 
 from __future__ import annotations
 

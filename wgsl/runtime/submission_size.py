@@ -17,8 +17,8 @@ _SECONDS, _MOST_WORK = 0.05, 2e12
 
 @dataclass(frozen=True)
 class Submission:
-    """What is submitted together. work: as of SubmissionSize. apart: it begins with a copy that runs beside its first
-    large launch only there (transfers.py)."""
+    """Commands that are submitted together. work: as of SubmissionSize. apart: it begins with a copy that runs beside
+    its first large launch only there (transfers.py)."""
 
     dispatches: list[Any]
     names: list[str]

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Submitted:
-    """What is done some time."""
+    """A task of the submit thread."""
 
     __slots__ = ("_done", "_value")
 
@@ -26,7 +26,7 @@ class Submitted:
         self._done.acquire()
 
     def result(self) -> Any:
-        """What the work returned, once it has; None where it was dropped."""
+        """Wait for the task and return its result; None if it was dropped."""
         with self._done:
             return self._value
 

@@ -37,8 +37,8 @@ _FROM_HOST = _Way(4, 36e9 / 280e12)
 
 
 class _Borrowed(Lease):
-    """Of a copy that waits: the block goes back to its pool without it, and whoever uses it next has it carried out
-    first, so that waiting takes no memory."""
+    """Lease of a block with a pending copy: the block goes back to its pool without it, and whoever uses it next has it
+    carried out first, so that waiting takes no memory."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class _Borrowed(Lease):
 
 
 def in_pieces(src: Array, out: Array) -> bool:
-    """Whether a copy of whole arrays can be one of pieces."""
+    """Return whether a copy of whole arrays can be one of pieces."""
     return src.nbytes > 0 and not (src.nbytes % UNIT or src.offset % ALIGN or out.offset % ALIGN)
 
 
@@ -84,11 +84,11 @@ class Transfers:
         return bool(self._waiting)
 
     def add(self, src: Array, out: Array, *, to_host: bool) -> None:
-        """What `in_pieces` says yes to."""
+        """Split a copy that `in_pieces` accepts."""
         self._waiting.append(_Transfer(src, out, _TO_HOST if to_host else _FROM_HOST))
 
     def due(self, blocks: Collection[Block] | None = None) -> Iterator[tuple[Array, Array]]:
-        """What is left of all, or up to the last that touches one of these blocks; it waits no longer."""
+        """Take the remaining copies, or those up to the last that touches one of these blocks; it waits no longer."""
         count = max((n for n, t in enumerate(self._waiting, 1) if blocks is None or t.blocks & set(blocks)), default=0)
         for _ in range(count):
             transfer = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Which Vulkan drivers are registered on this machine, and what a verdict on them depends on. No driver is loaded."""
+"""Vulkan drivers that are registered on this machine, and the key of a verdict on them. No driver is loaded."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RUNNER = Path(__file__).with_name("bundle_runner.mjs")
 
 @dataclass(frozen=True)
 class Profile:
-    """What of a device decides which kernels it gets."""
+    """Device properties that decide which kernels are used."""
 
     name: str
     workgroup_bytes: int
@@ -109,7 +109,7 @@ class Trace:
 
 
 class _Recorder:
-    """What the runtime and the compiler use of a wgpu device and of its queue (submission_queue.py)."""
+    """The parts of a wgpu device and its queue that the runtime and compiler use (submission_queue.py)."""
 
     def __init__(self, profile: Profile, trace: Trace) -> None:
         self.trace = trace
