@@ -32,7 +32,7 @@ import numpy as np
 
 from wgrad.autograd.args import Args
 from wgrad.autograd.operators import Operator, operator
-from wgrad.autograd.tensor import Edge, Node, Remade, Tensor, edge_of, is_recomputing, is_recording
+from wgrad.autograd.tensor import Edge, Node, Recomputed, Tensor, edge_of, is_recomputing, is_recording
 from wgrad.device.contract import Array, Device
 from wgrad.device.errors import WgradError
 
@@ -46,8 +46,8 @@ class Context:
 
     name: the function's, for errors. device: where to compute. needs_grad[i]: whether argument i wants a gradient.
     saved: what `save` was given. rounds_to: set by a forward whose backward rounds the gradient of its output to this
-    dtype: that backward may be given a WithRounded. remade: set by one whose backward can make its output once more.
-    A forward may set further attributes; they live as long.
+    dtype: that backward may be given a GradientWithCopy. recomputed: set by one whose backward can make its output once
+    more. A forward may set further attributes; they live as long.
     """
 
     def __init__(self, name: str, device: Device, edges: Sequence[Edge]) -> None:
@@ -55,7 +55,7 @@ class Context:
         self.needs_grad = tuple(edge is not None for edge in edges)
         self.saved: tuple[Any, ...] = ()
         self.rounds_to: np.dtype | None = None
-        self.remade: Remade | None = None
+        self.recomputed: Recomputed | None = None
         self._edges = edges
 
     def save(self, *arrays: Any) -> None:
@@ -70,15 +70,15 @@ class Context:
 
     def rounded_by(self, i: int) -> np.dtype | None:
         """The dtype to which the gradient of argument i is rounded where it goes: a backward that has it at hand may
-        return WithRounded for it, and saves a launch."""
+        return GradientWithCopy for it, and saves a launch."""
         edge = self._edges[i]
         return edge[0].rounds_to if isinstance(edge, tuple) else None
 
-    def remade_by(self, i: int) -> Remade | None:
+    def recomputed_by(self, i: int) -> Recomputed | None:
         """Where argument i is made again by the backward of what made it: a forward that needs it in its backward for
         leaf buffers alone need not save it."""
         edge = self._edges[i]
-        return edge[0].remade if isinstance(edge, tuple) else None
+        return edge[0].recomputed if isinstance(edge, tuple) else None
 
     if TYPE_CHECKING:  # a forward sets what attributes it likes
 
@@ -158,14 +158,14 @@ def with_backward(name: str, again: str = "") -> Callable[[Callable[Concatenate[
             ctx.arguments = {**dict(zip(made.rules.parameters, args)), **options}
             y = getattr(ctx.device, made.__name__)(**ctx.arguments)
             if again and not is_recomputing():
-                ctx.remade, ctx.like = Remade(), (tuple(y.shape), y.dtype)
+                ctx.recomputed, ctx.like = Recomputed(), (tuple(y.shape), y.dtype)
             return y
 
         def backward(ctx: Context, dy: Array) -> Sequence[Array | None]:
-            y = ctx.device.empty(*ctx.like) if ctx.remade else None
+            y = ctx.device.empty(*ctx.like) if ctx.recomputed else None
             found = getattr(ctx.device, name)(dy, **ctx.arguments, **({} if y is None else {again: y}))
-            if ctx.remade:
-                ctx.remade.give(y)
+            if ctx.recomputed:
+                ctx.recomputed.give(y)
             return found if isinstance(found, tuple) else (found,)
 
         made: Function[P, Tensor] = Function(forward, rules)
@@ -189,7 +189,7 @@ def _data(value: Any) -> Any:
 
 def attach(ctx: Context, backward: Any, edges: Sequence[Edge], outputs: Sequence[Tensor]) -> None:
     """Put a node on the tape and make the tensors its outputs."""
-    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs], ctx.rounds_to, ctx.remade)
+    node = Node(ctx.name, ctx.device, backward, edges, [out.data for out in outputs], ctx.rounds_to, ctx.recomputed)
     for index, out in enumerate(outputs):
         out.requires_grad, out.node, out.index = True, node, index
 

@@ -65,18 +65,18 @@ def no_grad() -> Any:
 Edge: TypeAlias = "tuple[Node, int] | Tensor | None"
 
 
-class WithRounded(NamedTuple):
+class GradientWithCopy(NamedTuple):
     """A gradient, and the same as the node that it goes to would round it, from the operator that made it."""
 
     whole: Array
     rounded: Array
 
 
-def whole_of(grad: Array | WithRounded | None) -> Array | None:
-    return grad.whole if isinstance(grad, WithRounded) else grad
+def whole_of(grad: Array | GradientWithCopy | None) -> Array | None:
+    return grad.whole if isinstance(grad, GradientWithCopy) else grad
 
 
-class Remade:
+class Recomputed:
     """An output that its backward makes once more beside the gradients, so that who read it need not save it: what they
     will do with it, noted by their backwards, which all run before."""
 
@@ -99,9 +99,9 @@ class Remade:
 
 class Node:
     """One operator on the tape. `edges[i]` says where the gradient of input i goes. rounds_to: a dtype to which its
-    backward rounds the gradient of its output; it takes a WithRounded as well. remade: of its only output."""
+    backward rounds the gradient of its output; it takes a GradientWithCopy as well. recomputed: of its only output."""
 
-    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to", "remade")
+    __slots__ = ("name", "device", "backward", "edges", "outputs", "rounds_to", "recomputed")
 
     def __init__(
         self,
@@ -111,11 +111,11 @@ class Node:
         edges: Sequence[Edge],
         outputs: Sequence[Array],
         rounds_to: np.dtype | None = None,
-        remade: Remade | None = None,
+        recomputed: Recomputed | None = None,
     ) -> None:
         self.name = name
         self.device = device
-        self.rounds_to, self.remade = rounds_to, remade
+        self.rounds_to, self.recomputed = rounds_to, recomputed
         self.backward: Callable[..., Sequence[Array | None]] | None = backward
         self.edges: Sequence[Edge] = edges
         self.outputs = [(tuple(out.shape), np.dtype(out.dtype)) for out in outputs]
@@ -256,9 +256,9 @@ class _Gradients:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Node, list[tuple[Array | WithRounded, bool] | None]] = {}
+        self._waiting: dict[Node, list[tuple[Array | GradientWithCopy, bool] | None]] = {}
 
-    def send(self, edge: Edge, given: Array | WithRounded | None) -> None:
+    def send(self, edge: Edge, given: Array | GradientWithCopy | None) -> None:
         grad = whole_of(given)
         if edge is None or grad is None:
             return
@@ -289,7 +289,7 @@ class _Gradients:
         else:
             leaf.grad = leaf.device.add(leaf.grad, grad)
 
-    def take(self, node: Node) -> list[Array | WithRounded | None] | None:
+    def take(self, node: Node) -> list[Array | GradientWithCopy | None] | None:
         waiting = self._waiting.pop(node, None)
         return None if waiting is None else [None if held is None else held[0] for held in waiting]
 

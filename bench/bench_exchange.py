@@ -140,7 +140,7 @@ def main() -> None:
     args.compute, args.seq_len = "none", 2048
     with open_world() as world, world.sharing_errors():
         device = Waiting()
-        report: Any = Report("exchange", device, args.out) if world.speaks else Silent()
+        report: Any = Report("exchange", device, args.out) if world.is_main_process else Silent()
         sizes = {4, 1 << 16, 1 << 20, 1 << 22, 1 << 24}
         for name in args.shapes.split(","):
             bench = WaitingBench(name, world, device, args, report)

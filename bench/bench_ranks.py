@@ -14,7 +14,7 @@ Random weights, settings as in bench_train.py; each rank takes the next card of 
               waiting for the others, read-back, sum between ranks, upload, update; of what moves bytes GB/s too
 
 And for as many bytes as buckets have, and others: milliseconds of an all-reduce by MPI, of the sum between the ranks
-(`exchange`, through memory that they share where they do), and of the way from and to the card.
+(`all_gather`, through memory that they share where they do), and of the way from and to the card.
 bench/scaling_model.py reads the file (bench/results/ranks.jsonl).
 """
 
@@ -35,8 +35,8 @@ from wgrad.autograd.bench.timing import median_spread
 from wgrad.autograd.bind import bind
 from wgrad.autograd.select_device import list_devices
 from wgrad.train.data.packing import Step
+from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.devices import device_of_rank
-from wgrad.train.ranks.exchange import Exchange
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.buckets import buckets_of
@@ -78,7 +78,7 @@ def timed(trainer: Trainer, world: World, steps: Sequence[Step]) -> tuple[float,
         trainer.step(step, 1e-4)
     trainer.read_history()
     for sample in range(SAMPLES):
-        world.exchange(None, "a sample")
+        world.all_gather(None, "a sample")
         begun = time.perf_counter()
         for step in steps[SETTLE_STEPS + sample * size : SETTLE_STEPS + (sample + 1) * size]:
             trainer.step(step, 1e-4)
@@ -97,7 +97,7 @@ def parts_of(trainer: Trainer, world: World, steps: Sequence[Step]) -> dict[str,
         if number == 2:
             parts.clear()
             update = 0.0
-        world.exchange(None, "a step")
+        world.all_gather(None, "a step")
         trainer.step(step, 1e-4)
         begun = time.perf_counter()
         trainer.device.synchronize()
@@ -121,7 +121,7 @@ def _upload(device: Any, array: Any, host: np.ndarray) -> None:
     device.synchronize()
 
 
-def _sum(world: World, exchange: Exchange) -> None:
+def _sum(world: World, exchange: AllReduce) -> None:
     def work() -> None:
         exchange.begin()
         exchange.give()
@@ -137,9 +137,9 @@ def collectives(world: World, device: Any, sizes: Sequence[int], report: Any) ->
     for nbytes in sizes:
         count = nbytes // 4
         host, array = np.zeros(count, np.float32), device.zeros((count,))
-        exchange = world.open_exchange(count, [(0, count)])
+        exchange = world.open_all_reduce(count, [(0, count)])
         works: dict[str, Callable[[], Any]] = {
-            "all_reduce": partial(world.add, host, "a measurement"),
+            "all_reduce": partial(world.all_reduce, host, "a measurement"),
             "exchange": partial(_sum, world, exchange),
             "read_back": lambda: device.readback(array, exchange.part).result(),  # noqa: B023
             "upload": partial(_upload, device, array, exchange.total),
@@ -148,7 +148,7 @@ def collectives(world: World, device: Any, sizes: Sequence[int], report: Any) ->
         for name, work in works.items():
             samples = []
             for _ in range(12):
-                world.exchange(None, "a measurement")
+                world.all_gather(None, "a measurement")
                 begun = time.perf_counter()
                 work()
                 samples.append(time.perf_counter() - begun)
@@ -187,21 +187,21 @@ class Bench:
     def run(self) -> None:
         world, ranks, micro = self.world, self.world.size, self.args.micro
         alone, nbytes = self.trainer(World()), 4 * self.parameters.size
-        one = world.by_first(lambda: timed(alone, World(), self.steps(1)), "the first rank alone")
+        one = world.broadcast(lambda: timed(alone, World(), self.steps(1)), "the first rank alone")
         self.row("one", 1, *one)
-        beside = max(world.exchange(timed(alone, world, self.steps(1)), "beside"))
+        beside = max(world.all_gather(timed(alone, world, self.steps(1)), "beside"))
         self.row("beside", 1, *beside, to_one=one[0] / beside[0])
-        through, parts = world.by_first(self._through, "the first rank's way to the host and back")
+        through, parts = world.broadcast(self._through, "the first rank's way to the host and back")
         self.row("through", 1, *through, bucket_bytes=self.sizes, **parts)
         shared = self.trainer(world)
         weak = timed(shared, world, self.steps(ranks))
         self.row("weak", ranks, *weak, speedup=ranks * one[0] / weak[0], efficiency=one[0] / weak[0],
                  exposed_ms=1e3 * (weak[0] - one[0]), gradient_mb=nbytes / 1e6)  # fmt: skip
         apart = parts_row(parts_of(shared, world, self.steps(ranks, 8)), nbytes)
-        for rank, values in enumerate(world.exchange(apart, "the parts of a step")):
+        for rank, values in enumerate(world.all_gather(apart, "the parts of a step")):
             self.report.row(what="parts", work=self.name, rank=rank, **values)
         if micro:
-            large = world.by_first(lambda: timed(alone, World(), self.steps(micro)), "a large step alone")
+            large = world.broadcast(lambda: timed(alone, World(), self.steps(micro)), "a large step alone")
             together = timed(shared, world, self.steps(micro))
             self.row("strong", micro, *together, one_ms=1e3 * large[0], speedup=large[0] / together[0])
 
@@ -224,12 +224,12 @@ def main() -> None:
     with open_world() as world, world.sharing_errors():
         spec = device_of_rank("wgpu", world.local_rank, world.local_size, list_devices)
         device = bind(WgpuDevice)(spec.partition(":")[2] or None)
-        report: Any = Report("ranks", device, args.out) if world.speaks else Silent()
-        for member, name in zip(world.members, world.exchange(f"{spec}: {device.description}", "the devices")):
+        report: Any = Report("ranks", device, args.out) if world.is_main_process else Silent()
+        for member, name in zip(world.members, world.all_gather(f"{spec}: {device.description}", "the devices")):
             report.row(what="rank", rank=member.number, host=member.host, card=name)
         sizes = {4, 1 << 16, 1 << 20, 1 << 22, 1 << 24}
         for name in args.shapes.split(","):
-            if world.by_first(lambda: time.monotonic() - begun, "the time") > args.seconds:
+            if world.broadcast(lambda: time.monotonic() - begun, "the time") > args.seconds:
                 report.row(what="left out", work=name, seconds=args.seconds)
                 continue
             bench = Bench(name, world, device, args, report)

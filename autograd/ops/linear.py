@@ -27,7 +27,7 @@ from wgrad.autograd.ops.lora import (
 from wgrad.autograd.ops.quantize import frozen_compute_dtype, frozen_weight
 from wgrad.autograd.precision import finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import WithRounded, whole_of
+from wgrad.autograd.tensor import GradientWithCopy, whole_of
 from wgrad.device.contract import Array, DType
 from wgrad.device.formats.frozen_weight import FrozenWeight, formats
 
@@ -102,7 +102,7 @@ def linear(
     rows = as_rows(ctx, x)
     u = None if lora is None else lora_forward(ctx, rows, lora)
     only_for_a = not ctx.needs_grad[1] and lora is not None and ctx.grad_buffer(4) is not None
-    ctx.x_again = ctx.remade_by(0) if only_for_a else None
+    ctx.x_again = ctx.recomputed_by(0) if only_for_a else None
     wants_x = (ctx.needs_grad[1] or lora is not None) and ctx.x_again is None
     ctx.save(rows if wants_x else None, weight if ctx.needs_grad[0] else None, u)
     ctx.x_shape, ctx.x_dtype, ctx.lora = tuple(x.shape), x.dtype, lora
@@ -127,9 +127,9 @@ def linear(
 
 
 @linear.backward
-def _(ctx: Context, given: Array | WithRounded) -> Any:
+def _(ctx: Context, given: Array | GradientWithCopy) -> Any:
     (x, weight, u), lora, dy = ctx.saved, ctx.lora, whole_of(given)
-    rows = as_rows(ctx, given.rounded if isinstance(given, WithRounded) else dy)
+    rows = as_rows(ctx, given.rounded if isinstance(given, GradientWithCopy) else dy)
     if ctx.rounds_to is not None and rows.dtype != ctx.rounds_to:
         rows = ctx.device.cast(rows, ctx.rounds_to)
     du = None if lora is None else lora_grad_u(ctx, rows, lora, ctx.parts)

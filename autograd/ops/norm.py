@@ -15,7 +15,7 @@ from wgrad.autograd.function import Context, Tensor, Weight, differentiable
 from wgrad.autograd.operators import operator
 from wgrad.autograd.precision import compute_dtype, finish, up
 from wgrad.autograd.rows import as_rows, with_shape
-from wgrad.autograd.tensor import WithRounded
+from wgrad.autograd.tensor import GradientWithCopy
 from wgrad.device.contract import Array, DType
 
 
@@ -53,13 +53,13 @@ def _normed(ctx: Context, x: Array, weight: Array, eps: float, dtype: DType) -> 
     return with_shape(ctx, y, x.shape)
 
 
-def _norm_grads(ctx: Context, dy: Array, dh: Array | None) -> tuple[Array | WithRounded, Array | None]:
+def _norm_grads(ctx: Context, dy: Array, dh: Array | None) -> tuple[Array | GradientWithCopy, Array | None]:
     residual_grad, dtype = None if dh is None else as_rows(ctx, dh), ctx.rounded_by(0)
     rounded = None if dtype is None else ctx.device.empty(ctx.saved[0].shape, dtype)
     options = {"residual_grad": residual_grad, "need_dweight": ctx.needs_grad[1], "rounded": rounded}
     dx, dweight = ctx.device.rms_norm_backward(as_rows(ctx, dy), *ctx.saved, **options)
     dx = with_shape(ctx, dx, ctx.shape)
-    return dx if rounded is None else WithRounded(dx, with_shape(ctx, rounded, ctx.shape)), dweight
+    return dx if rounded is None else GradientWithCopy(dx, with_shape(ctx, rounded, ctx.shape)), dweight
 
 
 @rms_norm.operator

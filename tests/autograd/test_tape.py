@@ -244,7 +244,7 @@ def test_what_a_backward_makes_again_is_not_kept(device: Device, joined: bool, m
 
     run()  # makes what stays, shaders' parameters for one
     found, kept = run()
-    monkeypatch.setattr(Context, "remade_by", lambda ctx, i: None)
+    monkeypatch.setattr(Context, "recomputed_by", lambda ctx, i: None)
     expected, more = run()
     for value, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(value, wanted)

@@ -15,7 +15,7 @@ import pytest
 from tests.train.test_loop import documents, trainer_for
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.train.data.packing import BatchStream, Step
-from wgrad.train.ranks.exchange import Exchange
+from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.host_memory import HostMemory, nbytes
 from wgrad.train.ranks.world import Member, RanksLost, World
 from wgrad.train.run import buckets
@@ -44,19 +44,19 @@ class ThreadWorld(World):
             raise RanksLost()
         return result
 
-    def open_exchange(self, size: int, buckets: Any, error: np.ndarray | None = None) -> Exchange:
+    def open_all_reduce(self, size: int, buckets: Any, error: np.ndarray | None = None) -> AllReduce:
         if self.rank == 0:
             self._held[0] = bytearray(nbytes(self.size, size, len(buckets)))
         self._barrier.wait(LIMIT)
         memory = HostMemory(self._held[0], self.rank, self.size, size, len(buckets))
         self._barrier.wait(LIMIT)
-        return Exchange(memory, buckets)
+        return AllReduce(memory, buckets)
 
     def pause(self, waited: float, what: str) -> None:
         assert waited < LIMIT and not self._barrier.broken
         time.sleep(1e-4)
 
-    def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
+    def all_reduce(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         self._held[self.rank] = values.copy()
         self._barrier.wait(LIMIT)
         values[:] = sum(self._held[1:], self._held[0])

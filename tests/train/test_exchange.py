@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from wgrad.train.ranks import host_memory
-from wgrad.train.ranks.exchange import Exchange
+from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory
 from wgrad.train.ranks.rounded_sum import RoundedSum, round_off, widen
 
@@ -23,12 +23,12 @@ SIZE = 200_003  # more than a block of the sum
 BUCKETS = [(150_016, 200_000), (64, 150_016), (0, 64), (200_000, 200_003)]
 
 
-def on_one_host(ranks: int, between: Any = None, buffer: Any = None) -> list[Exchange]:
+def on_one_host(ranks: int, between: Any = None, buffer: Any = None) -> list[AllReduce]:
     buffer = bytearray(nbytes(ranks, SIZE, len(BUCKETS))) if buffer is None else buffer
-    return [Exchange(HostMemory(buffer, rank, ranks, SIZE, len(BUCKETS)), BUCKETS, between) for rank in range(ranks)]
+    return [AllReduce(HostMemory(buffer, rank, ranks, SIZE, len(BUCKETS)), BUCKETS, between) for rank in range(ranks)]
 
 
-def play(exchanges: list[Exchange], rounds: list[list[np.ndarray]], chance: random.Random) -> list[list[np.ndarray]]:
+def play(exchanges: list[AllReduce], rounds: list[list[np.ndarray]], chance: random.Random) -> list[list[np.ndarray]]:
     """What each rank has of each round's sum. rounds: of each the parts of all ranks. A rank may be a round ahead."""
     places = [(round_, number) for round_ in range(len(rounds)) for number in range(len(BUCKETS))]
     todo = [list(places) for _ in exchanges]
@@ -133,12 +133,12 @@ class Pending:
 ROUNDED = BUCKETS[-1][0]  # the last bucket travels as it is
 
 
-def two_hosts(errors: list[np.ndarray]) -> list[Exchange]:
+def two_hosts(errors: list[np.ndarray]) -> list[AllReduce]:
     """Three ranks on one host, one on the other."""
     hosts = Hosts(2)
     leaders = [hosts.leader(rank) for rank in range(2)]
     between = [RoundedSum(leader, error, leader.exact) for leader, error in zip(leaders, errors)]
-    alone = Exchange(private_memory(SIZE, len(BUCKETS)), BUCKETS, between[1])
+    alone = AllReduce(private_memory(SIZE, len(BUCKETS)), BUCKETS, between[1])
     return [*on_one_host(3, between[0]), alone]
 
 

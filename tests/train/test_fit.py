@@ -205,7 +205,7 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
     class Three(World):
         size = 3
 
-        def exchange(self, value: Any, what: str) -> list[Any]:
+        def all_gather(self, value: Any, what: str) -> list[Any]:
             return [value, 2, None]  # a smaller card, and NumPy
 
     settled, mode, said = settle(config, fit, Three(), pinned=False)

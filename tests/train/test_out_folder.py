@@ -21,7 +21,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.ranks.world import World
 from wgrad.train.run.checkpoints import Checkpoints
 from wgrad.train.run.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
-from wgrad.train.run.outlets import Outlets
+from wgrad.train.run.outlets import RunOutputs
 
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
 
@@ -37,7 +37,7 @@ def test_a_ranks_log_is_a_file_of_its_own(kind: str, tmp_path: Path) -> None:
     log = tmp_path / "out" / "ranks" / "rank-0.log"
     log.parent.mkdir(parents=True)
     log.symlink_to(tmp_path / "mine") if kind == "link" else os.mkfifo(log)
-    outlets = Outlets(str(tmp_path / "out"), World())
+    outlets = RunOutputs(str(tmp_path / "out"), World())
     with pytest.raises(WgradError, match=r"cannot write .*rank-0\.log"):
         outlets._log()
     assert (tmp_path / "mine").read_text() == "mine"

@@ -163,9 +163,9 @@ def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(values: dict[str, 
     """Two ranks share memory, and the first adds up with a third, of another host. In the middle of a step it has given
     its part, and is killed before it adds up its slice: the second does what it did, from that step on."""
     dying = "; ".join([
-        named("one"), "import os, itertools; from wgrad.train.ranks.exchange import Exchange",
-        "count = itertools.count()", "add = Exchange._add",
-        "Exchange._add = lambda self, bucket: os.kill(os.getpid(), 9) if next(count) == 20 else add(self, bucket)",
+        named("one"), "import os, itertools; from wgrad.train.ranks.all_reduce import AllReduce",
+        "count = itertools.count()", "add = AllReduce._add",
+        "AllReduce._add = lambda self, bucket: os.kill(os.getpid(), 9) if next(count) == 20 else add(self, bucket)",
     ])  # fmt: skip
     run = start(command_of(3, values | {"--log-every": 1}, *ULFM, before=[dying, named("one"), named("two")]))
     assert run.returncode == 0, run.stderr

@@ -179,7 +179,7 @@ def test_a_rank_that_takes_over_goes_on_in_the_run_of_the_one_that_is_lost(
     lines: list[str] = []
     write_json(tmp_path / "reports.json", {"wandb": "w1", "mlflow": "m1"})
     report = StepReport(step=7, total_steps=9, loss=1.5, lr=0.1, grad_norm=None, tokens=3, tokens_per_second=2.0)
-    with Reports(["wandb", "mlflow"], str(tmp_path), {"rank": 2}, None, lines.append, speaks=False) as reports:
+    with Reports(["wandb", "mlflow"], str(tmp_path), {"rank": 2}, None, lines.append, is_main_process=False) as reports:
         reports.on_step(report)
         assert not modules["wandb"].calls
         (tmp_path / "site" / "mlflow.py").unlink()

@@ -15,7 +15,7 @@ from wgrad.train.library.signature import Paths, check_names, takes
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.resolve import resolve_config
 from wgrad.train.run.callbacks import Callback, Callbacks, StepReport
-from wgrad.train.run.caller import Caller
+from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.finetune import run_finetune
 
 
@@ -74,7 +74,7 @@ def finetune(**given: Any) -> FinetuneResult:
     if config.lr_sweep:
         raise WgradError("--lr-sweep: comes to no result that a function returns: use the command wgrad finetune")
     try:
-        run_finetune(config, Caller(records, callbacks, silent=not progress))
+        run_finetune(config, PythonCaller(records, callbacks, silent=not progress))
     finally:
         gc.collect()  # what was on the device, of which circles of Python objects may still hold a part
     return read_results(config.out)

@@ -12,7 +12,7 @@ from wgrad.train.ranks.world import World
 def check_alike(world: World, values: Mapping[str, Any]) -> None:
     """WgradError on every rank, naming the first of `values` (name -> what it is, JSON-like) that is not everywhere
     what it is on the first rank."""
-    everywhere = world.exchange(dict(values), "comparing the ranks")
+    everywhere = world.all_gather(dict(values), "comparing the ranks")
     first = everywhere[0]
     for member, other in zip(world.members, everywhere):
         for name in first.keys() | other.keys():
@@ -30,7 +30,7 @@ def _shown(value: Any) -> str:
 
 def table(world: World, device: str, shares: list[int]) -> list[str]:
     """Lines for people, one a rank: host, device, and how many of a step's micro-batches it computes."""
-    devices = world.exchange(device, "the devices of the ranks")
+    devices = world.all_gather(device, "the devices of the ranks")
     rows = [
         (f"  rank {member.number}", member.host, name, f"{share} of {sum(shares)} micro-batches a step")
         for member, name, share in zip(world.members, devices, shares)

@@ -14,7 +14,7 @@ import numpy as np
 
 from wgrad.device.contract import Array, Device, Readback
 from wgrad.train.data.packing import Batch
-from wgrad.train.ranks.exchange import Exchange
+from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.shares import Shares
 from wgrad.train.ranks.world import RanksLost, World
 
@@ -53,9 +53,9 @@ class DataParallel:
         self.parts: dict[str, float] | None = None
         # What this rank's roundings have left out so far.
         self._error = np.zeros(grad.size, np.float32) if rounded and not world.alone else None
-        self._exchange: Exchange | None = None
+        self._exchange: AllReduce | None = None
         self._members = world.members  # whose exchange it is
-        self._old: list[Exchange] = []
+        self._old: list[AllReduce] = []
         self._reads: list[Readback] = []
         self._given = 0
         self._early: Exception | None = None
@@ -81,7 +81,7 @@ class DataParallel:
             self._members = self.world.members
             first = -(-self._grad.size // _ALIGN) * _ALIGN
             last = first + self._told + _SLOTS * self.world.size
-            self._exchange = self.world.open_exchange(last, [*self._buckets, (first, last)], self._error)
+            self._exchange = self.world.open_all_reduce(last, [*self._buckets, (first, last)], self._error)
             self.news, self.world.remark = self.world.remark or None, ""
         self._exchange.begin()
         self._reads, self._given, self._early = [], 0, None
@@ -139,7 +139,7 @@ class DataParallel:
     def _slots(self, values: np.ndarray) -> np.ndarray:
         return values[-_SLOTS * self.world.size :].reshape(self.world.size, _SLOTS)
 
-    def _sum(self, exchange: Exchange, loss: Array) -> None:
+    def _sum(self, exchange: AllReduce, loss: Array) -> None:
         """Each bucket is added up as soon as it has come back, and goes to the device as soon as that is done."""
         self._read_rest(exchange, loss)
         idle: float | None = None  # since when this rank has nothing to do but wait for others
@@ -151,7 +151,7 @@ class DataParallel:
             self.world.pause(0.0 if idle is None else time.monotonic() - idle, _WHAT)
         self.world.came(0.0 if idle is None else time.monotonic() - idle)
 
-    def _read_rest(self, exchange: Exchange, loss: Array) -> None:
+    def _read_rest(self, exchange: AllReduce, loss: Array) -> None:
         if self._early is not None:
             raise self._early
         for number in range(len(self._reads), len(self._buckets)):
@@ -194,7 +194,7 @@ class DataParallel:
                 assert loss is not None
                 self._device.write(loss, self._exchange.total[begin : begin + self._told])
 
-    def _sum_apart(self, exchange: Exchange, loss: Array) -> None:
+    def _sum_apart(self, exchange: AllReduce, loss: Array) -> None:
         """As `_sum`, one part after another."""
         self._read_rest(exchange, loss)
         while self._given < len(exchange.buckets):
@@ -217,7 +217,7 @@ class DataParallel:
         def add() -> None:
             nonlocal total
             total = self._error.astype(np.float64)  # type: ignore[union-attr]
-            self.world.add(total, "what was rounded away", patient=True)
+            self.world.all_reduce(total, "what was rounded away", patient=True)
 
         while True:
             try:
@@ -225,7 +225,7 @@ class DataParallel:
                 break
             except RanksLost:
                 continue
-        self._error[:] = total if self.world.speaks else 0
+        self._error[:] = total if self.world.is_main_process else 0
 
     @property
     def error(self) -> np.ndarray | None:
@@ -233,7 +233,7 @@ class DataParallel:
         return self._error
 
     def restore_error(self, error: np.ndarray) -> None:
-        if self._error is not None and self.world.speaks:
+        if self._error is not None and self.world.is_main_process:
             self._error[:] = error
 
     def _mark(self, name: str) -> None:

@@ -109,8 +109,8 @@ def main(rank: int, here: int, size: int, limit: float, *watched: str) -> None:
         return
 
 
-def _say(speaks: bool, text: str) -> None:
-    if speaks:
+def _say(is_main_process: bool, text: str) -> None:
+    if is_main_process:
         try:
             os.write(2, f"wgrad: error: {text}\n".encode())
         except OSError:  # nobody reads it any more

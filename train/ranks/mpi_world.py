@@ -1,7 +1,7 @@
 """Ranks under MPI, by mpi4py: the only file that imports it.
 
 Every collective is one that does not block, and is asked whether it is done: so each wait has a limit, and signals are
-handled meanwhile. Until the first step all of them are `exchange`, so that a rank which fails can send its error in
+handled meanwhile. Until the first step all of them are `all_gather`, so that a rank which fails can send its error in
 place of its next value. With user-level failure mitigation (ULFM) a collective that fails is revoked on all ranks,
 which then agree whether it was done, and shrink to those that are left.
 Source: MPI 4.1; ULFM 2 (fault-tolerance.org), in mpi4py as Revoke, Iagree and Shrink.
@@ -29,7 +29,7 @@ import numpy as np
 mpi4py.rc.finalize = False  # after a loss it would wait for the dead
 from mpi4py import MPI  # noqa: E402
 
-from wgrad.train.ranks.exchange import Between, Exchange, Request  # noqa: E402
+from wgrad.train.ranks.all_reduce import AllReduce, Between, Request  # noqa: E402
 from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory  # noqa: E402
 from wgrad.train.ranks.rounded_sum import RoundedSum  # noqa: E402
 from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
@@ -103,7 +103,7 @@ class MpiWorld(World):
         self.me = Member(self.rank, socket.gethostname())
         self._stepping, self._any_lost, self._longest = False, False, 0.0
         self._apart = False  # no two ranks share memory, whatever their hosts
-        self.members = self.exchange(self.me, "the start")
+        self.members = self.all_gather(self.me, "the start")
         here = [member.number for member in self.members if member.host == self.me.host]
         self.local_rank, self.local_size = here.index(self.me.number), len(here)
 
@@ -124,7 +124,7 @@ class MpiWorld(World):
         return STEP_LIMIT + 10 * self._longest if self._longest else FIRST_STEP_LIMIT
 
     # ---- collectives -----------------------------------------------------------------------------
-    def exchange(self, value: T, what: str) -> list[T]:
+    def all_gather(self, value: T, what: str) -> list[T]:
         while True:
             try:
                 values = self.attempt(lambda: self._gather(value, what))
@@ -145,13 +145,13 @@ class MpiWorld(World):
         ends = np.cumsum(sizes)
         return [pickle.loads(everything[end - n : end].tobytes()) for n, end in zip(sizes, ends)]
 
-    def by_first(self, work: Callable[[], T], what: str) -> T:
+    def broadcast(self, work: Callable[[], T], what: str) -> T:
         done: list[T] = []
         while True:
-            if self.speaks and not done:
+            if self.is_main_process and not done:
                 done.append(work())
             try:
-                limit = FILE_LIMIT if self._stepping and not self.speaks else None
+                limit = FILE_LIMIT if self._stepping and not self.is_main_process else None
                 found = self.attempt(partial(self._gather, done[0] if done else None, what, limit))[0]
                 if isinstance(found, _Failure):  # the first rank came to no value, and shares why
                     raise self._failure([found])
@@ -186,7 +186,7 @@ class MpiWorld(World):
 
     def _shrink(self, value: Any = None) -> None:
         """Go on with those that are left. value: a _Failure of this rank, which ends them all."""
-        before, first = self.members, self.speaks
+        before, first = self.members, self.is_main_process
         agreed = False
         while not agreed:
             self._comm = self._comm.Shrink()
@@ -205,9 +205,9 @@ class MpiWorld(World):
         lost = [member for member in before if member not in values]
         if not lost:
             raise RanksSilent("MPI failed, and no rank is lost: --resume goes on from the last checkpoint")
-        self.on_loss(lost, self.speaks and not first)
+        self.on_loss(lost, self.is_main_process and not first)
 
-    def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
+    def all_reduce(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         limit = LONG_LIMIT if patient else self._step_limit()
         self.waited = self._wait(self._comm.Ibarrier(), what, limit)  # with pauses: a slower rank has the processor
         if not patient:
@@ -215,14 +215,16 @@ class MpiWorld(World):
         self._wait(self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), what, limit, POLL)
 
     # ---- the exchange of gradients ---------------------------------------------------------------
-    def open_exchange(self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None) -> Exchange:
+    def open_all_reduce(
+        self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None
+    ) -> AllReduce:
         while (memory := self._open_memory(size, len(buckets))) is None:
             pass
         if len(set(self._hosts())) == 1:
             if error is not None:
                 self.remark = "note: --exchange-bits 16 rounds nothing: all ranks are on one host, and share memory"
-            return Exchange(memory, buckets)
-        return Exchange(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0, error)))
+            return AllReduce(memory, buckets)
+        return AllReduce(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0, error)))
 
     def _hosts(self) -> list[object]:
         """Return for each rank the id of the memory that it shares with others."""
@@ -238,14 +240,14 @@ class MpiWorld(World):
                 segment = Segment(nbytes(len(here), size, buckets))
             except OSError as error:
                 reason = one_line(error)
-        addresses = self.exchange(None if segment is None else segment.address, _MEMORY)
+        addresses = self.all_gather(None if segment is None else segment.address, _MEMORY)
         if members == self.members and (address := addresses[here[0]]) is not None:
             try:
                 buffer = open_segment(address) if segment is None else segment.buffer
                 memory = HostMemory(buffer, here.index(self.rank), len(here), size, buckets)
             except OSError as error:
                 reason = one_line(error)
-        reasons = [r for r in self.exchange(reason, _MEMORY) if r]
+        reasons = [r for r in self.all_gather(reason, _MEMORY) if r]
         if segment is not None:
             segment.close()
         if members != self.members:
@@ -290,7 +292,9 @@ class MpiWorld(World):
     def _failure(self, failures: list[_Failure]) -> RankFailure:
         first = failures[0]
         common = first.member.number == 0 or len(failures) == self.size
-        return RankFailure(first.message if common else f"{first.member}: {first.message}", first.status, self.speaks)
+        return RankFailure(
+            first.message if common else f"{first.member}: {first.message}", first.status, self.is_main_process
+        )
 
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
@@ -306,7 +310,7 @@ class MpiWorld(World):
             if isinstance(error, RanksSilent):
                 self._abort(failure)
             if not self._stepping:
-                self.exchange(failure, "an error")
+                self.all_gather(failure, "an error")
             elif self.tolerant:
                 self._comm.Revoke()
                 self._agree(False)
@@ -317,8 +321,8 @@ class MpiWorld(World):
 
     def _abort(self, failure: _Failure) -> None:
         """End all processes, without agreeing on anything."""
-        time.sleep(0 if self.speaks else 2.0)  # what happens to all is said by the first
-        who = "" if self.speaks else f"{failure.member}: "
+        time.sleep(0 if self.is_main_process else 2.0)  # what happens to all is said by the first
+        who = "" if self.is_main_process else f"{failure.member}: "
         print(f"wgrad: error: {who}{failure.message}", file=sys.stderr, flush=True)
         threading.Timer(_END, os._exit, (failure.status,)).start()
         MPI.COMM_WORLD.Abort(failure.status)

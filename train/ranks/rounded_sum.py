@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from wgrad.train.ranks.exchange import Request
+from wgrad.train.ranks.all_reduce import Request
 
 _BLOCK = 1 << 16  # elements at a time, which stay in the cache
 
@@ -33,7 +33,7 @@ class Collectives(Protocol):
 
 
 class RoundedSum:
-    """`Between` of exchange.py. error: float32, of the whole array: what this host's roundings have left out so far;
+    """`Between` of all_reduce.py. error: float32, of the whole array: what this host's roundings have left out so far;
     what begins beyond it is not rounded."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from wgrad.device.errors import UnusableResult
-from wgrad.train.ranks.exchange import Exchange
+from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.host_memory import private_memory
 
 T = TypeVar("T")
@@ -53,9 +53,9 @@ class World:
 
     alone: this process was started by itself. rank, size: of those that are left. members: who they are. local_rank,
     local_size: at the begin, among those of this host. tolerant: the run goes on when a rank is lost (else it ends on
-    all). waited: seconds in which this rank waited for the others in the last `add`. remark: what there is to say of
-    how `open_exchange` went, or "". on_loss: called with those that
-    were lost, and whether this rank has become the first.
+    all). waited: seconds in which this rank waited for the others in the last `all_reduce`. remark: what there is to
+    say of how `open_all_reduce` went, or "". on_loss: called with those that were lost, and whether this rank has
+    become the first.
     """
 
     alone = True
@@ -71,16 +71,16 @@ class World:
         self.on_loss: Callable[[list[Member], bool], None] = lambda lost, promoted: None
 
     @property
-    def speaks(self) -> bool:
+    def is_main_process(self) -> bool:
         """Return whether this rank talks to the user, and writes what the run leaves in its folder."""
         return self.rank == 0
 
-    def exchange(self, value: T, what: str) -> list[T]:
+    def all_gather(self, value: T, what: str) -> list[T]:
         """Every rank's value, in the order of ranks. what: for people, should one not come. Where ranks are lost, those
         that are left exchange anew. RankFailure where a rank has failed."""
         return [value]
 
-    def by_first(self, work: Callable[[], T], what: str) -> T:
+    def broadcast(self, work: Callable[[], T], what: str) -> T:
         """Return the result of `work` on the first rank, for which the others wait; if that is lost, on the next."""
         return work()
 
@@ -88,23 +88,25 @@ class World:
         """Return the result of `work`, which communicates: on all ranks, or RanksLost on all."""
         return work()
 
-    def add(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
+    def all_reduce(self, values: np.ndarray, what: str, *, patient: bool = False) -> None:
         """values (float32 or float64 [n], contiguous): in place, the sum over all ranks, the same bits on each.
 
         patient: what the ranks did before may have taken them very unequal times.
         """
 
-    def open_exchange(self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None) -> Exchange:
+    def open_all_reduce(
+        self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None
+    ) -> AllReduce:
         """Return a function that sums arrays of `size` float32 over all ranks: all call it alike, and again where ranks
         were lost.
 
         error: float32 [at most size]. What travels between hosts is rounded to 16 bits but for what lies beyond its
         end, and it takes and gives back what that leaves out. None: nothing is rounded. RanksLost: on all ranks.
         """
-        return Exchange(private_memory(size, len(buckets)), buckets)
+        return AllReduce(private_memory(size, len(buckets)), buckets)
 
     def pause(self, waited: float, what: str) -> None:
-        """Between two questions of an Exchange whether there is more to do. waited: seconds since this rank has had
+        """Between two questions of an AllReduce whether there is more to do. waited: seconds since this rank has had
         nothing else to do. RanksSilent, or an error for `attempt`, where others are silent or lost."""
 
     def came(self, waited: float) -> None:
@@ -113,11 +115,11 @@ class World:
     def total(self, value: float, what: str) -> float:
         """The sum of a number over all ranks. RanksLost on all where one is lost."""
         values = np.array([value], np.float64)
-        self.attempt(lambda: self.add(values, what, patient=True))
+        self.attempt(lambda: self.all_reduce(values, what, patient=True))
         return float(values[0])
 
     def steps_begin(self) -> None:
-        """From here on the ranks call more than `exchange` and `by_first`, and waits are short."""
+        """From here on the ranks call more than `all_gather` and `broadcast`, and waits are short."""
 
     def steps_end(self) -> None:
         """All ranks are past the last step, or end alike."""

@@ -10,7 +10,7 @@ from wgrad.train.run.callbacks import Callbacks
 
 
 @dataclass(frozen=True)
-class Caller:
+class PythonCaller:
     """records: in place of data files, by the name that stands for each in the options. silent: nothing is printed, and
     no signal ends the process but by an exception."""
 

@@ -55,7 +55,7 @@ class DiLoCo:
         while True:
             total = values()
             try:
-                self.world.attempt(lambda: self.world.add(total, "the parameters", patient=True))  # noqa: B023
+                self.world.attempt(lambda: self.world.all_reduce(total, "the parameters", patient=True))  # noqa: B023
                 return total
             except RanksLost:
                 continue
@@ -67,7 +67,9 @@ class DiLoCo:
         for array in (optimizer.exp_avg, optimizer.exp_avg_sq, optimizer.state, optimizer.loss_scale):
             mine = self._device.download(array).astype(np.float64)
             everywhere = array is optimizer.exp_avg or array is optimizer.exp_avg_sq
-            total = self._total(lambda: mine.copy() if everywhere or self.world.speaks else np.zeros_like(mine))  # noqa: B023
+            total = self._total(
+                lambda: mine.copy() if everywhere or self.world.is_main_process else np.zeros_like(mine)  # noqa: B023
+            )  # noqa: B023
             self._device.write(array, (total / (self.world.size if everywhere else 1)).astype(np.float32))
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -109,7 +109,7 @@ class Evaluation:
             words = self.session.tokenizer.decode(prompt, skip_special_tokens=False)
             known = self.samples.of(step)
             if words not in known:
-                text, why_none = self.trainer.world.by_first(
+                text, why_none = self.trainer.world.broadcast(
                     partial(self._sample, prompt, asked), "a sample of the model"
                 )
                 self.samples.write({"step": step, "prompt": words, "text": text})

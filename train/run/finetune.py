@@ -25,14 +25,14 @@ from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import build_optimizer, wants_recompute
 from wgrad.train.run.callbacks import SaveReport
-from wgrad.train.run.caller import Caller
+from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.checkpoints import Checkpoints, Schedule, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation, Measured
 from wgrad.train.run.kept_out import KeptOut
 from wgrad.train.run.loop import Run, not_finite, what_to_try
 from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
 from wgrad.train.run.metrics import MetricsFile, SamplesFile
-from wgrad.train.run.outlets import Outlets
+from wgrad.train.run.outlets import RunOutputs
 from wgrad.train.run.previous_run import RESULTS_FILE, Previous, previous_run
 from wgrad.train.run.reports import Reports, check_installed
 from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
@@ -45,10 +45,10 @@ from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 
 
-def run_finetune(config: FinetuneConfig, caller: Caller | None = None) -> int:
+def run_finetune(config: FinetuneConfig, caller: PythonCaller | None = None) -> int:
     """Train as `config` says, with the other ranks if this process is one of several. -> 0. Raises WgradError or a
     device's error, with a message for the user; Interrupted; RankFailure; what a callback raises."""
-    caller = caller or Caller()
+    caller = caller or PythonCaller()
     with open_world() as world:
         if caller.callbacks and not world.alone:
             raise WgradError(
@@ -58,21 +58,21 @@ def run_finetune(config: FinetuneConfig, caller: Caller | None = None) -> int:
         return _run(config, world, caller)
 
 
-def _run(config: FinetuneConfig, world: World, caller: Caller) -> int:
+def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
     begun = time.monotonic()
-    outlets = Outlets(config.out, world, caller.silent)
+    outlets = RunOutputs(config.out, world, caller.silent)
     request = () if world.alone or REQUEST is None else (int(REQUEST),)
     with Interrupts(outlets.say, request, not caller.silent) as interrupts, world.sharing_errors(), outlets:
-        previous = world.by_first(lambda: _open(config, outlets), "the output folder")
+        previous = world.broadcast(lambda: _open(config, outlets), "the output folder")
         if previous.finished:
-            if world.speaks:
+            if world.is_main_process:
                 more = (
                     "a larger --early-stop goes on" if previous.stopped else "more --max-steps or --epochs prolong it"
                 )
                 outlets.say(f"{config.out}: this run is finished: nothing to resume; {more}")
             return 0
         checkpoints = Checkpoints(config.out)
-        state = world.by_first(checkpoints.load, "the checkpoint") if config.resume else None
+        state = world.broadcast(checkpoints.load, "the checkpoint") if config.resume else None
         for path, reason in checkpoints.damaged.items():
             outlets.display.say(f"note: {path} is damaged ({reason}): the one before it is used")
         session = open_session(config, world, outlets.display, caller)
@@ -85,7 +85,7 @@ def _run(config: FinetuneConfig, world: World, caller: Caller) -> int:
     return 0
 
 
-def _open(config: FinetuneConfig, outlets: Outlets) -> Previous:
+def _open(config: FinetuneConfig, outlets: RunOutputs) -> Previous:
     check_installed(config.report_to)
     outlets.open()
     if outlets.folder.left_by:
@@ -99,13 +99,13 @@ class _Finetuning:
 
     session: Session
     world: World
-    outlets: Outlets
+    outlets: RunOutputs
     checkpoints: Checkpoints
     interrupts: Interrupts
     previous: Previous
     state: TrainingState | None
     counted: float  # time.monotonic() up to which results["seconds"] goes
-    caller: Caller
+    caller: PythonCaller
 
     def run(self) -> None:
         session, stream, world = self.session, self.session.stream, self.world
@@ -132,20 +132,20 @@ class _Finetuning:
         if config.lr_sweep:
             Sweep(session, self.trainer, Evaluation(session, self.trainer, self.built), self.interrupts).run()
             return
-        world.by_first(lambda: begun.save(begun.out), CONFIG_FILE)
+        world.broadcast(lambda: begun.save(begun.out), CONFIG_FILE)
         if begun.chat_template is not None:  # for checkpoints, and for a resumed run when the file is gone
-            world.by_first(lambda: save_template(session.tokenizer, session.out), TEMPLATE_FILE)
+            world.broadcast(lambda: save_template(session.tokenizer, session.out), TEMPLATE_FILE)
         self.kept_out = KeptOut(self.outlets, begun, session.say)
         done = stream.step
         with ExitStack() as files:
             values = session.config.to_dict()
             begun_at = None if self.state is None else done
-            reports = Reports(config.report_to, config.out, values, begun_at, session.say, world.speaks)
+            reports = Reports(config.report_to, config.out, values, begun_at, session.say, world.is_main_process)
             self.outlets.records.append(files.enter_context(reports))
             self.caller.callbacks.listen(reports)
             samples = None
             if config.sample:
-                samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.speaks))
+                samples = files.enter_context(SamplesFile(config.out, begun_at, writes=world.is_main_process))
                 self.outlets.records.append(samples)
             self.evaluation = Evaluation(session, self.trainer, self.built, samples, self.caller.callbacks)
             self.results: dict[str, Any] = self.state.info.results if self.state is not None else {}
@@ -153,7 +153,7 @@ class _Finetuning:
             self.results |= before.results("before") if before is not None else {}
             _start_profile(session)
             session.say(f"training: {stream.total_steps - done} steps, {len(stream.documents)} documents")
-            self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=world.speaks))
+            self.metrics = files.enter_context(MetricsFile(config.out, begun_at, writes=world.is_main_process))
             self.outlets.records.append(self.metrics)
             if before is not None and before.loss is not None:
                 self.metrics.write_held_out(0, before.loss, before.metrics)
@@ -167,7 +167,7 @@ class _Finetuning:
             skipped = self.optimizer.skipped()
             self._measure_result()
             self._count_seconds()
-            world.by_first(lambda: self._write_results(skipped), RESULTS_FILE)
+            world.broadcast(lambda: self._write_results(skipped), RESULTS_FILE)
         self.kept_out.tell()
         say_done(session, self.results, skipped, plan)
 
@@ -201,14 +201,14 @@ class _Finetuning:
         session, best = self.session, self.best
         step = next((step for step in best.best() if step == last or self._load(step)), last)
         with self.interrupts.writing(), session.display.phase("saving the result"):
-            self.world.by_first(lambda: write_trained(session, self.built), "the result")
-            self.world.by_first(lambda: self.checkpoints.prune(best.kept()), "the best checkpoints")
+            self.world.broadcast(lambda: write_trained(session, self.built), "the result")
+            self.world.broadcast(lambda: self.checkpoints.prune(best.kept()), "the best checkpoints")
         session.say(f"best: step {step}, of {len(best.losses)} measured; that is what {session.out} holds")
         return step
 
     def _load(self, step: int) -> bool:
         """Take the parameters of a checkpoint, where it is whole."""
-        arrays = self.world.by_first(lambda: self.checkpoints.arrays_of(step), "the best checkpoint")
+        arrays = self.world.broadcast(lambda: self.checkpoints.arrays_of(step), "the best checkpoint")
         try:
             if arrays is not None:
                 self.optimizer.load_state_arrays(arrays)
@@ -295,10 +295,10 @@ class _Finetuning:
                     self.world.steps_end()
                     self._check_result()
                     with interrupts.writing(), session.display.phase("saving the result"):
-                        self.world.by_first(self.kept_out.check, "the output folder")
+                        self.world.broadcast(self.kept_out.check, "the output folder")
                         self.metrics.sync()
                         if not session.config.best_kept:
-                            self.world.by_first(lambda: write_trained(session, self.built), "the result")
+                            self.world.broadcast(lambda: write_trained(session, self.built), "the result")
                         self._save(stream.step)
                 finally:
                     run.say()
@@ -314,7 +314,7 @@ class _Finetuning:
         if self.trainer.diloco is not None:
             self.trainer.diloco.share_moments()
         self.trainer.data_parallel.share_error()
-        folder = self.world.by_first(lambda: self._save_here(done), "a checkpoint")
+        folder = self.world.broadcast(lambda: self._save_here(done), "a checkpoint")
         self.caller.callbacks.save(SaveReport(done, folder))
 
     def _save_here(self, done: int) -> Path:

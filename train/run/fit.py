@@ -149,7 +149,7 @@ def settle(config: Config, fit: Fit, world: World, *, pinned: bool) -> tuple[Con
     chosen = None
     if fit.device.dry_run() is not None:
         chosen = fit.choose([config.batch_size] if pinned else batch_sizes(config, world.size)).config
-    of_ranks = world.exchange(chosen.batch_size if chosen is not None else None, "what fits")
+    of_ranks = world.all_gather(chosen.batch_size if chosen is not None else None, "what fits")
     batch = min((n for n in of_ranks if n is not None), default=config.batch_size)
     settled = replace(config, batch_size=batch, accumulate=config.batch_size * config.accumulate // batch)
     if chosen is None:  # NumPy, where other ranks may have a limit

@@ -8,13 +8,13 @@ from pathlib import Path
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig
 from wgrad.train.run.callbacks import Callback, StepReport
 from wgrad.train.run.metrics import RecordsFile
-from wgrad.train.run.outlets import Outlets
+from wgrad.train.run.outlets import RunOutputs
 
 
 class KeptOut(Callback):
     """Looks after each step, and when asked to. say: prints a line, which waits until what is due is saved."""
 
-    def __init__(self, outlets: Outlets, config: FinetuneConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, outlets: RunOutputs, config: FinetuneConfig, say: Callable[[str], None]) -> None:
         self._outlets, self._config, self._say = outlets, config, say
         self._news: list[str] = []
 
@@ -24,7 +24,7 @@ class KeptOut(Callback):
 
     def check(self) -> bool:
         """-> whether anything was missing. WgradError where the folder cannot be had again."""
-        if not self._outlets.world.speaks:
+        if not self._outlets.world.is_main_process:
             return False
         out = Path(self._config.out)
         folder = self._outlets.folder.keep()

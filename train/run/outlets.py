@@ -34,7 +34,7 @@ def _own_file(path: str, flags: int) -> int:
     return number
 
 
-class Outlets:
+class RunOutputs:
     """A context manager. folder: the run's, whose lock the first rank holds from `open` on. display: for people."""
 
     def __init__(self, out: str, world: World, silent: bool = False) -> None:
@@ -57,7 +57,7 @@ class Outlets:
         if self._display is None:
             # mpirun gives each rank a terminal, whatever its own output is.
             console = make_console(terminal=None if self.world.alone else False, silent=self._silent)
-            self._display = Display(console if self.world.speaks else self._log())
+            self._display = Display(console if self.world.is_main_process else self._log())
         return self._display
 
     def _log(self) -> Console:
@@ -77,7 +77,7 @@ class Outlets:
         names, left = ", ".join(map(str, lost)), self.world.size
         self.display.say(f"lost {names}: going on with {left} rank{'s' * (left > 1)} from the last step that all did")
 
-    def __enter__(self) -> Outlets:
+    def __enter__(self) -> RunOutputs:
         self.world.on_loss = self.after_loss
         return self
 

@@ -28,8 +28,8 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Reports(Callback):
-    """A context manager. done: steps behind the run, None where it begins. speaks: whether this rank reports; another
-    begins when it is asked to `take_over`. say: prints a line.
+    """A context manager. done: steps behind the run, None where it begins. is_main_process: whether this rank reports;
+    another begins when it is asked to `take_over`. say: prints a line.
 
     A reporter that cannot begin is a WgradError; one that fails later is said once, and gets no more.
     """
@@ -41,12 +41,12 @@ class Reports(Callback):
         config: Mapping[str, Any],
         done: int | None,
         say: Callable[[str], None],
-        speaks: bool = True,
+        is_main_process: bool = True,
     ) -> None:
         self._names, self._out, self._config, self._say = names, Path(out), config, say
         self._done, self._measured = done, set[int]()
         self._open: dict[str, Reporter] = {}
-        if speaks:
+        if is_main_process:
             for name in names:
                 try:
                     self._begin(name)

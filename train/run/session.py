@@ -30,7 +30,7 @@ from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
-from wgrad.train.run.caller import Caller
+from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.compute import choose_compute, common_compute, round_products
 from wgrad.train.run.find_model import find_model
 from wgrad.train.run.fit import ROW_STEP, Fit, settle
@@ -76,7 +76,10 @@ class Session:
 
 
 def open_session(
-    config: FinetuneConfig, world: World | None = None, display: Display | None = None, caller: Caller | None = None
+    config: FinetuneConfig,
+    world: World | None = None,
+    display: Display | None = None,
+    caller: PythonCaller | None = None,
 ) -> Session:
     """Device, model configuration, tokenizer and data: everything that can be wrong before weights are read.
 
@@ -88,7 +91,7 @@ def open_session(
     resumed = config.resume and Path(config.out, CONFIG_FILE).exists()
     compute = choose_compute(config.compute, device, resumed=resumed)
     if config.compute == AUTO:
-        compute = common_compute(compute, world.exchange(compute.dtype, "the type of activations"))
+        compute = common_compute(compute, world.all_gather(compute.dtype, "the type of activations"))
     for line in [*compute.lines, *round_products(config, device)]:
         display.say(line)
     config = replace(config, compute=compute.dtype)
@@ -148,7 +151,7 @@ def _standard_input(config: FinetuneConfig, world: World, display: Display) -> P
     option = reads_standard_input(config)
     if not option:
         return None
-    copy, line = world.by_first(lambda: standard_input(config, option, world.alone), "standard input")
+    copy, line = world.broadcast(lambda: standard_input(config, option, world.alone), "standard input")
     display.say(line)
     if not copy.exists():
         raise WgradError(f"{option}: {copy}, the copy of standard input, is not on this host: give a file that all see")

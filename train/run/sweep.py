@@ -66,7 +66,7 @@ class Sweep:
         }
         with self.interrupts.writing():
             # The folder may have been removed meanwhile.
-            self.world.by_first(lambda: write_json(make_folder(session.out) / SWEEP_FILE, found), SWEEP_FILE)
+            self.world.broadcast(lambda: write_json(make_folder(session.out) / SWEEP_FILE, found), SWEEP_FILE)
         for line in table(rows, before, best):
             session.say(line)
         if best is None:

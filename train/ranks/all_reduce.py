@@ -32,7 +32,7 @@ class Between(Protocol):
         """In place, once the request is done: the sum over hosts of these elements (float32) from `begin` on."""
 
 
-class Exchange:
+class AllReduce:
     """A sum that is made again and again.
 
     buckets: (begin, end) of each. between: None where all ranks share memory. leads: whether this rank is its host's
