@@ -133,6 +133,9 @@ def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
         if words[0] not in helps:
             assert main([words[0], "--help"]) == 0
             helps[words[0]] = capsys.readouterr().out
+            if "--help-all" in helps[words[0]]:
+                assert main([words[0], "--help-all"]) == 0
+                helps[words[0]] = capsys.readouterr().out
         for option in (word for word in words[1:] if word.startswith("--")):
             assert re.search(rf"{option.split('=')[0]}\b", helps[words[0]]), (words[0], option)
 
@@ -236,7 +239,7 @@ def test_pages_and_help_use_the_fields_words(capsys: pytest.CaptureFixture[str])
         str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES if "notes" not in page.parts
     }
     for command in ("finetune", "generate", "serve", "merge", "eval"):
-        main([command, "--help"])
+        main([command, "--help-all" if command == "finetune" else "--help"])
         texts[f"wgrad {command} --help"] = " ".join(capsys.readouterr().out.split())
     texts.pop("CHANGELOG.md")
     found = [

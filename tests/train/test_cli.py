@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import errno
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +26,9 @@ from wgrad.train.commands import cli, devices
 from wgrad.train.commands.devices import describe, readable_bytes
 from wgrad.train.commands.selftest import package_versions
 from wgrad.train.files.hub import resolve_model
+from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
+from wgrad.train.options.options import flag
 from wgrad.train.run.checkpoints import STATE_FILE, Checkpoints
 
 
@@ -65,7 +70,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["finetun"], "invalid choice: 'finetun'"),
+        (["finetun"], "unknown command 'finetun'"),
         (["finetune", "--rnak", "3"], "unknown argument --rnak (did you mean --rank?): see wgrad finetune --help"),
         (["finetune", "--rnak=3"], "unknown argument --rnak (did you mean --rank?)"),
         (["finetune", "stray", *NEEDED], "unknown argument stray: see wgrad finetune --help"),
@@ -450,3 +455,47 @@ def test_a_wrong_operator_is_found(
 
 def test_no_case_of_that_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--only: no case has 'zzz' in its name" in refused(capsys, "selftest", "--device", "cpu", "--only", "zzz")
+
+
+# ---- help --------------------------------------------------------------------------------------
+def test_help_lists_every_command_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    parser = cli.build_parser()
+    (commands,) = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    assert sorted(name for names in cli.GROUPS.values() for name in names) == sorted(commands)
+    assert all(f"\n{title}:\n" in text for title in cli.GROUPS)
+    assert all(text.count(f"\n  {name} ") == 1 for name in commands)
+
+
+def test_help_of_a_run_shows_ten_options_and_help_all_shows_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> set[str]:
+        assert run(*words) == 0
+        return set(re.findall(r"^  (--[a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE))
+
+    few, every = shown("finetune", "--help"), shown("finetune", "--help-all")
+    assert len(few) == len(cli.USUAL) == 10
+    assert every >= few | {flag(field.name) for field in dataclasses.fields(FinetuneConfig)}
+    assert shown("plan", "--help") == few | {"--json"} and shown("data", "--help") == few | {"--examples"}
+    assert len(shown("generate", "--help")) > 10
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("finetun", "finetune"), ("Generate", "generate"), ("matrix_units", "matrix-units")]
+)
+def test_a_mistyped_command_is_guessed(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, word) == f"unknown command {word!r} (did you mean {meant}?): see wgrad --help"
+    assert refused(capsys, "zzzzzz") == "unknown command 'zzzzzz': see wgrad --help"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_knows_commands_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert run("completion", shell) == 0
+    text = capsys.readouterr().out
+    assert "finetune" in text and "target-modules" in text
+
+
+def test_completion_says_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert refused(capsys, "completion", "bash") == "completion: shtab is not installed: pip install shtab"

@@ -125,7 +125,7 @@ def test_help_names_defaults_and_choices() -> None:
     for name, options in (("finetune", FinetuneConfig), ("generate", GenerateConfig)):
         parser = commands[name]
         parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=300)
-        text = parser.format_help()
+        text = parser.format_all()
         for field in dataclasses.fields(options):
             assert flag(field.name) in text and field.metadata["help"][:30] in text
         if name == "finetune":

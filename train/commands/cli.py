@@ -1,5 +1,4 @@
-"""The command `wgrad`: finetune, watch, plan, warm, generate, chat, eval, serve, export, merge, data, devices, doctor,
-selftest, bench, matrix-units, cache.
+"""The command `wgrad`, with its subcommands (`GROUPS`).
 
 Exit status: 0 done; 1 a selftest failed, doctor found something, an operator became slower (bench --compare), or what a
 run came to is of no use; 2 a user's mistake or the machine's limit (one line on stderr, no traceback); 128 + the number
@@ -214,81 +213,95 @@ def _matrix_units(args: argparse.Namespace) -> int:
     return COMMANDS[args.action]()
 
 
+def _completion(args: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise WgradError("completion: shtab is not installed: pip install shtab") from None
+    Output().write(shtab.complete(build_parser(), args.shell) + "\n")
+    return 0
+
+
 def _cache(args: argparse.Namespace) -> int:
     from wgrad.train.commands.cache import COMMANDS
 
     return COMMANDS[args.action]()
 
 
+# Options of a run that --help shows; --help-all has all.
+USUAL = ("model", "data", "out", "resume", "rank", "lr", "batch_size", "seq_len", "epochs", "vram")
+GROUPS = {
+    "train": ("finetune", "plan", "data", "watch"),
+    "use": ("generate", "chat", "serve", "eval", "merge", "export"),
+    "inspect": ("devices", "doctor", "selftest", "bench"),
+    "set up": ("matrix-units", "warm", "cache", "completion"),
+}
+
+
 def build_parser() -> Parser:
-    """The parser of all commands; each namespace carries `run`, the function of its command."""
-    parser = Parser(prog="wgrad", description="Fine-tune LLaMA-type language models on any GPU, without PyTorch.")
+    """Return the parser of all commands; each namespace carries `run`, the function of its command."""
+    parser = Parser(prog="wgrad", description="Fine-tune Llama-type language models on any GPU, without PyTorch.")
     parser.add_argument("--version", action="version", version=f"wgrad {wgrad.__version__}")
+    parser.epilog = "wgrad COMMAND --help describes a command."
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    parser.groups = {title: list(names) for title, names in GROUPS.items()}
 
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.set_defaults(run=run)
         return command
 
-    finetune = add("finetune", _finetune, "train adapters (QLoRA), or with --full the whole model, on your data")
+    finetune = add("finetune", _finetune, "train LoRA adapters (QLoRA) on your data, or with --full the whole model")
     _add_config(finetune)
-    watch = add("watch", _watch, "show runs in a browser of this machine while they go on: curves, samples, results")
-    watch.epilog = "The page is at the address that is printed; Ctrl-C ends it. Nothing in the folders is changed."
+    plan = add("plan", _plan, "show the memory that a run takes, and what fits; takes the options of finetune")
+    _add_config(plan)
+    plan.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    data = add("data", _data_show, "show what a run learns from its data; takes the options of finetune")
+    data.add_argument("action", choices=("show",), metavar="show", help="what to do")
+    data.add_argument("file", nargs="+", metavar="FILE", help="the data; with weights FILE=3, as --data of finetune")
+    data.add_argument("--examples", default="3", metavar="N", help="number of examples to show (default: 3)")
+    _add_config(data)
+    watch = add("watch", _watch, "show runs in the browser: curves, samples, results")
+    watch.epilog = "The page is at the printed address; Ctrl-C ends it. Nothing in the folders is changed."
     watch.add_argument("folder", nargs="+", metavar="RUN", help="the --out of a run, also one that has yet to begin")
     add_options(watch, WatchConfig)
-    plan = add(
-        "plan", _plan, "say what memory a run takes, and what fits; with the options of finetune that it will have"
-    )
-    _add_config(plan)
-    plan.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    warm = add("warm", _warm, "compile the shaders of a run ahead; with the options of finetune that it will have")
-    _add_config(warm)
-    generate = add("generate", _generate, "continue a text with a model, and an adapter if you have one")
+
+    generate = add("generate", _generate, "continue a prompt with a model, with or without an adapter")
     add_options(generate, GenerateConfig)
-    evaluate = add(
-        "eval", _eval, "measure perplexity or multiple choice on a file, of a model and with an adapter beside it"
-    )
+    chat = add("chat", _chat, "talk to a model in the terminal, with or without an adapter, or with both")
+    chat.epilog = "Ctrl-C stops an answer; /clear starts over; the end of input (Ctrl-D) ends the chat."
+    add_options(chat, ChatConfig)
+    serve = add("serve", _serve, "serve a model and its adapters over HTTP, with the OpenAI API")
+    add_options(serve, ServeConfig)
+    evaluate = add("eval", _eval, "measure perplexity or multiple choice of a model, with and without an adapter")
     add_options(evaluate, RunOptions, EVAL_OPTIONS)
     add_options(evaluate, ChoiceOptions)
-    evaluate.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    chat = add("chat", _chat, "talk with a model in the terminal, with an adapter if you have one, or with both")
-    chat.epilog = "Ctrl-C stops an answer; /clear begins anew; the end of input (Ctrl-D) is the end."
-    add_options(chat, ChatConfig)
-    serve = add("serve", _serve, "answer OpenAI's API with a model, and with adapters by name, over HTTP")
-    add_options(serve, ServeConfig)
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    merge = add("merge", _merge, "write a whole model with an adapter merged into its weights")
+    add_options(merge, MergeConfig)
     export = add("export", _export, "write an adapter as a file that llama.cpp loads")
     add_options(export, ExportConfig)
-    merge = add("merge", _merge, "write a whole model with an adapter added to its weights")
-    add_options(merge, MergeConfig)
-    data = add(
-        "data", _data_show, "show what a run would learn from its data; with the options of finetune that it will have"
-    )
-    data.add_argument("action", choices=("show",), help="what to do")
-    data.add_argument("file", nargs="+", metavar="FILE", help="the data; with weights FILE=3, as --data of finetune")
-    data.add_argument("--examples", default="3", metavar="N", help="how many are shown (default: 3)")
-    _add_config(data)
-    add("devices", _devices, "list what this machine can compute on, and which of it is used")
-    add("doctor", _doctor, "say what keeps this machine from computing on its graphics card, and what to do")
-    selftest = add("selftest", _selftest, "check every operator of a device against the float64 reference")
+
+    add("devices", _devices, "list the devices of this machine, and the one that is used")
+    add("doctor", _doctor, "find out why this machine's GPU is not used, and what to do")
+    selftest = add("selftest", _selftest, "check every operator of a device against a float64 reference")
     selftest.add_argument("--device", default="auto", metavar="DEVICE", help=f"{DEVICE_HELP} (default: auto)")
     selftest.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
-    selftest.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    report = "write that object to a file as well: card, driver, versions, and the error of every case"
+    selftest.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    report = "also write that object to a file: GPU, driver, versions, and the error of every case"
     selftest.add_argument("--report", metavar="FILE", help=report)
     page = "write one HTML file that runs these cases in a browser, on its GPU; nothing runs here"
     selftest.add_argument("--page", metavar="FILE", help=page)
-    add_options(add("bench", _bench, "time every operator, and place it below what the device can do"), BenchConfig)
-    units = add(
-        "matrix-units",
-        _matrix_units,
-        "let float16 (then what --compute auto takes) use the card's matrix units, or see whether it does",
-    )
+    add_options(add("bench", _bench, "time every operator and compare it with the device's peak rates"), BenchConfig)
+
+    units = add("matrix-units", _matrix_units, "let float16 use the GPU's tensor cores, or show whether it does")
     units.add_argument("action", choices=("status", "enable", "disable"), help="what to do")
-    cache = add(
-        "cache", _cache, "list what is kept on the disk between commands (quantised weights, ...), or remove it"
-    )
+    _add_config(add("warm", _warm, "precompile the shaders of a run; takes the options of finetune"))
+    cache = add("cache", _cache, "list what is cached on disk (quantised weights, ...), or remove it")
     cache.add_argument("action", choices=("list", "clear"), help="what to do")
+    completion = add("completion", _completion, "print a script that completes commands and options in your shell")
+    completion.epilog = 'For bash: eval "$(wgrad completion bash)" in ~/.bashrc.'
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
     return parser
 
 
@@ -296,6 +309,9 @@ def _add_config(parser: Parser) -> None:
     """The options of a run."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options by name")
     add_options(parser, FinetuneConfig)
+    parser.show_usual(*USUAL, "json", "action", "file", "examples")
+    if not parser.prog.endswith("finetune"):  # these use parts of a run
+        parser.required = {"model"}
 
 
 def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) -> str:

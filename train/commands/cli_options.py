@@ -4,28 +4,89 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from wgrad.device.errors import WgradError
-from wgrad.train.options.option_names import option_hint
+from wgrad.train.options.option_names import did_you_mean, option_hint
 from wgrad.train.options.options import Options, field_type, flag, show
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line that ends in what to do, status 2; options are not abbreviated."""
+    """An argparse parser with short help and one-line errors.
+
+    Errors end in what to do and have status 2; options are not abbreviated. `groups` sorts subcommands in the help:
+    title -> names. `usual` names the options that --help shows; --help-all then shows all.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self.groups: dict[str, list[str]] = {}
+        self.usual: tuple[str, ...] = ()
+        self.required: set[str] = set()  # fields without which nothing can be done
 
     def error(self, message: str) -> NoReturn:
         raise WgradError(f"{message}: see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self.error(f"unknown command {value!r}{did_you_mean(str(value), action.choices)}")
+        super()._check_value(action, value)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Help and version. argparse's own hides that nothing could be written."""
         if message and file is not None:
             file.write(message)
+
+    def show_usual(self, *names: str) -> None:
+        """Let --help show these options only, and add --help-all."""
+        self.usual = names
+        self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
+
+    def format_usage(self) -> str:
+        """One line: the required options, or the positional arguments."""
+        words = [a.metavar or f"{{{','.join(a.choices or [a.dest])}}}" for a in self._actions if not a.option_strings]
+        named = [f"{a.option_strings[0]} {a.metavar}" for a in self._actions if a.dest in self.required]
+        options = ["[options]"] if any(a.option_strings for a in self._actions) else []
+        return " ".join(["usage:", self.prog, *map(str, words), *named, *options]) + "\n"
+
+    def format_help(self) -> str:
+        return self.format_all(self.usual)
+
+    def format_all(self, only: tuple[str, ...] = ()) -> str:
+        """Return the help of all options in groups, or of those whose fields are in `only`."""
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        if only:
+            shown = [a for a in self._actions if a.dest in (*only, "help")]
+            sections = {"arguments": [a for a in shown if not a.option_strings]}
+            sections["usual options"] = [a for a in shown if a.option_strings]
+            more = f"{self.prog} --help-all shows all {self._count()} options."
+        else:
+            sections = {str(group.title): group._group_actions for group in self._action_groups}
+            more = ""
+        for title, actions in sections.items():
+            if actions and isinstance(actions[0], argparse._SubParsersAction):
+                self._add_commands(formatter, actions[0])
+                continue
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        for text in (more, self.epilog):
+            formatter.add_text(text)
+        return f"{self.format_usage()}\n{formatter.format_help()}"
+
+    def _count(self) -> int:
+        return len({action.dest for action in self._actions if action.option_strings} - {"help", "help_all"})
+
+    def _add_commands(self, formatter: argparse.HelpFormatter, commands: Any) -> None:
+        named = {action.dest: action for action in commands._choices_actions}
+        for title, names in self.groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments([named[name] for name in names])
+            formatter.end_section()
 
     def refuse_unknown(self, unknown: list[str]) -> None:
         """WgradError for arguments that no option takes, naming the option that was meant."""
@@ -36,6 +97,17 @@ class Parser(argparse.ArgumentParser):
         switches = {a.dest for a in self._actions if any(text.startswith("--no-") for text in a.option_strings)}
         hint = option_hint(word, fields, "--", switches) if word.startswith("-") else ""
         self.error(f"unknown argument {word}{hint}")
+
+
+class _HelpAll(argparse.Action):
+    """--help-all: the help of all options."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser._print_message(parser.format_all(), sys.stdout)
+        parser.exit()
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options], only: Mapping[str, str] | None = None) -> None:
@@ -53,6 +125,8 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
         if group is None:
             group = groups[meta["group"]] = parser.add_argument_group(meta["group"])
         kind = field_type(options, field.name)
+        if meta["required"] and isinstance(parser, Parser):
+            parser.required.add(field.name)
         keywords: dict[str, Any] = {
             "dest": field.name,
             "default": argparse.SUPPRESS,
