@@ -22,11 +22,11 @@ from common import Report, time_device
 from wgrad.autograd.bench import timing
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import DeviceError
+from wgrad.train.inference.generation import Decoder
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.generation import Decoder
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm.gemm import product
 from wgrad.wgsl.gemm.gemv import VectorTile, choose_tile

@@ -22,7 +22,7 @@ from common import Report
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
-from wgrad.train.run.buckets import buckets_of
+from wgrad.train.step.buckets import buckets_of
 
 PRETENDED = {  # seconds of a step on an H200 (bench/results/ranks.jsonl), elements of the gradient, layers
     "smollm2-135m": (37.8e-3, 4_884_480, 30),

@@ -39,8 +39,8 @@ from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
-from wgrad.train.run.buckets import buckets_of
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.buckets import buckets_of
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 4, 4, 5

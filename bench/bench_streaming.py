@@ -25,13 +25,13 @@ from count_launches import Counted, Counting, counting_device, print_parts
 
 from wgrad.autograd.bind import bind
 from wgrad.device.errors import OutOfMemory
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.model.streamed_weights import HostLayer, StreamedWeights, arrays_of
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.option_text import parse_size
-from wgrad.train.run.generation import generate_ids
-from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS
+from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS
 from wgrad.wgsl.device import DryRunDevice, WgpuDevice
 
 SETTLE_STEPS, TIMED_STEPS, SAMPLES = 3, 2, 3

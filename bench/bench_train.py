@@ -38,15 +38,15 @@ from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.stacks import stack_adapter, stack_if_last
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import (
+from wgrad.train.step.build import (
     keeps_attention,
     lora_config,
     lora_parameters,
     mlp_chunk_bytes,
     parked_layers,
 )
-from wgrad.train.run.optim import AdamW, FlatParameters
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.optim import AdamW, FlatParameters
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 GIB = 1 << 30

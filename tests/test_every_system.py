@@ -28,10 +28,10 @@ ALLOWED = {
     ("train/data/table_records.py", "import resource"),  # where sys.platform is linux
     ("train/ranks/keeper.py", "os.kill"),  # not started on Windows
     ("train/ranks/keeper.py", "signal.SIGKILL"),
-    ("train/run/memory_advice.py", "os.sysconf"),  # after os.name
+    ("train/step/memory.py", "os.sysconf"),  # after os.name
     ("train/data/template_worker.py", "import resource"),  # in a try
-    ("train/run/find_model.py", "os.symlink"),  # in a try: Windows asks for a right
-    ("train/run/find_model.py", "os.link"),  # in a try
+    ("train/step/find_model.py", "os.symlink"),  # in a try: Windows asks for a right
+    ("train/step/find_model.py", "os.link"),  # in a try
 }
 
 

@@ -97,7 +97,10 @@ def test_the_ground_floor_needs_little() -> None:
 
 
 # The folders of train, each of which may import those before it.
-TRAIN_FLOORS = ("files", "options", "model", "data", "terminal", "ranks", "run", "library", "serve", "commands")
+TRAIN_FLOORS = (
+    *("files", "options", "model", "data", "terminal", "ranks"),
+    *("output", "step", "inference", "plan", "run", "library", "serve", "commands"),
+)
 
 
 @pytest.mark.parametrize("floor", TRAIN_FLOORS)

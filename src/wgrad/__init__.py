@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from wgrad.train.library.loaded_model import generate as generate
     from wgrad.train.library.loaded_model import load as load
     from wgrad.train.library.results import FinetuneResult as FinetuneResult
-    from wgrad.train.run.callbacks import Callback as Callback
-    from wgrad.train.run.callbacks import EvaluationReport as EvaluationReport
-    from wgrad.train.run.callbacks import SaveReport as SaveReport
-    from wgrad.train.run.callbacks import StepReport as StepReport
+    from wgrad.train.output.callbacks import Callback as Callback
+    from wgrad.train.output.callbacks import EvaluationReport as EvaluationReport
+    from wgrad.train.output.callbacks import SaveReport as SaveReport
+    from wgrad.train.output.callbacks import StepReport as StepReport
 
 # A checkout without the room links (git on Windows writes them as text files) still runs:
 # the rooms are then found at the top of the repository.
@@ -51,15 +51,15 @@ if not _os.path.isdir(_os.path.join(__path__[0], "autograd")) and _os.path.isdir
     __path__.append(_root)
 
 _PUBLIC = {
-    "Callback": "wgrad.train.run.callbacks",
+    "Callback": "wgrad.train.output.callbacks",
     "DeviceError": "wgrad.device.errors",
-    "EvaluationReport": "wgrad.train.run.callbacks",
+    "EvaluationReport": "wgrad.train.output.callbacks",
     "FinetuneResult": "wgrad.train.library.results",
     "Generated": "wgrad.train.library.loaded_model",
     "LoadedModel": "wgrad.train.library.loaded_model",
-    "SaveReport": "wgrad.train.run.callbacks",
+    "SaveReport": "wgrad.train.output.callbacks",
     "Scores": "wgrad.train.library.loaded_model",
-    "StepReport": "wgrad.train.run.callbacks",
+    "StepReport": "wgrad.train.output.callbacks",
     "Tensor": "wgrad.autograd.tensor",
     "TokenScore": "wgrad.train.library.loaded_model",
     "WgradError": "wgrad.device.errors",

@@ -29,7 +29,7 @@ from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, w
 from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
 from tests.fuzz.words import DATA_NAMES, ROLE_TEMPLATES, SHARD_NAMES, TOKENIZER_PARTS
 from wgrad.train.options.choices import TEMPLATES
-from wgrad.train.run.checkpoints import INFO_FILE, _signed
+from wgrad.train.output.checkpoints import INFO_FILE, _signed
 
 Groups = dict[str, Files]
 MODELS = ["model", "mistral", "qwen2", "qwen3", "smollm3"]

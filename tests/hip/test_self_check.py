@@ -17,7 +17,7 @@ from wgrad.hip.gemm_plan import DECODED_IN_PRODUCTS
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.plan import plan_run
+from wgrad.train.plan.plan import plan_run
 
 COMPUTE_UNITS = {"gfx90a": 104, "gfx942": 304, "gfx1100": 96, "gfx1201": 64}  # of the cards
 COMPUTES = ("float32", "float16", "bfloat16")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.portability.browser import Browser
 from wgrad.train.commands.watch import open_watch
-from wgrad.train.run.metrics import MetricsFile, SamplesFile
+from wgrad.train.output.metrics import MetricsFile, SamplesFile
 from wgrad.train.serve.watch_server import WatchServer
 
 EVIL = "<script>document.title='run'</script><img src=x onerror=document.title=1>\"onload=\"document.title=2"

@@ -24,7 +24,7 @@ import numpy as np
 import safetensors.numpy
 
 from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, named
-from wgrad.train.run.metrics import read_steps
+from wgrad.train.output.metrics import read_steps
 
 ROOT = Path(__file__).parents[2]
 ULFM = ("--with-ft", "ulfm")

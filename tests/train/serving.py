@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from wgrad.train.commands.serve import guarded, load
+from wgrad.train.inference.open_model import open_model
 from wgrad.train.options.serve_config import ServeConfig
-from wgrad.train.run.open_model import open_model
 from wgrad.train.serve.engine import Engine
 from wgrad.train.serve.http_server import HttpServer, listen, resolve
 

@@ -11,11 +11,11 @@ import pytest
 
 from wgrad.device.contract import Device
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.build import build_frozen, count_parameters
-from wgrad.train.run.generation import generate_ids
+from wgrad.train.step.build import build_frozen, count_parameters
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "make_base_model.py"
 

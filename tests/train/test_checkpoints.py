@@ -14,7 +14,7 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_json
-from wgrad.train.run.checkpoints import FORMAT, INFO_FILE, STATE_FILE, Checkpoints, _sha256, _signed
+from wgrad.train.output.checkpoints import FORMAT, INFO_FILE, STATE_FILE, Checkpoints, _sha256, _signed
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:

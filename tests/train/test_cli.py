@@ -29,7 +29,7 @@ from wgrad.train.files.hub import resolve_model
 from wgrad.train.options.finetune_config import FinetuneConfig
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.options import flag
-from wgrad.train.run.checkpoints import STATE_FILE, Checkpoints
+from wgrad.train.output.checkpoints import STATE_FILE, Checkpoints
 
 
 def run(*words: str) -> int:

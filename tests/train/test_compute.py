@@ -16,9 +16,9 @@ from wgrad.train.commands.cli import main
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.run import session
-from wgrad.train.run.build import build_optimizer
-from wgrad.train.run.compute import choose_compute
-from wgrad.train.run.optim import FlatParameters, ParameterSpec
+from wgrad.train.step.build import build_optimizer
+from wgrad.train.step.compute import choose_compute
+from wgrad.train.step.optim import FlatParameters, ParameterSpec
 from wgrad.wgsl.runtime import matrix_units as units
 from wgrad.wgsl.runtime.runtime import Runtime
 

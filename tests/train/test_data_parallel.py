@@ -18,9 +18,9 @@ from wgrad.train.data.packing import BatchStream, Step
 from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.host_memory import HostMemory, nbytes
 from wgrad.train.ranks.world import Member, RanksLost, World
-from wgrad.train.run import buckets
-from wgrad.train.run.buckets import buckets_of
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step import buckets
+from wgrad.train.step.buckets import buckets_of
+from wgrad.train.step.trainer import Trainer
 
 LIMIT = 300  # seconds for one rank to wait for another
 

@@ -12,12 +12,12 @@ import pytest
 
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.build import build_frozen, build_trainable
-from wgrad.train.run.generation import generate_ids
+from wgrad.train.step.build import build_frozen, build_trainable
 
 
 def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:

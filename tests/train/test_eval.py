@@ -12,7 +12,7 @@ import pytest
 
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.trainer import Trainer
 
 SHAPE = ["--seq-len", "64", "--batch-size", "2", "--device", "cpu"]
 

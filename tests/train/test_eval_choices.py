@@ -14,15 +14,15 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.data.choices import read_questions
 from wgrad.train.data.tokenizer import Tokenizer, load_tokenizer
+from wgrad.train.inference.choice_scores import choice_batches, log_likelihoods
+from wgrad.train.inference.scoring import score
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import build_frozen
-from wgrad.train.run.choice_scores import choice_batches, log_likelihoods
-from wgrad.train.run.scoring import score
+from wgrad.train.step.build import build_frozen
 
 RECORDS: list[dict[str, Any]] = [
     {"question": "A soft answer turneth away", "choices": ["wrath", "the sun and all the stars", "bread"], "answer": 0},

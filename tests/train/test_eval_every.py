@@ -18,10 +18,10 @@ from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
-from wgrad.train.run.checkpoints import STATE_FILE
+from wgrad.train.output.checkpoints import STATE_FILE
+from wgrad.train.output.metrics import read_metrics
+from wgrad.train.output.previous_run import previous_run
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import read_metrics
-from wgrad.train.run.previous_run import previous_run
 from wgrad.train.run.scheduled import BestSteps
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
@@ -181,7 +181,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
 
     monkeypatch.setattr(Run, "train", damaged)
     monkeypatch.setattr(
-        "wgrad.train.run.trainer.Trainer.measure", lambda self, *args: (9.0 - self.optimizer.applied() % 5, {})
+        "wgrad.train.step.trainer.Trainer.measure", lambda self, *args: (9.0 - self.optimizer.applied() % 5, {})
     )
     assert run(values) == 0
     assert measured(values["--out"]) == {0: 9.0, 2: 7.0, 4: 5.0, 5: 9.0}

@@ -24,8 +24,8 @@ import pytest
 from tests import own_process
 from tests.own_process import needs_fork
 from wgrad.train.commands.cli import main
-from wgrad.train.run.checkpoints import Checkpoints
-from wgrad.train.run.metrics import read_metrics
+from wgrad.train.output.checkpoints import Checkpoints
+from wgrad.train.output.metrics import read_metrics
 
 KILLED = 9  # status of a child that the shim ended
 STEPS = 4

@@ -14,14 +14,15 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.data.packing import ROW_STEP
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
+from wgrad.train.plan.fit import Fit, batch_sizes, line, modes, settle, words
+from wgrad.train.plan.memory_limit import fewest_parked
+from wgrad.train.plan.plan import run_dry
 from wgrad.train.ranks.world import World
-from wgrad.train.run.fit import ROW_STEP, Fit, batch_sizes, line, modes, settle, words
-from wgrad.train.run.memory_limit import fewest_parked
-from wgrad.train.run.plan import run_dry
 from wgrad.wgsl.device import WgpuDevice
 
 

@@ -12,13 +12,13 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.inference.generation import generate_batch, generate_ids
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY, Sampling
-from wgrad.train.run.build import build_frozen
-from wgrad.train.run.generation import generate_batch, generate_ids
+from wgrad.train.step.build import build_frozen
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97]
 
@@ -102,7 +102,7 @@ def test_tokens_cost_the_host_nothing_but_reading_them_in_blocks(
 
     for name in ("upload", "write", "download", "readback"):
         count(name)
-    monkeypatch.setattr("wgrad.train.run.generation.READ_SECONDS", 1e9)
+    monkeypatch.setattr("wgrad.train.inference.generation.READ_SECONDS", 1e9)
     tokens = generate_ids(model, PROMPT, 40, Sampling(temperature=0.9, top_k=20, top_p=0.9, seed=5))
     next(tokens)
     assert [shape for name, shape in moved if name == "readback"] == [(1,), (2,)]
@@ -164,7 +164,7 @@ def test_logits_that_turn_infinite_on_the_way(
     make_checkpoint: Any, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found at the token itself: the host is one behind where it reads every token."""
-    monkeypatch.setattr("wgrad.train.run.generation.READ_SECONDS", 0.0)
+    monkeypatch.setattr("wgrad.train.inference.generation.READ_SECONDS", 0.0)
     model, seen = model_for(make_checkpoint(), device), 0
     norm = model.weights["model.norm.weight"]
     with np.errstate(all="ignore"), pytest.raises(UnusableResult, match="within the first 7 tokens"):

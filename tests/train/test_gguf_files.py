@@ -26,8 +26,8 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import SINGLE_FILE, ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run import build
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step import build
+from wgrad.train.step.trainer import Trainer
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}  # rows of whole blocks
 LARGER = SIZES | {"hidden_size": 256, "intermediate_size": 96}

@@ -18,7 +18,7 @@ from wgrad.train.files.hub_data import data_set_files
 from wgrad.train.files.hub_splits import files_of_conversion
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import open_files
-from wgrad.train.run.find_model import find_model
+from wgrad.train.step.find_model import find_model
 
 pytest.importorskip("huggingface_hub")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -14,11 +14,11 @@ from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.plan import plan_run
 from wgrad.train.run import session
-from wgrad.train.run.build import build_optimizer, build_trainable
-from wgrad.train.run.compute import round_products
-from wgrad.train.run.plan import plan_run
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import build_optimizer, build_trainable
+from wgrad.train.step.compute import round_products
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 TOKENS = 80

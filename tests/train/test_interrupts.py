@@ -303,7 +303,7 @@ def resumes_to_the_same_bits(tiny: Path, out: Path) -> None:
 def test_a_run_saves_and_says_by_which_signal_it_ended(
     name: str, status: int, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from wgrad.train.run.trainer import Trainer
+    from wgrad.train.step.trainer import Trainer
 
     step = Trainer.step
 
@@ -344,7 +344,7 @@ def test_pressed_twice_while_a_checkpoint_is_written(tiny: Path, monkeypatch: py
 def test_pressed_in_the_last_step_the_result_is_written(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from wgrad.train.run.trainer import Trainer
+    from wgrad.train.step.trainer import Trainer
 
     step = Trainer.step
 

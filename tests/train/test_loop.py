@@ -15,15 +15,15 @@ import pytest
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.build import TrainableModel, build_trainable
-from wgrad.train.run.generation import generate_ids
+from wgrad.train.output.metrics import MetricsFile, read_metrics
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import MetricsFile, read_metrics
-from wgrad.train.run.optim import AdamW
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import TrainableModel, build_trainable
+from wgrad.train.step.optim import AdamW
+from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wgrad.train.run.loss_curve import HEIGHT, LEFT, NOT_FINITE, RIGHT, TOP, WIDTH, loss_curve
+from wgrad.train.output.loss_curve import HEIGHT, LEFT, NOT_FINITE, RIGHT, TOP, WIDTH, loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,8 +14,8 @@ import wgrad
 from tests.train.ranks_runs import words
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.output.metrics import read_steps
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import read_steps
 from wgrad.train.run.sweep import Row, Sweep, table
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}

@@ -14,8 +14,8 @@ from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.commands import cli
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import estimate_activations
-from wgrad.train.run.memory_advice import advising, for_parameters, for_steps
+from wgrad.train.step.build import estimate_activations
+from wgrad.train.step.memory import advising, for_parameters, for_steps
 
 RE_ROWS = re.compile(r"note: rows have (\d+) tokens, in which all the data fits, not --seq-len 1000000000\n")
 
@@ -67,7 +67,7 @@ def test_steps_that_do_not_fit(
     def step(*args: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("wgrad.train.run.trainer.Trainer.step", step)
+    monkeypatch.setattr("wgrad.train.step.trainer.Trainer.step", step)
     options = ("--device", "cpu", "--batch-size", "2", "--eval-fraction", "0")
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     line = capsys.readouterr().err.splitlines()[-1]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from wgrad.device.errors import WgradError
-from wgrad.train.run.callbacks import step_report
-from wgrad.train.run.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
-from wgrad.train.run.metrics import FORMAT, METRICS_FILE, SAMPLES_FILE, MetricsFile, SamplesFile, read_metrics
+from wgrad.train.output.callbacks import step_report
+from wgrad.train.output.loss_curve import MAX_POINTS, loss_curve, nice_ticks, save_loss_curve, smooth
+from wgrad.train.output.metrics import FORMAT, METRICS_FILE, SAMPLES_FILE, MetricsFile, SamplesFile, read_metrics
 
 
 def record(step: int, **more) -> dict:

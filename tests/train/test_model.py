@@ -26,8 +26,8 @@ from wgrad.train.model.model_files import ModelFiles
 from wgrad.train.model.rope_scaling import RopeConfig, rope_tables
 from wgrad.train.model.weights import HEAD_BIAS, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run import build as build_file
-from wgrad.train.run.build import (
+from wgrad.train.step import build as build_file
+from wgrad.train.step.build import (
     activation_bytes,
     build_trainable,
     count_parameters,
@@ -35,7 +35,7 @@ from wgrad.train.run.build import (
     mlp_chunk_bytes,
     wants_recompute,
 )
-from wgrad.train.run.optim import FlatParameters, ParameterSpec
+from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
 TOKENS = 19
 CASES: dict[str, dict[str, Any]] = {

@@ -26,9 +26,9 @@ from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.metrics import read_steps
-from wgrad.train.run.plan import plan_run
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.output.metrics import read_steps
+from wgrad.train.plan.plan import plan_run
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 BETA = 0.3

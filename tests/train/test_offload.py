@@ -26,10 +26,10 @@ from wgrad.train.model.model import Inputs
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import parse_size, size
-from wgrad.train.run.build import build_optimizer, build_trainable
-from wgrad.train.run.memory_limit import beyond_limit
-from wgrad.train.run.plan import plan_run
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.plan.memory_limit import beyond_limit
+from wgrad.train.plan.plan import plan_run
+from wgrad.train.step.build import build_optimizer, build_trainable
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.runtime import transfers
 

@@ -7,7 +7,7 @@ import pytest
 
 from wgrad.autograd.ops.optimizer import STATE_APPLIED, STATE_GRAD_NORM, STATE_SKIPPED
 from wgrad.device.contract import Device
-from wgrad.train.run.optim import ALIGN, START_LOSS_SCALE, AdamW, FlatParameters, ParameterSpec
+from wgrad.train.step.optim import ALIGN, START_LOSS_SCALE, AdamW, FlatParameters, ParameterSpec
 
 SPECS = [
     ParameterSpec("norm", (13,), decay=False),

@@ -28,9 +28,9 @@ from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.token_tables import TokenTables
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import TrainableModel, build_frozen, build_optimizer, build_trainable
 from wgrad.train.run.schedule import learning_rate
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import TrainableModel, build_frozen, build_optimizer, build_trainable
+from wgrad.train.step.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -26,7 +26,7 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config, parse
 from wgrad.train.model.model_files import ModelFiles, use_own_head
 from wgrad.train.model.rope_scaling import inverse_frequencies
 from wgrad.train.model.weights import EMBEDDING, HEAD
-from wgrad.train.run.build import build_frozen
+from wgrad.train.step.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -12,13 +12,13 @@ from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.contract import Device
 from wgrad.train.data.packing import Document, make_batch
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.inference.generation import generate_batch, generate_ids
+from wgrad.train.inference.scoring import score
 from wgrad.train.model.model import Inputs
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.build import build_frozen
-from wgrad.train.run.generation import generate_batch, generate_ids
-from wgrad.train.run.objectives import write_batch
-from wgrad.train.run.scoring import score
+from wgrad.train.step.build import build_frozen
+from wgrad.train.step.objectives import write_batch
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -22,7 +22,7 @@ from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import ModelConfig, load_model_config
-from wgrad.train.run.build import build_frozen
+from wgrad.train.step.build import build_frozen
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="the oracle is llama.cpp: pip install wgrad[oracle]")
 

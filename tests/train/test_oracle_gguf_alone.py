@@ -30,9 +30,9 @@ from wgrad.train.model import load_streamed
 from wgrad.train.model.gguf_model import GgufModel, save_gguf
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
-from wgrad.train.run import find_model as module
-from wgrad.train.run.build import build_frozen
-from wgrad.train.run.find_model import find_model
+from wgrad.train.step import find_model as module
+from wgrad.train.step.build import build_frozen
+from wgrad.train.step.find_model import find_model
 
 pytestmark = pytest.mark.oracle
 

@@ -25,7 +25,7 @@ from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
-from wgrad.train.run.build import build_frozen
+from wgrad.train.step.build import build_frozen
 
 peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")
 

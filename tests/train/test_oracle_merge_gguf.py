@@ -30,7 +30,7 @@ from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.model_files import ModelFiles
-from wgrad.train.run.build import build_frozen
+from wgrad.train.step.build import build_frozen
 
 pytestmark = pytest.mark.oracle
 

@@ -26,7 +26,7 @@ from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.run.optim import FlatParameters, ParameterSpec
+from wgrad.train.step.optim import FlatParameters, ParameterSpec
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -18,7 +18,7 @@ from wgrad.train.files.safetensors_files import from_arrays, read_entries, write
 from wgrad.train.model.adapter_files import load_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config, parse_model_config
-from wgrad.train.run.build import build_frozen
+from wgrad.train.step.build import build_frozen
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

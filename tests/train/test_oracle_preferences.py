@@ -19,8 +19,8 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import build_optimizer, build_trainable
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import build_optimizer, build_trainable
+from wgrad.train.step.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

@@ -25,7 +25,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import TrainableModel, build_frozen, build_trainable
+from wgrad.train.step.build import TrainableModel, build_frozen, build_trainable
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 peft = pytest.importorskip("peft", reason="the oracle is peft: pip install wgrad[oracle]")

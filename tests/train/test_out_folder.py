@@ -18,10 +18,10 @@ from tests import own_process
 from tests.own_process import needs_fork
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
+from wgrad.train.output.checkpoints import Checkpoints
+from wgrad.train.output.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
+from wgrad.train.output.outlets import RunOutputs
 from wgrad.train.ranks.world import World
-from wgrad.train.run.checkpoints import Checkpoints
-from wgrad.train.run.out_folder import HOLDER_FILE, LOCK_FILE, OutFolder
-from wgrad.train.run.outlets import RunOutputs
 
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))
 
@@ -189,7 +189,7 @@ def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> 
 
 def run_meddled(words: list[str], out: Path, meddle: Any, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """step: before which it is done; as many as there are: while the result is measured."""
-    from wgrad.train.run.trainer import Trainer
+    from wgrad.train.step.trainer import Trainer
 
     plain = Trainer.step
 

@@ -14,16 +14,16 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document, eval_batches
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
+from wgrad.train.plan import plan as plan_module
+from wgrad.train.plan.plan import SAMPLE_TOKENS, plan_run
 from wgrad.train.run import evaluation
-from wgrad.train.run import plan as plan_module
-from wgrad.train.run.build import build_optimizer, build_trainable, estimate_activations
-from wgrad.train.run.generation import generate_ids
-from wgrad.train.run.plan import SAMPLE_TOKENS, plan_run
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import build_optimizer, build_trainable, estimate_activations
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.runtime.dry_run import DryRun
 
 PROMPT = [5, 6, 7]

@@ -17,8 +17,8 @@ from wgrad.train.model.adapter_files import WEIGHTS_FILE
 from wgrad.train.model.load_weights import load_frozen
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.output.metrics import read_steps
 from wgrad.train.run.loop import MANY_SKIPPED
-from wgrad.train.run.metrics import read_steps
 from wgrad.train.run.schedule import learning_rate, warmup_steps
 
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
@@ -92,7 +92,7 @@ def test_more_epochs_prolong_as_well(run: Runner, tmp_path: Path) -> None:
 def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wgrad.train.run.trainer import Trainer
+    from wgrad.train.step.trainer import Trainer
 
     out, step = tmp_path / "out", Trainer.step
     assert run(out, "--max-steps", "4") == 0

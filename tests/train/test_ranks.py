@@ -20,7 +20,7 @@ import safetensors.numpy
 from tests.train.rank_campaign import ULFM, killed_run
 from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, finetune, mpirun, named, needs_mpi, start, words
 from wgrad.train.commands.cli import main
-from wgrad.train.run.metrics import read_steps
+from wgrad.train.output.metrics import read_steps
 
 pytestmark = needs_mpi
 STEPS = 30

@@ -31,8 +31,8 @@ from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import build_frozen, build_trainable
-from wgrad.train.run.find_model import find_model
+from wgrad.train.step.build import build_frozen, build_trainable
+from wgrad.train.step.find_model import find_model
 
 torch = pytest.importorskip("torch", reason="the oracle is torch: pip install wgrad[oracle]")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers: pip install wgrad[oracle]")

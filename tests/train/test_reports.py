@@ -16,11 +16,11 @@ import pytest
 from wgrad.device.files import write_json
 from wgrad.train.commands.cli import main
 from wgrad.train.options.choices import REPORTERS
-from wgrad.train.run.callbacks import Callback, Callbacks, EvaluationReport, StepReport
+from wgrad.train.output.callbacks import Callback, Callbacks, EvaluationReport, StepReport
+from wgrad.train.output.metrics import read_metrics
+from wgrad.train.output.reporters import KINDS
+from wgrad.train.output.reports import Reports
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import read_metrics
-from wgrad.train.run.reporters import KINDS
-from wgrad.train.run.reports import Reports
 
 Finetune = Callable[..., int]
 

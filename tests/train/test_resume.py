@@ -20,8 +20,8 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.model.adapter_files import WEIGHTS_FILE
-from wgrad.train.run.checkpoints import INFO_FILE, KEEP, STATE_FILE, Checkpoints
-from wgrad.train.run.metrics import read_steps
+from wgrad.train.output.checkpoints import INFO_FILE, KEEP, STATE_FILE, Checkpoints
+from wgrad.train.output.metrics import read_steps
 
 STEPS = 24
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here"))

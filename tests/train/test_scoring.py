@@ -9,12 +9,12 @@ import pytest
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
+from wgrad.train.inference import scoring
+from wgrad.train.inference.generation import Decoder, generate_batch
+from wgrad.train.inference.scoring import log_probs, score
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.generate_config import Sampling
-from wgrad.train.run import scoring
-from wgrad.train.run.build import build_frozen
-from wgrad.train.run.generation import Decoder, generate_batch
-from wgrad.train.run.scoring import log_probs, score
+from wgrad.train.step.build import build_frozen
 
 IDS = [3, 141, 59, 26, 53, 58, 97]
 

@@ -16,8 +16,8 @@ from tests.train.serving import BASE, Client, Reply, serving
 from wgrad.train.data.text_stream import _OCTET_OF
 from wgrad.train.data.tokenizer import Tokenizer as Ours
 from wgrad.train.data.tokenizer import load_tokenizer
+from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.scoring import LogProbs
 from wgrad.train.serve.answers import Choice, CompletionForm
 from wgrad.train.serve.engine import _prompt_tokens
 from wgrad.train.serve.jobs import Answer, Job, Piece, TokenInfo

@@ -16,7 +16,7 @@ from wgrad.train.model.model import Inputs, KVCache, Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV, adapter_groups, stack_adapter, stack_if_last
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
 
 TOKENS = 24
 SIZES = {

@@ -18,6 +18,7 @@ from wgrad.device.errors import OutOfMemory
 from wgrad.device.memory import Block, Pool
 from wgrad.train.commands import cli
 from wgrad.train.data.packing import BatchStream, Document
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model import load_streamed as module
 from wgrad.train.model.load_streamed import cached_files, load_streamed
 from wgrad.train.model.load_weights import load_frozen
@@ -26,11 +27,10 @@ from wgrad.train.model.streamed_weights import StreamedWeights
 from wgrad.train.model.weights import EMBEDDING
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run import find_model
-from wgrad.train.run.build import build_frozen, build_optimizer, build_trainable
-from wgrad.train.run.generation import generate_ids
-from wgrad.train.run.plan import plan_run
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.plan.plan import plan_run
+from wgrad.train.step import find_model
+from wgrad.train.step.build import build_frozen, build_optimizer, build_trainable
+from wgrad.train.step.trainer import Trainer
 from wgrad.wgsl.device import WgpuDevice
 
 SHAPE: dict[str, Any] = {"num_hidden_layers": 5}  # one buffer of the two has three layers
@@ -343,7 +343,7 @@ def test_generation_streams_below_a_limit(
 ) -> None:
     sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
     words = ["generate", "--model", str(make_checkpoint(**sizes)), "--prompt", "the fox", "--max-new-tokens", "5"]
-    monkeypatch.setattr("wgrad.train.run.open_model.select_device", lambda spec: card)
+    monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda spec: card)
     assert cli.main(words) == 0
     expected = capsys.readouterr().out
     card.trim()

@@ -17,10 +17,10 @@ from rich.console import Console
 from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.train.data.packing import BatchStream, Document
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.output.metrics import MetricsFile, read_metrics
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import MetricsFile, read_metrics
 from wgrad.train.run.throughput import Throughput
-from wgrad.train.run.trainer import HISTORY_STEPS
+from wgrad.train.step.trainer import HISTORY_STEPS
 from wgrad.train.terminal.progress import Display, TrainingProgress
 
 TOKENS = 20  # of each step

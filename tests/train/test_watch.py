@@ -25,9 +25,9 @@ import pytest
 from wgrad.device.errors import WgradError
 from wgrad.train.commands.cli import main
 from wgrad.train.commands.watch import MOST_RUNS, open_watch
-from wgrad.train.run import watched
-from wgrad.train.run.metrics import MetricsFile, SamplesFile
-from wgrad.train.run.watched import Tail, WatchedRun, as_metrics, as_sample
+from wgrad.train.output import watched
+from wgrad.train.output.metrics import MetricsFile, SamplesFile
+from wgrad.train.output.watched import Tail, WatchedRun, as_metrics, as_sample
 from wgrad.train.serve import connection as connection_module
 from wgrad.train.serve.watch_server import WatchServer
 

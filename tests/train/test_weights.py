@@ -27,7 +27,7 @@ from wgrad.train.model.model_files import INDEX_FILE, SINGLE_FILE, ModelFiles, o
 from wgrad.train.model.save_model import save_full
 from wgrad.train.model.weights import EMBEDDING, HEAD, weight_specs
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import build_trainable
+from wgrad.train.step.build import build_trainable
 
 
 def file_arrays(folder: Path) -> dict[str, np.ndarray]:

@@ -11,13 +11,13 @@ import numpy as np
 from wgrad.autograd.selftest.case import Case
 from wgrad.autograd.selftest.recorded_cases import RecordingDevice, recorded
 from wgrad.device.contract import Device
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.lora import Adapter, LoraConfig, init_lora, linear_modules, lora_shapes
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.model.model_config import ModelConfig, parse_model_config
 from wgrad.train.model.weights import WeightSpec, weight_specs
 from wgrad.train.options.generate_config import Sampling
-from wgrad.train.run.generation import generate_ids
-from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
 
 _ROWS, _TOKENS = 2, 24
 _SHAPE = {

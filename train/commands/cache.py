@@ -9,7 +9,7 @@ from wgrad.device.files import remove_leftovers, writing
 from wgrad.train.data.standard_input import copied_files, copies
 from wgrad.train.model.load_streamed import cached_files, cached_weights
 from wgrad.train.options.option_text import size
-from wgrad.train.run.find_model import described, described_files
+from wgrad.train.step.find_model import described, described_files
 from wgrad.train.terminal.output import say
 
 

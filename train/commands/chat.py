@@ -13,13 +13,13 @@ from types import FrameType
 from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.train.data.chat import Message
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.inference.generation import Decoder, generate_ids
+from wgrad.train.inference.open_model import Opened, context_of, open_model
+from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.options.option_text import check_text
-from wgrad.train.run.generation import Decoder, generate_ids
-from wgrad.train.run.open_model import Opened, context_of, open_model
-from wgrad.train.run.text_models import build_text_models
 from wgrad.train.terminal.columns import Columns
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import harmless, make_console, say

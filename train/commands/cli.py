@@ -32,7 +32,7 @@ from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.options.watch_config import WatchConfig
 from wgrad.train.ranks.launch import launch, wants_launch
 from wgrad.train.ranks.world import RankFailure
-from wgrad.train.run.memory_advice import advising
+from wgrad.train.step.memory import advising
 from wgrad.train.terminal.end_requests import EndRequests
 from wgrad.train.terminal.ending import SWEEP_INTERRUPTED, ending_of, one_line
 from wgrad.train.terminal.output import Output, OutputLost, command_output, say, settle
@@ -321,7 +321,7 @@ def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) 
         return one_line(error) if str(error) else "interrupted"
     if getattr(args, "lr_sweep", None):
         return SWEEP_INTERRUPTED
-    from wgrad.train.run.checkpoints import Checkpoints
+    from wgrad.train.output.checkpoints import Checkpoints
 
     saved = Checkpoints(out).saved()
     if saved is None:

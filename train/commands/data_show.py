@@ -13,7 +13,7 @@ from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import find_source
 from wgrad.train.options.finetune_config import SFT, RunOptions
-from wgrad.train.run.find_model import find_model
+from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 

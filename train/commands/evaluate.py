@@ -18,15 +18,15 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.data import load_data
 from wgrad.train.data.packing import Batch, eval_batches
+from wgrad.train.inference.compile_ahead import compile_ahead
+from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.options.choices import Stream
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.build import TrainableModel, build_optimizer, build_trainable
-from wgrad.train.run.compile_ahead import compile_ahead
 from wgrad.train.run.evaluation import eval_subset
-from wgrad.train.run.open_model import Opened, open_model
 from wgrad.train.run.session import beyond_positions, refuse_quantised_anew, row_length
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import TrainableModel, build_optimizer, build_trainable
+from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.output import harmless, say
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from wgrad.train.commands.evaluate import build_measured, not_finite
 from wgrad.train.data.choices import Choice, Question, read_questions
+from wgrad.train.data.packing import ROW_STEP
+from wgrad.train.inference.choice_scores import accuracy, choice_batches, log_likelihoods
+from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.choice_scores import accuracy, choice_batches, log_likelihoods
-from wgrad.train.run.fit import ROW_STEP
-from wgrad.train.run.open_model import Opened, open_model
 from wgrad.train.run.session import refuse_quantised_anew
 from wgrad.train.terminal.output import harmless, say
 

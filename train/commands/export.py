@@ -15,7 +15,7 @@ from wgrad.train.model.gguf_adapter import is_gguf_adapter, save_gguf_adapter
 from wgrad.train.model.lora import linear_modules
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.export_config import ExportConfig
-from wgrad.train.run.find_model import find_base
+from wgrad.train.step.find_model import find_base
 from wgrad.train.terminal.output import say
 
 

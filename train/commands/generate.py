@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from itertools import chain, islice
 
+from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.inference.open_model import Opened, open_model
+from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
-from wgrad.train.run.generation import check_positions, generate_batch, generate_ids
-from wgrad.train.run.open_model import Opened, open_model
-from wgrad.train.run.text_models import build_text_models
 from wgrad.train.terminal.output import harmless, say
 
 

@@ -15,10 +15,10 @@ from wgrad.device.errors import UnusableResult, WgradError
 from wgrad.device.files import writing
 from wgrad.train.commands.generate import build_model, open_to_generate
 from wgrad.train.data.prompts import ANSWER, Prompt, read_prompts
+from wgrad.train.inference.generation import check_positions, generate_batch
+from wgrad.train.inference.open_model import Opened
 from wgrad.train.model.model import Model
 from wgrad.train.options.generate_config import GenerateConfig
-from wgrad.train.run.generation import check_positions, generate_batch
-from wgrad.train.run.open_model import Opened
 from wgrad.train.terminal.interrupts import Interrupted
 from wgrad.train.terminal.output import say
 

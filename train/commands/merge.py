@@ -32,9 +32,9 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.finetune_config import CONFIG_FILE
 from wgrad.train.options.merge_config import MergeConfig
-from wgrad.train.run.build import frozen_adapter
-from wgrad.train.run.checkpoints import FOLDER as CHECKPOINTS
-from wgrad.train.run.find_model import find_base
+from wgrad.train.output.checkpoints import FOLDER as CHECKPOINTS
+from wgrad.train.step.build import frozen_adapter
+from wgrad.train.step.find_model import find_base
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
 

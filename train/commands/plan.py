@@ -15,12 +15,12 @@ from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
-from wgrad.train.run.build import wants_recompute
-from wgrad.train.run.compute import choose_compute, round_products
-from wgrad.train.run.find_model import find_model
-from wgrad.train.run.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
-from wgrad.train.run.plan import PROMPT_TOKENS, Plan
+from wgrad.train.plan.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
+from wgrad.train.plan.plan import PROMPT_TOKENS, Plan
 from wgrad.train.run.session import beyond_positions
+from wgrad.train.step.build import wants_recompute
+from wgrad.train.step.compute import choose_compute, round_products
+from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import harmless, make_console
 from wgrad.train.terminal.progress import Display
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.watch_config import WatchConfig
-from wgrad.train.run.watched import WatchedRun
+from wgrad.train.output.watched import WatchedRun
 from wgrad.train.terminal.interrupts import end_at_signals
 
 try:

@@ -26,6 +26,7 @@ from wgrad.train.data.mix import MOST_EPOCHS, Mix
 from wgrad.train.options.finetune_config import SFT, RunOptions
 
 IGNORE_INDEX = -100
+ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from wgrad.train.library.results import FinetuneResult, read_results
 from wgrad.train.library.signature import Paths, check_names, takes
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.resolve import resolve_config
-from wgrad.train.run.callbacks import Callback, Callbacks, StepReport
+from wgrad.train.output.callbacks import Callback, Callbacks, StepReport
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.finetune import run_finetune
 

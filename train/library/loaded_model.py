@@ -14,15 +14,15 @@ from wgrad.train.data.sample_tokens import encode_record
 from wgrad.train.data.samples import parse_prompt
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
+from wgrad.train.inference.open_model import Opened, context_of, open_model
+from wgrad.train.inference.scoring import score
+from wgrad.train.inference.text_models import build_text_models, most_work
 from wgrad.train.library.signature import Paths, make_options, takes, takes_beside_one
 from wgrad.train.model.model import Model
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import BatchOptions, PromptOptions, TextOptions
 from wgrad.train.options.model_options import LoadOptions, OneModel
-from wgrad.train.run.generation import check_positions, generate_batch, generate_ids
-from wgrad.train.run.open_model import Opened, context_of, open_model
-from wgrad.train.run.scoring import score
-from wgrad.train.run.text_models import build_text_models, most_work
 
 _SEEDS = 2**32
 Messages = Sequence[Mapping[str, Any]]

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from wgrad.train.files.decode import read_json
-from wgrad.train.run.callbacks import StepReport, step_report
-from wgrad.train.run.metrics import METRICS_FILE, read_steps
-from wgrad.train.run.previous_run import RESULTS_FILE
+from wgrad.train.output.callbacks import StepReport, step_report
+from wgrad.train.output.metrics import METRICS_FILE, read_steps
+from wgrad.train.output.previous_run import RESULTS_FILE
 
 
 @dataclass(frozen=True)

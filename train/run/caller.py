@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wgrad.train.data.given_records import Records
-from wgrad.train.run.callbacks import Callbacks
+from wgrad.train.output.callbacks import Callbacks
 
 
 @dataclass(frozen=True)

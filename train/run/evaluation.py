@@ -12,15 +12,15 @@ import numpy as np
 
 from wgrad.device.errors import UnusableResult
 from wgrad.train.data.packing import Batch, Example, eval_batches
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.build import TrainableModel
-from wgrad.train.run.callbacks import Callbacks, EvaluationReport
-from wgrad.train.run.generation import generate_ids
-from wgrad.train.run.metrics import SamplesFile
-from wgrad.train.run.plan import SAMPLE_TOKENS
+from wgrad.train.output.callbacks import Callbacks, EvaluationReport
+from wgrad.train.output.metrics import SamplesFile
+from wgrad.train.plan.plan import SAMPLE_TOKENS
 from wgrad.train.run.session import Session
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import TrainableModel
+from wgrad.train.step.trainer import Trainer
 
 T = TypeVar("T", bound=Example)
 _SHOWN = ("rewards/accuracies", "rewards/margins")  # of an objective's metrics

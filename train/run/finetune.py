@@ -18,29 +18,28 @@ from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import save_template
 from wgrad.train.options.finetune_config import CONFIG_FILE, LORA, FinetuneConfig, RunOptions
 from wgrad.train.options.options import flag
+from wgrad.train.output.callbacks import SaveReport
+from wgrad.train.output.checkpoints import Checkpoints, Schedule, TrainingState, check_info
+from wgrad.train.output.metrics import MetricsFile, SamplesFile
+from wgrad.train.output.outlets import KeptOut, RunOutputs
+from wgrad.train.output.previous_run import RESULTS_FILE, Previous, previous_run
+from wgrad.train.output.reports import Reports, check_installed
 from wgrad.train.ranks.alike import check_alike, table
 from wgrad.train.ranks.deal import even_shares
 from wgrad.train.ranks.launch import REQUEST
 from wgrad.train.ranks.start import open_world
 from wgrad.train.ranks.world import World
-from wgrad.train.run.build import build_optimizer, wants_recompute
-from wgrad.train.run.callbacks import SaveReport
 from wgrad.train.run.caller import PythonCaller
-from wgrad.train.run.checkpoints import Checkpoints, Schedule, TrainingState, check_info
 from wgrad.train.run.evaluation import Evaluation, Measured
-from wgrad.train.run.kept_out import KeptOut
 from wgrad.train.run.loop import Run, not_finite, what_to_try
-from wgrad.train.run.memory_advice import SMALLER_MODEL, advising, for_parameters, for_steps
-from wgrad.train.run.metrics import MetricsFile, SamplesFile
-from wgrad.train.run.outlets import RunOutputs
-from wgrad.train.run.previous_run import RESULTS_FILE, Previous, previous_run
-from wgrad.train.run.reports import Reports, check_installed
 from wgrad.train.run.result import save_session_adapter, say_done, write_results, write_trained
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import BestSteps, Scheduled
 from wgrad.train.run.session import Session, build_session, memory_line, open_session, prepare_session, run_info
 from wgrad.train.run.sweep import Sweep
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.build import build_optimizer, wants_recompute
+from wgrad.train.step.memory import SMALLER_MODEL, advising, for_parameters, for_steps
+from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 

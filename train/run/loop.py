@@ -15,14 +15,14 @@ from wgrad.autograd.ops.optimizer import STATE_GRAD_NORM
 from wgrad.device.errors import DeviceLost, UnusableResult
 from wgrad.train.data.packing import BatchStream
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.output.callbacks import Callbacks, step_report
+from wgrad.train.output.metrics import MetricsFile
 from wgrad.train.ranks.world import RanksLost
-from wgrad.train.run.callbacks import Callbacks, step_report
 from wgrad.train.run.evaluation import GivenUp
-from wgrad.train.run.metrics import MetricsFile
 from wgrad.train.run.schedule import learning_rate
 from wgrad.train.run.scheduled import Scheduled
 from wgrad.train.run.throughput import Throughput
-from wgrad.train.run.trainer import HistoryReadback, Trainer
+from wgrad.train.step.trainer import HistoryReadback, Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 

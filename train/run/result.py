@@ -11,12 +11,12 @@ from wgrad.train.data.tokenizer_source import find_source, save_tokenizer
 from wgrad.train.model.adapter_files import save_adapter
 from wgrad.train.model.save_model import save_full
 from wgrad.train.options.option_text import size
-from wgrad.train.run.build import TrainableModel
-from wgrad.train.run.loss_curve import LOSS_CURVE_FILE, save_loss_curve
-from wgrad.train.run.metrics import MetricsFile
-from wgrad.train.run.plan import Plan
-from wgrad.train.run.previous_run import PROFILE_FILE, RESULTS_FILE, RESULTS_FORMAT
+from wgrad.train.output.loss_curve import LOSS_CURVE_FILE, save_loss_curve
+from wgrad.train.output.metrics import MetricsFile
+from wgrad.train.output.previous_run import PROFILE_FILE, RESULTS_FILE, RESULTS_FORMAT
+from wgrad.train.plan.plan import Plan
 from wgrad.train.run.session import Session
+from wgrad.train.step.build import TrainableModel
 from wgrad.train.terminal.progress import duration
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.output.metrics import MetricsFile
 from wgrad.train.run.evaluation import Evaluation
-from wgrad.train.run.metrics import MetricsFile
 
 
 class BestSteps:

@@ -15,11 +15,12 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.data import Dataset, load_data
 from wgrad.train.data.named_templates import use_chat_template
-from wgrad.train.data.packing import BatchStream, Example, prompt_length
+from wgrad.train.data.packing import ROW_STEP, BatchStream, Example, prompt_length
 from wgrad.train.data.standard_input import reads_standard_input, standard_input
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_files import TEMPLATE_FILE
 from wgrad.train.data.tokenizer_source import open_tokenizer
+from wgrad.train.inference.generation import check_positions
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -27,17 +28,15 @@ from wgrad.train.model.weights import weight_specs
 from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, DPO, KTO, FinetuneConfig, RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
+from wgrad.train.plan.fit import Fit, settle
+from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
-from wgrad.train.run.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
 from wgrad.train.run.caller import PythonCaller
-from wgrad.train.run.compute import choose_compute, common_compute, round_products
-from wgrad.train.run.find_model import find_model
-from wgrad.train.run.fit import ROW_STEP, Fit, settle
-from wgrad.train.run.generation import check_positions
-from wgrad.train.run.memory_advice import for_steps, main_memory
-from wgrad.train.run.memory_limit import hold_to_limit, limit_bytes
-from wgrad.train.run.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
+from wgrad.train.step.build import TrainableModel, build_trainable, estimate_activations, wants_recompute
+from wgrad.train.step.compute import choose_compute, common_compute, round_products
+from wgrad.train.step.find_model import find_model
+from wgrad.train.step.memory import for_steps, hold_to_limit, limit_bytes, main_memory
 from wgrad.train.terminal.progress import Display, duration
 
 _KINDS = {

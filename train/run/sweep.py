@@ -8,13 +8,13 @@ from typing import Any
 
 from wgrad.device.errors import UnusableResult
 from wgrad.device.files import make_folder, write_json
+from wgrad.train.output.metrics import MetricsFile
+from wgrad.train.output.previous_run import SWEEP_FILE
 from wgrad.train.ranks.world import World
 from wgrad.train.run.evaluation import Evaluation
 from wgrad.train.run.loop import Run
-from wgrad.train.run.metrics import MetricsFile
-from wgrad.train.run.previous_run import SWEEP_FILE
 from wgrad.train.run.session import Session
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.step.trainer import Trainer
 from wgrad.train.terminal.ending import SWEEP_INTERRUPTED
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress

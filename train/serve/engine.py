@@ -16,9 +16,9 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError, OutOfMemory, WgradError
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.inference.generation import Decoder, not_finite, uniform_numbers
+from wgrad.train.inference.scoring import LogProbs, log_probs, score
 from wgrad.train.model.model import Model
-from wgrad.train.run.generation import Decoder, not_finite, uniform_numbers
-from wgrad.train.run.scoring import LogProbs, log_probs, score
 from wgrad.train.serve.jobs import LENGTH, STOP, Answer, Failed, Job, Piece, TokenInfo, token_info
 from wgrad.train.terminal.ending import one_line
 from wgrad.train.terminal.output import say

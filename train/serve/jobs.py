@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from wgrad.train.data.tokenizer import Tokenizer
+from wgrad.train.inference.scoring import LogProbs
 from wgrad.train.options.generate_config import Sampling
-from wgrad.train.run.scoring import LogProbs
 from wgrad.train.serve.stop_text import StopText
 
 STOP, LENGTH = "stop", "length"  # why an answer ended, in the words of OpenAI's API

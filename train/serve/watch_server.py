@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from wgrad.train.run.watched import WatchedRun
+from wgrad.train.output.watched import WatchedRun
 from wgrad.train.serve.http_server import HttpServer, listen, resolve
 from wgrad.train.serve.sites import is_loopback, refusal
 

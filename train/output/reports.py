@@ -13,8 +13,8 @@ from wgrad.device.errors import WgradError
 from wgrad.device.files import write_json
 from wgrad.train.files.decode import read_json
 from wgrad.train.files.input_files import exists, one_line
-from wgrad.train.run.callbacks import Callback, EvaluationReport, StepReport
-from wgrad.train.run.reporters import KINDS, ReportedRun, Reporter
+from wgrad.train.output.callbacks import Callback, EvaluationReport, StepReport
+from wgrad.train.output.reporters import KINDS, ReportedRun, Reporter
 
 REPORTS_FILE = "reports.json"  # what each tool knows the run by
 

@@ -1,4 +1,4 @@
-"""Advice for an out-of-memory error. A device knows no options; what helps hangs on what was being made."""
+"""The memory limit of a run, and advice for an out-of-memory error. A device knows no options."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.option_text import parse_size
 
 SMALLER_MODEL = "use a smaller model"
+
+
+def limit_bytes(text: str | None) -> int | None:
+    """Bytes of a value of --memory-limit."""
+    return parse_size(text) if text else None
+
+
+def hold_to_limit(device: Device, text: str | None, option: str = "--memory-limit") -> str:
+    """Have the device keep to the value of an option. -> a remark for the user, or ""."""
+    device.limit_memory(limit_bytes(text))
+    return f"{option} has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from wgrad.device.contract import Array, Device
 from wgrad.train.data.packing import IGNORE_INDEX, Batch
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import DPO, KTO, ORPO, SFT, RunOptions
-from wgrad.train.run.optim import ALIGN
+from wgrad.train.step.optim import ALIGN
 
 
 def write_batch(device: Device, inputs: Inputs, batch: Batch, targets: np.ndarray) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from wgrad.train.run.optim import FlatParameters
+from wgrad.train.step.optim import FlatParameters
 
 # What is left to do when the backward ends is the last bucket's way: so that one is small, and each before it is twice
 # as large, its own way being done before the next one's begins. Small ones everywhere would pay more than they hide.

@@ -15,7 +15,7 @@ from wgrad.train.model.model_files import SINGLE_FILE
 from wgrad.train.options.config_yaml import read_config_file
 from wgrad.train.options.finetune_config import CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.options import flag
-from wgrad.train.run.checkpoints import Checkpoints
+from wgrad.train.output.checkpoints import Checkpoints
 
 RESULTS_FILE, SWEEP_FILE = "results.json", "sweep.json"
 RESULTS_FORMAT = 1

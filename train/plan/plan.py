@@ -11,13 +11,14 @@ import numpy as np
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
+from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import DPO, ORPO, RunOptions
 from wgrad.train.options.generate_config import GREEDY
-from wgrad.train.run.build import build_optimizer, build_trainable
-from wgrad.train.run.generation import generate_ids
-from wgrad.train.run.memory_limit import beyond_limit, limit_bytes
-from wgrad.train.run.trainer import Trainer
+from wgrad.train.plan.memory_limit import beyond_limit
+from wgrad.train.step.build import build_optimizer, build_trainable
+from wgrad.train.step.memory import limit_bytes
+from wgrad.train.step.trainer import Trainer
 
 PROMPT_TOKENS = 24  # of the text that a model goes on from, where no --sample-prompt is given: at most
 SAMPLE_TOKENS = 64  # that a model writes before and after the run, to show what it has learnt

@@ -11,15 +11,16 @@ from typing import Any, TypeVar
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory
+from wgrad.train.data.packing import ROW_STEP
 from wgrad.train.model.model_config import ModelConfig
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
+from wgrad.train.plan.memory_limit import as_option, beyond_limit, fewest_parked
+from wgrad.train.plan.plan import Plan, plan_run, run_dry
 from wgrad.train.ranks.world import World
-from wgrad.train.run.memory_limit import as_option, beyond_limit, fewest_parked, limit_bytes
-from wgrad.train.run.plan import Plan, plan_run, run_dry
+from wgrad.train.step.memory import limit_bytes
 
-ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
 MOST_ROWS = 1024  # of a batch that is tried
 _FIRST = 8  # what is planned beside 1, to see what one more takes
 _SPARE = 64  # a part of the limit: a run's order of work, and so its pool's gaps, is not quite the plan's (0.2 % seen)

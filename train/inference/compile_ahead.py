@@ -7,7 +7,7 @@ from typing import Any
 
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory
-from wgrad.train.run.memory_limit import limit_bytes
+from wgrad.train.step.memory import limit_bytes
 from wgrad.train.terminal.progress import Display
 
 

@@ -17,8 +17,8 @@ from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import YAML_LIMIT, parse_json, read_yaml
 from wgrad.train.files.input_files import open_input, read_input, reading
 from wgrad.train.options.finetune_config import CONFIG_FILE
-from wgrad.train.run.metrics import METRICS_FILE, SAMPLES_FILE
-from wgrad.train.run.previous_run import PROFILE_FILE, RESULTS_FILE
+from wgrad.train.output.metrics import METRICS_FILE, SAMPLES_FILE
+from wgrad.train.output.previous_run import PROFILE_FILE, RESULTS_FILE
 
 PIECE = 1 << 22  # bytes read at once, of which a line is a part: one without an end is no line of ours
 MOST_BYTES = 1 << 26  # of a file; a run of 300,000 steps has fewer

@@ -11,11 +11,10 @@ from wgrad.autograd import functional as F
 from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array
-from wgrad.train.data.packing import Document, make_batch
+from wgrad.train.data.packing import ROW_STEP, Document, make_batch
+from wgrad.train.inference.generation import not_finite
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.model import Model
-from wgrad.train.run.generation import not_finite
-from wgrad.train.run.session import ROW_STEP
 
 _VIEW = 64  # elements: where a view may begin
 

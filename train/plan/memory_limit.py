@@ -11,22 +11,11 @@ from typing import Any
 from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.options.option_text import parse_size, size
+from wgrad.train.options.option_text import size
 from wgrad.train.options.options import flag
-from wgrad.train.run.memory_advice import SMALLER_MODEL
+from wgrad.train.step.memory import SMALLER_MODEL, limit_bytes
 
 SHORTEST = 128  # tokens of the shortest rows that are tried
-
-
-def limit_bytes(text: str | None) -> int | None:
-    """Bytes of a value of --memory-limit."""
-    return parse_size(text) if text else None
-
-
-def hold_to_limit(device: Device, text: str | None, option: str = "--memory-limit") -> str:
-    """Have the device keep to the value of an option. -> a remark for the user, or ""."""
-    device.limit_memory(limit_bytes(text))
-    return f"{option} has no effect: NumPy takes main memory" if text and device.name == "cpu" else ""
 
 
 def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any]) -> Any:

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 
 from wgrad.device.contract import Device
+from wgrad.train.inference.compile_ahead import compile_ahead
+from wgrad.train.inference.generation import Decoder
+from wgrad.train.inference.open_model import Opened
+from wgrad.train.inference.scoring import score
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.dora import with_inverses
 from wgrad.train.model.lora import LoraConfig, linear_modules
@@ -18,11 +22,7 @@ from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.generate_config import GREEDY, GenerateConfig
 from wgrad.train.options.model_options import LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
-from wgrad.train.run.build import build_frozen, frozen_adapter
-from wgrad.train.run.compile_ahead import compile_ahead
-from wgrad.train.run.generation import Decoder
-from wgrad.train.run.open_model import Opened
-from wgrad.train.run.scoring import score
+from wgrad.train.step.build import build_frozen, frozen_adapter
 
 
 def build_text_models(

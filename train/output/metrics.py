@@ -16,8 +16,8 @@ import msgspec
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_bytes, writing
 from wgrad.train.files.input_files import exists, open_input, reading
-from wgrad.train.run.checkpoints import Loss, Step
-from wgrad.train.run.out_folder import identity_of
+from wgrad.train.output.checkpoints import Loss, Step
+from wgrad.train.output.out_folder import identity_of
 
 METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
 _LONGEST_LINE = 1 << 16  # bytes; ours have some 200

@@ -15,7 +15,7 @@ from wgrad.train.data.choices import Choice, Question
 from wgrad.train.data.packing import Batch, Document, make_batch, pack_documents
 from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import RunOptions
-from wgrad.train.run.objectives import write_batch
+from wgrad.train.step.objectives import write_batch
 
 
 @dataclass(frozen=True)

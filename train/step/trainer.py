@@ -22,10 +22,10 @@ from wgrad.train.model.model import Inputs, Model
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
-from wgrad.train.run.buckets import buckets_of
-from wgrad.train.run.diloco import DiLoCo
-from wgrad.train.run.objectives import make_objective, write_batch
-from wgrad.train.run.optim import ALIGN, AdamW
+from wgrad.train.step.buckets import buckets_of
+from wgrad.train.step.diloco import DiLoCo
+from wgrad.train.step.objectives import make_objective, write_batch
+from wgrad.train.step.optim import ALIGN, AdamW
 
 ROUNDED_AWAY = "exchange_error"  # its name in a checkpoint
 HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for

@@ -35,10 +35,9 @@ from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
 from wgrad.train.options.choices import ComputeType
 from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, SFT, RunOptions
-from wgrad.train.run.compute import compute_type
-from wgrad.train.run.memory_advice import advising, for_parameters
-from wgrad.train.run.memory_limit import limit_bytes
-from wgrad.train.run.optim import AdamW, FlatParameters, ParameterSpec
+from wgrad.train.step.compute import compute_type
+from wgrad.train.step.memory import advising, for_parameters, limit_bytes
+from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
 
 RECOMPUTE_ABOVE = 2 << 30  # bytes of saved activations from which layers are recomputed by default
 # By default what attention gives is kept from rows of so many tokens on: computing it again is a tenth of a step of the

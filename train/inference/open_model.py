@@ -20,9 +20,9 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.model_options import DEFAULT_CONTEXT, LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
-from wgrad.train.run.compute import choose_compute
-from wgrad.train.run.find_model import find_base
-from wgrad.train.run.memory_limit import hold_to_limit
+from wgrad.train.step.compute import choose_compute
+from wgrad.train.step.find_model import find_base
+from wgrad.train.step.memory import hold_to_limit
 from wgrad.train.terminal.output import make_console
 from wgrad.train.terminal.progress import Display
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from wgrad.train.ranks.world import RanksLost, World
-from wgrad.train.run.optim import AdamW
+from wgrad.train.step.optim import AdamW
 
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 MOMENTUM = "outer_momentum"  # its name in a checkpoint
