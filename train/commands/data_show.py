@@ -12,7 +12,7 @@ from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.packing import Document, Example, Pair, pack_documents
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import find_source
-from wgrad.train.options.finetune_config import SFT, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.find_model import find_model
 from wgrad.train.terminal.output import make_console, say
 from wgrad.train.terminal.progress import Display
@@ -50,7 +50,7 @@ def _names(example: Example) -> Sequence[str]:
 
 
 def _counts(config: RunOptions) -> str:
-    return "learnt" if config.objective == SFT else "compared"
+    return "learnt" if config.objective_kind.records == "texts" else "compared"
 
 
 def _spread(documents: Sequence[Example], count: int) -> Iterator[Example]:
@@ -88,7 +88,7 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     targets = np.array([document.num_targets for document in data.train])
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
     lines = [data.summary(), *(f"  {_plain(remark)}" for remark in (data.turns, *data.remarks) if remark)]
-    what = "a completion with its prompt" if config.objective != SFT else "an example"
+    what = "a completion with its prompt" if config.objective_kind.records != "texts" else "an example"
     lines.append(f"tokens of {what}: {low} to {high}, half of them at most {middle}")
     learnt = 100 * targets.sum() / lengths.sum()
     lines.append(f"{_counts(config)}: {targets.sum()} of {lengths.sum()} tokens ({learnt:.1f} %)")

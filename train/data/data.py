@@ -38,7 +38,7 @@ from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.files.input_files import one_line
 from wgrad.train.options.data_sources import STDIN, Source, sources_of
-from wgrad.train.options.finetune_config import KTO, SFT, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.record_names import columns_of
 
 _LISTED = 5  # bad lines
@@ -219,7 +219,7 @@ def _load_file(
                 )
             if file.kind == "text" and config.columns:
                 raise WgradError(f"--columns: {file.name} is plain text, which has none: leave it out")
-            if file.kind == "text" and config.objective != SFT:
+            if file.kind == "text" and config.objective_kind.records != "texts":
                 raise WgradError(
                     f"--objective: {config.objective} learns from preferences, and {file.name} is plain text: give "
                     "records (JSON lines, a JSON array, CSV, Parquet), or leave --objective out"
@@ -309,8 +309,8 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             except BadLine as error:
                 pass_over(error)
 
-    # A completion of kto stands behind another prompt too, perhaps a shorter one.
-    limit = 2 * config.seq_len if config.objective == KTO else config.seq_len
+    # A completion may stand behind another prompt too, perhaps a shorter one.
+    limit = 2 * config.seq_len if config.objective_kind.mismatched else config.seq_len
     for part in encode_samples(samples(), limit, tokenizer):
         parts.append(part)
         if part.sample.more:
@@ -347,7 +347,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
         raise WgradError(f"{first}{what}")
     for ours, theirs in absent.items():
         raise WgradError(f"--columns: no record of {file.name} has {theirs!r}, given for {ours!r}: check the name")
-    return documents if config.objective in (SFT, KTO) else PairDocuments(documents)
+    return PairDocuments(documents) if config.objective_kind.records == "pairs" else documents
 
 
 def _counted(unread: Counter[str]) -> str:
@@ -360,7 +360,7 @@ def _parse(
     record: bytes | dict[str, Any], name: str, line: int, config: RunOptions, tokenizer: Tokenizer
 ) -> list[Sample]:
     """The samples of a record under our names. BadLine; WgradError where no record with messages could be used."""
-    if config.objective == SFT:
+    if config.objective_kind.records == "texts":
         return [parse_record(record, name, line, config.loss_on, tokenizer)]
     return parse_preference(record, name, line, config.objective, tokenizer)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.mix import MOST_EPOCHS, Mix
-from wgrad.train.options.finetune_config import SFT, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 
 IGNORE_INDEX = -100
 ROW_STEP = 64  # tokens; shorter rows are rounded up to it, so that kernels still meet whole blocks
@@ -168,20 +168,26 @@ def make_batch(rows: Sequence[Sequence[Document]], batch_size: int, seq_len: int
     return Batch(ids, targets, positions, doc_start, int(np.count_nonzero(targets != IGNORE_INDEX)), num_tokens)
 
 
-def preference_batch(examples: Sequence[Example], batch_size: int, seq_len: int, pad_id: int = 0) -> Batch:
+def preference_batch(
+    examples: Sequence[Example], batch_size: int, seq_len: int, pad_id: int = 0, *, mismatched: bool = False
+) -> Batch:
     """Pairs: the chosen ones in the first `batch_size` rows, the rejected ones in as many behind them. Examples with a
-    label: a row each. What is missing is padding, of which no loss and no metric knows."""
+    label: a row each. What is missing is padding, of which no loss and no metric knows.
+
+    mismatched: whether each prompt also comes with another example's completion.
+    """
     columns = list(zip(*(example.parts for example in examples)))
     rows = [[*([part] for part in column), *[[]] * (batch_size - len(column))] for column in columns]
     labels = np.zeros((len(columns), batch_size), np.float32)
-    mismatched = None
     if len(columns) == 2:
         labels[:, : len(examples)] = [[1], [-1]]
     else:
         labels[0, : len(examples)] = [part.label for part in columns[0]]
-        mismatched = make_batch([[part] for part in _mismatch(columns[0], seq_len)], batch_size, seq_len, pad_id)
     batch = make_batch([row for column in rows for row in column], labels.size, seq_len, pad_id)
-    return replace(batch, num_targets=len(examples), labels=labels.reshape(-1), mismatched=mismatched)
+    other = None
+    if mismatched:
+        other = make_batch([[part] for part in _mismatch(columns[0], seq_len)], batch_size, seq_len, pad_id)
+    return replace(batch, num_targets=len(examples), labels=labels.reshape(-1), mismatched=other)
 
 
 def _mismatch(documents: Sequence[Document], seq_len: int) -> list[Document]:
@@ -203,10 +209,12 @@ def prompt_length(document: Document) -> int:
 
 def _batch(rows: Sequence[Sequence[Example]], config: RunOptions, pad_id: int) -> Batch:
     """A micro-batch of rows of examples, as the objective has it."""
-    if config.objective == SFT:
+    kind = config.objective_kind
+    if kind.records == "texts":
         documents = [[part for example in row for part in example.parts] for row in rows]
         return make_batch(documents, config.batch_size, config.seq_len, pad_id)
-    return preference_batch([row[0] for row in rows], config.batch_size, config.seq_len, pad_id)
+    examples = [row[0] for row in rows]
+    return preference_batch(examples, config.batch_size, config.seq_len, pad_id, mismatched=kind.mismatched)
 
 
 def eval_batches(examples: Sequence[Example], config: RunOptions, pad_id: int = 0) -> list[Batch]:

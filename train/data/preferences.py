@@ -1,9 +1,9 @@
 """A record of preferences -> the texts that are compared, and where the answer begins in each.
 
 The record is one of
-    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair (dpo, orpo; kto takes it for two examples)
+    {"prompt": ..., "chosen": ..., "rejected": ...}      a pair, or two examples with a label
     {"chosen": ..., "rejected": ...}                     a pair whose prompt is what both begin with
-    {"prompt": ..., "completion": ..., "label": true}    an example that is desirable, or not (kto)
+    {"prompt": ..., "completion": ..., "label": true}    an example that is desirable, or not
 and each of these is text, or all are lists of messages, with what else a template is given (`samples.py`). In place of
 the prompt there may be a question as Alpaca has it, or a conversation: the record is then one of messages. The answer
 is all that follows the prompt as the template ends it for generation. Source of the forms and of these rules: TRL's
@@ -32,7 +32,7 @@ from wgrad.train.data.samples import (
     without_null_columns,
 )
 from wgrad.train.data.tokenizer import Tokenizer, check_text
-from wgrad.train.options.finetune_config import KTO, ORPO
+from wgrad.train.options.objectives import OBJECTIVES, objectives_with
 from wgrad.train.options.record_names import ANSWERS, CONVERSATIONS, LABELS, PAIRS, QUESTIONS
 
 _PAIR, _IMPLICIT = "preference pairs", "preference pairs whose prompt is what chosen and rejected begin with"
@@ -44,14 +44,16 @@ def parse_preference(
 ) -> list[Sample]:
     """The samples of a record, decoded or JSON text: of a pair the chosen and the rejected one. BadLine; WgradError
     where no record with messages could be used."""
+    kind = OBJECTIVES[objective]
+    labelled = kind.records == "labels"
     with of_line(name, line):
         keys = Keys(without_null_columns(parse_object(record)))
         pair = next((names for names in PAIRS if names[0] in keys and names[1] in keys), None)
         if pair:
             form, prompt, answers = _pair(keys, *pair)
-            labels = [1, -1] if objective == KTO else [0, 0]
-            form += _UNPAIRED if objective == KTO else ""
-        elif objective == KTO and keys.named(LABELS) and (found := _labelled(keys)):
+            labels = [1, -1] if labelled else [0, 0]
+            form += _UNPAIRED if labelled else ""
+        elif labelled and keys.named(LABELS) and (found := _labelled(keys)):
             form, (prompt, answers) = "KTO's records", found
             labels = [_label(keys)]
         else:
@@ -68,7 +70,7 @@ def parse_preference(
                 form,
                 label,
                 more=len(texts) == 2 and i == 0 and not label,
-                framed=objective == ORPO,
+                framed=kind.framed,
                 unread=() if i else unread,
                 turns=turns,
                 lost=lost,
@@ -78,8 +80,9 @@ def parse_preference(
 
 
 def _needs(value: dict[str, Any], objective: str) -> str:
-    form = "'chosen' and 'rejected'" + (", or 'prompt', 'completion' and 'label'," if objective == KTO else "")
-    more = "; a 'label' is for --objective kto" if objective != KTO and "label" in value else ""
+    labelled = OBJECTIVES[objective].records == "labels"
+    form = "'chosen' and 'rejected'" + (", or 'prompt', 'completion' and 'label'," if labelled else "")
+    more = f"; a 'label' is for --objective {objectives_with('labels')}" if not labelled and "label" in value else ""
     return f"needs {form} for --objective {objective}; it has {keys_of(value)}{more}"
 
 

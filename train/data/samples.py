@@ -28,6 +28,7 @@ from wgrad.train.data.left_out import left_out
 from wgrad.train.data.record_keys import Keys, is_learnt
 from wgrad.train.data.template_forms import REASONING
 from wgrad.train.data.tokenizer import Tokenizer, check_text
+from wgrad.train.options.objectives import objectives_with
 from wgrad.train.options.record_names import LABELS, has_form
 
 
@@ -151,7 +152,7 @@ def refuse_label(keys: Keys, names: tuple[str, ...] = LABELS) -> None:
         if label_of(keys.value.get(name)) is not None:
             raise WgradError(
                 f"{name!r} says whether the answer is any good, and --objective sft would learn all alike: give "
-                f"--objective kto, or leave it out with --columns {name}="
+                f"--objective {objectives_with('labels')}, or leave it out with --columns {name}="
             )
 
 
@@ -177,7 +178,9 @@ def _plain_sample(keys: Keys, loss_on: str, tokenizer: Tokenizer) -> Sample:
         keys.asked.append(text)
         return Sample(text, [(0, len(text))], True, 0)
     if "chosen" in keys and "rejected" in keys:
-        raise WgradError("'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto")
+        raise WgradError(
+            f"'chosen' and 'rejected' are a preference: give --objective {objectives_with('pairs', 'labels')}"
+        )
     raise WgradError(
         "needs 'text', 'prompt' and 'completion', 'messages', 'instruction' and 'output', or "
         f"'conversations'; it has {keys_of(keys.value)}"

@@ -6,8 +6,6 @@ import re
 from typing import Literal, get_args
 
 REPORTERS = ("tensorboard", "wandb", "trackio", "mlflow")
-Objective = Literal["sft", "dpo", "orpo", "kto"]
-SFT, DPO, ORPO, KTO = get_args(Objective)
 Start = Literal["lora", "pissa", "pissa_niter_4", "pissa_niter_16"]
 LORA, *_ = get_args(Start)
 AUTO = "auto"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from wgrad.device.errors import WgradError
-from wgrad.train.options.choices import DPO, KTO, LORA, SFT
+from wgrad.train.options.choices import LORA
+from wgrad.train.options.objectives import OBJECTIVES
 from wgrad.train.options.options import flag
 
 
@@ -21,20 +22,21 @@ def _of_what_is_trained(c: Any) -> None:
         raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
     if c.full and c.dropout:
         raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {c.dropout:g}")
-    if c.full and c.objective != SFT:
+    if c.full and not c.objective_kind.trains_head:
         raise WgradError(
             f"--objective: {c.objective} trains an adapter, and --full all parameters: give only one of the two"
         )
-    if c.init != LORA and c.objective in (DPO, KTO):
+    without = [name for name, kind in OBJECTIVES.items() if not kind.reference and kind.records == "pairs"]
+    if c.init != LORA and c.objective_kind.reference:
         raise WgradError(
             f"--init: {c.init} leaves no base model for --objective {c.objective} to measure against: use "
-            "--init lora, or --objective orpo"
+            f"--init lora, or --objective {', '.join(without)}"
         )
     if c.dora and c.dropout:
         raise WgradError(f"--dropout: --dora is trained without; got {c.dropout:g}: leave one of the two out")
     if c.dora and c.init != LORA:
         raise WgradError(f"--init: {c.init} is not there for --dora: leave one of the two out")
-    if c.train_head and c.objective != SFT:
+    if c.train_head and not c.objective_kind.trains_head:
         raise WgradError(
             f"--train-head: the loss of --objective {c.objective} has no gradient of the output layer: leave it out, "
             "or use --objective sft"
@@ -66,5 +68,7 @@ def _of_the_machine(c: Any) -> None:
         raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
     if c.vram and c.memory_limit:
         raise WgradError("--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them")
-    if c.objective == KTO and c.vram:
-        raise WgradError("--vram: chooses --batch-size, on which the loss of --objective kto hangs: leave it out")
+    if c.objective_kind.mismatched and c.vram:
+        raise WgradError(
+            f"--vram: chooses --batch-size, on which the loss of --objective {c.objective} hangs: leave it out"
+        )

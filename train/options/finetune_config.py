@@ -16,8 +16,9 @@ import yaml
 from wgrad.device.errors import WgradError
 from wgrad.device.files import write_text
 from wgrad.train.options import choices
-from wgrad.train.options.choices import AUTO, DPO, KTO, LORA, MODULES, ORPO, REPORTERS, SFT
+from wgrad.train.options.choices import AUTO, LORA, MODULES, REPORTERS
 from wgrad.train.options.contradictions import refuse_contradictions
+from wgrad.train.options.objectives import ObjectiveOptions
 from wgrad.train.options.option_text import parse_size
 from wgrad.train.options.options import ABOVE_0, AT_LEAST_1, NOT_NEGATIVE, SEED, Options, option, show
 from wgrad.train.options.record_names import A_COLUMN, COLUMNS_HELP
@@ -49,9 +50,8 @@ of_machine = partial(option, group="machine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options):
-    """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
-    WgradError, naming the option, where a value breaks its rule."""
+class _InputOptions(Options):
+    """The files of a run, and its adapter."""
 
     model: str = a_path(
         "",
@@ -132,33 +132,12 @@ class RunOptions(Options):
         64, "weights in one NF4 block", choices=get_args(choices.BlockSize), metavar="N"
     )
 
-    objective: choices.Objective = of_training(
-        SFT,
-        "sft learns what the data says; dpo and orpo prefer 'chosen' to 'rejected', kto goes by 'label' (dpo and kto "
-        "measure against the base model with the adapter off)",
-        choices=get_args(choices.Objective),
-        fixed=True,
-    )
-    beta: float = of_training(
-        0.1,
-        "dpo, kto: larger stays closer to the base model; orpo: weight of the odds ratio (its lambda)",
-        rule=ABOVE_0,
-        metavar="B",
-        fixed=True,
-    )
-    label_smoothing: float = of_training(
-        0.0,
-        "dpo: probability that chosen and rejected are the wrong way round (robust DPO)",
-        rule=("must be at least 0 and below 0.5", lambda v: 0 <= v < 0.5),
-        metavar="P",
-        fixed=True,
-    )
-    desirable_weight: float = of_training(
-        1.0, "kto: weight of examples whose label is true", rule=NOT_NEGATIVE, metavar="W", fixed=True
-    )
-    undesirable_weight: float = of_training(
-        1.0, "kto: weight of examples whose label is false", rule=NOT_NEGATIVE, metavar="W", fixed=True
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ObjectiveOptions, _InputOptions):
+    """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
+    WgradError, naming the option, where a value breaks its rule."""
+
     lr: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
     lora_plus: float = of_training(
         1.0,
@@ -190,7 +169,7 @@ class RunOptions(Options):
     )
     batch_size: int = of_training(
         1,
-        "rows in one forward and backward; of dpo and orpo so many pairs, twice the rows",
+        "rows in one forward and backward; where the objective compares pairs so many pairs, twice the rows",
         rule=A_COUNT,
         metavar="B",
         fixed=True,
@@ -339,12 +318,12 @@ class RunOptions(Options):
     @property
     def rows(self) -> int:
         """Rows of one forward and backward."""
-        return 2 * self.batch_size if self.objective in (DPO, ORPO) else self.batch_size
+        return 2 * self.batch_size if self.objective_kind.records == "pairs" else self.batch_size
 
     @property
     def packs(self) -> bool:
         """Return whether a row may hold several documents."""
-        return self.packing and self.objective == SFT
+        return self.packing and self.objective_kind.packs
 
     @property
     def limit_option(self) -> str:
@@ -388,8 +367,8 @@ class FinetuneConfig(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require()
-        if self.objective == KTO and self.batch_size == 1:
+        if self.objective_kind.mismatched and self.batch_size == 1:
             raise WgradError(
-                "--batch-size: must be at least 2 with --objective kto, which sets each prompt beside another one's "
-                "completion of the same batch; got 1"
+                f"--batch-size: must be at least 2 with --objective {self.objective}, which sets each prompt beside "
+                "another one's completion of the same batch; got 1"
             )

@@ -13,7 +13,7 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ def option(
     text: str,
     *,
     rule: Rule | None = None,
-    choices: tuple[Any, ...] = (),
+    choices: Collection[Any] = (),
     metavar: str = "",
     group: str = "",
     path: bool = False,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from wgrad.train.options.objectives import OBJECTIVES, options_of_others
+
 # An option that is set, what it leaves without effect, and why.
 _UNUSED = (
     ("adapter", ("rank", "alpha", "target_modules", "rslora", "init"), "--adapter brings its own"),
@@ -20,19 +22,21 @@ _UNUSED = (
     ("lr_sweep", ("sample_prompt",), "--lr-sweep makes no samples"),
     ("lr_sweep", ("report_to",), "--lr-sweep keeps nothing but its table"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),
-    ("preferring", ("packing",), "each row holds one completion of a preference or label"),
-    ("preferring", ("loss_on",), "preferences and labels are of completions"),
-    ("sft", ("beta", "label_smoothing", "desirable_weight", "undesirable_weight"), "--objective sft has none"),
-    ("dpo", ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
-    ("orpo", ("label_smoothing",), "it is of --objective dpo"),
-    ("orpo", ("desirable_weight", "undesirable_weight"), "it is of --objective kto"),
-    ("kto", ("label_smoothing",), "it is of --objective dpo"),
 )
 
 
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Options without effect beside the others of `values`, each with the reason."""
-    objective = str(values.get("objective", "sft"))
     given = {**values, "no_quantize": values.get("quantize") is False, "local_steps": values.get("sync_every", 1) > 1}
-    given |= {"preferring": objective != "sft", objective: True}
-    return {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
+    unused = {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
+    if objective := values.get("objective"):
+        unused |= _of_objective(objective)
+    return unused
+
+
+def _of_objective(name: str) -> dict[str, str]:
+    kind = OBJECTIVES[name]
+    unused = {} if kind.packs else {"packing": "each row holds one completion of a preference or label"}
+    if kind.records != "texts":
+        unused["loss_on"] = "preferences and labels are of completions"
+    return unused | options_of_others(name)

@@ -13,7 +13,7 @@ from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
 from wgrad.train.inference.generation import generate_ids
 from wgrad.train.model.model_config import ModelConfig
-from wgrad.train.options.finetune_config import DPO, ORPO, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan.memory_limit import beyond_limit
 from wgrad.train.step.build import build_optimizer, build_trainable
@@ -121,7 +121,7 @@ def _run_dry(
     host_weights = dry.host_memory().in_use_bytes
     dry.reset_peak()
     document = Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool), label=1)
-    example: Example = Pair(document, document) if config.objective in (DPO, ORPO) else document
+    example: Example = Pair(document, document) if config.objective_kind.records == "pairs" else document
     (batch,) = eval_batches([example] * config.batch_size, config)
     for index in range(2):
         trainer.step(Step(index, 0, [batch]), config.lr)

@@ -25,7 +25,7 @@ from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
 from wgrad.train.model.weights import weight_specs
-from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, DPO, KTO, FinetuneConfig, RunOptions
+from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfig, RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, settle
@@ -131,7 +131,7 @@ def open_session(
         session.say(chosen)
     if row_tokens < config.seq_len:
         session.say(f"note: rows have {row_tokens} tokens, in which all the data fits, not --seq-len {config.seq_len}")
-    if config.objective in (DPO, KTO):
+    if config.objective_kind.reference:
         beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
         session.say(f"reference: the base model without an adapter{beside}")
     if note := beyond_positions(row_tokens, model_config):
@@ -165,9 +165,9 @@ def row_length(config: RunOptions, data: Dataset) -> int:
 
 
 def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
-    """Tokens of each document; of kto of the longest prompt with the longest completion, which may come together."""
+    """Tokens of each document; where rows are mismatched, of the longest prompt and the longest completion."""
     parts = [part for example in examples for part in example.parts]
-    if config.objective == KTO:
+    if config.objective_kind.mismatched:
         prompts = [prompt_length(part) for part in parts]
         return [max(prompts) + max(len(part) - prompt for part, prompt in zip(parts, prompts))]
     return [len(part) for part in parts]

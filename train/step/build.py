@@ -34,7 +34,7 @@ from wgrad.train.model.pissa import PissaStart, start_within
 from wgrad.train.model.stacks import adapter_groups, stack_adapter
 from wgrad.train.model.weights import EMBEDDING, HEAD, projection_shapes, weight_specs, whole_modules
 from wgrad.train.options.choices import ComputeType
-from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, SFT, RunOptions
+from wgrad.train.options.finetune_config import AUTO, LORA, PROJECTIONS, RunOptions
 from wgrad.train.step.compute import compute_type
 from wgrad.train.step.memory import advising, for_parameters, limit_bytes
 from wgrad.train.step.optim import AdamW, FlatParameters, ParameterSpec
@@ -289,7 +289,7 @@ def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str
     modules = linear_modules(model)
     if config.adapter and config.init == LORA:
         lora, values = load_adapter(config.adapter, modules, whole_modules(model))
-        if config.objective != SFT and lora.saves("lm_head"):
+        if not config.objective_kind.trains_head and lora.saves("lm_head"):
             raise WgradError(
                 f"--adapter: {config.adapter} has lm_head whole, and the loss of --objective {config.objective} has no "
                 "gradient of it: use --objective sft"

@@ -18,7 +18,8 @@ from wgrad.autograd.tensor import Tensor, no_grad
 from wgrad.device.contract import Array, Device
 from wgrad.train.data.packing import IGNORE_INDEX, Batch
 from wgrad.train.model.model import Inputs, Model
-from wgrad.train.options.finetune_config import DPO, KTO, ORPO, SFT, RunOptions
+from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.objectives import SFT
 from wgrad.train.step.optim import ALIGN
 
 
@@ -37,8 +38,8 @@ def write_batch(device: Device, inputs: Inputs, batch: Batch, targets: np.ndarra
 _STEEP = 2.0**20
 
 
-class Objective:
-    """sft, and what the others have in common with it.
+class Loss:
+    """Cross-entropy of the targets (sft), and the base of other losses.
 
     score_size: floats of `scores`, which the device keeps of a micro-batch and `sums` makes metrics of; 0: none.
     """
@@ -75,7 +76,7 @@ class Objective:
         return {}
 
 
-class Preference(Objective):
+class Preference(Loss):
     """Objectives whose loss is one of log-probabilities of completions, each a row of the micro-batch.
 
     columns: what is kept of each row, in `scores`: its label, then what `_log_probs` was asked for.
@@ -301,9 +302,10 @@ class Kto(Preference):
         }
 
 
-_OBJECTIVES = {SFT: Objective, DPO: DirectPreference, ORPO: OddsRatio, KTO: Kto}
+# By the names of train/options/objectives.py.
+LOSSES: dict[str, type[Loss]] = {SFT: Loss, "dpo": DirectPreference, "orpo": OddsRatio, "kto": Kto}
 
 
-def make_objective(model: Model, config: RunOptions) -> Objective:
-    """Return the objective that --objective names."""
-    return _OBJECTIVES[config.objective](model, config)
+def make_loss(model: Model, config: RunOptions) -> Loss:
+    """Return the loss of --objective."""
+    return LOSSES[config.objective](model, config)

@@ -24,7 +24,7 @@ from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.step.buckets import buckets_of
 from wgrad.train.step.diloco import DiLoCo
-from wgrad.train.step.objectives import make_objective, write_batch
+from wgrad.train.step.objectives import make_loss, write_batch
 from wgrad.train.step.optim import ALIGN, AdamW
 
 ROUNDED_AWAY = "exchange_error"  # its name in a checkpoint
@@ -44,7 +44,7 @@ class Trainer:
         self.eval_inputs = Inputs.empty(model, config.rows, config.seq_len)
         seed = device.upload(np.zeros(2, np.uint32)) if self._dropout else None
         self.inputs = replace(self.eval_inputs, seed=seed)
-        self.objective = make_objective(model, config)
+        self.objective = make_loss(model, config)
         self._inv_targets = device.zeros((1,))
         # What ranks add up of a step: at 0 the loss so far (sum over targets / targets of the step); from ALIGN on the
         # scores of each micro-batch, if the objective has any (views must be aligned).
