@@ -4,8 +4,7 @@
 
 A step's arithmetic is a wait of as long as it was measured on a card (PRETENDED); the gradient's bytes, their way
 through the host's memory, the ranks and what they wait for are real. So it tells on any machine with a core for each
-rank what of the exchange is hidden behind the backward, and whether bench/scaling_model.py, given the file, foretells
-it; it tells nothing of a card's driver.
+rank what of the exchange is hidden behind the backward. It tells nothing of a card's driver.
 """
 
 from __future__ import annotations

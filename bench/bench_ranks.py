@@ -15,7 +15,6 @@ Random weights, settings as in bench_train.py; each rank takes the next card of 
 
 And for as many bytes as buckets have, and others: milliseconds of an all-reduce by MPI, of the sum between the ranks
 (`all_gather`, through memory that they share where they do), and of the way from and to the card.
-bench/scaling_model.py reads the file (bench/results/ranks.jsonl).
 """
 
 from __future__ import annotations

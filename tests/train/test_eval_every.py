@@ -39,9 +39,6 @@ def test_a_measure_is_due_once_every_so_many_steps() -> None:
     steps = steps_of([3.0])
     assert [s for s in range(9) if steps.due(s)] == [4, 6, 8]
     assert not any(BestSteps(RunOptions()).due(s) for s in range(9))
-    # Ranks that meet every 3 steps: at the first meeting from which on there is something new.
-    meeting = BestSteps(RunOptions(eval_every=4, sync_every=3))
-    assert [s for s in range(0, 25, 3) if meeting.due(s)] == [6, 9, 12, 18, 21, 24]
 
 
 def test_the_best_is_the_lowest_and_of_equal_ones_the_first() -> None:

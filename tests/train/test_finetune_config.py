@@ -378,6 +378,19 @@ def test_no_option_that_checkpoints_of_before_depend_on_is_forgotten() -> None:
     assert set(names.split()) <= {field.name for field in fixed_options(FinetuneConfig)}
 
 
+def test_a_run_of_an_older_version_resumes_unless_it_used_what_is_gone(tmp_path: Path) -> None:
+    needed("--out", str(tmp_path), "--rank", "3").save(tmp_path)
+    before = (tmp_path / CONFIG_FILE).read_text()
+    write(tmp_path / CONFIG_FILE, before + "sync_every: 1\nexchange_bits: 32\n")
+    assert parse("--out", str(tmp_path), "--resume").rank == 3
+    for key, value, what in (("sync_every", 4, "DiLoCo"), ("exchange_bits", 16, "16 bits")):
+        write(tmp_path / CONFIG_FILE, f"{before}{key}: {value}\n")
+        with pytest.raises(
+            WgradError, match=rf"config.yaml: {key}: wgrad no longer has .*{what}.*; got {value}: remove"
+        ):
+            parse("--out", str(tmp_path), "--resume")
+
+
 def test_without_resume_the_folder_says_nothing(tmp_path: Path) -> None:
     begun(tmp_path, rank=3)
     assert parse("--model", "m", "--data", "d", "--out", str(tmp_path)).rank == RunOptions().rank

@@ -48,7 +48,7 @@ class Device:
         self._recorded = 0
         self.optimizer = SimpleNamespace(finite=lambda: True)
         self.world = SimpleNamespace(alone=True)
-        self.data_parallel, self.diloco = SimpleNamespace(news=""), None
+        self.data_parallel = SimpleNamespace(news="")
         self.history_steps = 0
         self.metrics = lambda row: dict[str, float]()
 

@@ -14,7 +14,6 @@ BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]  # of device.format
 Schedule = Literal["cosine", "linear", "constant"]
 LossOn = Literal["completion", "all"]
 OnBadLine = Literal["skip", "stop"]
-ExchangeBits = Literal[32, 16]
 Stream = Literal["auto", "on", "off"]
 # Well-known chat templates that --chat-template takes by name; other names are those of the model's own.
 TEMPLATES = (

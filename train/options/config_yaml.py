@@ -12,6 +12,11 @@ from wgrad.train.files.decode import read_yaml
 from wgrad.train.options.finetune_config import CONFIG_FORMAT, RunOptions
 from wgrad.train.options.option_names import option_hint
 
+# Options that are gone: what they did, and the value with which they did nothing.
+_REMOVED = {
+    "sync_every": ("steps by each rank alone (DiLoCo)", 1),
+    "exchange_bits": ("gradients in 16 bits between hosts", 32),
+}
 _LISTED = 60  # unknown keys that an error names
 
 
@@ -29,7 +34,9 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
     unknown: list[Any] = []
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if name not in names:
+        if name in _REMOVED:
+            _refuse_removed(name, value, source)
+        elif name not in names:
             unknown += _leaves(key, value)
         elif name in result:
             raise WgradError(f"{source}: {name!r} is given twice: remove one")
@@ -43,6 +50,13 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
         help_ = "" if all(hints) else ": see wgrad finetune --help"
         raise WgradError(f"{source}: unknown key{'s' * (len(unknown) > 1)} {listed}{more}{help_}")
     return result
+
+
+def _refuse_removed(name: str, value: Any, source: str) -> None:
+    """WgradError where an option that is gone had an effect."""
+    what, without = _REMOVED[name]
+    if value != without:
+        raise WgradError(f"{source}: {name}: wgrad no longer has {what}; got {value!r}: remove the line")
 
 
 def _leaves(key: Any, value: Any) -> list[Any]:

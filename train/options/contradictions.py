@@ -53,8 +53,6 @@ def _of_measures(c: Any) -> None:
         raise WgradError("--resume: --lr-sweep keeps nothing to go on from: leave one of the two out")
     if c.lr_sweep and not c.eval_fraction and not c.eval_data:
         raise WgradError("--lr-sweep: nothing is held out to compare by: give --eval-data, or --eval-fraction above 0")
-    if c.lr_sweep and c.sync_every > 1:
-        raise WgradError("--sync-every: --lr-sweep tries rates without it: leave one of the two out")
 
 
 def _of_the_machine(c: Any) -> None:

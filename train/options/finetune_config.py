@@ -205,12 +205,6 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         metavar="N",
         fixed=True,
     )
-    sync_every: int = of_training(
-        1,
-        "let each rank take so many steps by itself before all are brought together (DiLoCo), for slow networks",
-        rule=A_COUNT,
-        metavar="H",
-    )
     eval_every: int = of_training(
         0,
         "steps between measures of the held-out loss while training; 0: only before and after",
@@ -229,13 +223,6 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         "(--early-stop keeps one)",
         rule=A_NUMBER,
         metavar="K",
-    )
-    exchange_bits: choices.ExchangeBits = of_training(
-        32,
-        "bits of each number of the gradient on its way between hosts: 16 (bfloat16) halve what travels; what is "
-        "rounded away is added in the next step",
-        choices=get_args(choices.ExchangeBits),
-        metavar="BITS",
     )
     seed: int = of_training(
         0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True

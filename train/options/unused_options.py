@@ -17,7 +17,6 @@ _UNUSED = (
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
     ("full", ("stream_weights", "int8_products"), "--full has no frozen weights"),
-    ("local_steps", ("exchange_bits",), "--sync-every sends parameters, not gradients"),
     ("lr_sweep", ("lr", "eval_every", "early_stop", "keep_best"), "--lr-sweep measures each of its rates at the end"),
     ("lr_sweep", ("sample_prompt",), "--lr-sweep makes no samples"),
     ("lr_sweep", ("report_to",), "--lr-sweep keeps nothing but its table"),
@@ -27,7 +26,7 @@ _UNUSED = (
 
 def unused_options(values: Mapping[str, Any]) -> dict[str, str]:
     """Options without effect beside the others of `values`, each with the reason."""
-    given = {**values, "no_quantize": values.get("quantize") is False, "local_steps": values.get("sync_every", 1) > 1}
+    given = {**values, "no_quantize": values.get("quantize") is False}
     unused = {name: reason for key, names, reason in _UNUSED if given.get(key) for name in names}
     if objective := values.get("objective"):
         unused |= _of_objective(objective)

@@ -16,7 +16,7 @@ from wgrad.device.contract import Array, Device, Readback
 from wgrad.train.data.packing import Batch
 from wgrad.train.ranks.all_reduce import AllReduce
 from wgrad.train.ranks.shares import Shares
-from wgrad.train.ranks.world import RanksLost, World
+from wgrad.train.ranks.world import World
 
 _SLOTS = 2  # of each rank, behind what is told: seconds of a micro-batch, signal that asked it to end
 _ALIGN = 64  # elements: where the loss begins, behind the gradient
@@ -27,12 +27,11 @@ class DataParallel:
     """Data parallelism: the operations of a step that involve other ranks.
 
     accumulate: micro-batches of a step. grad: the flat gradient, float32 [n] on the device. buckets: (begin, end) of
-    the stretches of it that are complete after each part of the last micro-batch; none: it is not added up. rounded:
-    between hosts it travels in 16 bits. told: floats behind the gradient that are added up too, the first of them the
-    loss. shares: how micro-batches are dealt. news: what there is to say of the last
-    step. asked_here: the signal by which this rank was asked to end, or None; asked: the one by which any was, which
-    all know since the last step. parts: if a dictionary is put here, seconds of each part of the steps so far, which
-    then do not overlap: of the device up to each bucket, waiting for the others, and those of the exchange.
+    the stretches of it that are complete after each part of the last micro-batch. told: floats behind the gradient that
+    are added up too, the first of them the loss. shares: how micro-batches are dealt. news: what there is to say of the
+    last step. asked_here: the signal by which this rank was asked to end, or None; asked: the one by which any was,
+    which all know since the last step. parts: if a dictionary is put here, seconds of each part of the steps so far,
+    which then do not overlap: of the device up to each bucket, waiting for the others, and those of the exchange.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class DataParallel:
         device: Device,
         grad: Array,
         buckets: Sequence[tuple[int, int]],
-        rounded: bool = False,
         told: int = 1,
     ) -> None:
         self.world, self._device, self._grad, self._buckets = world, device, grad, list(buckets)
@@ -51,8 +49,6 @@ class DataParallel:
         self.asked_here: int | None = None
         self.asked: int | None = None
         self.parts: dict[str, float] | None = None
-        # What this rank's roundings have left out so far.
-        self._error = np.zeros(grad.size, np.float32) if rounded and not world.alone else None
         self._exchange: AllReduce | None = None
         self._members = world.members  # whose exchange it is
         self._old: list[AllReduce] = []
@@ -64,7 +60,7 @@ class DataParallel:
     def share(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
         """This rank's micro-batches of a step, each with its number in the step. The step begins now."""
         self.news = None
-        if self._buckets and not self.world.alone:
+        if not self.world.alone:
             self._begin()
         if self.shares.members != self.world.members:
             self.shares.begin(self.world.members)
@@ -81,7 +77,7 @@ class DataParallel:
             self._members = self.world.members
             first = -(-self._grad.size // _ALIGN) * _ALIGN
             last = first + self._told + _SLOTS * self.world.size
-            self._exchange = self.world.open_all_reduce(last, [*self._buckets, (first, last)], self._error)
+            self._exchange = self.world.open_all_reduce(last, [*self._buckets, (first, last)])
             self.news, self.world.remark = self.world.remark or None, ""
         self._exchange.begin()
         self._reads, self._given, self._early = [], 0, None
@@ -206,35 +202,6 @@ class DataParallel:
         self._mark("sum")
         self._upload(range(len(exchange.buckets)), loss)
         self._mark("upload")
-
-    # ---- what a checkpoint holds ------------------------------------------------------------------
-    def share_error(self) -> None:
-        """Before a checkpoint: the first rank takes over what the roundings of all have left out so far."""
-        if self._error is None:
-            return
-        total = np.zeros(0)
-
-        def add() -> None:
-            nonlocal total
-            total = self._error.astype(np.float64)  # type: ignore[union-attr]
-            self.world.all_reduce(total, "what was rounded away", patient=True)
-
-        while True:
-            try:
-                self.world.attempt(add)
-                break
-            except RanksLost:
-                continue
-        self._error[:] = total if self.world.is_main_process else 0
-
-    @property
-    def error(self) -> np.ndarray | None:
-        """float32 [n]: what was rounded away on this rank and is yet to be added; None where nothing is rounded."""
-        return self._error
-
-    def restore_error(self, error: np.ndarray) -> None:
-        if self._error is not None and self.world.is_main_process:
-            self._error[:] = error
 
     def _mark(self, name: str) -> None:
         """Where parts are timed: since the last mark came `name`."""

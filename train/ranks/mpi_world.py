@@ -31,7 +31,6 @@ from mpi4py import MPI  # noqa: E402
 
 from wgrad.train.ranks.all_reduce import AllReduce, Between, Request  # noqa: E402
 from wgrad.train.ranks.host_memory import HostMemory, Segment, nbytes, open_segment, private_memory  # noqa: E402
-from wgrad.train.ranks.rounded_sum import RoundedSum  # noqa: E402
 from wgrad.train.ranks.world import Member, RankFailure, RanksLost, RanksSilent, World  # noqa: E402
 from wgrad.train.terminal.ending import ending_of, one_line  # noqa: E402
 
@@ -65,27 +64,15 @@ def _silent(what: str, limit: float) -> RanksSilent:
 
 
 class _Leaders:
-    """A rank of each host. second: for collectives that are not called in the order of those of `first`."""
+    """A rank of each host. comm: MPI's communicator of them."""
 
-    def __init__(self, first: Any, second: Any) -> None:
-        self._first, self._second = first, second
-        if first == MPI.COMM_NULL:
-            return
-        self.rank, self.size = first.rank, first.size
-        for comm in (first, second):
-            if comm is not None:
-                comm.Set_errhandler(MPI.ERRORS_RETURN)
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        if comm != MPI.COMM_NULL:
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     def start(self, values: np.ndarray, begin: int) -> Request:
-        request: Request = self._first.Iallreduce(MPI.IN_PLACE, values, MPI.SUM)
-        return request
-
-    def all_to_all(self, send: np.ndarray, receive: np.ndarray) -> Request:
-        request: Request = self._first.Ialltoall(send, receive)
-        return request
-
-    def all_gather(self, send: np.ndarray, receive: np.ndarray) -> Request:
-        request: Request = self._second.Iallgather(send, receive)
+        request: Request = self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM)
         return request
 
 
@@ -215,16 +202,12 @@ class MpiWorld(World):
         self._wait(self._comm.Iallreduce(MPI.IN_PLACE, values, MPI.SUM), what, limit, POLL)
 
     # ---- the exchange of gradients ---------------------------------------------------------------
-    def open_all_reduce(
-        self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None
-    ) -> AllReduce:
+    def open_all_reduce(self, size: int, buckets: Sequence[tuple[int, int]]) -> AllReduce:
         while (memory := self._open_memory(size, len(buckets))) is None:
             pass
         if len(set(self._hosts())) == 1:
-            if error is not None:
-                self.remark = "note: --exchange-bits 16 rounds nothing: all ranks are on one host, and share memory"
             return AllReduce(memory, buckets)
-        return AllReduce(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0, error)))
+        return AllReduce(memory, buckets, self.attempt(lambda: self._between(memory.rank == 0)))
 
     def _hosts(self) -> list[object]:
         """Return for each rank the id of the memory that it shares with others."""
@@ -258,17 +241,15 @@ class MpiWorld(World):
             return None
         return memory
 
-    def _between(self, leads: bool, error: np.ndarray | None) -> Between:
+    def _between(self, leads: bool) -> Between:
         """Return the sum between hosts, called by their leaders. A rank that leads none never calls it."""
         # MPI has no way to make a communicator that does not block, and can be asked whether it is done.
         faulthandler.dump_traceback_later(LEADERS_LIMIT, exit=True, file=2)
         try:
-            first = self._comm.Split(0 if leads else MPI.UNDEFINED, self.rank)
-            second = first.Dup() if leads and error is not None else None
+            leaders = self._comm.Split(0 if leads else MPI.UNDEFINED, self.rank)
         finally:
             faulthandler.cancel_dump_traceback_later()
-        found = _Leaders(first, second)
-        return found if error is None else RoundedSum(found, error, found.start)
+        return _Leaders(leaders)
 
     def pause(self, waited: float, what: str) -> None:
         if waited > self._step_limit():

@@ -94,14 +94,11 @@ class World:
         patient: what the ranks did before may have taken them very unequal times.
         """
 
-    def open_all_reduce(
-        self, size: int, buckets: Sequence[tuple[int, int]], error: np.ndarray | None = None
-    ) -> AllReduce:
+    def open_all_reduce(self, size: int, buckets: Sequence[tuple[int, int]]) -> AllReduce:
         """Return a function that sums arrays of `size` float32 over all ranks: all call it alike, and again where ranks
         were lost.
 
-        error: float32 [at most size]. What travels between hosts is rounded to 16 bits but for what lies beyond its
-        end, and it takes and gives back what that leaves out. None: nothing is rounded. RanksLost: on all ranks.
+        RanksLost: on all ranks.
         """
         return AllReduce(private_memory(size, len(buckets)), buckets)
 

@@ -253,9 +253,6 @@ class _Finetuning:
         session.stream.restore(state.step, state.info.data)
         try:
             self.optimizer.load_state_arrays(state.arrays)
-            if self.trainer.diloco is not None:
-                self.trainer.diloco.restore(state.arrays)
-            self.trainer.restore_exchange(state.arrays)
         except (KeyError, ValueError) as error:
             raise WgradError(f"--resume: {state.path} is of another run ({error}): choose another --out") from error
         self.trainer.data_parallel.shares.restore(state.info.shares)
@@ -310,9 +307,6 @@ class _Finetuning:
             session.say(self.best.why_stopped() if self.best.stop else by_callback)
 
     def _save(self, done: int) -> None:
-        if self.trainer.diloco is not None:
-            self.trainer.diloco.share_moments()
-        self.trainer.data_parallel.share_error()
         folder = self.world.broadcast(lambda: self._save_here(done), "a checkpoint")
         self.caller.callbacks.save(SaveReport(done, folder))
 
@@ -320,9 +314,6 @@ class _Finetuning:
         session = self.session
         self.kept_out.check()
         arrays = self.optimizer.state_arrays()
-        if self.trainer.diloco is not None:
-            arrays |= self.trainer.diloco.arrays()
-        arrays |= self.trainer.exchange_arrays()
         if not np.isfinite(arrays["parameters"]).all():
             raise not_finite(done, session.config)
         self._count_seconds()

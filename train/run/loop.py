@@ -69,7 +69,6 @@ class Run:
         self._clock = progress.display.clock
         self.throughput = Throughput(self._clock)
         self._requested = -math.inf  # when
-        self._asked_together: int | None = None
 
     def train(self) -> None:
         """Run to the stream's end, or until it is stopped early. Interrupted, after a checkpoint, where that was asked
@@ -77,10 +76,7 @@ class Run:
 
         UnusableResult where the parameters are found not to be finite.
         """
-        total, every, together = self.stream.total_steps, self.config.save_every, self.config.sync_every
-        due = False
-        if self.trainer.diloco is not None:
-            self.trainer.diloco.begin()
+        total, every = self.stream.total_steps, self.config.save_every
         self.throughput.start()
         if 0 < self.stream.step < total:  # resumed: a request to end may have kept this from being measured
             self._measure(self.stream.step)
@@ -107,22 +103,15 @@ class Run:
             if len(self._pending) >= self.trainer.history_steps or self._clock() - self._requested >= REPORT_SECONDS:
                 self._request()
             self._collect(wait=first or done == total or bool(self.callbacks))
-            if self.trainer.diloco is not None and (done % together == 0 or done == total):
-                self._asked_together = self.trainer.diloco.outer_step(self.interrupts.asked)
             if done == total:
                 return
-            due = due or bool(every and done % every == 0)
-            if done % together:  # the ranks differ: nothing is saved
-                self.say()
-                continue
-            due = self._measure(done) or due
+            due = self._measure(done) or bool(every and done % every == 0)
             if self._stopped:
                 return
             asked = self._asked()
             saved = due or asked is not None
             if saved:
                 self._save(done)
-                due = False
             self.say()
             asked = self._asked()
             if asked is not None:
@@ -158,7 +147,7 @@ class Run:
         """The signal that asked this run to end; of several ranks any of them, as all know it."""
         if self.trainer.world.alone:
             return self.interrupts.asked
-        return self._asked_together if self.trainer.diloco is not None else self.trainer.data_parallel.asked
+        return self.trainer.data_parallel.asked
 
     def _save(self, done: int) -> None:
         with self.interrupts.writing():

@@ -22,10 +22,9 @@ class BestSteps:
         return [(step, loss if math.isfinite(loss) else None) for step, loss in self.losses.items()]
 
     def due(self, step: int) -> bool:
-        """Return whether the loss is to be measured after `step` steps. Ranks that meet every --sync-every steps
-        measure at their next meeting."""
-        every, together = self.config.eval_every, self.config.sync_every
-        return bool(every) and step not in self.losses and step // every > max(step - together, 0) // every
+        """Return whether the loss is to be measured after `step` steps."""
+        every = self.config.eval_every
+        return every > 0 and step > 0 and step % every == 0 and step not in self.losses
 
     def best(self) -> list[int]:
         """Steps, the lowest loss first; of equal ones the earlier. One whose loss is not finite is not among them."""

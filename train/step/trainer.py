@@ -23,11 +23,9 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.ranks.data_parallel import DataParallel
 from wgrad.train.ranks.world import RanksLost, World
 from wgrad.train.step.buckets import buckets_of
-from wgrad.train.step.diloco import DiLoCo
 from wgrad.train.step.objectives import make_loss, write_batch
 from wgrad.train.step.optim import ALIGN, AdamW
 
-ROUNDED_AWAY = "exchange_error"  # its name in a checkpoint
 HISTORY_STEPS = 64  # steps that the device keeps at most before they are asked for
 
 
@@ -57,15 +55,12 @@ class Trainer:
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
-        self.diloco = DiLoCo(self.world, optimizer) if config.sync_every > 1 else None
-        buckets = self._buckets() if self.diloco is None else []
         self.data_parallel = DataParallel(
             self.world,
             config.accumulate,
             device,
             optimizer.parameters.grad,
-            buckets,
-            rounded=config.exchange_bits == 16,
+            self._buckets(),
             told=self._told.size,
         )
 
@@ -102,23 +97,19 @@ class Trainer:
         device = self.device
         self.optimizer.set_lr(lr)
         share = self.data_parallel.share(step.batches)
-        batches = step.batches if self.diloco is None else [batch for _, batch in share]
-        targets = sum(batch.num_targets for batch in batches)
-        self.objective.begin(batches)
+        targets = sum(batch.num_targets for batch in step.batches)
+        self.objective.begin(step.batches)
         device.write(self._inv_targets, np.array([1.0 / max(targets, 1)], np.float32))
         for number, batch in share:
             self._write(batch)
             if self.inputs.seed is not None:
                 micro = step.index * self.config.accumulate + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
-            last = number == share[-1][0] and self.diloco is None
+            last = number == share[-1][0]
             self._micro_step(self._forward_backward, self.data_parallel.part_submitted if last else None)
             if size := self.objective.score_size:
                 device.copy(self.objective.scores, device.view(self._told, (size,), ALIGN + number * size))
-        if self.diloco is None:
-            self._sum_gradient()
-        else:
-            self.diloco.targets += targets
+        self._sum_gradient()
         if targets:
             self._update(self.optimizer.step)
         at = self._recorded * self._history.shape[1]
@@ -154,16 +145,6 @@ class Trainer:
         """Start `read_history` without waiting: further steps may be recorded meanwhile."""
         count, self._recorded = self._recorded, 0
         return HistoryReadback(self.device.readback(self._history), count)
-
-    def exchange_arrays(self) -> dict[str, np.ndarray]:
-        """State of the gradient all-reduce for a checkpoint, after `share_error`."""
-        error = self.data_parallel.error
-        return {} if error is None else {ROUNDED_AWAY: self.optimizer.parameters.to_file(error)}
-
-    def restore_exchange(self, arrays: dict[str, np.ndarray]) -> None:
-        """The inverse of `exchange_arrays`; other runs' checkpoints have none."""
-        if ROUNDED_AWAY in arrays:
-            self.data_parallel.restore_error(self.optimizer.parameters.from_file(arrays[ROUNDED_AWAY]))
 
     def evaluate(self, batches: Sequence[Batch], progress: Callable[[int], None] | None = None) -> float:
         """The loss of `measure`."""
