@@ -223,7 +223,7 @@ def data_case(rng: Random, groups: Groups) -> Case:
 
 def preference_case(rng: Random, groups: Groups) -> Case:
     """Pairs and labels; now and then those that another objective is for."""
-    objective = rng.choice(("dpo", "orpo", "kto"))
+    objective = rng.choice(("dpo", "orpo", "kto", "simpo"))
     argv = [*FINETUNE, "--objective", objective, "--max-steps", "1", "--seq-len", rng.choice(("16", "64"))]
     argv += ["--batch-size", "2"] if objective == "kto" or rng.random() < 0.5 else []
     argv += rng.choice(([], [], ["--beta", "3"], ["--on-bad-line", "stop"], ["--eval-fraction", "0.5"]))

@@ -17,6 +17,7 @@ from wgrad.hip.gemm_plan import DECODED_IN_PRODUCTS
 from wgrad.train.model.families import FAMILIES
 from wgrad.train.model.model_config import load_model_config
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.objectives import OBJECTIVES, SFT
 from wgrad.train.plan.plan import plan_run
 
 COMPUTE_UNITS = {"gfx90a": 104, "gfx942": 304, "gfx1100": 96, "gfx1201": 64}  # of the cards
@@ -31,7 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"checkpointing": True},
     {"seq_len": 1200, "batch_size": 1},
 ]
-OBJECTIVES: list[dict[str, Any]] = [{"objective": name} for name in ("dpo", "orpo", "kto")]  # of one model
+PREFERENCES: list[dict[str, Any]] = [{"objective": name} for name in OBJECTIVES if name != SFT]  # of one model
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
     for model in models:
         for compute in COMPUTES:
             several = OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]
-            for more in [*several, *(OBJECTIVES if model.name == "0" else [])]:
+            for more in [*several, *(PREFERENCES if model.name == "0" else [])]:
                 options = {"rank": 3, "seq_len": 40, "batch_size": 2, "accumulate": 2, "compute": compute, **more}
                 plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
                 assert plan is not None

@@ -24,6 +24,7 @@ NEEDED: dict[str, Any] = {"model": "m", "data": ("d",), "out": "o"}
 BESIDE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("early_stop", "keep_best"), {"eval_every": 3}),
     **dict.fromkeys(("beta", "label_smoothing"), {"objective": "dpo"}),
+    "simpo_gamma": {"objective": "simpo"},
     **dict.fromkeys(("desirable_weight", "undesirable_weight"), {"objective": "kto", "batch_size": 2}),
 }
 
@@ -185,7 +186,7 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"keep_best": 2}, "--keep-best: goes by the measures of --eval-every"),
         ({"eval_every": 2, "eval_fraction": 0}, "--eval-every: nothing is held out: give --eval-data, or"),
         ({"sample_prompt": 3}, "--sample-prompt: expected a list of texts, got 3$"),
-        ({"objective": "ppo"}, "--objective: must be one of sft, dpo, orpo, kto; got 'ppo'"),
+        ({"objective": "ppo"}, "--objective: must be one of sft, dpo, orpo, kto, simpo; got 'ppo'"),
         ({"lr_sweep": "1e-4,x"}, "--lr-sweep: expected a list of numbers, got '1e-4,x': for example 1e-4,3e-4"),
         ({"lr_sweep": [1e-4, "inf"]}, "--lr-sweep: expected a list of numbers"),
         ({"lr_sweep": "1e-4"}, "--lr-sweep: must be two or more numbers above 0; got 0.0001"),

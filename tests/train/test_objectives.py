@@ -19,7 +19,7 @@ from tests.train.test_loop import trainer_for
 from wgrad.autograd.bind import bind
 from wgrad.autograd.ops.optimizer import STATE_SIZE
 from wgrad.autograd.reference import ReferenceDevice
-from wgrad.autograd.tensor import Tensor, no_grad
+from wgrad.autograd.tensor import Tensor, is_recording, no_grad
 from wgrad.device.contract import Device
 from wgrad.train.commands.cli import main
 from wgrad.train.data.packing import Batch, BatchStream, Document, Example, Pair, eval_batches
@@ -89,6 +89,8 @@ def expected(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     assert labels is not None
     if config.objective == "orpo":
         return odds_ratio(trainer, batch)
+    if config.objective == "simpo":
+        return simple_preference(trainer, batch)
     rewards = rewards_of(batch)
     if config.objective == "kto":
         assert batch.mismatched is not None
@@ -102,10 +104,21 @@ def expected(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return losses * (labels[: config.batch_size] > 0), rewards
 
 
+def mean_log_probs(trainer: Trainer, batch: Batch) -> np.ndarray:
+    lengths = np.maximum((batch.targets >= 0).sum(axis=1), 1)
+    return token_log_probs(trainer, batch).sum(axis=1) / lengths
+
+
+def simple_preference(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    rewards = trainer.config.beta * mean_log_probs(trainer, batch)
+    z = rewards[: trainer.config.batch_size] - rewards[trainer.config.batch_size :] - trainer.config.simpo_gamma
+    there = np.any(batch.targets >= 0, axis=1)[: trainer.config.batch_size]
+    return softplus(-z) * there, rewards
+
+
 def odds_ratio(trainer: Trainer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Of orpo, without the cross-entropy of the chosen texts, which `check` adds."""
-    lengths = np.maximum((batch.targets >= 0).sum(axis=1), 1)
-    mean = token_log_probs(trainer, batch).sum(axis=1) / lengths
+    mean = mean_log_probs(trainer, batch)
     log_odds = (mean - np.log1p(-np.exp(np.minimum(mean, -1e-9)))).reshape(2, -1)
     there = np.any(batch.targets >= 0, axis=1)[: trainer.config.batch_size]
     return trainer.config.beta * softplus(log_odds[1] - log_odds[0]) * there, trainer.config.beta * mean
@@ -134,6 +147,7 @@ def trained(trainer: Trainer, stream: BatchStream, steps: int = 3) -> None:
 FORMULAS: list[dict[str, Any]] = [
     {"objective": "dpo", "label_smoothing": 0.2},
     {"objective": "orpo"},
+    {"objective": "simpo", "beta": 2.0, "simpo_gamma": 0.7},
     {"objective": "kto", "desirable_weight": 1.5, "undesirable_weight": 0.7, "batch_size": 3},
 ]
 
@@ -187,7 +201,60 @@ def test_odds_of_likely_answers(make_checkpoint: Any, cpu: Device) -> None:
     assert trainer.objective.loss(trainer.inputs).numpy()[0] == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def closed_form(config: RunOptions, batch: Batch, losses: np.ndarray, reference: np.ndarray) -> float:
+    """The sum over a micro-batch, from the losses of its tokens [rows, tokens] in float64."""
+    assert batch.labels is not None
+    answers, size = batch.targets >= 0, config.batch_size
+    there = batch.labels[:size] != 0
+    log_probs, kept = -(losses * answers).sum(axis=1), -(reference * answers).sum(axis=1)
+    if config.objective == "kto":
+        weights = np.where(batch.labels > 0, config.desirable_weight, config.undesirable_weight) * there
+        return float((weights / (1 + np.exp(batch.labels * config.beta * (log_probs - kept)))).sum())
+    mean = log_probs / np.maximum(answers.sum(axis=1), 1)
+    if config.objective == "simpo":
+        z = config.beta * (mean[:size] - mean[size:]) - config.simpo_gamma
+        return float((softplus(-z) * there).sum())
+    if config.objective == "orpo":
+        odds = (mean - np.log1p(-np.exp(np.minimum(mean, -1e-9)))).reshape(2, -1)
+        texts = batch.positions[:size, 1:] > 0
+        of_texts = (losses[:size, :-1] * texts).sum() / texts.sum() * there.sum()
+        return float(of_texts + config.beta * (softplus(odds[1] - odds[0]) * there).sum())
+    z = config.beta * np.subtract(*(log_probs - kept).reshape(2, -1))
+    smoothing = config.label_smoothing
+    robust = ((1 - smoothing) * softplus(-z) - smoothing * softplus(z)) / (1 - 2 * smoothing)
+    return float((robust * there).sum())
+
+
+@pytest.mark.parametrize("options", FORMULAS)
+def test_gradients_are_central_differences(options: dict, make_checkpoint: Any, cpu: Device) -> None:
+    """Those of the losses of tokens, in float64, of a micro-batch that is not full."""
+    trainer, _ = trainer_of(make_checkpoint(), cpu, **options)
+    batch = eval_batches(examples(options["objective"], 5), trainer.config)[-1]
+    trainer.objective.begin([batch])
+    trainer._write(batch)
+    generator, shape = np.random.default_rng(1), batch.targets.shape
+    counted = trainer.objective.targets(batch) >= 0
+    losses, reference = (counted * generator.uniform(0.05, 0.6, shape) for _ in range(2))
+    leaf = Tensor(cpu.upload(losses.astype(np.float32).reshape(-1)), cpu, requires_grad=True)
+    constant = Tensor(cpu.upload(reference.astype(np.float32).reshape(-1)), cpu)
+    fake: Any = lambda inputs: leaf if is_recording() else constant  # noqa: E731
+    trainer.model.token_losses = fake  # type: ignore[method-assign]
+    loss = trainer.objective.loss(trainer.inputs)
+    loss.backward()
+    assert leaf.grad is not None
+    found, step = cpu.download(leaf.grad).reshape(shape), 1e-6
+    assert loss.numpy()[0] == pytest.approx(closed_form(trainer.config, batch, losses, reference), rel=1e-5)
+    wanted = np.zeros(shape)
+    for place in zip(*np.nonzero(counted)):
+        for sign in (1, -1):
+            moved = losses.copy()
+            moved[place] += sign * step
+            wanted[place] += sign * closed_form(trainer.config, batch, moved, reference) / (2 * step)
+    assert np.count_nonzero(wanted) >= np.count_nonzero(batch.targets >= 0)
+    np.testing.assert_allclose(found[counted], wanted[counted], rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "simpo"])
 def test_a_step_is_the_same_however_it_is_split_and_padded(objective: str, make_checkpoint: Any, cpu: Device) -> None:
     folder, results = make_checkpoint(), []
     for size, accumulate, length in ((8, 1, 21), (2, 4, 21), (3, 3, 21), (4, 2, 37)):

@@ -78,7 +78,7 @@ def ours(
 
 def module_of(kind: str) -> Any:
     """Where TRL keeps a trainer."""
-    return importlib.import_module("trl.experimental.orpo") if kind == "ORPO" else trl
+    return importlib.import_module(f"trl.experimental.{kind.lower()}") if kind in ("ORPO", "CPO") else trl
 
 
 def theirs(kind: str, folder: Path, start: Path, records: list[dict[str, Any]], out: Path, **options: Any) -> Any:
@@ -166,6 +166,22 @@ def test_orpo(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     found, lines = ours(folder, data, cpu, tmp_path / "start", objective="orpo", beta=0.3)
     ordered = [records[line - 1] for line in lines]
     trainer = theirs("ORPO", folder, tmp_path / "start", ordered, tmp_path / "theirs", beta=0.3)
+    compare(found, trainer, ["loss", *PAIR_METRICS])
+
+
+@pytest.mark.parametrize("bos", [None, "<|end|>"])
+def test_simpo(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | None) -> None:
+    """TRL has it as a loss of CPO without its cross-entropy, of texts with bos and eos."""
+    folder = make_checkpoint(num_hidden_layers=1)
+    if bos:
+        add_settings(folder, bos_token=bos)
+    records = pairs()
+    data = write_lines(tmp_path / "data.jsonl", records)
+    options = {"beta": 2.0, "simpo_gamma": 0.6}
+    found, lines = ours(folder, data, cpu, tmp_path / "start", objective="simpo", **options)
+    ordered = [records[line - 1] for line in lines]
+    options |= {"loss_type": "simpo", "cpo_alpha": 0.0}
+    trainer = theirs("CPO", folder, tmp_path / "start", ordered, tmp_path / "theirs", **options)
     compare(found, trainer, ["loss", *PAIR_METRICS])
 
 

@@ -109,7 +109,7 @@ def test_labels(kind: str, tokenizer: Tokenizer, write_lines: Any, tmp_path: Pat
         ("dpo", {"prompt": [ASK], "chosen": [YES], "rejected": "b"}, "'prompt' and 'rejected' must both be text, or"),
         ("dpo", {"chosen": [YES], "rejected": [NO]}, "begin with no message in common"),
         ("dpo", {"chosen": "a", "rejected": [NO]}, "'chosen' and 'rejected' must both be text, or both lists"),
-        ("sft", PAIR, "'chosen' and 'rejected' are a preference: give --objective dpo, orpo or kto"),
+        ("sft", PAIR, "'chosen' and 'rejected' are a preference: give --objective dpo, orpo, kto or simpo"),
         ("sft", {"prompt": "a", "completion": "b", "label": False}, "--objective sft would learn all alike: give"),
         ("sft", {"prompt": "a", "completion": "b", "label": 0}, "--objective sft would learn all alike: give"),
         ("sft", {"prompt": "a", "completion": "b", "label": "1"}, "--objective sft would learn all alike: give"),

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from wgrad.train.options.options import ABOVE_0, NOT_NEGATIVE, Options, option
 
-ObjectiveName = Literal["sft", "dpo", "orpo", "kto"]
+ObjectiveName = Literal["sft", "dpo", "orpo", "kto", "simpo"]
 SFT, *_ = get_args(ObjectiveName)
 
 
@@ -59,6 +59,12 @@ OBJECTIVES = {
         reference=True,
         mismatched=True,
     ),
+    "simpo": Objective(
+        "prefers 'chosen' to 'rejected' by the mean of a token, without a reference",
+        "pairs",
+        ("beta", "simpo_gamma"),
+        framed=True,
+    ),
 }
 
 
@@ -80,7 +86,8 @@ class ObjectiveOptions(Options):
     )
     beta: float = of_objective(
         0.1,
-        "dpo, kto: larger stays closer to the base model; orpo: weight of the odds ratio (its lambda)",
+        "dpo, kto: larger stays closer to the base model; orpo: weight of the odds ratio (its lambda); simpo: scale of "
+        "the reward, 2 to 10 in its paper",
         rule=ABOVE_0,
         metavar="B",
     )
@@ -89,6 +96,12 @@ class ObjectiveOptions(Options):
         "dpo: probability that chosen and rejected are the wrong way round (robust DPO)",
         rule=("must be at least 0 and below 0.5", lambda v: 0 <= v < 0.5),
         metavar="P",
+    )
+    simpo_gamma: float = of_objective(
+        0.5,
+        "simpo: margin by which the reward of chosen is to exceed that of rejected",
+        rule=NOT_NEGATIVE,
+        metavar="G",
     )
     desirable_weight: float = of_objective(
         1.0, "kto: weight of examples whose label is true", rule=NOT_NEGATIVE, metavar="W"

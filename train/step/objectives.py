@@ -2,8 +2,8 @@
 
 An objective's loss is the sum over the units of a micro-batch (target tokens; pairs; examples), which the trainer
 divides by those of the whole step. The reference of dpo and kto is the model with its adapter off.
-Source: DPO (arXiv 2305.18290), robust DPO (2403.00409), ORPO (2403.07691), KTO (2402.01306); as TRL computes them
-(tests/train/test_oracle_preferences.py).
+Source: DPO (arXiv 2305.18290), robust DPO (2403.00409), ORPO (2403.07691), KTO (2402.01306), SimPO (2405.14734);
+as TRL computes them (tests/train/test_oracle_preferences.py).
 """
 
 from __future__ import annotations
@@ -141,9 +141,11 @@ class Pairs(Preference):
         for target, array in enumerate((self._first, self._second)):
             self.device.write(array, np.where(there, target, IGNORE_INDEX).astype(np.int32))
 
-    def _prefer(self, values: Tensor, alpha: float, targets: Array) -> Tensor:
-        """[1]: the sum over pairs of -log sigmoid(alpha * (that of chosen - that of rejected)), values [rows, 1]."""
-        return F.linear_cross_entropy(F.gemm(self._difference, values, alpha=alpha), self._logits, targets)
+    def _prefer(self, values: Tensor, alpha: float, targets: Array, offset: Array | None = None) -> Tensor:
+        """[1]: the sum over pairs of -log sigmoid(alpha * (that of chosen - that of rejected) + offset), values
+        [rows, 1], offset [pairs, 1]."""
+        z = F.gemm(self._difference, values, alpha=alpha)
+        return F.linear_cross_entropy(z if offset is None else F.add(z, offset), self._logits, targets)
 
     def sums(self, scores: np.ndarray) -> np.ndarray:
         columns, pairs = self._columns_of(scores), self.config.batch_size
@@ -193,15 +195,46 @@ class DirectPreference(Pairs):
         return F.add(F.scale(loss, (1 - smoothing) / rest), F.scale(flipped, -smoothing / rest))
 
 
-class OddsRatio(Pairs):
-    """orpo: cross-entropy of the chosen text, prompt included, and the odds ratio of mean log-probabilities."""
+class _ByMean(Pairs):
+    """Losses of the mean log-probability of an answer's tokens."""
 
     columns = 2
 
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
-        shape = (self.rows, config.seq_len)
-        self._of_answer, self._of_chosen = self.device.zeros(shape), self.device.zeros(shape)  # weights of tokens
+        self._of_answer = self.device.zeros((self.rows, config.seq_len))  # weights of tokens
+
+    def write(self, batch: Batch) -> None:
+        super().write(batch)
+        answers = batch.targets != IGNORE_INDEX
+        lengths = np.maximum(answers.sum(axis=1, keepdims=True), 1)
+        self.device.write(self._of_answer, (answers / lengths).astype(np.float32))
+
+    def _mean(self, losses: Tensor) -> Tensor:
+        """[rows, 1], kept in the scores. losses: [rows, seq_len], of tokens."""
+        mean = F.gemm(F.mul(losses, self._of_answer), self._ones, alpha=-1.0)
+        self.device.copy(mean.data, self._column(1))
+        return mean
+
+
+class SimplePreference(_ByMean):
+    """simpo: the reward is beta times the mean, and that of chosen is to exceed the other's by a margin."""
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        super().__init__(model, config)
+        self._margin = self.device.upload(np.full((config.batch_size, 1), -config.simpo_gamma, np.float32))
+
+    def loss(self, inputs: Inputs) -> Tensor:
+        mean = self._mean(self.model.token_losses(inputs).reshape(self.rows, -1))
+        return self._prefer(mean, self.config.beta, self._first, self._margin)
+
+
+class OddsRatio(_ByMean):
+    """orpo: cross-entropy of the chosen text, prompt included, and the odds ratio of mean log-probabilities."""
+
+    def __init__(self, model: Model, config: RunOptions) -> None:
+        super().__init__(model, config)
+        self._of_chosen = self.device.zeros((self.rows, config.seq_len))  # weights of tokens
         self._each = 0.0  # weight of a token of a chosen text
 
     def begin(self, batches: Sequence[Batch]) -> None:
@@ -211,10 +244,8 @@ class OddsRatio(Pairs):
 
     def write(self, batch: Batch) -> None:
         super().write(batch)
-        answers, chosen = batch.targets != IGNORE_INDEX, _all_targets(batch) != IGNORE_INDEX
+        chosen = _all_targets(batch) != IGNORE_INDEX
         chosen[self.config.batch_size :] = False
-        lengths = np.maximum(answers.sum(axis=1, keepdims=True), 1)
-        self.device.write(self._of_answer, (answers / lengths).astype(np.float32))
         self.device.write(self._of_chosen, (self._each * chosen).astype(np.float32))
 
     def targets(self, batch: Batch) -> np.ndarray:
@@ -223,9 +254,7 @@ class OddsRatio(Pairs):
 
     def loss(self, inputs: Inputs) -> Tensor:
         losses = self.model.token_losses(inputs).reshape(self.rows, -1)
-        mean = F.gemm(F.mul(losses, self._of_answer), self._ones, alpha=-1.0)
-        self.device.copy(mean.data, self._column(1))
-        preferred = self._prefer(F.log_odds(mean), 1.0, self._first)
+        preferred = self._prefer(F.log_odds(self._mean(losses)), 1.0, self._first)
         return F.add(F.sum(F.mul(losses, self._of_chosen)), F.scale(preferred, self.config.beta))
 
 
@@ -303,7 +332,13 @@ class Kto(Preference):
 
 
 # By the names of train/options/objectives.py.
-LOSSES: dict[str, type[Loss]] = {SFT: Loss, "dpo": DirectPreference, "orpo": OddsRatio, "kto": Kto}
+LOSSES: dict[str, type[Loss]] = {
+    SFT: Loss,
+    "dpo": DirectPreference,
+    "orpo": OddsRatio,
+    "kto": Kto,
+    "simpo": SimplePreference,
+}
 
 
 def make_loss(model: Model, config: RunOptions) -> Loss:
