@@ -177,7 +177,7 @@ def test_simpo(make_checkpoint: Any, cpu: Device, tmp_path: Path, bos: str | Non
         add_settings(folder, bos_token=bos)
     records = pairs()
     data = write_lines(tmp_path / "data.jsonl", records)
-    options = {"beta": 2.0, "simpo_gamma": 0.6}
+    options: dict[str, Any] = {"beta": 2.0, "simpo_gamma": 0.6}
     found, lines = ours(folder, data, cpu, tmp_path / "start", objective="simpo", **options)
     ordered = [records[line - 1] for line in lines]
     options |= {"loss_type": "simpo", "cpo_alpha": 0.0}
