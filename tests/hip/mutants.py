@@ -99,7 +99,7 @@ class Checkout:
     def run(self, tests: tuple[str, ...]) -> tuple[int, str]:
         """pytest's exit status, negative where a signal or SECONDS ended it, and its last words."""
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), "WGRAD_EMULATOR_DIR": str(self.objects)}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "--all", "-p", "no:cacheprovider", *tests]
         try:
             done = subprocess.run(
                 command, cwd=self.root, env=environment, timeout=SECONDS, capture_output=True, text=True
