@@ -38,8 +38,8 @@
 #else
 #define GPU_FN inline
 #endif
-// A matrix instruction is one function: inlined into each unrolled step, it is most of what is compiled. What it does in
-// memory is the emulator's, and not counted.
+// A matrix instruction is a function of its own: in each unrolled step it would be most of what is compiled. What it
+// does in memory is the emulator's, and not counted.
 #define GPU_UNIT __attribute__((noinline, no_sanitize("coverage"))) inline
 #define GPU_STRING_(x) #x
 #define GPU_STRING(x) GPU_STRING_(x)
@@ -155,7 +155,8 @@ GPU_FN float number(short x) {
 
 // Matrix product of a wave: `row(lane, r)` is the row of a result register; `place` says where A[i][k] lies.
 template <class E, class V, class C, class Row, class Place>
-GPU_UNIT C product(unsigned kind, V a, V b, C c, unsigned side, unsigned depth, unsigned results, Row row, Place place) {
+GPU_UNIT C product(unsigned kind, V a, V b, C c, unsigned side, unsigned depth, unsigned results, Row row,
+                   Place place) {
   struct {
     V a, b;
   } mine = {a, b};
