@@ -7,7 +7,7 @@ OUT ?= out/proverbs
 MODEL ?= examples/base_model
 DATA ?= examples/data/proverbs.jsonl
 DEVICE ?= auto
-# More options for the run, such as FLAGS="--max-steps 20 --rank 8".
+# More options for the run, such as FLAGS="--max-steps 20 --lora-r 8".
 FLAGS ?=
 # Where pip finds a CPU build of torch, if it is not where pip looks anyway (tests only; wgrad itself needs no torch).
 TORCH_INDEX ?=
@@ -25,7 +25,7 @@ export XDG_RUNTIME_DIR ?= /tmp
 
 help:
 	@echo 'make finetune   fine-tune examples/base_model on examples/data (into $(OUT)); goes on where it was stopped'
-	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --rank 8"'
+	@echo '                yours: MODEL=DIR_OR_HUB_ID DATA=FILE OUT=DIR DEVICE=auto FLAGS="--max-steps 20 --lora-r 8"'
 	@echo 'make test       set up what the tests need and run them all'
 	@echo 'make test-all   those, sweeps over more sizes and dtypes, and a real pre-trained model'
 	@echo 'make test-fast  a part of them that takes a minute or two, and what failed last time (PYTEST_FLAGS=--lf: only that)'
@@ -40,7 +40,7 @@ help:
 finetune: install vulkan
 	@$(VENV)/bin/wgrad finetune --model $(MODEL) --data $(DATA) --out $(OUT) --device $(DEVICE) \
 	    $(if $(wildcard $(OUT)/config.yaml),--resume) \
-	    --epochs 3 --seq-len 128 --batch-size 8 --accumulate 1 --lr 2e-3 --eval-fraction 0.1 --log-every 5 $(FLAGS)
+	    --epochs 3 --max-length 128 --batch-size 8 --gradient-accumulation-steps 1 --learning-rate 2e-3 --eval-fraction 0.1 --logging-steps 5 $(FLAGS)
 
 install: $(VENV)/installed
 

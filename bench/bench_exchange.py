@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=0, help="micro-batches of a step in `strong`; 0: leave it out")
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
-    args.compute, args.seq_len = "none", 2048
+    args.compute, args.max_length = "none", 2048
     with open_world() as world, world.sharing_errors():
         device = Waiting()
         report: Any = Report("exchange", device, args.out) if world.is_main_process else Silent()

@@ -1,6 +1,6 @@
 """LoRA's products on matrix units as they occur in one step of a model: microseconds each, milliseconds a step.
 
-    python bench/bench_lora.py [--shapes llama-3.2-1b,...] [--batch 1,4] [--seq-len 2048]
+    python bench/bench_lora.py [--shapes llama-3.2-1b,...] [--batch 1,4] [--max-length 2048]
 
 The products are those of a dry run (bench_train.py's step; 1B and 8B make their layers again). Each is launched many
 times in one pass between two timestamps, on operands that together are larger than any cache; the median of five
@@ -108,14 +108,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="smollm2-135m,llama-3.2-1b,llama-3.1-8b")
     parser.add_argument("--batch", default="1", help="rows of a step, each a step of its own")
-    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--bandwidth", type=float, default=4300.0, help="of the device's memory, GB/s")
     args = parser.parse_args()
     steps: dict[str, Counter[Key]] = {}
     for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
-        found = steps.setdefault(f"{name}, {batch} x {args.seq_len}", Counter())
+        found = steps.setdefault(f"{name}, {batch} x {args.max_length}", Counter())
         with noted(found):
-            count(name, args.seq_len, "float16", True, batch=batch, checkpointing=name != "smollm2-135m")
+            count(name, args.max_length, "float16", True, batch=batch, checkpointing=name != "smollm2-135m")
     device: Any = bind(WgpuDevice)()
     pool, timer = device.zeros((POOL_BYTES // 2,), np.float16), Pass(device)
     recordings = {

@@ -1,7 +1,7 @@
 """One card beside several: weak and strong scaling of QLoRA steps over ranks, and the time of each part of a step.
 
     mpirun -n 2 --bind-to none python bench/bench_ranks.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b]
-        [--compute float16] [--seq-len 2048] [--seconds 500] [--out FILE]
+        [--compute float16] [--max-length 2048] [--seconds 500] [--out FILE]
 
 Random weights, settings as in bench_train.py; each rank takes the next card of its host. Of each shape:
 
@@ -162,9 +162,9 @@ class Bench:
     def __init__(self, name: str, world: World, device: Any, args: argparse.Namespace, report: Any) -> None:
         self.name, self.world, self.device, self.args, self.report = name, world, device, args, report
         self.shape, self.first = SHAPES[name], 0
-        trainer, self.parameters = build(self.shape, args.seq_len, device, args.compute)
+        trainer, self.parameters = build(self.shape, args.max_length, device, args.compute)
         self.model, self.optimizer = trainer.model, trainer.optimizer
-        self.options = replace(trainer.config, accumulate=max(world.size, args.micro))
+        self.options = replace(trainer.config, gradient_accumulation_steps=max(world.size, args.micro))
         self.sizes = [4 * (bucket.end - bucket.begin) for bucket in buckets_of(self.parameters)]
 
     def trainer(self, world: World) -> Trainer:
@@ -174,13 +174,13 @@ class Bench:
 
     def steps(self, micro: int, count: int = SETTLE_STEPS + SAMPLES * TIMED_STEPS) -> list[Step]:
         self.first += count
-        return steps_of(count, self.first, self.args.seq_len, self.shape.vocab, micro)
+        return steps_of(count, self.first, self.args.max_length, self.shape.vocab, micro)
 
     def row(self, what: str, micro: int, seconds: float, spread: float, **more: Any) -> None:
         args = self.args
-        rate = micro * args.seq_len / seconds
+        rate = micro * args.max_length / seconds
         self.report.row(what=what, work=self.name, compute=args.compute, ranks=self.world.size, micro=micro,
-                        seq_len=args.seq_len, ms_per_step=1e3 * seconds, spread=spread, tokens_per_second=rate,
+                        seq_len=args.max_length, ms_per_step=1e3 * seconds, spread=spread, tokens_per_second=rate,
                         **more)  # fmt: skip
 
     def run(self) -> None:
@@ -214,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="smollm2-135m,llama-3.2-1b,llama-3.1-8b")
     parser.add_argument("--compute", default="float32")
-    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--micro", type=int, default=8, help="micro-batches of a step in `strong`; 0: leave it out")
     parser.add_argument("--seconds", type=float, default=500.0, help="no further shape is begun after so long")
     parser.add_argument("--out", default=None)

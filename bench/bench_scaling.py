@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--model", default="llama-3.2-1b", help="whose batch and length change")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--seq-len", type=int, default=2048, help="where the batch or the model changes")
+    parser.add_argument("--max-length", type=int, default=2048, help="where the batch or the model changes")
     parser.add_argument("--dry", action="store_true", help="plan only, for a large card: no GPU is needed")
     parser.add_argument("--seconds", type=float, default=480.0, help="of timing, in all")
     parser.add_argument("--out", default=None)
@@ -103,7 +103,7 @@ def main() -> None:
     device = bind(WgpuDevice)(args.device)
     dry = args.dry or device.software
     report, end, rate = Report("scaling", device, args.out), time.monotonic() + args.seconds, 5e12
-    for what, point in points(args.model, tuple(args.models.split(",")), args.seq_len):
+    for what, point in points(args.model, tuple(args.models.split(",")), args.max_length):
         card = counting_device(args.compute == "float16") if dry else device.dry_run()
         flop, peak = planned(point, card, args.compute)
         row = {"what": what, "model": point[0], "batch": point[1], "seq_len": point[2], "compute": args.compute,

@@ -46,7 +46,10 @@ BLOCK_BYTES = 16 << 20
 SAMPLES = 3
 TOKENS = 1024  # of the example's tokenizer
 # Of two steps, so that the line of the first does not wait until the run has been saved.
-TRAIN = "--max-steps 2 --seq-len 512 --batch-size 1 --accumulate 1 --log-every 1 --eval-fraction 0 --no-sample".split()
+TRAIN = (
+    "--max-steps 2 --max-length 512 --batch-size 1 --gradient-accumulation-steps "
+    "1 --logging-steps 1 --eval-fraction 0 --no-sample".split()
+)
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Tokens/s with the frozen weights in main memory against those on the device, and the host link beside them.
 
-    python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--seq-len 8192] [--out FILE]
+    python bench/bench_streaming.py [--works llama-3.1-8b:3GiB,llama-3.1-70b:16GiB] [--max-length 8192] [--out FILE]
     python bench/bench_streaming.py --dry [--works ...] [--matrix-units] [--peak-by-part]
 
 A work is a shape and the limit that its pool is held to. A step is bench_train.py's: one row of so many tokens, NF4
@@ -126,32 +126,33 @@ def open_card(device: str | None) -> Any:
 
 
 def bench(name: str, limit: int, args: argparse.Namespace, report: Report) -> None:
-    steps = Steps(name, args.seq_len, args.compute, open_card(args.device), limit, True)
+    steps = Steps(name, args.max_length, args.compute, open_card(args.device), limit, True)
     weights, device = steps.trainer.model.weights, steps.device
     assert isinstance(weights, StreamedWeights)
-    row: dict[str, Any] = {"work": name, "compute": args.compute, "seq_len": args.seq_len, "limit_gib": limit / GIB}
+    row: dict[str, Any] = {"work": name, "compute": args.compute, "seq_len": args.max_length, "limit_gib": limit / GIB}
     seconds, spread, losses = steps.measure()
     memory = device.memory()
     device.limit_memory(None)
     link = link_gb_per_second(device, weights)
     copied = bytes_a_step(weights) / seconds / 1e9
     row |= {
-        "link_gb_per_second": link, "streamed_tokens_per_second": args.seq_len / seconds, "streamed_ms": 1e3 * seconds,
+        "link_gb_per_second": link, "streamed_tokens_per_second": args.max_length / seconds,
+        "streamed_ms": 1e3 * seconds,
         "spread": spread, "weight_gb_per_second": copied, "share_of_link": copied / link,
         "peak_gib": memory.peak_bytes / GIB, "reserved_gib": memory.peak_reserved_bytes / GIB,
         "host_gib": device.host_memory().peak_bytes / GIB,
     }  # fmt: skip
     del steps, weights, device
     if name in args.resident.split(","):
-        there = Steps(name, args.seq_len, args.compute, open_card(args.device), None, False)
+        there = Steps(name, args.max_length, args.compute, open_card(args.device), None, False)
         seconds, spread, _ = there.measure()
         row |= {
-            "resident_tokens_per_second": args.seq_len / seconds, "resident_ms": 1e3 * seconds,
-            "ratio": row["streamed_tokens_per_second"] * seconds / args.seq_len,
+            "resident_tokens_per_second": args.max_length / seconds, "resident_ms": 1e3 * seconds,
+            "ratio": row["streamed_tokens_per_second"] * seconds / args.max_length,
             "resident_peak_gib": there.device.memory().peak_bytes / GIB,
         }  # fmt: skip
         del there
-        alike = Steps(name, args.seq_len, args.compute, open_card(args.device), limit, False, held=False)
+        alike = Steps(name, args.max_length, args.compute, open_card(args.device), limit, False, held=False)
         alike.run(SETTLE_STEPS)
         row["same_bits"] = np.array_equal(losses[:SETTLE_STEPS], alike.trainer.read_history()[:, 0])
     report.row(**row)
@@ -175,12 +176,12 @@ def dry(name: str, limit: int, args: argparse.Namespace) -> None:
     for held, words in ((limit, f"held to {limit / GIB:.3g} GiB"), (None, "without a limit")):
         device, ends = counting_device(args.matrix_units), "it fits"
         try:
-            run_dry(name, args.seq_len, args.compute, device, held)
+            run_dry(name, args.max_length, args.compute, device, held)
         except OutOfMemory as error:
             ends = str(error)
         memory = device.memory()
         print(
-            f"{name}, {args.compute}, {args.seq_len} tokens, {words}: {memory.peak_bytes / GIB:.3f} GiB in use, "
+            f"{name}, {args.compute}, {args.max_length} tokens, {words}: {memory.peak_bytes / GIB:.3f} GiB in use, "
             f"{memory.peak_reserved_bytes / GIB:.3f} reserved, {device.host_memory().peak_bytes / GIB:.2f} in main "
             f"memory: {ends}"
         )
@@ -203,7 +204,7 @@ def main() -> None:
     parser.add_argument("--works", default="llama-3.1-8b:3GiB,llama-3.1-70b:16GiB")
     parser.add_argument("--resident", default="llama-3.1-8b,tiny", help="shapes that are run on the device as well")
     parser.add_argument("--compute", default="float16")
-    parser.add_argument("--seq-len", type=int, default=8192)
+    parser.add_argument("--max-length", type=int, default=8192)
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--matrix-units", action="store_true", help="with --dry: for a card on which they are enabled")
     parser.add_argument("--peak-by-part", action="store_true", help="with --dry: what is alive when most is in use")

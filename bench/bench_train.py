@@ -1,7 +1,7 @@
 """Tokens/s and memory of whole QLoRA steps on the shapes of known models, with random weights.
 
     python bench/bench_train.py [--shapes smollm2-135m,llama-3.2-1b,llama-3.1-8b] [--batch 1,8] [--profile] [--out FILE]
-        [--checkpointing] [--offload-checkpoints [N]] [--keep-attention] [--int8-products]
+        [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--int8-matmul]
 
 Settings: NF4 with double quantisation, r = 16 on all seven projections, AdamW; as they are left: sequence length 2048,
 batch 1, float32 compute. A step is what the training loop does: one micro-batch (recorded, replayed) and one update.
@@ -105,9 +105,9 @@ def shape_of(name: str, checkpointing: bool) -> Shape:
 
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
     """Settings that take less or more memory than the shapes' own."""
-    parser.add_argument("--checkpointing", action="store_true", help="recompute the layers of every shape")
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute the layers of every shape")
     parser.add_argument(
-        "--offload-checkpoints",
+        "--offload-activations",
         nargs="?",
         const=True,
         default=False,
@@ -179,8 +179,8 @@ def build(
     """memory_limit: for the choices that hang on it; the device is not held to it here."""
     config = parse_model_config(shape.config())
     options = RunOptions(
-        batch_size=batch, accumulate=1, seq_len=seq_len, log_every=100, compute=compute,
-        checkpointing=shape.checkpointing, offload_checkpoints=offload, keep_attention=keep_attention or None,
+        batch_size=batch, gradient_accumulation_steps=1, max_length=seq_len, logging_steps=100, compute=compute,
+        gradient_checkpointing=shape.checkpointing, offload_activations=offload, keep_attention=keep_attention or None,
         memory_limit=memory_limit,
     )  # fmt: skip
     weights = make_weights(config, device)
@@ -213,8 +213,8 @@ def random_step(index: int, seq_len: int, vocab: int, batch: int = 1) -> Step:
 
 
 def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device: WgpuDevice, report: Report) -> None:
-    offload, seq_len = args.offload_checkpoints, args.seq_len
-    shape = shape_of(name, args.checkpointing or bool(offload))
+    offload, seq_len = args.offload_activations, args.max_length
+    shape = shape_of(name, args.gradient_checkpointing or bool(offload))
     keep = args.keep_attention
     trainer, parameters = build(shape, seq_len, device, compute, batch=batch, offload=offload, keep_attention=keep)
     index = 0
@@ -240,7 +240,7 @@ def bench(name: str, batch: int, args: argparse.Namespace, compute: str, device:
     report.row(
         work=name, stack="wgrad", compute=compute, batch=batch, seq_len=seq_len, checkpointing=shape.checkpointing,
         offload_checkpoints=offload, layers=shape.layers, attention_kept=trainer.model.keep_attention,
-        int8_products=args.int8_products,
+        int8_products=args.int8_matmul,
         tokens_per_second=batch * seq_len / seconds, ms_per_step=1e3 * seconds, spread=spread,
         peak_gib=memory.peak_bytes / GIB, reserved_gib=memory.peak_reserved_bytes / GIB,
         fragmentation=memory.fragmentation, dispatches=dispatches, trainable=parameters.count,
@@ -305,11 +305,11 @@ def main() -> None:
     parser.add_argument("--shapes", default="smollm2-135m,llama-3.2-1b,llama-3.1-8b")
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--batch", default="1", help="rows of a step, each a run")
-    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--peers", default="", help="shapes to run the peers on as well")
     parser.add_argument("--stacks", default="peft", help="which peers: peft, unsloth")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--int8-products", action="store_true", help="as of wgrad finetune")
+    parser.add_argument("--int8-matmul", action="store_true", help="as of wgrad finetune")
     add_memory_options(parser)
     parser.add_argument("--out", default=None)
     args = parser.parse_args()
@@ -318,13 +318,13 @@ def main() -> None:
         for compute in args.compute.split(","):
             # A device of its own for each, so that one's memory does not count for the next.
             device: Any = bind(WgpuDevice)(args.device)
-            if args.int8_products:
+            if args.int8_matmul:
                 device.round_products()
             bench(name, batch, args, compute, device, report)
         if name in args.peers.split(",") and has_cuda():
-            recomputed = args.checkpointing or bool(args.offload_checkpoints)
+            recomputed = args.gradient_checkpointing or bool(args.offload_activations)
             for stack in args.stacks.split(","):
-                peer(stack, name, shape_of(name, recomputed), batch, args.seq_len, report)
+                peer(stack, name, shape_of(name, recomputed), batch, args.max_length, report)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Launches of a whole QLoRA step by operator and shader, and its peak memory, from a dry run: no GPU is needed.
 
     python bench/count_launches.py [--shapes smollm2-135m,tiny] [--batch 1,8] [--compute float32] [--matrix-units]
-        [--checkpointing] [--offload-checkpoints [N]] [--keep-attention] [--peak-by-part] [--seq-len 2048]
+        [--gradient-checkpointing] [--offload-activations [N]] [--keep-attention] [--peak-by-part] [--max-length 2048]
 
 The step is bench_train.py's, with the kernels that a large card takes (subgroups of 32, 48 KiB of workgroup memory).
 Launches are counted, bytes are the pool's: nothing is timed. --peak-by-part: what was alive when most memory was in
@@ -41,7 +41,7 @@ CARD = {
     "float16": True,
     "bfloat16": False,
     "matrix_tile": "",
-    "int8_products": False,
+    "int8_matmul": False,
     "transposes_left": False,
     "max_binding_bytes": 2_147_483_644,
     "max_buffer_bytes": 4_292_870_144,
@@ -142,17 +142,17 @@ def main() -> None:
     parser.add_argument("--shapes", default="smollm2-135m,llama-3.2-1b,llama-3.1-8b")
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--batch", default="1", help="rows of a step, each a count of its own")
-    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--matrix-units", action="store_true", help="count for a card on which they are enabled")
     parser.add_argument("--peak-by-part", action="store_true", help="what is alive at the peak instead of launches")
     add_memory_options(parser)
     args = parser.parse_args()
-    options = {name: getattr(args, name) for name in ("checkpointing", "keep_attention")}
-    options |= {"offload": args.offload_checkpoints}
+    options = {name: getattr(args, name) for name in ("gradient_checkpointing", "keep_attention")}
+    options |= {"offload": args.offload_activations}
     for name, batch in product(args.shapes.split(","), map(int, args.batch.split(","))):
-        found = count(name, args.seq_len, args.compute, args.matrix_units, batch=batch, **options)
+        found = count(name, args.max_length, args.compute, args.matrix_units, batch=batch, **options)
         memory = f"peak {found.peak_bytes / GIB:.3f} GiB, in main memory {found.host_bytes / GIB:.3f}"
-        print(f"{name}, {batch} x {args.seq_len}, {args.compute}: {sum(found.launches.values())} launches, {memory}")
+        print(f"{name}, {batch} x {args.max_length}, {args.compute}: {sum(found.launches.values())} launches, {memory}")
         if args.peak_by_part:
             print_parts(found)
             continue

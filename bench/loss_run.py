@@ -1,9 +1,9 @@
 """Return whether a faster way to compute learns what float32 learns: the embedded model, so many steps of each, and the
 held-out losses.
 
-    python bench/loss_run.py [--device auto] [--compute float16] [--int8-products] [--steps 1000] [--keep FOLDER]
+    python bench/loss_run.py [--device auto] [--compute float16] [--int8-matmul] [--steps 1000] [--keep FOLDER]
 
-Two runs of `wgrad finetune` that differ in --compute, or with --int8-products in that alone. Prints the losses and
+Two runs of `wgrad finetune` that differ in --compute, or with --int8-matmul in that alone. Prints the losses and
 exits with 1 where they end further than 1 % apart. On a card it takes a minute or two; a software driver needs hours
 for 1,000 steps.
 """
@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[1]
 WITHIN = 0.01
 OPTIONS = {
     "--model": ROOT / "examples" / "base_model", "--data": ROOT / "examples" / "data" / "proverbs.jsonl",
-    "--seq-len": 128, "--batch-size": 8, "--accumulate": 1, "--lr": 2e-4, "--eval-fraction": 0.1, "--eval-tokens": 0,
-    "--epochs": 1000, "--save-every": 0,
+    "--max-length": 128, "--batch-size": 8, "--gradient-accumulation-steps": 1,
+    "--learning-rate": 2e-4, "--eval-fraction": 0.1, "--eval-tokens": 0,
+    "--epochs": 1000, "--save-steps": 0,
 }  # fmt: skip
 
 
@@ -39,13 +40,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="float16", choices=("float16", "bfloat16"))
-    parser.add_argument("--int8-products", action="store_true", help="in float32, instead of --compute")
+    parser.add_argument("--int8-matmul", action="store_true", help="in float32, instead of --compute")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--keep", type=Path, help="folder for the two runs (default: none is kept)")
     args = parser.parse_args()
     exact = ["--compute", "float32"]
-    name = "int8 products" if args.int8_products else args.compute
-    ways = {"float32": exact, name: [*exact, "--int8-products"] if args.int8_products else ["--compute", name]}
+    name = "int8 products" if args.int8_matmul else args.compute
+    ways = {"float32": exact, name: [*exact, "--int8-matmul"] if args.int8_matmul else ["--compute", name]}
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
         found = {way: run(folder / way, words, args.device, args.steps) for way, words in ways.items()}

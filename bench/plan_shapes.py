@@ -21,16 +21,16 @@ from common import RESULTS
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LIMIT = 0.05  # of what the run reports
 SHAPES = {
-    "short rows": "--seq-len 64 --batch-size 1",
-    "many short rows": "--seq-len 64 --batch-size 24",
-    "odd rows": "--seq-len 123 --batch-size 3",
-    "long rows": "--seq-len 512 --batch-size 2 --no-checkpointing",
-    "long rows, recomputed": "--seq-len 512 --batch-size 2 --checkpointing",
-    "one very long row, recomputed": "--seq-len 2048 --checkpointing",
-    "float16, recomputed": "--seq-len 256 --batch-size 4 --compute float16 --checkpointing",
-    "rank 64, dropout": "--seq-len 200 --batch-size 2 --rank 64 --dropout 0.1",
-    "everything trained": "--seq-len 128 --batch-size 4 --full",
-    "chosen for 40 MiB": "--seq-len 256 --batch-size 4 --accumulate 2 --vram 40MiB",
+    "short rows": "--max-length 64 --batch-size 1",
+    "many short rows": "--max-length 64 --batch-size 24",
+    "odd rows": "--max-length 123 --batch-size 3",
+    "long rows": "--max-length 512 --batch-size 2 --no-gradient-checkpointing",
+    "long rows, recomputed": "--max-length 512 --batch-size 2 --gradient-checkpointing",
+    "one very long row, recomputed": "--max-length 2048 --gradient-checkpointing",
+    "float16, recomputed": "--max-length 256 --batch-size 4 --compute float16 --gradient-checkpointing",
+    "rank 64, dropout": "--max-length 200 --batch-size 2 --lora-r 64 --lora-dropout 0.1",
+    "everything trained": "--max-length 128 --batch-size 4 --full",
+    "chosen for 40 MiB": "--max-length 256 --batch-size 4 --gradient-accumulation-steps 2 --vram 40MiB",
 }
 
 
@@ -48,8 +48,8 @@ def measure(options: list[str], model: str, data: str, device: str) -> dict[str,
     plan = json.loads(command("plan", *given, "--json"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
-        steps = ["--max-steps", 3, "--eval-every", 2, "--eval-tokens", 256]
-        accumulate = [] if "--accumulate" in options else ["--accumulate", 2]
+        steps = ["--max-steps", 3, "--eval-steps", 2, "--eval-tokens", 256]
+        accumulate = [] if "--gradient-accumulation-steps" in options else ["--gradient-accumulation-steps", 2]
         command("finetune", *given, "--data", data, "--out", out, *steps, *accumulate)
         reported = json.loads((out / "results.json").read_text(encoding="utf-8"))["peak_bytes"]
     off = plan["peak_bytes"] / reported - 1

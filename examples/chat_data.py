@@ -28,7 +28,9 @@ def conversations(times: int = 10) -> Iterator[dict[str, Any]]:
 
 
 def main(model: str, out: str = "out/chat", **options: Any) -> str:
-    result = wgrad.finetune(model=model, data=conversations(), out=out, **{"epochs": 3, "lr": 1e-3} | options)
+    result = wgrad.finetune(
+        model=model, data=conversations(), out=out, **{"epochs": 3, "learning_rate": 1e-3} | options
+    )
     print(f"held-out loss: {result.held_out_loss_before:.3f} before, {result.held_out_loss_after:.3f} after")
     with wgrad.load(model, result.out, device=options.get("device", "auto"), context=256) as loaded:
         answer = loaded.generate([{"role": "user", "content": "Who wrote Emma?"}], temperature=0, max_new_tokens=24)

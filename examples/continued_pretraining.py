@@ -24,8 +24,15 @@ class Progress(wgrad.Callback):
 
 
 def main(model: str, data: str, out: str = "out/pretrained", **options: Any) -> wgrad.FinetuneResult:
-    defaults: dict[str, Any] = {"rank": 64, "seq_len": 256, "batch_size": 4, "accumulate": 1, "epochs": 4, "lr": 1e-3}
-    defaults |= {"eval_fraction": 0.1, "eval_every": 20, "early_stop": 2}
+    defaults: dict[str, Any] = {
+        "lora_r": 64,
+        "max_length": 256,
+        "batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "epochs": 4,
+        "learning_rate": 1e-3,
+    }
+    defaults |= {"eval_fraction": 0.1, "eval_steps": 20, "early_stopping_patience": 2}
     result = wgrad.finetune(model=model, data=data, out=out, callbacks=[Progress()], **defaults | options)
     text = Path(data).read_text(encoding="utf-8")[:400]
     for adapter in (None, result.out):

@@ -103,8 +103,8 @@ def main() -> int:
     parser.add_argument("--vocab-size", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--max-length", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--seed", type=int, default=0)
@@ -115,10 +115,10 @@ def main() -> int:
     count = write_random_checkpoint(start, tokenizer, args.seed)
     print(f"random start: {count:,} parameters, {tokenizer.get_vocab_size()} tokens, in {start}", flush=True)
     options = ["--model", start, "--data", args.text, "--out", run, "--full"]
-    options += ["--max-steps", args.steps, "--batch-size", args.batch_size, "--accumulate", 1]
-    options += ["--seq-len", args.seq_len, "--lr", args.lr, "--warmup", 0.05, "--weight-decay", 0.1]
+    options += ["--max-steps", args.steps, "--batch-size", args.batch_size, "--gradient-accumulation-steps", 1]
+    options += ["--max-length", args.seq_len, "--learning-rate", args.lr, "--warmup-steps", 0.05, "--weight-decay", 0.1]
     options += ["--device", args.device, "--compute", args.compute, "--seed", args.seed]
-    options += ["--save-every", 500, "--log-every", 20, "--sample-prompt", "ROMEO:\n"]
+    options += ["--save-steps", 500, "--logging-steps", 20, "--sample-prompt", "ROMEO:\n"]
     status = wgrad(["finetune", *map(str, options)])
     if status == 0:
         write_bfloat16(run, make_folder(args.out))

@@ -19,7 +19,13 @@ PAIRS = [
 
 
 def main(model: str, out: str = "out/preferences", **options: Any) -> tuple[float, float]:
-    defaults: dict[str, Any] = {"beta": 0.1, "lr": 5e-4, "epochs": 2, "accumulate": 2, "seq_len": 64}
+    defaults: dict[str, Any] = {
+        "beta": 0.1,
+        "learning_rate": 5e-4,
+        "epochs": 2,
+        "gradient_accumulation_steps": 2,
+        "max_length": 64,
+    }
     result = wgrad.finetune(model=model, data=PAIRS, out=out, objective="dpo", **defaults | options)
     margins = []
     for adapter in (None, result.out):

@@ -61,7 +61,10 @@ def test_figures_are_those_of_the_results() -> None:
         ({"checkpointing": True, "offload_checkpoints": 1, "layers": 32}, "on, 1 of 32 offloaded"),
         ({"checkpointing": True, "offload_checkpoints": 14, "layers": 32}, "on, 14 of 32 offloaded"),
         ({"checkpointing": True, "attention_kept": True}, "on, attention kept"),
-        ({"checkpointing": True, "offload_checkpoints": True, "attention_kept": True}, "on, offloaded, attention kept"),
+        (
+            {"checkpointing": True, "offload_checkpoints": True, "attention_kept": True},
+            "on, offloaded, attention kept",
+        ),
     ],
 )
 def test_rows_say_how_many_layers_are_offloaded(row: dict, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +167,12 @@ def test_the_sample_lines_are_data(workshop: Path) -> None:
 
 STARTS_A_SERVER = {"watch", "serve"}
 SHORTER = {
-    "finetune": "--device cpu --max-steps 2 --batch-size 2 --accumulate 1 --seq-len 64 --rank 2 --eval-tokens 64",
+    "finetune": "--device cpu --max-steps 2 --batch-size 2 --gradient-accumulation-steps "
+    "1 --max-length 64 --lora-r 2 --eval-tokens 64",
     "generate": "--device cpu --max-new-tokens 2",
     "chat": "--device cpu --max-new-tokens 2 --context 128",
     "merge": "--device cpu --no-compare",
-    "plan": "--data data.jsonl --seq-len 64",
+    "plan": "--data data.jsonl --max-length 64",
     "data": "",
     "export": "",
     "devices": "",
@@ -213,7 +217,7 @@ def test_the_python_page_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, c
     assert space["result"].steps == 2 and "out/mine" in capsys.readouterr().out
     exec(second, space)
     options = {"model": "examples/base_model", "data": space["records"], "device": "cpu", "sample": False}
-    options |= {"seq_len": 64, "accumulate": 1, "max_steps": 1}
+    options |= {"seq_len": 64, "gradient_accumulation_steps": 1, "max_steps": 1}
     space["wgrad"].finetune(out="out/watched", callbacks=[space["Watch"](), print], **options)
     said = capsys.readouterr().out
     assert "checkpoints/step-1" in said and "StepReport(step=1" in said

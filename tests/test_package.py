@@ -51,7 +51,8 @@ class Watch(wgrad.Callback):
 
 
 def train(out: Path) -> FinetuneResult:
-    return finetune(model="m", data=records(), out=out, lr=1e-4, rank=8, callbacks=[Watch(), lambda report: None])
+    return finetune(model="m", data=records(), out=out, learning_rate=1e-4, lora_r=8, callbacks=[Watch(), lambda report:
+    None])
 
 
 def use(result: FinetuneResult) -> tuple[Generated, list[Generated], Scores, float]:
@@ -62,7 +63,8 @@ def use(result: FinetuneResult) -> tuple[Generated, list[Generated], Scores, flo
 """
 WRONG = {
     "\ntwice(3)\n": 'incompatible type "int"; expected "Tensor"',
-    'finetune(model="m", data="d", out="o", rank="8")\n': 'Argument "rank" to "finetune" has incompatible type "str"',
+    'finetune(model="m", data="d", out="o", lora_r="8")\n': 'Argument "lora_r" to "finetune" '
+    'has incompatible type "str"',
     'finetune(modle="m")\n': 'Unexpected keyword argument "modle"',
     "finetune(data=3)\n": 'Argument "data" to "finetune" has incompatible type "int"',
     'load("m", contex=3)\n': 'Unexpected keyword argument "contex"',

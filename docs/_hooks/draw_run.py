@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = "--epochs 3 --seq-len 128 --batch-size 8 --accumulate 1 --lr 2e-3 --eval-fraction 0.1 --log-every 5"
+OPTIONS = (
+    "--epochs 3 --max-length 128 --batch-size 8 --gradient-accumulation-steps 1 "
+    "--learning-rate 2e-3 --eval-fraction 0.1 --logging-steps 5"
+)
 SHOWN = "wgrad finetune --model examples/base_model --data examples/data/proverbs.jsonl --out out/proverbs"
 WIDTH = 118
 

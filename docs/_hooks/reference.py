@@ -60,7 +60,10 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 def command_list() -> str:
     helps = {action.dest: action.help for action in _subparsers()._choices_actions}
     rows = [f"| [`wgrad {name}`](cli/{name}.md) | {_cell(helps[name])} |" for name, _ in commands()]
-    head = "Every option is also a key of a YAML file (`--config`) and an argument in Python: `--seq-len` is `seq_len`."
+    head = (
+        "Every option is also a key of a YAML file (`--config`) and an "
+        "argument in Python: `--max-length` is `max_length`."
+    )
     return "\n".join(["# Command line", "", head, "", "| command | |", "| --- | --- |", *rows, ""])
 
 
@@ -68,7 +71,7 @@ def command(name: str, parser: argparse.ArgumentParser) -> str:
     """The page of one command: its options in their groups."""
     lines = [f"# wgrad {name}", "", str(parser.description)]
     for group in parser._action_groups:
-        actions = [a for a in group._group_actions if "--help" not in a.option_strings]
+        actions = [a for a in group._group_actions if "--help" not in a.option_strings and a.help != argparse.SUPPRESS]
         if actions:
             title = {"positional arguments": "Arguments", "options": "Options"}.get(str(group.title), str(group.title))
             lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| option | |", "| --- | --- |"]

@@ -279,7 +279,8 @@ def jsonl(lines: list[Any]) -> bytes:
 
 
 RUN_OPTIONS = (
-    "--seq-len 16 --rank 2 --batch-size 1 --accumulate 1 --save-every 1 --eval-fraction 0 --device cpu".split()
+    "--max-length 16 --lora-r 2 --batch-size 1 --gradient-accumulation-steps "
+    "1 --save-steps 1 --eval-fraction 0 --device cpu".split()
 )
 SAMPLING = ["finetune", "--model", "model", "--data", "data.jsonl", "--out", "out", *RUN_OPTIONS]
 FINETUNE = [*SAMPLING, "--no-sample"]  # which takes most of a short run

@@ -63,7 +63,7 @@ def _import_all() -> None:
 
 def _add_run(box: Sandbox) -> None:
     """A run of two steps by wgrad itself: finished, as it was before its end, and its adapter."""
-    outcome, finding = box.run(Case([*FINETUNE, "--max-steps", "2", "--seq-len", "64"]), judge)
+    outcome, finding = box.run(Case([*FINETUNE, "--max-steps", "2", "--max-length", "64"]), judge)
     if outcome.status or finding:
         raise SystemExit(f"the sound run fails: {finding}: {outcome.stderr}")
     out = box.work / "out"

@@ -127,7 +127,7 @@ def tokenizer_case(rng: Random, groups: Groups) -> Case:
     else:
         text = mutate_json(rng, text)
     argv = rng.choice(
-        ([*GENERATE, "x a é"], [*GENERATE, "x", "--chat"], [*FINETUNE, "--max-steps", "1", "--seq-len", "64"])
+        ([*GENERATE, "x a é"], [*GENERATE, "x", "--chat"], [*FINETUNE, "--max-steps", "1", "--max-length", "64"])
     )
     return Case(list(argv), ["model", "data"], {name: text})
 
@@ -137,7 +137,7 @@ def tokenizer_config_case(rng: Random, groups: Groups) -> Case:
     text = groups["model"].get(name, dump({t: i for i, t in enumerate(SPECIAL)}))
     assert isinstance(text, bytes)
     argv = rng.choice(
-        ([*GENERATE, "x"], [*GENERATE, "x", "--chat"], [*FINETUNE, "--max-steps", "1", "--seq-len", "64"])
+        ([*GENERATE, "x"], [*GENERATE, "x", "--chat"], [*FINETUNE, "--max-steps", "1", "--max-length", "64"])
     )
     return Case(list(argv), ["model", "data"], {name: mutate_json(rng, text)})
 
@@ -163,7 +163,7 @@ def template_case(rng: Random, groups: Groups) -> Case:
             }
     if rng.random() < 0.5:
         return Case([*GENERATE, "x", "--chat"], ["model"], files)
-    return Case([*FINETUNE, "--max-steps", "1", "--seq-len", "64"], ["model", "chat"], files)
+    return Case([*FINETUNE, "--max-steps", "1", "--max-length", "64"], ["model", "chat"], files)
 
 
 def roles_case(rng: Random, groups: Groups) -> Case:
@@ -174,7 +174,7 @@ def roles_case(rng: Random, groups: Groups) -> Case:
     chosen = rng.choice(("mine.jinja", "mine.jinja", "mine.jinja", *TEMPLATES, "no-such", "model", ""))
     data = ["data", "show", "data.jsonl", "--model", "model", *rng.choice(([], ["--loss-on", "all"]))]
     prompts = [*GENERATE[:1], "--prompts", "data.jsonl", "--max-new-tokens", "1", "--model", "model", "--device", "cpu"]
-    argv = rng.choice((data, data, prompts, [*FINETUNE, "--max-steps", "1", "--seq-len", "64"]))
+    argv = rng.choice((data, data, prompts, [*FINETUNE, "--max-steps", "1", "--max-length", "64"]))
     return Case([*argv, "--chat-template", chosen], ["model"], {"mine.jinja": template, "data.jsonl": lines})
 
 
@@ -183,7 +183,7 @@ def adapter_case(rng: Random, groups: Groups) -> Case:
         ("adapter/adapter_config.json", "adapter/adapter_config.json", "adapter/adapter_model.safetensors")
     )
     change = mutate_json if name.endswith("json") else mutate_safetensors
-    finetune = [a for a in [*FINETUNE, "--max-steps", "1"] if a not in ("--rank", "2")]
+    finetune = [a for a in [*FINETUNE, "--max-steps", "1"] if a not in ("--lora-r", "2")]
     argv = rng.choice(([*GENERATE, "x"], EXPORT, MERGE, finetune))
     return Case(
         [*argv, "--adapter", "adapter"],
@@ -200,7 +200,7 @@ def yaml_case(rng: Random, groups: Groups) -> Case:
             "--config",
             "run.yaml",
             *FINETUNE[1:7],
-            "--seq-len",
+            "--max-length",
             "64",
             "--device",
             "cpu",
@@ -211,7 +211,7 @@ def yaml_case(rng: Random, groups: Groups) -> Case:
 
 
 def data_case(rng: Random, groups: Groups) -> Case:
-    argv = [*FINETUNE, "--max-steps", "1", "--seq-len", rng.choice(("16", "64", "256"))]
+    argv = [*FINETUNE, "--max-steps", "1", "--max-length", rng.choice(("16", "64", "256"))]
     argv += rng.choice(([], [], ["--loss-on", "all"], ["--no-packing"], ["--eval-fraction", "0.5"], ["--full"]))
     name = rng.choice(DATA_NAMES)
     if rng.random() < 0.15:
@@ -224,7 +224,7 @@ def data_case(rng: Random, groups: Groups) -> Case:
 def preference_case(rng: Random, groups: Groups) -> Case:
     """Pairs and labels; now and then those that another objective is for."""
     objective = rng.choice(("dpo", "orpo", "kto", "simpo"))
-    argv = [*FINETUNE, "--objective", objective, "--max-steps", "1", "--seq-len", rng.choice(("16", "64"))]
+    argv = [*FINETUNE, "--objective", objective, "--max-steps", "1", "--max-length", rng.choice(("16", "64"))]
     argv += ["--batch-size", "2"] if objective == "kto" or rng.random() < 0.5 else []
     argv += rng.choice(([], [], ["--beta", "3"], ["--on-bad-line", "stop"], ["--eval-fraction", "0.5"]))
     wanted, other = (LABELS, PREFERENCES) if objective == "kto" else (PREFERENCES, LABELS)
@@ -241,7 +241,7 @@ def resume_case(rng: Random, groups: Groups) -> Case:
         files[name] = _changed(rng, name, _bytes(groups, group, name))
     argv = [
         *RESUME,
-        *rng.choice(([], ["--max-steps", "3"], ["--max-steps", "3"], ["--max-steps", "1"], ["--lr", "1"])),
+        *rng.choice(([], ["--max-steps", "3"], ["--max-steps", "3"], ["--max-steps", "1"], ["--learning-rate", "1"])),
     ]
     return Case(argv, ["model", "data", group], files)
 

@@ -63,7 +63,7 @@ def _write_nan(argv: list[str]) -> int:
 
 def _write_result_and_fail(argv: list[str]) -> int:
     _write_nan(argv)
-    return _say("wgrad: error: --lr: too large", 2)
+    return _say("wgrad: error: --learning-rate: too large", 2)
 
 
 def _leave_a_process(argv: list[str]) -> int:
@@ -92,9 +92,9 @@ FAULTS: dict[str, tuple[Main, str]] = {
 }
 SOUND: dict[str, Main] = {
     "sound": lambda argv: 0,
-    "error": lambda argv: _say("wgrad: error: --lr: must be above 0", 2),
-    "note and error": lambda argv: _say("device: cpu\nwgrad: error: --lr: must be above 0", 2),
-    "unusable": lambda argv: _say("wgrad: error: the weights are not finite after step 3: lower --lr", 1),
+    "error": lambda argv: _say("wgrad: error: --learning-rate: must be above 0", 2),
+    "note and error": lambda argv: _say("device: cpu\nwgrad: error: --learning-rate: must be above 0", 2),
+    "unusable": lambda argv: _say("wgrad: error: the weights are not finite after step 3: lower --learning-rate", 1),
 }
 
 

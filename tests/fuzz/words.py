@@ -454,7 +454,7 @@ OPTION_NUMBERS = [
 ]
 
 # Options that ask for time or memory, and what they are given: little, or what must be refused.
-COSTLY = ("max_steps", "epochs", "max_new_tokens", "eval_tokens", "seq_len", "batch_size")
+COSTLY = ("max_steps", "epochs", "max_new_tokens", "eval_tokens", "max_length", "batch_size")
 PATIENCE = [
     "0",
     "-1",

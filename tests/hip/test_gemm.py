@@ -46,7 +46,12 @@ def test_skinny(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: 
     b = normal(2, (n, k) if layout[1] == "t" else (k, n), dtypes[1])
     inputs = {"a": a, "b": b, "bias": normal(3, (n,)), "residual": normal(4, (m, n), F16), "u": normal(5, (m, 3))}
     inputs["v"] = normal(6, (n, 3) if layout[1] == "t" else (3, n))
-    options: dict[str, Any] = {"trans_a": layout[0] == "t", "trans_b": layout[1] == "t", "alpha": 0.5, "dtype": F32}
+    options: dict[str, Any] = {
+        "trans_a": layout[0] == "t",
+        "trans_b": layout[1] == "t",
+        "lora_alpha": 0.5,
+        "dtype": F32,
+    }
     compare(hip_device, gemm_call(**options), inputs)
     x, y = hip_device.upload(a), hip_device.upload(b)
     width = 16 if min(m if layout == "tn" else n, n) <= 16 else 64

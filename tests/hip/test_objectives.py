@@ -18,7 +18,7 @@ def test_losses_are_those_of_the_formulas(options: dict, tmp_path: Path, emulato
     config = tiny_config(num_hidden_layers=1)
     folder = write_checkpoint(tmp_path / "model", config, random_weights(config))
     size = 5 if options["objective"] == "kto" else 2  # with both labels in it
-    trainer, stream = trainer_of(folder, device, **{**options, "accumulate": 1, "batch_size": size})
+    trainer, stream = trainer_of(folder, device, **{**options, "gradient_accumulation_steps": 1, "batch_size": size})
     trained(trainer, stream, 2)
     step = stream.get(2)
     trainer.step(step, 0.0)

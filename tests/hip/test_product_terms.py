@@ -74,7 +74,11 @@ def test_batches_that_accumulate(hip_device: Any, compare: Any, dtypes: Any, lay
     b = normal(2, *(shape_b if layout[1] == "n" else (3, n, k)), dtype=dtypes[1])
 
     def call(device: Any, x: Any) -> Any:
-        options: dict[str, Any] = {"trans_a": layout[0] == "t", "trans_b": layout[1] == "t", "accumulate": True}
+        options: dict[str, Any] = {
+            "trans_a": layout[0] == "t",
+            "trans_b": layout[1] == "t",
+            "gradient_accumulation_steps": True,
+        }
         return {"y": device.gemm(x["a"], x["b"], out=x["c"], **options)}
 
     compare(hip_device, call, {"a": a, "b": b, "c": 40 * normal(3, 3, 40, n)})

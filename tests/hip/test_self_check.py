@@ -27,10 +27,10 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"double_quant": False},
     {"full": True},
-    {"dora": True},
-    {"rank": 40, "dropout": 0.1},
-    {"checkpointing": True},
-    {"seq_len": 1200, "batch_size": 1},
+    {"use_dora": True},
+    {"lora_r": 40, "lora_dropout": 0.1},
+    {"gradient_checkpointing": True},
+    {"max_length": 1200, "batch_size": 1},
 ]
 PREFERENCES: list[dict[str, Any]] = [{"objective": name} for name in OBJECTIVES if name != SFT]  # of one model
 
@@ -54,7 +54,14 @@ def launched_by_training(device: Any, models: list[Path]) -> set[tuple[str, str]
         for compute in COMPUTES:
             several = OPTIONS if model.name == "0" or "64" in model.name else OPTIONS[:1]
             for more in [*several, *(PREFERENCES if model.name == "0" else [])]:
-                options = {"rank": 3, "seq_len": 40, "batch_size": 2, "accumulate": 2, "compute": compute, **more}
+                options = {
+                    "lora_r": 3,
+                    "max_length": 40,
+                    "batch_size": 2,
+                    "gradient_accumulation_steps": 2,
+                    "compute": compute,
+                    **more,
+                }
                 plan = plan_run(RunOptions(**options), load_model_config(model), model, device, 5)
                 assert plan is not None
                 found |= set(plan.dry.kernels)

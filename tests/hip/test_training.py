@@ -57,7 +57,7 @@ def test_thirty_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu
     """QLoRA with dropout and clipping; a loss may be off by four roundings of float32 a step."""
     folder, histories = make_checkpoint(), []
     for where in (cpu, hip_device):
-        options = {"max_steps": 30, "accumulate": 1, "dropout": 0.1, "max_grad_norm": 0.5}
+        options = {"max_steps": 30, "gradient_accumulation_steps": 1, "lora_dropout": 0.1, "max_grad_norm": 0.5}
         trainer, _, config = LOOP.trainer_for(folder, where, **options)
         for step in LOOP.BatchStream(LOOP.documents(), config):
             trainer.step(step, config.lr)
@@ -103,7 +103,12 @@ def card(emulator: Any, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 def finetune_options(model: Path, data: Path, out: Path) -> list[str]:
     options = RESUME.options_for(model, data, out)
-    for name, value in (("--device", "hip"), ("--max-steps", "4"), ("--save-every", "2"), ("--accumulate", "1")):
+    for name, value in (
+        ("--device", "hip"),
+        ("--max-steps", "4"),
+        ("--save-steps", "2"),
+        ("--gradient-accumulation-steps", "1"),
+    ):
         options[options.index(name) + 1] = value
     return options
 

@@ -103,8 +103,9 @@ def main() -> int:
     examples = ROOT / "examples"
     values: dict[str, Any] = {
         "--model": examples / "base_model", "--data": examples / "data" / "proverbs.jsonl", "--device": "cpu",
-        "--seq-len": 64, "--batch-size": 2, "--accumulate": 4, "--lr": 2e-3, "--max-steps": 16, "--save-every": 4,
-        "--eval-tokens": 500, "--no-sample": True, "--log-every": 1, "--out": folder / "whole",
+        "--max-length": 64, "--batch-size": 2, "--gradient-accumulation-steps": 4,
+        "--learning-rate": 2e-3, "--max-steps": 16, "--save-steps": 4,
+        "--eval-tokens": 500, "--no-sample": True, "--logging-steps": 1, "--out": folder / "whole",
     }  # fmt: skip
     begun = time.monotonic()
     assert killed_run(values, args.ranks, -1, 0.0).returncode == 0

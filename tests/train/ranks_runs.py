@@ -29,7 +29,7 @@ def mpirun(ranks: int, *options: str) -> list[str]:
 
 
 def words(values: dict[str, Any]) -> list[str]:
-    """{'--lr': 1} -> ['--lr', '1']; of True the option alone, of a list the option with each."""
+    """{'--learning-rate': 1} -> ['--learning-rate', '1']; of True the option alone, of a list the option with each."""
     single = [(key, v) for key, value in values.items() for v in (value if isinstance(value, list) else [value])]
     pairs = ((key,) if value is True else (key, str(value)) for key, value in single)
     return [word for pair in pairs for word in pair]

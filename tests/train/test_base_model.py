@@ -30,7 +30,7 @@ def test_it_trains_a_checkpoint_in_bfloat16(
     text = tmp_path / "text.txt"
     text.write_text(text_data.read_text() * 3)
     out = tmp_path / "base"
-    options = f"{text} --out {out} --work {tmp_path / 'work'} --vocab-size 320 --steps 2 --batch-size 1 --seq-len 32"
+    options = f"{text} --out {out} --work {tmp_path / 'work'} --vocab-size 320 --steps 2 --batch-size 1 --max-length 32"
     monkeypatch.setattr(sys, "argv", ["make_base_model.py", *options.split(), "--device", "cpu"])
     assert script.main() == 0
     config, tokenizer = load_model_config(out), load_tokenizer(out)

@@ -86,8 +86,9 @@ def test_a_file_a_name_of_the_model_and_what_is_neither(make_tokenizer: Any, tmp
 
 
 OPTIONS: dict[str, Any] = {
-    "device": "cpu", "seq_len": 96, "batch_size": 1, "accumulate": 1, "max_steps": 1, "rank": 2, "sample": False,
-    "eval_fraction": 0, "save_every": 1,
+    "device": "cpu", "max_length": 96, "batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": 1,
+    "lora_r": 2, "sample": False,
+    "eval_fraction": 0, "save_steps": 1,
 }  # fmt: skip
 RECORDS = [{"messages": TURNS}] * 3
 

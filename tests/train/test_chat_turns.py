@@ -209,7 +209,7 @@ def test_data_tells_of_turns_and_of_what_is_removed(make_tokenizer, write_lines)
     tokenizer = load_tokenizer(make_tokenizer(chat_template=QWEN))
     good = [turn("system", "S"), ASK, turn("assistant", f"{THOUGHT}\n\n2."), ASK, ANSWER]
     lines = [{"messages": m} for m in (good, good, [ASK, turn("asistant", "x"), ANSWER], [ASK, ANSWER])]
-    config = RunOptions(data=write_lines(*lines), eval_fraction=0, seq_len=400)
+    config = RunOptions(data=write_lines(*lines), eval_fraction=0, max_length=400)
     data = load_data(config, tokenizer)
     assert (len(data.train), data.bad_lines) == (3, 1)
     assert data.turns == "turns: 5 assistant trained on; 5 user, 2 system read"
@@ -226,7 +226,7 @@ def test_data_tells_of_turns_and_of_what_is_removed(make_tokenizer, write_lines)
 def test_preferences_tell_of_them_too(make_tokenizer, write_lines) -> None:
     tokenizer = load_tokenizer(make_tokenizer(chat_template=QWEN))
     pair = {"prompt": [ASK], "chosen": [turn("assistant", f"{THOUGHT} 2.")], "rejected": [ANSWER]}
-    config = RunOptions(data=write_lines(pair), eval_fraction=0, seq_len=400, objective="dpo")
+    config = RunOptions(data=write_lines(pair), eval_fraction=0, max_length=400, objective="dpo")
     data = load_data(config, tokenizer)
     assert data.turns == "turns: 2 assistant trained on; 2 user read"
     assert any("of 1 lines" in remark for remark in data.remarks)

@@ -71,13 +71,13 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["finetun"], "unknown command 'finetun'"),
-        (["finetune", "--rnak", "3"], "unknown argument --rnak (did you mean --rank?): see wgrad finetune --help"),
-        (["finetune", "--rnak=3"], "unknown argument --rnak (did you mean --rank?)"),
+        (["finetune", "--rnak", "3"], "unknown argument --rnak (did you mean --lora-r?): see wgrad finetune --help"),
+        (["finetune", "--rnak=3"], "unknown argument --rnak (did you mean --lora-r?)"),
         (["finetune", "stray", *NEEDED], "unknown argument stray: see wgrad finetune --help"),
         (["--bogus"], "unknown argument --bogus"),
         (["finetune", "--epoch", "3", *NEEDED], "unknown argument --epoch (did you mean --epochs?)"),
-        (["finetune", "--rank"], "argument --rank: expected one argument: see wgrad finetune --help"),
-        (["finetune", "--rank", "x", *NEEDED], "--rank: expected a whole number, got 'x'"),
+        (["finetune", "--lora-r"], "argument --lora-r: expected one argument: see wgrad finetune --help"),
+        (["finetune", "--lora-r", "x", *NEEDED], "--lora-r: expected a whole number, got 'x'"),
         (["finetune", "--model", "m"], "--data is required"),
         (["generate", "--model", "m"], "--prompt is required: give it"),
         (["generate", "--model", "m", "--prompt", ""], "--prompt is required: give it"),
@@ -110,8 +110,8 @@ def test_finetune_passes_the_configuration_on_and_prints_nothing_before_a_mistak
         return 0
 
     put(monkeypatch, "run.finetune", run_finetune=take)
-    assert run("finetune", *NEEDED, "--rank", "3") == 0
-    assert (seen[0].model, seen[0].rank) == ("m", 3)
+    assert run("finetune", *NEEDED, "--lora-r", "3") == 0
+    assert (seen[0].model, seen[0].lora_r) == ("m", 3)
     assert capsys.readouterr().out == ""
 
 
@@ -202,7 +202,7 @@ def test_the_installed_command_and_the_module_agree() -> None:
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "error"})
         assert done.returncode == 2 and done.stdout == ""
         assert (
-            done.stderr == "wgrad: error: unknown argument --rnak (did you mean --rank?): see wgrad finetune --help\n"
+            done.stderr == "wgrad: error: unknown argument --rnak (did you mean --lora-r?): see wgrad finetune --help\n"
         )
 
 

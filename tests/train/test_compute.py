@@ -96,8 +96,20 @@ def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pyte
         device.fastest_compute = fastest
         device.bfloat16 = fastest != "float32"
         monkeypatch.setattr(session, "select_device", lambda spec: device)
-        options = ["--model", model, "--data", text_data, "--out", tmp_path / "out", "--seq-len", 48, "--no-sample"]
-        return main(["finetune", *map(str, options), "--rank", "3", "--accumulate", "1", "--save-every", "1", *words])
+        options = ["--model", model, "--data", text_data, "--out", tmp_path / "out", "--max-length", 48, "--no-sample"]
+        return main(
+            [
+                "finetune",
+                *map(str, options),
+                "--lora-r",
+                "3",
+                "--gradient-accumulation-steps",
+                "1",
+                "--save-steps",
+                "1",
+                *words,
+            ]
+        )
 
     return take
 

@@ -24,7 +24,7 @@ def tokenizer(make_tokenizer) -> Tokenizer:
 
 
 def load(path: str, tokenizer: Tokenizer, **options) -> Dataset:
-    return load_data(RunOptions(data=(path,), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+    return load_data(RunOptions(data=(path,), **({"eval_fraction": 0, "max_length": 200} | options)), tokenizer)
 
 
 def learnt(document: Document, tokenizer: Tokenizer) -> str:
@@ -139,12 +139,12 @@ def test_eos_is_not_doubled(tokenizer: Tokenizer, write_lines) -> None:
 
 # ---- plain text --------------------------------------------------------------------------------
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("seq_len", [2, 41, 5000])
+@pytest.mark.parametrize("max_length", [2, 41, 5000])
 def test_a_stream_is_learnt_token_by_token_once(make_tokenizer, tmp_path: Path, bos: bool, seq_len: int) -> None:
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=bos))
     text = "A wise man will hear,\n\nand will increase learning; " * 9
     (tmp_path / "a.txt").write_bytes(text.replace("\n", "\r\n").encode())
-    data = load(str(tmp_path / "a.txt"), tokenizer, seq_len=seq_len)
+    data = load(str(tmp_path / "a.txt"), tokenizer, max_length=seq_len)
     assert data.truncated == 0 and all(2 <= len(d) <= seq_len for d in data.train)
     stream = tokenizer.encode(text)
     assert np.concatenate([d.ids[1:] for d in data.train]).tolist() == stream[1:]
@@ -157,11 +157,11 @@ def test_a_stream_is_learnt_token_by_token_once(make_tokenizer, tmp_path: Path, 
 def test_truncation_is_counted(tokenizer: Tokenizer, write_lines) -> None:
     lengths = [len(tokenizer.encode(t)) + 1 for t in ("Hear. " * 3, "Hear. " * 30, "Hear. " * 40)]
     path = write_lines(*({"text": "Hear. " * n} for n in (3, 30, 40)))
-    data = load(path, tokenizer, seq_len=23)
+    data = load(path, tokenizer, max_length=23)
     assert [len(d) for d in data.train] == [min(n, 23) for n in lengths]
     assert data.truncated == 2 and data.cut_tokens == sum(max(0, n - 23) for n in lengths)
     assert data.tokens == sum(map(len, data.train))
-    assert f"2 truncated to --seq-len (lost {data.cut_tokens} tokens)" in data.summary()
+    assert f"2 truncated to --max-length (lost {data.cut_tokens} tokens)" in data.summary()
 
 
 def held_out(data: Dataset) -> list[str]:
@@ -173,7 +173,7 @@ def test_the_split_depends_on_the_seed_alone(tokenizer: Tokenizer, write_lines) 
     first = load(path, tokenizer, eval_fraction=0.2)
     assert len(first.held_out) == 8 and len(first.train) == 33
     assert not set(held_out(first)) & {d.source for d in first.train}
-    assert held_out(first) == held_out(load(path, tokenizer, eval_fraction=0.2, seq_len=9, batch_size=2))
+    assert held_out(first) == held_out(load(path, tokenizer, eval_fraction=0.2, max_length=9, batch_size=2))
     assert held_out(first) != held_out(load(path, tokenizer, eval_fraction=0.2, seed=1))
 
 
@@ -277,7 +277,7 @@ def test_what_begins_beyond_the_length_is_left_out_and_counted(tokenizer: Tokeni
     data = load(write_lines(GOOD, far, near, far), tokenizer, on_bad_line="stop")
     assert [d.source[-2:] for d in data.train] == [":1", ":3"]
     assert (data.left_out, data.truncated, data.bad_lines, data.examples) == (2, 1, 0, 2)
-    assert "; 2 left out (what is to be learnt begins beyond --seq-len)" in data.summary()
+    assert "; 2 left out (what is to be learnt begins beyond --max-length)" in data.summary()
     with pytest.raises(WgradError, match=r"data.jsonl:1: no token to learn is left after truncation to 200 tokens"):
         load(write_lines(far, far), tokenizer)
 
@@ -323,8 +323,8 @@ def test_files_that_cannot_be_read(tokenizer: Tokenizer, tmp_path: Path) -> None
 
 def test_the_data_that_comes_with_the_project(tokenizer: Tokenizer) -> None:
     folder = Path(__file__).parents[2] / "examples" / "data"
-    stream = load(str(folder / "proverbs.txt"), tokenizer, seq_len=128, eval_fraction=0.05)
-    pairs = load(str(folder / "proverbs.jsonl"), tokenizer, seq_len=128, eval_fraction=0.05)
+    stream = load(str(folder / "proverbs.txt"), tokenizer, max_length=128, eval_fraction=0.05)
+    pairs = load(str(folder / "proverbs.jsonl"), tokenizer, max_length=128, eval_fraction=0.05)
     assert len(stream.train) + len(stream.held_out) > 100 and stream.truncated == 0
     assert len(pairs.train) + len(pairs.held_out) == 462 and pairs.truncated <= 5
     assert learnt(pairs.train[0], tokenizer).startswith(" ")

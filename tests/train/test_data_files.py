@@ -29,7 +29,7 @@ def tokenizer(make_tokenizer) -> Tokenizer:
 
 
 def load(path: Path | str, tokenizer: Tokenizer, **options) -> Dataset:
-    return load_data(RunOptions(data=(str(path),), **({"eval_fraction": 0, "seq_len": 200} | options)), tokenizer)
+    return load_data(RunOptions(data=(str(path),), **({"eval_fraction": 0, "max_length": 200} | options)), tokenizer)
 
 
 # ---- kinds ---------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_plain_text_across_the_blocks_of_reading(tokenizer: Tokenizer, tmp_path:
     """A character, a \\r\\n or a byte-order mark across a border; every \\r\\n is a \\n, a lone \\r stays."""
     text = "\ufeff" + "x" * size + "é\r\n知\r\n\ry\r"
     (tmp_path / "a.txt").write_bytes(text.encode())
-    data = load(tmp_path / "a.txt", tokenizer, seq_len=10**6)
+    data = load(tmp_path / "a.txt", tokenizer, max_length=10**6)
     assert tokenizer.decode(data.train[0].ids[1:]) == "x" * size + "é\n知\n\ry\r"
 
 
@@ -168,13 +168,13 @@ def _in_one_go(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> lis
     return tokenizer._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
-@pytest.mark.parametrize("seq_len", [50, 10**6])
+@pytest.mark.parametrize("max_length", [50, 10**6])
 def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines, seq_len: int) -> None:
     text = "".join(f"The {i}th wise man will hear, and will increase learning. " for i in range(2500))
     assert len(text) > 3 * WINDOW
     turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes. " + text}]
     lines = ({"text": text}, {"prompt": "", "completion": text}, {"messages": turns[1:]}, {"messages": turns})
-    data = load(write_lines(*lines), tokenizer, seq_len=seq_len)
+    data = load(write_lines(*lines), tokenizer, max_length=seq_len)
     template = tokenizer.chat_template
     chat = [_in_one_go(tokenizer, template.render(t), False) for t in (turns[1:], turns)]
     wanted = [[*_in_one_go(tokenizer, text, True), EOS]] * 2 + chat
@@ -196,7 +196,7 @@ from wgrad.train.options.finetune_config import RunOptions
 folder, path = sys.argv[1:3]
 tokenizer = load_tokenizer(folder)
 warm = len(sys.argv) == 4
-def load(path): return load_data(RunOptions(data=path, eval_fraction=0, seq_len=256), tokenizer)
+def load(path): return load_data(RunOptions(data=path, eval_fraction=0, max_length=256), tokenizer)
 if warm: load(sys.argv[3])
 def peak():  # of this program: what getrusage gives begins with what the process that started it had
     return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])

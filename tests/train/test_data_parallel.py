@@ -89,7 +89,7 @@ def ranks(make_checkpoint: Any) -> tuple[list[Trainer], BatchStream]:
     folder, held, barrier = make_checkpoint(), [None, None], threading.Barrier(2)
     trainers = []
     for rank in range(2):
-        alone, _, config = trainer_for(folder, ReferenceDevice(), accumulate=4, packing=False)
+        alone, _, config = trainer_for(folder, ReferenceDevice(), gradient_accumulation_steps=4, packing=False)
         trainers.append(Trainer(alone.model, alone.optimizer, config, ThreadWorld(rank, held, barrier)))
     return trainers, BatchStream(documents(16), config)
 
@@ -125,7 +125,7 @@ def test_buckets_that_travel_while_the_backward_runs_are_complete(
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
     device = ReferenceDevice() if kind == "cpu" else request.getfixturevalue("wgpu_device")
     folder = make_checkpoint(num_hidden_layers=3)
-    options = {"accumulate": 2, "packing": False, "checkpointing": recompute}
+    options = {"gradient_accumulation_steps": 2, "packing": False, "gradient_checkpointing": recompute}
     one, built, config = trainer_for(folder, device, **options)
     found = buckets_of(built.parameters)
     assert [bucket.layer for bucket in found] == [2, 1, 0] and found[-1].begin == 0
@@ -158,7 +158,7 @@ def test_buckets_are_smaller_towards_the_end_of_the_backward(layers: int, kib: i
 
 def test_all_ranks_hold_the_same_bits_and_the_loss_of_the_whole_step(ranks: Any, make_checkpoint: Any) -> None:
     trainers, stream = ranks
-    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), accumulate=4, packing=False)
+    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), gradient_accumulation_steps=4, packing=False)
     for index in range(3):
         step = stream.get(index)
         together(trainers, functools.partial(Trainer.step, step=step, lr=1e-3))
@@ -191,7 +191,7 @@ def test_a_step_in_which_ranks_were_lost_is_done_on_none_and_can_be_done_anew(ra
     together(trainers, lost)
     np.testing.assert_array_equal(parameters(trainers[1]), before)
     together(trainers, lambda trainer: trainer.step(stream.get(0), 1e-3))
-    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), accumulate=4, packing=False)
+    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), gradient_accumulation_steps=4, packing=False)
     one.step(stream.get(0), 1e-3)
     np.testing.assert_allclose(parameters(trainers[1]), parameters(one), rtol=1e-5, atol=1e-7)
     # AdamW's first step is the same for a gradient of twice the size; its norm is not.
@@ -205,7 +205,7 @@ def test_a_rank_that_is_lost_between_steps_is_waited_for_no_more(ranks: Any, mak
     left = trainers[0].world
     left.members, left.size, left._held, left._barrier = left.members[:1], 1, [None], threading.Barrier(1)
     trainers[0].step(stream.get(1), 1e-3)
-    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), accumulate=4, packing=False)
+    one, _, _ = trainer_for(make_checkpoint(), ReferenceDevice(), gradient_accumulation_steps=4, packing=False)
     for index in range(2):
         one.step(stream.get(index), 1e-3)
     np.testing.assert_allclose(trainers[0].read_history(), one.read_history(), rtol=1e-5)

@@ -27,10 +27,10 @@ def folder(make_checkpoint: Any) -> Path:
 
 def test_what_is_learnt_is_marked(folder: Path, write_lines: Any, capsys: Any) -> None:
     data = write_lines({"prompt": "the cat", "completion": " sat\u001b[31m"}, "no object", {"text": "a dog"})
-    assert show(folder, data, "--seq-len", "32", "--batch-size", "2", "--accumulate", "2") == 0
+    assert show(folder, data, "--max-length", "32", "--batch-size", "2", "--gradient-accumulation-steps", "2") == 0
     out = capsys.readouterr().out
     tokenizer = load_tokenizer(folder)
-    config = RunOptions(data=(data,), seq_len=32, eval_fraction=0.0)
+    config = RunOptions(data=(data,), max_length=32, eval_fraction=0.0)
     stream = BatchStream(load_data(config, tokenizer).train, config)
     targets, rows = sum(batch.num_targets for batch in stream.get(0).batches), len(stream.get(0).batches)
     assert f"learnt: {targets} of " in out
@@ -59,7 +59,7 @@ def test_colours_and_long_examples(folder: Path) -> None:
 
 def test_without_packing(folder: Path, write_lines: Any, capsys: Any) -> None:
     data = write_lines({"text": "x"}, {"text": "the cat sat"}, {"prompt": "the cat sat on the mat", "completion": "."})
-    assert show(folder, data, "--no-packing", "--seq-len", "8") == 0
+    assert show(folder, data, "--no-packing", "--max-length", "8") == 0
     out = capsys.readouterr().out
     assert "rows of 8 tokens (--no-packing: an example each): 2, " in out
     assert "1 left out" in out

@@ -1,4 +1,4 @@
-"""--dora: a run that goes on, what reads its adapter, weights in main memory, what it cannot be given beside."""
+"""--use-dora: a run that goes on, what reads its adapter, weights in main memory, what it cannot be given beside."""
 
 from __future__ import annotations
 
@@ -21,15 +21,25 @@ from wgrad.train.step.build import build_frozen, build_trainable
 
 
 def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
-    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--seq-len", "48"]
-    return ["finetune", *given, "--accumulate", "2", "--dora", *more]
+    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--max-length", "48"]
+    return ["finetune", *given, "--gradient-accumulation-steps", "2", "--use-dora", *more]
 
 
 @pytest.fixture
 def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
     """Four steps."""
-    more = ["--max-steps", "4", "--schedule", "constant", "--warmup", "0", "--lr", "0.01", "--no-sample"]
-    more += ["--rank", "3", "--eval-data", str(text_data), "--save-every", "2"]
+    more = [
+        "--max-steps",
+        "4",
+        "--lr-scheduler-type",
+        "constant",
+        "--warmup-steps",
+        "0",
+        "--learning-rate",
+        "0.01",
+        "--no-sample",
+    ]
+    more += ["--lora-r", "3", "--eval-data", str(text_data), "--save-steps", "2"]
     assert main(options(make_checkpoint(), text_data, tmp_path / "run", *more)) == 0
     capsys.readouterr()
     return tmp_path / "run"
@@ -37,7 +47,7 @@ def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> P
 
 def test_what_reads_the_adapter_finds_what_the_run_measured(run: Path, text_data: Path, capsys: Any) -> None:
     results = json.loads((run / "results.json").read_text())
-    words = ["--adapter", str(run), "--data", str(text_data), "--seq-len", "48"]
+    words = ["--adapter", str(run), "--data", str(text_data), "--max-length", "48"]
     assert main(["eval", *words, "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["base"]["nats"] == pytest.approx(results["held_out_loss_before"], rel=1e-5)
@@ -68,7 +78,7 @@ def test_it_starts_alike_where_weights_are_in_main_memory(make_checkpoint: Any, 
     device.shared_memory = False
     found = []
     for how in ("off", "on"):
-        config = RunOptions(seq_len=16, dora=True, stream_weights=how, compute="float32")
+        config = RunOptions(max_length=16, use_dora=True, stream_weights=how, compute="float32")
         built = build_trainable(config, load_model_config(folder), folder, device, positions=16)
         found.append(device.download(built.parameters.data))
     np.testing.assert_array_equal(found[0], found[1])
@@ -80,10 +90,10 @@ def test_what_it_cannot_be_given_beside(run: Path, text_data: Path, tmp_path: Pa
         return str(capsys.readouterr().err).strip().splitlines()[-1]
 
     begun = options(run.parent / "model", text_data, tmp_path / "out")
-    assert "--dropout: --dora is trained without; got 0.1" in refused(*begun, "--dropout", "0.1")
-    assert "--init: pissa is not there for --dora" in refused(*begun, "--init", "pissa")
-    assert "--dora: would be ignored: --adapter brings its own" in refused(*begun, "--adapter", str(run))
-    further = [word for word in begun if word != "--dora"] + ["--adapter", str(run), "--dropout", "0.1"]
+    assert "--lora-dropout: --use-dora is trained without; got 0.1" in refused(*begun, "--lora-dropout", "0.1")
+    assert "--init-lora-weights: pissa is not there for --use-dora" in refused(*begun, "--init-lora-weights", "pissa")
+    assert "--use-dora: would be ignored: --adapter brings its own" in refused(*begun, "--adapter", str(run))
+    further = [word for word in begun if word != "--use-dora"] + ["--adapter", str(run), "--lora-dropout", "0.1"]
     assert "is a DoRA adapter, which is trained without" in refused(*further)
     gguf = ["export", "--adapter", str(run), "--gguf-lora", str(tmp_path / "a.gguf")]
     assert "--gguf-lora: a GGUF adapter has no place for DoRA's magnitudes" in refused(*gguf)

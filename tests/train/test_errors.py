@@ -93,11 +93,11 @@ def no_such_module(model: Path, data: Path) -> list[str]:
 
 
 def huge_rank(model: Path, data: Path) -> list[str]:
-    return ["--rank", "100000"]
+    return ["--lora-r", "100000"]
 
 
 def endless_rank(model: Path, data: Path) -> list[str]:
-    return ["--rank", str(2**63 - 1), "--target-modules", "q_proj"]
+    return ["--lora-r", str(2**63 - 1), "--target-modules", "q_proj"]
 
 
 def endless_rank_of_one(model: Path, data: Path) -> list[str]:
@@ -105,7 +105,7 @@ def endless_rank_of_one(model: Path, data: Path) -> list[str]:
 
 
 def rank_that_is_no_text(model: Path, data: Path) -> list[str]:
-    return ["--rank", "\udcff"]
+    return ["--lora-r", "\udcff"]
 
 
 def model_beyond_its_files(model: Path, data: Path) -> list[str]:
@@ -140,10 +140,11 @@ CASES: dict[Case, str] = {
     a_table: r"data.xlsx is a table by its name \(.xlsx\)",
     endless_template: r"chat template does not end within 5 s",
     no_such_module: r"'query_key_value' matches no projection of this model: it has down_proj, gate_proj",
-    huge_rank: r"--rank: must be at most 88, the longest side of the projections that it adapts; got 100000: a larger",
-    endless_rank: r"--rank: must be at most 48,",
+    huge_rank: r"--lora-r: must be at most 88, the longest side of the "
+    r"projections that it adapts; got 100000: a larger",
+    endless_rank: r"--lora-r: must be at most 48,",
     endless_rank_of_one: r"--target-modules: a rank must be at most 48,",
-    rank_that_is_no_text: r"--rank: expected a whole number",
+    rank_that_is_no_text: r"--lora-r: expected a whole number",
     model_beyond_its_files: r"embed_tokens.weight in .* has shape \[300, 48\]: config.json asks for \[300, 4194304\]",
     pointers_of_git_lfs: r"model-00001-of-00002.safetensors is a pointer of Git LFS.*: run 'git lfs pull' in ",
     no_such_adapter: r"has no adapter_config.json",
@@ -152,8 +153,8 @@ CASES: dict[Case, str] = {
 
 
 def options_for(model: Path, data: Path, out: Path) -> list[str]:
-    options = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", "--seq-len", 32]
-    return list(map(str, [*options, "--max-steps", 3, "--log-every", 1, "--save-every", 1]))
+    options = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", "--max-length", 32]
+    return list(map(str, [*options, "--max-steps", 3, "--logging-steps", 1, "--save-steps", 1]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)

@@ -14,7 +14,7 @@ from wgrad.train.commands.cli import main
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
 from wgrad.train.step.trainer import Trainer
 
-SHAPE = ["--seq-len", "64", "--batch-size", "2", "--device", "cpu"]
+SHAPE = ["--max-length", "64", "--batch-size", "2", "--device", "cpu"]
 
 
 def measure(capsys: Any, *words: object) -> dict[str, Any]:
@@ -27,8 +27,31 @@ def measure(capsys: Any, *words: object) -> dict[str, Any]:
 def run(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> tuple[Path, Path, dict[str, Any]]:
     """The model, the folder of a run on it that was measured on text_data, and its results."""
     model, out = make_checkpoint(), tmp_path / "out"
-    words = ["--data", text_data, "--eval-data", text_data, "--eval-tokens", 300, "--accumulate", 1, "--max-steps", 4]
-    words += ["--model", model, "--out", out, "--lr", 0.02, "--rank", 4, "--dropout", 0.1, "--no-sample"]
+    words = [
+        "--data",
+        text_data,
+        "--eval-data",
+        text_data,
+        "--eval-tokens",
+        300,
+        "--gradient-accumulation-steps",
+        1,
+        "--max-steps",
+        4,
+    ]
+    words += [
+        "--model",
+        model,
+        "--out",
+        out,
+        "--learning-rate",
+        0.02,
+        "--lora-r",
+        4,
+        "--lora-dropout",
+        0.1,
+        "--no-sample",
+    ]
     assert main(["finetune", *SHAPE, *map(str, words)]) == 0
     return model, out, json.loads((out / "results.json").read_text())
 
@@ -48,10 +71,10 @@ def test_the_numbers_of_a_run_to_the_last_digit(run: Any, text_data: Path, capsy
 def test_rows_beyond_the_positions_are_told(make_checkpoint: Any, tmp_path: Path, capsys: Any) -> None:
     folder = make_checkpoint(max_position_embeddings=16)
     (tmp_path / "long.txt").write_text("a wise man will hear " * 40)
-    words = ["--model", str(folder), "--data", str(tmp_path / "long.txt"), "--seq-len", "32"]
+    words = ["--model", str(folder), "--data", str(tmp_path / "long.txt"), "--max-length", "32"]
     for command in (["eval", "--device", "cpu"], ["plan", "--device", "wgpu"]):
         assert main([command[0], *words, *command[1:]]) == 0
-        assert "--seq-len 32 is beyond the 16 positions that the model was made for" in capsys.readouterr().err
+        assert "--max-length 32 is beyond the 16 positions that the model was made for" in capsys.readouterr().err
         assert main([command[0], *words[:-1], "16", *command[1:]]) == 0
         assert "is beyond" not in capsys.readouterr().err
 
@@ -69,7 +92,15 @@ def test_the_batches_are_those_of_a_run(
     monkeypatch.setattr(Trainer, "measure", note)
     text_data.write_text("".join(text_data.read_text().splitlines(keepends=True)[:5]))
     words = ["--model", str(make_checkpoint()), "--device", "cpu", "--data", str(text_data)]
-    run = ["--eval-data", str(text_data), "--out", str(tmp_path / "out"), "--accumulate", "1", "--no-sample"]
+    run = [
+        "--eval-data",
+        str(text_data),
+        "--out",
+        str(tmp_path / "out"),
+        "--gradient-accumulation-steps",
+        "1",
+        "--no-sample",
+    ]
     assert main(["finetune", *words, *run]) == 0 and main(["eval", *words]) == 0
     before, after, alone = seen
     assert len(before) == len(alone) and all(np.array_equal(a, b) for a, b in zip(before, alone))
@@ -105,7 +136,7 @@ def test_damaged_weights_are_no_number(make_checkpoint: Any, text_data: Path, ca
         (["--data", "d"], "--model is required: give it, or an --adapter that names it"),
         (["--model", "m"], "--data is required: give it"),
         (["--model", "m", "--data", "d", "--no-quantize", "--block-size", "128"], "--block-size: would be ignored"),
-        (["--model", "m", "--data", "d", "--rank", "3"], "unknown argument --rank"),
+        (["--model", "m", "--data", "d", "--lora-r", "3"], "unknown argument --lora-r"),
         (["--eval-batch-size", "3"], "unknown argument --eval-batch-size (did you mean --batch-size?)"),
         (["--adapter", "nowhere", "--data", "d", "--device", "cpu"], "--adapter: nowhere has no adapter_config.json"),
     ],

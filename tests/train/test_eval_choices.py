@@ -73,7 +73,7 @@ def questions(write_lines: Callable[..., str]) -> str:
     return write_lines(*RECORDS[:2], "", *RECORDS[2:], name="questions.jsonl")
 
 
-@pytest.mark.parametrize("seq_len", [192, 40])
+@pytest.mark.parametrize("max_length", [192, 40])
 def test_the_scores_are_those_of_lm_eval(
     seq_len: int, questions: str, adapter: Path, tmp_path: Path, cpu: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,12 +85,12 @@ def test_the_scores_are_those_of_lm_eval(
         model = build_frozen(config, tmp_path / "model", cpu, positions=256, adapter=folder)
         sums, expected[name] = of_lm_eval(model, tokenizer, seq_len)
         for words in ({"batch_size": 2}, {"batch_size": 3, "packing": False}):
-            options = RunOptions(seq_len=seq_len, **words)  # type: ignore[arg-type]
+            options = RunOptions(max_length=seq_len, **words)  # type: ignore[arg-type]
             found = log_likelihoods(model, choice_batches(read, options, 0))
             values = np.array([found[choice] for question in read for choice in question.choices])
             assert np.abs(values - np.concatenate(sums)).max() < 2e-4  # of sums down to -270
     assert expected["base"]["acc"] != expected["adapter"]["acc"]
-    asked = ["--adapter", str(adapter), "--choices", questions, "--seq-len", str(seq_len), "--device", "cpu"]
+    asked = ["--adapter", str(adapter), "--choices", questions, "--max-length", str(seq_len), "--device", "cpu"]
     capsys.readouterr()
     assert main(["eval", *asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -100,7 +100,7 @@ def test_the_scores_are_those_of_lm_eval(
         assert told[name]["acc_stderr"] == pytest.approx((entry["acc"] * (1 - entry["acc"]) / 4) ** 0.5)
     assert main(["eval", *asked]) == 0
     first, head, *rows = capsys.readouterr().out.splitlines()
-    cut = ", 3 choices cut to --seq-len" if seq_len == 40 else ""
+    cut = ", 3 choices cut to --max-length" if seq_len == 40 else ""
     assert first == f"{questions}: 5 questions{cut}; +- is the standard error" and head.split() == ["acc", "acc_norm"]
     for row, name in zip(rows, ("base", "adapter"), strict=True):
         shown = [f"{told[name][m]:.4f} +- {told[name][m + '_stderr']:.4f}" for m in ("acc", "acc_norm")]

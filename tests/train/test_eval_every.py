@@ -31,7 +31,7 @@ PROMPTS = ["the early bird", "a journey"]
 # ---- which steps, and when it is enough --------------------------------------------------------
 def steps_of(losses: list[float], **options: Any) -> BestSteps:
     """One measured loss every two steps."""
-    config = RunOptions(**({"eval_every": 2} | options))
+    config = RunOptions(**({"eval_steps": 2} | options))
     return BestSteps(config, [(2 * (i + 1), loss) for i, loss in enumerate(losses)])
 
 
@@ -55,7 +55,11 @@ def test_the_best_is_the_lowest_and_of_equal_ones_the_first() -> None:
 )
 def test_patience_counts_the_measures_since_the_best(losses: list[float], waited: int) -> None:
     assert steps_of(losses).without_better == waited
-    assert [steps_of(losses, early_stop=patience).stop for patience in (0, 1, 2)] == [False, waited > 0, waited > 1]
+    assert [steps_of(losses, early_stopping_patience=patience).stop for patience in (0, 1, 2)] == [
+        False,
+        waited > 0,
+        waited > 1,
+    ]
     saved = json.loads(json.dumps(steps_of(losses).saved()))  # as a checkpoint has it
     assert BestSteps(RunOptions(), saved).without_better == waited
 
@@ -69,9 +73,12 @@ def values(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> dict[str, A
     """A run whose held-out loss soon rises: it learns 5 texts by heart."""
     text_data.write_text("".join(text_data.read_text().splitlines(keepends=True)[:10]))
     model = make_checkpoint(hidden_size=16, intermediate_size=24, **SIZES)
-    options = f"--model {model} --data {text_data} --device cpu --rank 2 --seq-len 24 --no-packing --max-steps 14"
-    options += " --log-every 1 --lr 0.1 --schedule constant --warmup 0 --accumulate 2 --batch-size 2 --dropout 0.1"
-    options += " --eval-fraction 0.5 --save-every 5 --eval-every 2 --early-stop 2 --keep-best 2"
+    options = f"--model {model} --data {text_data} --device cpu --lora-r 2 --max-length 24 --no-packing --max-steps 14"
+    options += (
+        " --logging-steps 1 --learning-rate 0.1 --lr-scheduler-type constant --warmup-steps "
+        "0 --gradient-accumulation-steps 2 --batch-size 2 --lora-dropout 0.1"
+    )
+    options += " --eval-fraction 0.5 --save-steps 5 --eval-steps 2 --early-stopping-patience 2 --keep-best 2"
     words = options.replace("--no-packing ", "").split()
     return dict(zip(words[::2], words[1::2])) | {"--no-packing": True, "--out": tmp_path / "out"}
 
@@ -153,14 +160,14 @@ def test_a_run_that_was_stopped_goes_on_with_more_patience_only(tmp_path: Path) 
     (tmp_path / "checkpoints" / "step-8").mkdir(parents=True)
 
     def again(**options: Any) -> FinetuneConfig:
-        given = {"eval_every": 2, "early_stop": 2, "max_steps": 12, **options}
+        given = {"eval_steps": 2, "early_stopping_patience": 2, "max_steps": 12, **options}
         return FinetuneConfig(model="m", data=("d",), out=str(tmp_path), resume=True, **given)
 
     assert previous_run(again()).finished and previous_run(again()).stopped
     for patience in (3, 0):
-        assert previous_run(again(early_stop=patience)).ended_at == 8
+        assert previous_run(again(early_stopping_patience=patience)).ended_at == 8
     with pytest.raises(
-        WgradError, match="^--max-steps: would be ignored: --early-stop 2 ended the run .* after step 8"
+        WgradError, match="^--max-steps: would be ignored: --early-stopping-patience 2 ended the run .* after step 8"
     ):
         previous_run(again(max_steps=20))
 
@@ -169,7 +176,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way_to_the_next(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the last step is one of those that count."""
-    values |= {"--max-steps": 5, "--early-stop": 0, "--keep-best": 1, "--lr": 1e-3}
+    values |= {"--max-steps": 5, "--early-stopping-patience": 0, "--keep-best": 1, "--learning-rate": 1e-3}
     end = Run.train
 
     def damaged(self: Run) -> None:

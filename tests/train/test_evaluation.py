@@ -53,7 +53,18 @@ def test_the_part_is_drawn_by_the_seed_alone_and_from_everywhere() -> None:
 
 
 def finetune(out: Path, model: Path, data: Path, *more: object) -> int:
-    options = ["--seq-len", 64, "--batch-size", 2, "--accumulate", 1, "--max-steps", 2, "--eval-fraction", 0.5]
+    options = [
+        "--max-length",
+        64,
+        "--batch-size",
+        2,
+        "--gradient-accumulation-steps",
+        1,
+        "--max-steps",
+        2,
+        "--eval-fraction",
+        0.5,
+    ]
     given = ["finetune", "--model", model, "--data", data, "--out", out, "--device", "cpu", *options, *more]
     return main([str(item) for item in given])
 
@@ -81,13 +92,13 @@ def test_the_cap_is_said_and_before_and_after_are_the_same_part(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], phases: Any
 ) -> None:
     model = make_checkpoint()
-    assert finetune(tmp_path / "some", model, text_data, "--eval-tokens", 60, "--lr", 1e-30) == 0
+    assert finetune(tmp_path / "some", model, text_data, "--eval-tokens", 60, "--learning-rate", 1e-30) == 0
     said = ("held-out loss before", "held-out loss after")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(said)]
     assert len(lines) == 2 and all("of 16 held-out examples: --eval-tokens 60)" in line for line in lines)
     results = json.loads((tmp_path / "some" / "results.json").read_text())
     assert results["held_out_loss_before"] == pytest.approx(results["held_out_loss_after"], rel=1e-6)
-    assert finetune(tmp_path / "all", model, text_data, "--eval-tokens", 0, "--lr", 1e-30) == 0
+    assert finetune(tmp_path / "all", model, text_data, "--eval-tokens", 0, "--learning-rate", 1e-30) == 0
     assert "--eval-tokens" not in capsys.readouterr().out.partition("held-out loss")[2]
     whole = json.loads((tmp_path / "all" / "results.json").read_text())
     assert whole["held_out_loss_before"] != results["held_out_loss_before"]
@@ -96,7 +107,7 @@ def test_the_cap_is_said_and_before_and_after_are_the_same_part(
 def test_every_phase_of_a_run_has_its_bar(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, phases: dict[str, list[tuple[int, int | None]]]
 ) -> None:
-    assert finetune(tmp_path / "out", make_checkpoint(), text_data, "--save-every", 1) == 0
+    assert finetune(tmp_path / "out", make_checkpoint(), text_data, "--save-steps", 1) == 0
     assert set(phases) >= {
         "compiling",
         "loading and quantising weights",

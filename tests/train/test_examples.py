@@ -31,7 +31,14 @@ def example(name: str) -> Any:
 def test_chat_data(make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_checkpoint()
     (model / "chat_template.jinja").write_text(CHATML)
-    options = QUICK | {"max_steps": 30, "seq_len": 96, "batch_size": 4, "accumulate": 1, "lr": 0.02, "rank": 4}
+    options = QUICK | {
+        "max_steps": 30,
+        "max_length": 96,
+        "batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0.02,
+        "lora_r": 4,
+    }
     answer = example("chat_data").main(str(model), out=str(tmp_path / "out"), **options)
     before, after = map(float, re.findall(r"\d+\.\d+", capsys.readouterr().out)[:2])
     assert after < before and answer
@@ -42,14 +49,14 @@ def test_continued_pretraining(
 ) -> None:
     data = tmp_path / "text.txt"
     data.write_text("\n".join(record["text"] for record in RECORDS * 5))
-    options = QUICK | {"max_steps": 4, "seq_len": 32, "rank": 4, "eval_every": 2}
+    options = QUICK | {"max_steps": 4, "max_length": 32, "lora_r": 4, "eval_steps": 2}
     result = example("continued_pretraining").main(str(make_checkpoint()), str(data), str(tmp_path / "out"), **options)
     said = capsys.readouterr().out
     assert result.steps == 4 and "held out, after step 2: " in said and "with the adapter: perplexity" in said
 
 
 def test_preferences(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    options = QUICK | {"max_steps": 8, "lr": 0.02, "rank": 4}
+    options = QUICK | {"max_steps": 8, "learning_rate": 0.02, "lora_r": 4}
     before, after = example("preferences").main(str(make_checkpoint()), str(tmp_path / "out"), **options)
     assert after > before + 1
 
@@ -57,7 +64,7 @@ def test_preferences(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
 def test_gguf_to_gguf(make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The base is a GGUF file alone; what comes out is one again, and a model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    options = QUICK | {"seq_len": 32, "rank": 2, "eval_fraction": 0.1}
+    options = QUICK | {"max_length": 32, "lora_r": 2, "eval_fraction": 0.1}
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     first = wgrad.finetune(model=make_checkpoint(**sizes), data=RECORDS, out=tmp_path / "first", **options)
     words = ["--out", str(tmp_path / "base"), "--format", "gguf", "--quantize", "q8_0", "--no-compare"]

@@ -235,8 +235,9 @@ class Runs:
 
     def options(self, out: Path) -> list[str]:
         text = (
-            f"finetune --model {self.model} --data {self.data} --out {out} --device cpu --rank 2 --seq-len 24 "
-            f"--max-steps {STEPS} --save-every 2 --log-every 1 --lr 5e-3 --accumulate 1 --dropout 0.1 {self.more}"
+            f"finetune --model {self.model} --data {self.data} --out {out} --device cpu --lora-r 2 --max-length 24 "
+            f"--max-steps {STEPS} --save-steps 2 --logging-steps 1 --learning-rate 5e-3 "
+            f"--gradient-accumulation-steps 1 --lora-dropout 0.1 {self.more}"
         )
         return text.split()
 
@@ -296,7 +297,7 @@ def test_a_killed_run_that_keeps_its_best_ends_in_the_same_bits(
         pytest.skip("this system cannot fork")
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
     model = make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
-    runs = Runs(tmp_path, model, text_data, "--eval-every 1 --keep-best 1 --early-stop 3")
+    runs = Runs(tmp_path, model, text_data, "--eval-steps 1 --keep-best 1 --early-stopping-patience 3")
     assert len([r for r in read_metrics(runs.whole / "metrics.jsonl") if "held_out_loss" in r]) == STEPS + 1
     for at in range(3, runs.calls + 1, max(1, runs.calls // 4)):
         runs.after(at, kill, (KILLED,))

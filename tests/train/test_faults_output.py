@@ -21,8 +21,9 @@ RESULT = ("adapter_model.safetensors", "adapter_config.json", "loss.svg")
 
 def options_for(folder: Path, out: Path) -> list[str]:
     text = (
-        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --rank 2 "
-        "--seq-len 24 --max-steps 4 --save-every 2 --log-every 1 --lr 5e-3 --accumulate 1"
+        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --lora-r 2 "
+        "--max-length 24 --max-steps 4 --save-steps 2 --logging-steps 1 "
+        "--learning-rate 5e-3 --gradient-accumulation-steps 1"
     )
     return text.split()
 

@@ -22,7 +22,7 @@ from wgrad.train.options.resolve import resolve_config
 NEEDED: dict[str, Any] = {"model": "m", "data": ("d",), "out": "o"}
 # Options that another one is given beside: what they are refused, or without effect, without.
 BESIDE: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("early_stop", "keep_best"), {"eval_every": 3}),
+    **dict.fromkeys(("early_stopping_patience", "keep_best"), {"eval_steps": 3}),
     **dict.fromkeys(("beta", "label_smoothing"), {"objective": "dpo"}),
     "simpo_gamma": {"objective": "simpo"},
     **dict.fromkeys(("desirable_weight", "undesirable_weight"), {"objective": "kto", "batch_size": 2}),
@@ -66,9 +66,12 @@ def needed(*words: str) -> FinetuneConfig:
 # ---- one source of names and defaults ----------------------------------------------------------
 def test_every_option_of_the_command_is_there() -> None:
     wanted = (
-        "model data out rank alpha dropout target_modules rslora lr schedule warmup batch_size accumulate seq_len "
-        "epochs max_steps eval_fraction eval_data save_every log_every seed compute device resume full weight_decay "
-        "max_grad_norm packing checkpointing double_quant block_size profile loss_on adapter sample_prompt on_bad_line "
+        "model data out lora_r lora_alpha lora_dropout target_modules use_rslora learning_rate "
+        "lr_scheduler_type warmup_steps batch_size gradient_accumulation_steps max_length "
+        "epochs max_steps eval_fraction eval_data save_steps logging_steps "
+        "seed compute device resume full weight_decay "
+        "max_grad_norm packing gradient_checkpointing double_quant block_size "
+        "profile loss_on adapter sample_prompt on_bad_line "
         "eval_tokens sample"
     )
     assert set(wanted.split()) <= {f.name for f in dataclasses.fields(FinetuneConfig)}
@@ -96,29 +99,29 @@ def test_every_field_goes_through_the_command_line_and_yaml(field: dataclasses.F
 @pytest.mark.parametrize(
     ("words", "text", "value"),
     [
-        ("--offload-checkpoints", "true", True),
-        ("--offload-checkpoints --rank 3", "yes", True),
-        ("--no-offload-checkpoints", "false", False),
-        ("--offload-checkpoints 14", "14", 14),
-        ("--offload-checkpoints=1", "1", 1),
-        ("--offload-checkpoints 0", "0", 0),
-        ("--offload-checkpoints true", "'true'", True),
+        ("--offload-activations", "true", True),
+        ("--offload-activations --lora-r 3", "yes", True),
+        ("--no-offload-activations", "false", False),
+        ("--offload-activations 14", "14", 14),
+        ("--offload-activations=1", "1", 1),
+        ("--offload-activations 0", "0", 0),
+        ("--offload-activations true", "'true'", True),
     ],
 )
 def test_a_switch_that_takes_a_number(words: str, text: str, value: bool | int, tmp_path: Path) -> None:
-    path = write(tmp_path / "c.yaml", f"offload_checkpoints: {text}\n")
+    path = write(tmp_path / "c.yaml", f"offload_activations: {text}\n")
     (tmp_path / "a").mkdir()
     for config in (
         needed(*words.split()),
         needed("--config", path),
-        FinetuneConfig(**NEEDED, offload_checkpoints=value),
+        FinetuneConfig(**NEEDED, offload_activations=value),
     ):
-        assert config.offload_checkpoints == value and type(config.offload_checkpoints) is type(value)
+        assert config.offload_activations == value and type(config.offload_activations) is type(value)
         config.save(tmp_path / "a")
-        again = read_config_file(tmp_path / "a" / CONFIG_FILE)["offload_checkpoints"]
+        again = read_config_file(tmp_path / "a" / CONFIG_FILE)["offload_activations"]
         assert again == value and type(again) is type(value)
-    assert needed("--config", path, "--no-offload-checkpoints").offload_checkpoints is False
-    assert needed("--config", path, "--offload-checkpoints", "7").offload_checkpoints == 7
+    assert needed("--config", path, "--no-offload-activations").offload_activations is False
+    assert needed("--config", path, "--offload-activations", "7").offload_activations == 7
 
 
 def test_help_names_defaults_and_choices() -> None:
@@ -142,29 +145,29 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"rank": 0}, "--rank: must be at least 1; got 0"),
-        ({"rank": 2.5}, "--rank: expected a whole number, got 2.5"),
-        ({"rank": "many"}, "--rank: expected a whole number, got 'many'"),
-        ({"rank": True}, "--rank: expected a whole number, got True"),
-        ({"lr": "inf"}, "--lr: expected a number, got 'inf'"),
-        ({"lr": 0}, "--lr: must be above 0; got 0"),
-        ({"alpha": -1}, "--alpha: must be above 0; got -1"),
-        ({"dropout": 1}, "--dropout: must be at least 0 and below 1; got 1"),
-        ({"warmup": 1.5}, "--warmup: must be a share below 1 or a whole number of steps; got 1.5"),
-        ({"warmup": -0.1}, "--warmup: must be"),
+        ({"lora_r": 0}, "--lora-r: must be at least 1; got 0"),
+        ({"lora_r": 2.5}, "--lora-r: expected a whole number, got 2.5"),
+        ({"lora_r": "many"}, "--lora-r: expected a whole number, got 'many'"),
+        ({"lora_r": True}, "--lora-r: expected a whole number, got True"),
+        ({"learning_rate": "inf"}, "--learning-rate: expected a number, got 'inf'"),
+        ({"learning_rate": 0}, "--learning-rate: must be above 0; got 0"),
+        ({"lora_alpha": -1}, "--lora-alpha: must be above 0; got -1"),
+        ({"lora_dropout": 1}, "--lora-dropout: must be at least 0 and below 1; got 1"),
+        ({"warmup_steps": 1.5}, "--warmup-steps: must be a share below 1 or a whole number of steps; got 1.5"),
+        ({"warmup_steps": -0.1}, "--warmup-steps: must be"),
         (
-            {"schedule": "cosin"},
-            r"--schedule: must be one of cosine, linear, constant; got 'cosin' \(did you mean cosine",
+            {"lr_scheduler_type": "cosin"},
+            r"--lr-scheduler-type: must be one of cosine, linear, constant; got 'cosin' \(did you mean cosine",
         ),
         ({"block_size": 63}, "--block-size: must be one of 32, 64, .*; got 63"),
         ({"compute": "float64"}, "--compute: must be one of auto, float32, float16, bfloat16; got 'float64'"),
-        ({"seq_len": 1}, "--seq-len: must be between 2"),
+        ({"max_length": 1}, "--max-length: must be between 2"),
         ({"max_steps": "1e15"}, "--max-steps: must be between 1 and 1,000,000,000; got 1000000000000000"),
         ({"epochs": 10**400}, "--epochs: must be between 1 and 1,000,000,000; got 1000"),
-        ({"rank": None}, "--rank: expected a whole number, got None"),
-        ({"lr": "nan"}, "--lr: expected a number, got 'nan'"),
-        ({"lr": 10**400}, "--lr: expected a number, got 1000"),
-        ({"rank": "9" * 5000}, r"--rank: expected a whole number, got '9+\.\.\.9+'"),
+        ({"lora_r": None}, "--lora-r: expected a whole number, got None"),
+        ({"learning_rate": "nan"}, "--learning-rate: expected a number, got 'nan'"),
+        ({"learning_rate": 10**400}, "--learning-rate: expected a number, got 1000"),
+        ({"lora_r": "9" * 5000}, r"--lora-r: expected a whole number, got '9+\.\.\.9+'"),
         ({"target_modules": {"q_proj": 1}}, "--target-modules: expected a list of names, got {'q_proj': 1}"),
         ({"eval_fraction": 1.0}, "--eval-fraction: must be at least 0 and below 1"),
         ({"eval_tokens": -1}, "--eval-tokens: must be between 0 and 1,000,000,000"),
@@ -181,10 +184,13 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"target_modules": [3]}, r"--target-modules: expected a list of names, got \[3\]"),
         ({"model": 3}, "--model: expected text, got 3"),
         ({"full": True, "adapter": "x"}, "--adapter: --full trains all parameters"),
-        ({"full": True, "dropout": 0.5}, "--dropout: .*--full"),
-        ({"early_stop": 2}, "--early-stop: goes by the measures of --eval-every, which is 0: give --eval-every N"),
-        ({"keep_best": 2}, "--keep-best: goes by the measures of --eval-every"),
-        ({"eval_every": 2, "eval_fraction": 0}, "--eval-every: nothing is held out: give --eval-data, or"),
+        ({"full": True, "lora_dropout": 0.5}, "--lora-dropout: .*--full"),
+        (
+            {"early_stopping_patience": 2},
+            "--early-stopping-patience: goes by the measures of --eval-steps, which is 0: give --eval-steps N",
+        ),
+        ({"keep_best": 2}, "--keep-best: goes by the measures of --eval-steps"),
+        ({"eval_steps": 2, "eval_fraction": 0}, "--eval-steps: nothing is held out: give --eval-data, or"),
         ({"sample_prompt": 3}, "--sample-prompt: expected a list of texts, got 3$"),
         ({"objective": "ppo"}, "--objective: must be one of sft, dpo, orpo, kto, simpo; got 'ppo'"),
         ({"lr_sweep": "1e-4,x"}, "--lr-sweep: expected a list of numbers, got '1e-4,x': for example 1e-4,3e-4"),
@@ -196,13 +202,16 @@ def test_modules_with_commas_or_spaces(words: list[str]) -> None:
         ({"objective": "dpo", "full": True}, "--objective: dpo trains an adapter, and --full all parameters"),
         ({"objective": "kto"}, "--batch-size: must be at least 2 with --objective kto, .*got 1"),
         ({"objective": "kto", "batch_size": 2, "vram": "3GiB"}, "--vram: chooses --batch-size, on which the loss of"),
-        ({"offload_checkpoints": -1}, "--offload-checkpoints: must be between 0 and 1,000,000,000; got -1"),
-        ({"offload_checkpoints": 2.5}, "--offload-checkpoints: expected true or false, or a whole number, got 2.5"),
+        ({"offload_activations": -1}, "--offload-activations: must be between 0 and 1,000,000,000; got -1"),
+        ({"offload_activations": 2.5}, "--offload-activations: expected true or false, or a whole number, got 2.5"),
         (
-            {"offload_checkpoints": "half"},
-            "--offload-checkpoints: expected true or false, or a whole number, got 'half'",
+            {"offload_activations": "half"},
+            "--offload-activations: expected true or false, or a whole number, got 'half'",
         ),
-        ({"offload_checkpoints": 3, "checkpointing": False}, "--offload-checkpoints: --no-checkpointing leaves it"),
+        (
+            {"offload_activations": 3, "gradient_checkpointing": False},
+            "--offload-activations: --no-gradient-checkpointing leaves it",
+        ),
         ({"label_smoothing": 0.5}, "--label-smoothing: must be at least 0 and below 0.5; got 0.5"),
     ],
 )
@@ -214,7 +223,7 @@ def test_a_value_that_breaks_its_rule(values: dict, words: str) -> None:
 
 def test_it_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RunOptions().rank = 3  # type: ignore[misc]
+        RunOptions().lora_r = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", ["model", "data", "out"])
@@ -263,21 +272,24 @@ def test_a_list_given_in_parts_is_put_together() -> None:
 
 
 def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.yaml", "model: m\ndata: d\nout: o\nrank: 3\nlr: 2e-3\nseq-len: 77\npacking: false\n")
-    config = parse("--config", path, "--rank", "5", "--packing")
-    assert (config.rank, config.lr, config.seq_len, config.packing) == (5, 2e-3, 77, True)
+    path = write(
+        tmp_path / "c.yaml",
+        "model: m\ndata: d\nout: o\nlora_r: 3\nlearning_rate: 2e-3\nmax_length: 77\npacking: false\n",
+    )
+    config = parse("--config", path, "--lora-r", "5", "--packing")
+    assert (config.lora_r, config.learning_rate, config.max_length, config.packing) == (5, 2e-3, 77, True)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rnak: 3\n", r"unknown key 'rnak' \(did you mean rank\?\)"),
+        ("rnak: 3\n", r"unknown key 'rnak' \(did you mean lora_r\?\)"),
         ("zzzzzz: 3\n", "unknown key 'zzzzzz': see wgrad finetune --help"),
-        ("rank: [\n", "line 2: not valid YAML"),
-        ("- rank\n", "expected lines like 'rank: 16', got a list"),
-        ("seq_len: 3\nseq-len: 4\n", "'seq_len' is given twice"),
-        ("rank: few\n", ": rank: expected a whole number, got 'few'"),
-        ("rank: \x00\n", "not valid YAML"),
+        ("lora_r: [\n", "line 2: not valid YAML"),
+        ("- lora_r\n", "expected lines like 'lora_r: 16', got a list"),
+        ("max_length: 3\nmax_length: 4\n", "'max_length' is given twice"),
+        ("lora_r: few\n", ": lora_r: expected a whole number, got 'few'"),
+        ("lora_r: \x00\n", "not valid YAML"),
     ],
 )
 def test_a_bad_file(tmp_path: Path, text: str, words: str) -> None:
@@ -289,20 +301,24 @@ def test_a_bad_file(tmp_path: Path, text: str, words: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(WgradError, match="--config: no such file: .*absent.yaml: check the path"):
         needed("--config", str(tmp_path / "absent.yaml"))
-    (tmp_path / "c.yaml").write_bytes(b"rank: \xff")
-    with pytest.raises(WgradError, match="--config: .*c.yaml must be UTF-8 text; got byte 0xff at 6"):
+    (tmp_path / "c.yaml").write_bytes(b"lora_r: \xff")
+    with pytest.raises(WgradError, match="--config: .*c.yaml must be UTF-8 text; got byte 0xff at 8"):
         needed("--config", str(tmp_path / "c.yaml"))
 
 
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("lr: 1e-3", "--lr-sweep 1e-4,3e-4", "lr: would be ignored: --lr-sweep measures .*: remove it there"),
-        ("full: true\nrank: 8", "", "rank: would be ignored: --full trains all parameters.*: remove it there"),
-        ("lr: -1", "", "lr: must be above 0; got -1"),
-        ("schedule: cosin", "", "schedule: must be one of .* .did you mean cosine"),
-        ("seq-len: many", "", "seq_len: expected a whole number, got 'many'"),
-        ("dora: true\ndropout: 0.1", "", "dropout: --dora is trained without"),
+        (
+            "learning_rate: 1e-3",
+            "--lr-sweep 1e-4,3e-4",
+            "learning_rate: would be ignored: --lr-sweep measures .*: remove it there",
+        ),
+        ("full: true\nlora_r: 8", "", "lora_r: would be ignored: --full trains all parameters.*: remove it there"),
+        ("learning_rate: -1", "", "learning_rate: must be above 0; got -1"),
+        ("lr_scheduler_type: cosin", "", "lr_scheduler_type: must be one of .* .did you mean cosine"),
+        ("max_length: many", "", "max_length: expected a whole number, got 'many'"),
+        ("use_dora: true\nlora_dropout: 0.1", "", "lora_dropout: --use-dora is trained without"),
     ],
 )
 def test_a_message_names_the_file_that_the_value_came_from(tmp_path: Path, text: str, words: str, message: str) -> None:
@@ -312,10 +328,10 @@ def test_a_message_names_the_file_that_the_value_came_from(tmp_path: Path, text:
 
 
 def test_a_message_names_the_option_where_that_was_given(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.yaml", "lr: 1e-3\nrank: 4")
+    path = write(tmp_path / "run.yaml", "learning_rate: 1e-3\nlora_r: 4")
     for words, message in [
-        ("--lr-sweep 1e-4,3e-4 --lr 1e-4", "^--lr: would be ignored: .*: leave it out"),
-        ("--rank 0", "^--rank: must be at least 1"),
+        ("--lr-sweep 1e-4,3e-4 --learning-rate 1e-4", "^--learning-rate: would be ignored: .*: leave it out"),
+        ("--lora-r 0", "^--lora-r: must be at least 1"),
     ]:
         with pytest.raises(WgradError, match=message):
             needed("--config", path, *words.split())
@@ -324,12 +340,14 @@ def test_a_message_names_the_option_where_that_was_given(tmp_path: Path) -> None
 def test_a_resumed_run_names_the_file_of_what_it_cannot_change(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    write(out / "config.yaml", "model: m\ndata: [d]\nrank: 4\nlr: 1e-3\n")
-    path = write(tmp_path / "run.yaml", "rank: 8")
-    with pytest.raises(WgradError, match=f"^--config: {re.escape(path)}: rank: the run in .*: remove it there, or"):
+    write(out / "config.yaml", "model: m\ndata: [d]\nlora_r: 4\nlearning_rate: 1e-3\n")
+    path = write(tmp_path / "run.yaml", "lora_r: 8")
+    with pytest.raises(WgradError, match=f"^--config: {re.escape(path)}: lora_r: the run in .*: remove it there, or"):
         needed("--config", path, "--out", str(out), "--resume")
-    write(out / "config.yaml", "model: m\ndata: [d]\nrank: 4\nlr: -1\n")
-    with pytest.raises(WgradError, match=f"^--resume: {re.escape(str(out / 'config.yaml'))}: lr: must be above 0"):
+    write(out / "config.yaml", "model: m\ndata: [d]\nlora_r: 4\nlearning_rate: -1\n")
+    with pytest.raises(
+        WgradError, match=f"^--resume: {re.escape(str(out / 'config.yaml'))}: learning_rate: must be above 0"
+    ):
         needed("--out", str(out), "--resume")
 
 
@@ -353,8 +371,8 @@ def begun(out: Path, **values) -> FinetuneConfig:
 
 
 def test_a_resumed_run_takes_its_options_from_the_folder(tmp_path: Path) -> None:
-    config = begun(tmp_path, rank=3, lr=1e-3, seq_len=77)
-    resumed = parse("--out", str(tmp_path), "--resume", "--device", "cpu", "--rank", "3")
+    config = begun(tmp_path, lora_r=3, learning_rate=1e-3, max_length=77)
+    resumed = parse("--out", str(tmp_path), "--resume", "--device", "cpu", "--lora-r", "3")
     assert resumed == dataclasses.replace(config, resume=True, device="cpu")
 
 
@@ -373,17 +391,18 @@ def test_what_a_checkpoint_depends_on_cannot_change(tmp_path: Path, field: datac
 
 def test_no_option_that_checkpoints_of_before_depend_on_is_forgotten() -> None:
     names = (
-        "rank alpha dropout target_modules rslora full double_quant block_size batch_size accumulate seq_len packing "
+        "lora_r lora_alpha lora_dropout target_modules use_rslora full double_quant "
+        "block_size batch_size gradient_accumulation_steps max_length packing "
         "loss_on eval_fraction eval_tokens seed compute adapter"
     )
     assert set(names.split()) <= {field.name for field in fixed_options(FinetuneConfig)}
 
 
 def test_a_run_of_an_older_version_resumes_unless_it_used_what_is_gone(tmp_path: Path) -> None:
-    needed("--out", str(tmp_path), "--rank", "3").save(tmp_path)
+    needed("--out", str(tmp_path), "--lora-r", "3").save(tmp_path)
     before = (tmp_path / CONFIG_FILE).read_text()
     write(tmp_path / CONFIG_FILE, before + "sync_every: 1\nexchange_bits: 32\n")
-    assert parse("--out", str(tmp_path), "--resume").rank == 3
+    assert parse("--out", str(tmp_path), "--resume").lora_r == 3
     for key, value, what in (("sync_every", 4, "DiLoCo"), ("exchange_bits", 16, "16 bits")):
         write(tmp_path / CONFIG_FILE, f"{before}{key}: {value}\n")
         with pytest.raises(
@@ -393,5 +412,5 @@ def test_a_run_of_an_older_version_resumes_unless_it_used_what_is_gone(tmp_path:
 
 
 def test_without_resume_the_folder_says_nothing(tmp_path: Path) -> None:
-    begun(tmp_path, rank=3)
-    assert parse("--model", "m", "--data", "d", "--out", str(tmp_path)).rank == RunOptions().rank
+    begun(tmp_path, lora_r=3)
+    assert parse("--model", "m", "--data", "d", "--out", str(tmp_path)).lora_r == RunOptions().lora_r

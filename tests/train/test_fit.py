@@ -64,16 +64,20 @@ class Card:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "--no-checkpointing|--checkpointing|--offload-checkpoints|--offload-checkpoints --stream-weights on"),
-        ({"checkpointing": False}, "--no-checkpointing"),
-        ({"checkpointing": True, "stream_weights": "off"}, "--checkpointing|--offload-checkpoints"),
-        ({"offload_checkpoints": True}, "--offload-checkpoints|--offload-checkpoints --stream-weights on"),
         (
-            {"offload_checkpoints": 1},
-            "--offload-checkpoints 1|--offload-checkpoints 1 --stream-weights on",
+            {},
+            "--no-gradient-checkpointing|--gradient-checkpointing|--offload-activations|--offload-activations "
+            "--stream-weights on",
         ),
-        ({"stream_weights": "on"}, "--offload-checkpoints --stream-weights on"),
-        ({"full": True}, "--no-checkpointing|--checkpointing|--offload-checkpoints"),
+        ({"gradient_checkpointing": False}, "--no-gradient-checkpointing"),
+        ({"gradient_checkpointing": True, "stream_weights": "off"}, "--gradient-checkpointing|--offload-activations"),
+        ({"offload_activations": True}, "--offload-activations|--offload-activations --stream-weights on"),
+        (
+            {"offload_activations": 1},
+            "--offload-activations 1|--offload-activations 1 --stream-weights on",
+        ),
+        ({"stream_weights": "on"}, "--offload-activations --stream-weights on"),
+        ({"full": True}, "--no-gradient-checkpointing|--gradient-checkpointing|--offload-activations"),
     ],
 )
 def test_what_is_left_open_is_chosen_and_no_more(options: dict[str, Any], expected: str) -> None:
@@ -81,21 +85,27 @@ def test_what_is_left_open_is_chosen_and_no_more(options: dict[str, Any], expect
     assert "|".join(map(words, modes(config, Card()))) == expected  # type: ignore[arg-type]
     shared = "|".join(map(words, modes(config, Card(shared_memory=True))))  # type: ignore[arg-type]
     assert "offload" not in shared and set(shared.split("|")) <= {
-        "--no-checkpointing",
-        "--checkpointing",
-        "--checkpointing --stream-weights on",
+        "--no-gradient-checkpointing",
+        "--gradient-checkpointing",
+        "--gradient-checkpointing --stream-weights on",
     }
 
 
 def test_batches_divide_the_rows_of_a_step_and_leave_each_rank_one() -> None:
-    config = RunOptions(batch_size=3, accumulate=4)
+    config = RunOptions(batch_size=3, gradient_accumulation_steps=4)
     assert batch_sizes(config) == [1, 2, 3, 4, 6, 12]
     assert batch_sizes(config, ranks=5) == [1, 2] and batch_sizes(config, ranks=99) == [3]
-    assert len(batch_sizes(RunOptions(batch_size=10**9, accumulate=10**9))) < 1024
+    assert len(batch_sizes(RunOptions(batch_size=10**9, gradient_accumulation_steps=10**9))) < 1024
 
 
 # ---- on a device -------------------------------------------------------------------------------
-ROWS: dict[str, Any] = {"seq_len": 70, "batch_size": 1, "accumulate": 12, "rank": 4, "sample": False}
+ROWS: dict[str, Any] = {
+    "max_length": 70,
+    "batch_size": 1,
+    "gradient_accumulation_steps": 12,
+    "lora_r": 4,
+    "sample": False,
+}
 
 
 @pytest.fixture
@@ -118,11 +128,14 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
         try:
             plan = fit.choose(batch_sizes(config))
         except WgradError as error:
-            assert "even with --batch-size 1 --offload-checkpoints --stream-weights on the run takes" in str(error)
+            assert "even with --batch-size 1 --offload-activations --stream-weights on the run takes" in str(error)
             break
         chosen = plan.config
-        assert chosen.batch_size * chosen.accumulate == 12 and plan.dry.memory().peak_reserved_bytes <= limit
-        way = {**mode_of(chosen), "offload_checkpoints": bool(chosen.offload_checkpoints)}
+        assert (
+            chosen.batch_size * chosen.gradient_accumulation_steps == 12
+            and plan.dry.memory().peak_reserved_bytes <= limit
+        )
+        way = {**mode_of(chosen), "offload_activations": bool(chosen.offload_activations)}
         number = ladder.index(way)
         larger = [n for n in (1, 2, 3, 4, 6, 12) if n > chosen.batch_size][:1]
         assert not any(fit.plan(batch_size=n, **ladder[number]) for n in larger)
@@ -132,7 +145,13 @@ def test_the_first_mode_and_the_largest_batch_that_fit_are_chosen(make_checkpoin
     assert seen == sorted(seen) and seen[0] == (0, -12) and len({number for number, _ in seen}) >= 2, seen
 
 
-PARKED: dict[str, Any] = {"seq_len": 256, "batch_size": 1, "accumulate": 1, "rank": 4, "sample": False}
+PARKED: dict[str, Any] = {
+    "max_length": 256,
+    "batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "lora_r": 4,
+    "sample": False,
+}
 STREAM = 256 * 48 * 4  # bytes of a layer's input of such a row
 
 
@@ -150,26 +169,26 @@ def least_limit(config: RunOptions, folder: Path, card: Any) -> int:
 def test_as_few_layers_are_parked_as_fit(make_checkpoint: Any, card: Any, streamed: Any) -> None:
     """Each number between none and all is the choice under some limit; what the options say is left."""
     folder = make_checkpoint(num_hidden_layers=6)
-    config = RunOptions(**PARKED, checkpointing=True, stream_weights=streamed)
+    config = RunOptions(**PARKED, gradient_checkpointing=True, stream_weights=streamed)
     limit = least_limit(config, folder, card)
     for number in range(5):
         fit = Fit(replace(config, vram=str(limit)), load_model_config(folder), folder, card, 24, limit)
         chosen = fit.choose([1]).config
-        assert chosen.offload_checkpoints == number and fit.plan(offload_checkpoints=number) is not None
+        assert chosen.offload_activations == number and fit.plan(offload_activations=number) is not None
         said = line(chosen, mode_of(chosen), limit)
-        assert f" --offload-checkpoints {number}" in said if number else "--offload" not in said
+        assert f" --offload-activations {number}" in said if number else "--offload" not in said
         if number:
-            assert fit.plan(offload_checkpoints=number - 1) is None
+            assert fit.plan(offload_activations=number - 1) is None
         for given in (True, 5):
-            asked = replace(fit, config=replace(fit.config, offload_checkpoints=given))
-            assert asked.choose([1]).config.offload_checkpoints is given
+            asked = replace(fit, config=replace(fit.config, offload_activations=given))
+            assert asked.choose([1]).config.offload_activations is given
         limit -= STREAM * 64 // 63
-    with pytest.raises(WgradError, match="even with --batch-size 1 --offload-checkpoints"):
+    with pytest.raises(WgradError, match="even with --batch-size 1 --offload-activations"):
         replace(fit, config=replace(fit.config, vram=str(limit)), limit=limit).choose([1])
 
 
 def mode_of(config: RunOptions) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
+    return {name: getattr(config, name) for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
 
 
 def test_few_plans_find_the_fewest() -> None:
@@ -178,11 +197,11 @@ def test_few_plans_find_the_fewest() -> None:
         asked: list[int] = []
 
         def fitting(config: RunOptions, wanted: int = wanted, asked: list[int] = asked) -> Any:
-            asked.append(config.offload_checkpoints)
-            return SimpleNamespace(config=config) if config.offload_checkpoints >= wanted else None
+            asked.append(config.offload_activations)
+            return SimpleNamespace(config=config) if config.offload_activations >= wanted else None
 
-        found = SimpleNamespace(config=RunOptions(offload_checkpoints=True))
-        number = fewest_parked(found, 80, fitting).config.offload_checkpoints
+        found = SimpleNamespace(config=RunOptions(offload_activations=True))
+        number = fewest_parked(found, 80, fitting).config.offload_activations
         assert number is True if wanted == 79 else number == wanted
         assert len(asked) <= 7
 
@@ -190,7 +209,7 @@ def test_few_plans_find_the_fewest() -> None:
 def test_an_array_larger_than_the_device_has_does_not_fit(make_checkpoint: Any, card: Any) -> None:
     """However much memory there is."""
     folder = make_checkpoint()
-    config, model = RunOptions(**ROWS, checkpointing=False, stream_weights="off"), load_model_config(folder)
+    config, model = RunOptions(**ROWS, gradient_checkpointing=False, stream_weights="off"), load_model_config(folder)
     fit = Fit(config, model, folder, card, 1, 1 << 40)
     assert fit.plan(batch_size=64) is not None
     card.max_buffer_bytes = 1 << 20
@@ -210,11 +229,17 @@ def test_ranks_take_the_batch_that_fits_all_of_them(make_checkpoint: Any, card: 
             return [value, 2, None]  # a smaller card, and NumPy
 
     settled, mode, said = settle(config, fit, Three(), pinned=False)
-    assert (settled.batch_size, settled.accumulate, mode["checkpointing"]) == (2, 6, False)
-    assert said.endswith("--batch-size 2 --accumulate 6 --no-checkpointing; a step is 12 rows, as asked")
+    assert (settled.batch_size, settled.gradient_accumulation_steps, mode["gradient_checkpointing"]) == (2, 6, False)
+    assert said.endswith(
+        "--batch-size 2 --gradient-accumulation-steps 6 --no-gradient-checkpointing; a step is 12 rows, as asked"
+    )
     numpy = Fit(config, fit.model_config, folder, ReferenceDevice(), 1, 1 << 30)
     settled, mode, said = settle(config, numpy, Three(), pinned=False)
-    assert settled.batch_size == 2 and not mode and said.endswith("--accumulate 6; a step is 12 rows, as asked")
+    assert (
+        settled.batch_size == 2
+        and not mode
+        and said.endswith("--gradient-accumulation-steps 6; a step is 12 rows, as asked")
+    )
     assert settle(config, fit, World(), pinned=False)[0].batch_size == 12
     assert settle(config, fit, World(), pinned=True)[0] == config
 
@@ -229,16 +254,16 @@ def test_what_is_said_to_fit_is_the_most_that_does(
     make_checkpoint: Any, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_checkpoint(max_position_embeddings=4096)
-    small = ["--model", model, "--rank", 4, "--seq-len", 128, "--compute", "float32"]
+    small = ["--model", model, "--lora-r", 4, "--max-length", 128, "--compute", "float32"]
     found = planned(capsys, *small, "--memory-limit", "12MiB")
-    assert [entry["checkpointing"] for entry in found["fits"]] == [False, True]
+    assert [entry["gradient_checkpointing"] for entry in found["fits"]] == [False, True]
     assert found["fits"][0]["longest_seq_len"] < found["fits"][1]["longest_seq_len"]
     device = type(wgpu_device)()
     for entry in found["fits"]:
-        mode = {name: entry[name] for name in ("checkpointing", "stream_weights")}
-        config = RunOptions(rank=4, seq_len=128, compute="float32", **mode)
+        mode = {name: entry[name] for name in ("gradient_checkpointing", "stream_weights")}
+        config = RunOptions(lora_r=4, max_length=128, compute="float32", **mode)
         fit = Fit(config, load_model_config(model), model, device, 24, 12 << 20)
-        for name, unit, one in (("longest_seq_len", ROW_STEP, "seq_len"), ("largest_batch_size", 1, "batch_size")):
+        for name, unit, one in (("longest_seq_len", ROW_STEP, "max_length"), ("largest_batch_size", 1, "batch_size")):
             most = entry[name]
             assert fit.plan(**{one: most}) is not None and fit.plan(**{one: most + unit}) is None, (mode, name)
     assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "12MiB"]) == 0
@@ -246,8 +271,11 @@ def test_what_is_said_to_fit_is_the_most_that_does(
     assert "chosen for --vram (12.0 MiB): --batch-size" in table and "  activations and scratch" in table
     assert main(["plan", *map(str, small), "--device", "wgpu", "--vram", "9KiB"]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
-    assert "--vram: even with --batch-size 1 --checkpointing the run takes about" in line and "allow it that" in line
-    least = ["--batch-size", "1", "--checkpointing", "--memory-limit", "9KiB", "--stream-weights", "off"]
+    assert (
+        "--vram: even with --batch-size 1 --gradient-checkpointing the run takes about" in line
+        and "allow it that" in line
+    )
+    least = ["--batch-size", "1", "--gradient-checkpointing", "--memory-limit", "9KiB", "--stream-weights", "off"]
     assert main(["plan", *map(str, small), "--device", "wgpu", *least]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "error" in text]
     assert "even" not in line and "allow it that" in line
@@ -257,25 +285,36 @@ def test_a_run_takes_what_was_planned_and_keeps_its_batch_when_it_goes_on(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, wgpu_device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    shape = ["--model", make_checkpoint(), "--rank", 4, "--seq-len", 64, "--batch-size", 1, "--accumulate", 4]
+    shape = [
+        "--model",
+        make_checkpoint(),
+        "--lora-r",
+        4,
+        "--max-length",
+        64,
+        "--batch-size",
+        1,
+        "--gradient-accumulation-steps",
+        4,
+    ]
     shape += ["--compute", "float32", "--vram"]
-    whole = planned(capsys, *shape[:-1], "--batch-size", 4, "--no-checkpointing")
+    whole = planned(capsys, *shape[:-1], "--batch-size", 4, "--no-gradient-checkpointing")
     limit = whole["peak_bytes"] - 1
     found = planned(capsys, *shape, limit)
-    assert found["options"]["batch_size"] == 2 and found["options"]["accumulate"] == 2, found
+    assert found["options"]["batch_size"] == 2 and found["options"]["gradient_accumulation_steps"] == 2, found
     more = ["--data", text_data, "--out", out, "--device", "wgpu", "--eval-tokens", 100, "--no-sample"]
     for last in ([], ["--resume"]):
         words = ["finetune", *shape, limit, *more, "--max-steps", 2 + len(last), *last]
         assert main([*map(str, words)]) == 0
         said = capsys.readouterr().out
         assert (
-            f"chosen for --vram ({size(limit)}): --batch-size 2 --accumulate 2 {words_of(found)}; a step is 4 rows"
-            in said
+            f"chosen for --vram ({size(limit)}): --batch-size 2 --gradient-accumulation-steps "
+            f"2 {words_of(found)}; a step is 4 rows" in said
         )
         results = json.loads((out / "results.json").read_text())
         assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.05)
     saved = read_config_file(out / "config.yaml")
-    assert (saved["batch_size"], saved["accumulate"], saved["checkpointing"]) == (2, 2, None)
+    assert (saved["batch_size"], saved["gradient_accumulation_steps"], saved["gradient_checkpointing"]) == (2, 2, None)
 
 
 def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
@@ -292,31 +331,45 @@ def test_a_run_parks_as_few_layers_as_were_planned_and_goes_on_with_others(
     monkeypatch.setattr("wgrad.train.commands.plan.select_device", card)
     folder, data = make_checkpoint(num_hidden_layers=5), tmp_path / "data.txt"
     data.write_text("\n".join(f"{n} and {n * n}." for n in range(200)))
-    shape = ["--model", folder, "--rank", 4, "--seq-len", 256, "--batch-size", 1, "--accumulate", 1]
+    shape = [
+        "--model",
+        folder,
+        "--lora-r",
+        4,
+        "--max-length",
+        256,
+        "--batch-size",
+        1,
+        "--gradient-accumulation-steps",
+        1,
+    ]
     shape += ["--compute", "float32", "--stream-weights", "off"]
-    config = RunOptions(**PARKED, compute="float32", stream_weights="off", offload_checkpoints=2)
+    config = RunOptions(**PARKED, compute="float32", stream_weights="off", offload_activations=2)
     limit = least_limit(config, folder, card(""))
     found = planned(capsys, *shape, "--no-sample", "--vram", limit)
-    assert found["options"]["offload_checkpoints"] == 2, found
-    assert found["fits"][-1]["offload_checkpoints"] is True  # of which the most is said
+    assert found["options"]["offload_activations"] == 2, found
+    assert found["fits"][-1]["offload_activations"] is True  # of which the most is said
     more = ["--data", data, "--eval-tokens", 100, "--no-sample"]
     for out, steps, options in (
-        ("whole", 3, ["--checkpointing"]),
+        ("whole", 3, ["--gradient-checkpointing"]),
         ("parked", 2, ["--vram", limit]),
-        ("parked", 3, ["--resume", "--offload-checkpoints", 3]),
+        ("parked", 3, ["--resume", "--offload-activations", 3]),
     ):
         words = ["finetune", *shape, *more, "--out", tmp_path / out, "--max-steps", steps, *options]
         assert main([*map(str, words)]) == 0
         said, results = capsys.readouterr().out, json.loads((tmp_path / out / "results.json").read_text())
         if "--resume" in options:
-            assert results["peak_bytes"] < found["peak_bytes"] and "--offload-checkpoints 3;" in said
+            assert results["peak_bytes"] < found["peak_bytes"] and "--offload-activations 3;" in said
         elif out == "parked":
-            assert f"chosen for --vram ({size(limit)}): --batch-size 1 --accumulate 1 --offload-checkpoints 2;" in said
+            assert (
+                f"chosen for --vram ({size(limit)}): --batch-size 1 "
+                f"--gradient-accumulation-steps 1 --offload-activations 2;" in said
+            )
             assert results["peak_bytes"] == pytest.approx(found["peak_bytes"], rel=0.02)
-            assert read_config_file(tmp_path / out / "config.yaml")["offload_checkpoints"] is False
+            assert read_config_file(tmp_path / out / "config.yaml")["offload_activations"] is False
     adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes() for out in ("whole", "parked")]
     assert adapters[0] == adapters[1]
 
 
 def words_of(found: dict[str, Any]) -> str:
-    return words({name: found["options"][name] for name in ("checkpointing", "stream_weights")})
+    return words({name: found["options"][name] for name in ("gradient_checkpointing", "stream_weights")})

@@ -239,7 +239,7 @@ def test_what_a_user_should_know_of_the_files_is_said(
     options = ["--model", str(folder), "--adapter", str(tmp_path / "adapter")]
     status, _, err = run(capsys, *options, "--prompt", "all that")
     train = ["finetune", *options, "--data", str(text_data), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    assert status == 0 and main([*train, "--max-steps", "1", "--seq-len", "16"]) == 0
+    assert status == 0 and main([*train, "--max-steps", "1", "--max-length", "16"]) == 0
     for said in (err, capsys.readouterr().out):
         assert "note: config.json ties the head to the embedding, but lm_head.weight has other values" in said
         assert "note: lora_alpha of the adapter is 0: its scale is 0, so it changes nothing" in said

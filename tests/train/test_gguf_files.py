@@ -79,7 +79,7 @@ def test_a_step_is_that_of_the_restored_values(kinds: Kinds, checkpoints: Any, d
     documents = [Document(np.arange(i, i + 17, dtype=np.int32) % 40, np.ones(17, bool)) for i in range(4)]
     made = []
     for where, stored in ((folder, kinds), (plain, Kind.F32)):
-        options: dict[str, Any] = {"rank": 3, "alpha": 6.0, "seq_len": 21, "batch_size": 2, "max_steps": 1}
+        options: dict[str, Any] = {"lora_r": 3, "lora_alpha": 6.0, "max_length": 21, "batch_size": 2, "max_steps": 1}
         config = RunOptions(**options, compute="float32", quantize=stored != Kind.F32)
         built = build.build_trainable(config, load_model_config(where), where, device, positions=21)
         assert built.model.variants == VARIANTS[stored if isinstance(stored, Kind) else None]

@@ -1,4 +1,4 @@
-"""--int8-products: training learns nearly the same, in the memory planned; what is said, and where it is refused."""
+"""--int8-matmul: training learns nearly the same, in the memory planned; what is said, and where it is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ STEPS = 8
 
 
 def options(**given: Any) -> RunOptions:
-    return RunOptions(**{"seq_len": TOKENS, "batch_size": 2, "accumulate": 1, "rank": 4, "max_steps": STEPS} | given)
+    return RunOptions(
+        **{"max_length": TOKENS, "batch_size": 2, "gradient_accumulation_steps": 1, "lora_r": 4, "max_steps": STEPS}
+        | given
+    )
 
 
 def train(folder: Path, device: Any) -> np.ndarray:
@@ -70,11 +73,11 @@ def test_the_option_reaches_the_device(
         raise Asked("it has faster ones")
 
     monkeypatch.setattr(WgpuDevice, "round_products", refuse)
-    words = [command, "--model", str(make_checkpoint()), "--device", "wgpu", "--seq-len", "48"]
+    words = [command, "--model", str(make_checkpoint()), "--device", "wgpu", "--max-length", "48"]
     words += ["--data", str(text_data), "--out", str(tmp_path / "out")]
-    assert main([*words, "--int8-products"]) == 2
+    assert main([*words, "--int8-matmul"]) == 2
     err = capsys.readouterr().err.splitlines()
-    assert err[-1].endswith("--int8-products: it has faster ones: leave it out")
+    assert err[-1].endswith("--int8-matmul: it has faster ones: leave it out")
     assert not (tmp_path / "out").exists()
 
 
@@ -84,15 +87,24 @@ def test_what_is_said(
     device: Any = bind(WgpuDevice)()
     monkeypatch.setattr(session, "select_device", lambda spec: device)
     words = ["finetune", "--model", str(make_checkpoint()), "--data", str(text_data), "--out", str(tmp_path / "out")]
-    words += ["--seq-len", "48", "--no-sample", "--accumulate", "1", "--max-steps", "1", "--int8-products"]
+    words += [
+        "--max-length",
+        "48",
+        "--no-sample",
+        "--gradient-accumulation-steps",
+        "1",
+        "--max-steps",
+        "1",
+        "--int8-matmul",
+    ]
     assert main([*words, "--full"]) == 2
-    assert "--int8-products: would be ignored: --full has no frozen weights" in capsys.readouterr().err
+    assert "--int8-matmul: would be ignored: --full has no frozen weights" in capsys.readouterr().err
     assert main(words) == 0
-    said = "products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-products)\n"
+    said = "products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)\n"
     assert said in capsys.readouterr().out
     assert device.int8_products and "int8_products: true" in (tmp_path / "out" / "config.yaml").read_text()
 
 
 def test_all_parameters_are_trained_as_they_are(wgpu_device: Any) -> None:
     device = bind(WgpuDevice)()
-    assert round_products(options(full=True, int8_products=True), device) == [] and not device.int8_products
+    assert round_products(options(full=True, int8_matmul=True), device) == [] and not device.int8_products

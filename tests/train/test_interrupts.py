@@ -274,8 +274,9 @@ STEPS = 12
 
 def options_for(folder: Path, out: Path) -> list[str]:
     text = (
-        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --rank 2 "
-        f"--seq-len 24 --max-steps {STEPS} --save-every 5 --log-every 1 --lr 5e-3 --accumulate 1"
+        f"finetune --model {folder / 'model'} --data {folder / 'data.jsonl'} --out {out} --device cpu --lora-r 2 "
+        f"--max-length 24 --max-steps {STEPS} --save-steps 5 --logging-steps "
+        f"1 --learning-rate 5e-3 --gradient-accumulation-steps 1"
     )
     return text.split()
 

@@ -31,11 +31,11 @@ from wgrad.train.terminal.interrupts import Interrupts
 RECORDS = [{"text": text} for text in SENTENCES] + [{"prompt": "still", "completion": " waters run"}] * 4
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
-    "seq_len": 32,
+    "max_length": 32,
     "batch_size": 2,
-    "accumulate": 1,
+    "gradient_accumulation_steps": 1,
     "max_steps": 4,
-    "rank": 2,
+    "lora_r": 2,
     "sample": False,
     "eval_fraction": 0.25,
 }
@@ -70,7 +70,7 @@ def test_options_are_the_commands() -> None:
     assert given(wgrad.finetune) == names(RunOptions) | {"config", "callbacks", "progress"} == names(Arguments)
     assert given(wgrad.generate) == names(GenerateConfig) - {"prompts", "out", "batch_size"} == names(PromptOptions)
     assert given(wgrad.load) == names(LoadOptions) == names(GenerateConfig) & names(LoadOptions) | {"context"}
-    assert inspect.signature(wgrad.finetune).parameters["rank"].default == RunOptions().rank
+    assert inspect.signature(wgrad.finetune).parameters["lora_r"].default == RunOptions().lora_r
 
 
 def test_records_are_learnt_as_the_command_learns_a_file(
@@ -119,7 +119,7 @@ class Watching(wgrad.Callback):
 
 
 def test_callbacks_are_told_and_end_a_run(model: str, tmp_path: Path) -> None:
-    options = OPTIONS | {"model": model, "data": RECORDS, "save_every": 1, "eval_every": 2}
+    options = OPTIONS | {"model": model, "data": RECORDS, "save_steps": 1, "eval_steps": 2}
     options |= {"max_steps": None, "epochs": 2}
     whole = wgrad.finetune(out=tmp_path / "whole", **options)
     watching, losses = Watching(last=3), list[float]()
@@ -161,7 +161,7 @@ def test_an_exception_of_a_callback_reaches_the_caller(model: str, tmp_path: Pat
         if report.step == 2:
             raise LookupError("mine")
 
-    options = OPTIONS | {"model": model, "data": RECORDS, "out": tmp_path / "out", "save_every": 1}
+    options = OPTIONS | {"model": model, "data": RECORDS, "out": tmp_path / "out", "save_steps": 1}
     with pytest.raises(LookupError, match="mine"):
         wgrad.finetune(callbacks=[fail], **options)
     assert wgrad.finetune(resume=True, **options).steps == 4  # the folder is free again, and step 1 was saved
@@ -237,9 +237,9 @@ WRONG_CALLBACKS: list[tuple[Any, str]] = [
 def test_mistakes_are_told_as_the_command_tells_them(model: str, tmp_path: Path) -> None:
     rest = {"model": model, "out": tmp_path / "out", **OPTIONS}
     assert wrong(modle=model) == "finetune: unknown argument 'modle' (did you mean model?)"
-    assert wrong(learning_rate=1) == "finetune: unknown argument 'learning_rate' (did you mean lr?)"
+    assert wrong(learning_rat=1) == "finetune: unknown argument 'learning_rat' (did you mean learning_rate?)"
     assert wrong(**rest) == "--data is required: give it, or set 'data' in a --config file"
-    assert wrong(**rest, data=RECORDS, lr=-1) == "--lr: must be above 0; got -1"
+    assert wrong(**rest, data=RECORDS, learning_rate=-1) == "--learning-rate: must be above 0; got -1"
     assert wrong(**rest, data={"text": "x"}).startswith("data: expected a path or an iterable of records, got dict")
     assert wrong(**rest, data=[]) == "--data: <data> is empty: give a file with at least one example"
     assert "<data>:2: expected a mapping" in wrong(**rest, data=[{"text": "a b"}, 3, 4])
@@ -254,7 +254,7 @@ def test_mistakes_are_told_as_the_command_tells_them(model: str, tmp_path: Path)
 
 
 def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trained = wgrad.finetune(model=model, data=RECORDS, out=tmp_path / "out", lr=0.02, **OPTIONS)
+    trained = wgrad.finetune(model=model, data=RECORDS, out=tmp_path / "out", learning_rate=0.02, **OPTIONS)
     command = ["--model", model, "--adapter", str(trained.out), "--device", "cpu"]
     prompts = ["the quick", "all that glitters is"]
     how: dict[str, Any] = {"max_new_tokens": 6, "seed": 3}
@@ -337,8 +337,8 @@ def test_options_that_are_one_of_a_few_are_literal_types() -> None:
     """So that editors and type checkers know the values; they are those of the command's choices."""
     hints = {name: p.annotation for name, p in inspect.signature(wgrad.finetune).parameters.items()}
     chosen = [field for field in dataclasses.fields(RunOptions) if field.metadata["choices"]]
-    assert {"schedule", "objective", "compute"} <= {field.name for field in chosen}
+    assert {"lr_scheduler_type", "objective", "compute"} <= {field.name for field in chosen}
     for field in chosen:
-        assert get_args(hints[field.name]) == field.metadata["choices"], field.name
+        assert get_args(hints[field.name]) == tuple(field.metadata["choices"]), field.name
     assert inspect.signature(wgrad.load).parameters["compute"].annotation == hints["compute"]
     assert get_args(hints["block_size"]) == BLOCK_SIZES

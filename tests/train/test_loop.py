@@ -42,13 +42,13 @@ def documents(number: int = 16, seed: int = 0) -> list[Document]:
 
 def trainer_for(folder: Path, device: Device, **options: Any) -> tuple[Trainer, TrainableModel, RunOptions]:
     settings: dict[str, Any] = {
-        "rank": 3,
-        "alpha": 6.0,
-        "seq_len": TOKENS,
+        "lora_r": 3,
+        "lora_alpha": 6.0,
+        "max_length": TOKENS,
         "batch_size": 2,
-        "accumulate": 2,
-        "lr": 5e-3,
-        "log_every": 50,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 5e-3,
+        "logging_steps": 50,
         "compute": "float32",
     }
     config = RunOptions(**(settings | options))
@@ -66,7 +66,7 @@ def test_losses_fall_and_held_out_loss_with_them(make_checkpoint: Any, device: D
     batches = eval_batches(documents(), config)
     before = trainer.evaluate(batches)
     for step in BatchStream(documents(), config):
-        trainer.step(step, config.lr)
+        trainer.step(step, config.learning_rate)
     losses = trainer.read_history()[:, 0]
     assert losses.shape == (40,) and losses[-5:].mean() < 0.7 * losses[:5].mean()
     assert trainer.evaluate(batches) < 0.7 * before
@@ -87,9 +87,9 @@ def test_what_is_measured_between_steps_changes_none_of_their_bits(make_checkpoi
     """The steps are replayed, and the scratch of a measure must not be theirs."""
     folder, results = make_checkpoint(), []
     for measures in (False, True):
-        trainer, built, config = trainer_for(folder, device, max_steps=5, dropout=0.1)
+        trainer, built, config = trainer_for(folder, device, max_steps=5, lora_dropout=0.1)
         for step in BatchStream(documents(), config):
-            trainer.step(step, config.lr)
+            trainer.step(step, config.learning_rate)
             if measures and step.index in (1, 2):
                 assert trainer.evaluate(eval_batches(documents(5, seed=1), config)) > 0
                 assert len(list(generate_ids(built.model, [5, 6], 9, GREEDY))) == 9
@@ -103,7 +103,7 @@ def test_one_batch_of_eight_is_eight_batches_of_one(make_checkpoint: Any, device
     folder, results = make_checkpoint(), []
     for size, accumulate in ((8, 1), (1, 8), (2, 4)):
         trainer, built, config = trainer_for(
-            folder, device, batch_size=size, accumulate=accumulate, packing=False, max_grad_norm=0
+            folder, device, batch_size=size, gradient_accumulation_steps=accumulate, packing=False, max_grad_norm=0
         )
         step = BatchStream(documents(8), config).get(0)
         assert len(step.batches) == accumulate
@@ -135,7 +135,8 @@ def test_every_matrix_moves(make_checkpoint: Any, device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"checkpointing": True, "dropout": 0.1}, {"full": True}, {"full": True, "compute": "float16"}]
+    "options",
+    [{}, {"gradient_checkpointing": True, "lora_dropout": 0.1}, {"full": True}, {"full": True, "compute": "float16"}],
 )
 def test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps(
     options: dict[str, Any], make_checkpoint: Any, device: Device
@@ -143,7 +144,7 @@ def test_nothing_is_compiled_and_memory_does_not_grow_after_the_first_steps(
     """Step 0 compiles and runs as it is, step 1 records; from there on nothing changes."""
     if options.get("compute") == "float16" and not device.float16:
         pytest.skip(f"{device.description} has no float16")
-    trainer, _, config = trainer_for(make_checkpoint(), device, accumulate=1, **options)
+    trainer, _, config = trainer_for(make_checkpoint(), device, gradient_accumulation_steps=1, **options)
     stream = BatchStream(documents(), config)
     trainer.step(stream.get(0), 1e-3)
     device.synchronize()
@@ -164,7 +165,7 @@ def test_a_replayed_step_is_the_step_itself(make_checkpoint: Any, device: Device
     """The same batches through fresh trainers, one of them never recording: equal to the bit."""
     folder, results = make_checkpoint(), []
     for record in (True, False):
-        trainer, built, config = trainer_for(folder, device, dropout=0.2, checkpointing=True)
+        trainer, built, config = trainer_for(folder, device, lora_dropout=0.2, gradient_checkpointing=True)
         if not record:
             trainer._micro_step = trainer._update = lambda work, submitted=None: work()  # type: ignore[assignment, misc]
         stream = BatchStream(documents(), config)
@@ -180,7 +181,7 @@ def test_dropout_follows_the_seed_and_is_off_in_evaluation(make_checkpoint: Any,
     folder = make_checkpoint()
 
     def run(seed: int, dropout: float) -> tuple[np.ndarray, float]:
-        trainer, built, config = trainer_for(folder, device, dropout=dropout, seed=0)
+        trainer, built, config = trainer_for(folder, device, lora_dropout=dropout, seed=0)
         for name in built.parameters.tensors:  # B = 0 would hide the dropout
             built.parameters.set(name, np.full(built.parameters.tensors[name].shape, 0.05, np.float32))
         held_out = trainer.evaluate(eval_batches(documents(4), config))
@@ -205,7 +206,7 @@ def test_16_bits_follow_float32_as_closely_as_plain_ones(make_checkpoint: Any, d
     def losses(where: Device, compute: str) -> np.ndarray:
         trainer, _, config = trainer_for(folder, where, compute=compute, max_steps=12)
         for step in BatchStream(documents(), config):
-            trainer.step(step, config.lr)
+            trainer.step(step, config.learning_rate)
         history = trainer.read_history()
         assert np.isfinite(history).all()
         return history[:, 0]
@@ -234,7 +235,7 @@ class Stopper(TrainingProgress):
 
 
 def test_ctrl_c_finishes_the_step_and_saves_a_checkpoint(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=9, log_every=1, save_every=4)
+    trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=9, logging_steps=1, save_steps=4)
     saved: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     with MetricsFile(tmp_path) as metrics:
@@ -247,7 +248,7 @@ def test_ctrl_c_finishes_the_step_and_saves_a_checkpoint(make_checkpoint: Any, c
 
 
 def test_metrics_have_every_step_also_between_reports(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=8, log_every=3, save_every=0)
+    trainer, _, config = trainer_for(make_checkpoint(), cpu, max_steps=8, logging_steps=3, save_steps=0)
     stream = BatchStream(documents(), config)
     with MetricsFile(tmp_path) as metrics:
         progress = TrainingProgress(8, memory=lambda: 4096)
@@ -261,7 +262,7 @@ def test_metrics_have_every_step_also_between_reports(make_checkpoint: Any, cpu:
 
 
 def test_a_step_that_is_not_finite_is_reported_as_null(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
-    trainer, built, config = trainer_for(make_checkpoint(), cpu, max_steps=2, log_every=1, save_every=0)
+    trainer, built, config = trainer_for(make_checkpoint(), cpu, max_steps=2, logging_steps=1, save_steps=0)
     cpu.fill(built.parameters.grad, float("inf"))  # as if the first micro-batch had overflowed
     with MetricsFile(tmp_path) as metrics:
         stream = BatchStream(documents(), config)
@@ -295,7 +296,7 @@ def test_a_trainer_is_not_in_a_cycle(make_checkpoint: Any, device: Device) -> No
     before = device.memory().in_use_bytes
     gc.disable()
     try:
-        trainer, built, config = trainer_for(folder, device, checkpointing=True, dropout=0.1)
+        trainer, built, config = trainer_for(folder, device, gradient_checkpointing=True, lora_dropout=0.1)
         for index in range(3):
             trainer.step(BatchStream(documents(), config).get(index), 1e-3)
         device.synchronize()

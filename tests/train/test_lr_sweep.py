@@ -24,8 +24,14 @@ SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num
 @pytest.fixture
 def values(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> dict[str, Any]:
     model = make_checkpoint(hidden_size=16, intermediate_size=24, **SIZES)
-    found = {"--model": model, "--data": text_data, "--out": tmp_path / "out", "--device": "cpu", "--rank": 2}
-    return found | {"--seq-len": 24, "--accumulate": 2, "--max-steps": 4, "--eval-fraction": 0.2, "--dropout": 0.1}
+    found = {"--model": model, "--data": text_data, "--out": tmp_path / "out", "--device": "cpu", "--lora-r": 2}
+    return found | {
+        "--max-length": 24,
+        "--gradient-accumulation-steps": 2,
+        "--max-steps": 4,
+        "--eval-fraction": 0.2,
+        "--lora-dropout": 0.1,
+    }
 
 
 def test_each_rate_has_the_run_that_it_would_have_by_itself(
@@ -36,7 +42,7 @@ def test_each_rate_has_the_run_that_it_would_have_by_itself(
     train = Run.train
 
     def end(self: Run) -> None:
-        if self.config.lr != 7:
+        if self.config.learning_rate != 7:
             return train(self)
         self.trainer.step(self.stream.get(2), 7.0)
         raise UnusableResult("as after 20 steps without an update")
@@ -51,7 +57,7 @@ def test_each_rate_has_the_run_that_it_would_have_by_itself(
     assert [run["held_out_loss"] is None for run in found["runs"]] == [False, True, True, False]
     assert found["best_lr"] == 3e-2
     for run in (found["runs"][0], found["runs"][3]):
-        alone = values | {"--out": tmp_path / str(run["lr"]), "--lr": run["lr"], "--no-sample": True}
+        alone = values | {"--out": tmp_path / str(run["lr"]), "--learning-rate": run["lr"], "--no-sample": True}
         assert main(["finetune", *words(alone)]) == 0
         results = json.loads((tmp_path / str(run["lr"]) / "results.json").read_text())
         assert results["held_out_loss_after"] == run["held_out_loss"]

@@ -17,7 +17,7 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.step.build import estimate_activations
 from wgrad.train.step.memory import advising, for_parameters, for_steps
 
-RE_ROWS = re.compile(r"note: rows have (\d+) tokens, in which all the data fits, not --seq-len 1000000000\n")
+RE_ROWS = re.compile(r"note: rows have (\d+) tokens, in which all the data fits, not --max-length 1000000000\n")
 
 
 class Small(ReferenceDevice):
@@ -36,7 +36,17 @@ class Small(ReferenceDevice):
 
 
 def finetune(make_checkpoint: Any, data: Path, out: Path, *options: str) -> int:
-    words = ["finetune", "--model", str(make_checkpoint()), "--data", str(data), "--out", str(out), "--seq-len", "32"]
+    words = [
+        "finetune",
+        "--model",
+        str(make_checkpoint()),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--max-length",
+        "32",
+    ]
     return cli.main([*words, "--max-steps", "2", *options])
 
 
@@ -44,7 +54,7 @@ def finetune(make_checkpoint: Any, data: Path, out: Path, *options: str) -> int:
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        (["--rank", "40"], "use a --rank below 40, or fewer --target-modules"),
+        (["--lora-r", "40"], "use a --lora-r below 40, or fewer --target-modules"),
         (["--full"], "leave --full out to train an adapter, or use a smaller model"),
     ],
 )
@@ -71,23 +81,26 @@ def test_steps_that_do_not_fit(
     options = ("--device", "cpu", "--batch-size", "2", "--eval-fraction", "0")
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.endswith("out of main memory: use a smaller --batch-size or --seq-len, or --checkpointing")
+    assert line.endswith("out of main memory: use a smaller --batch-size or --max-length, or --gradient-checkpointing")
 
 
 def test_rows_that_cannot_fit_are_refused_before_anything_is_loaded(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    needed = estimate_activations(RunOptions(seq_len=32), load_model_config(make_checkpoint()))
+    needed = estimate_activations(RunOptions(max_length=32), load_model_config(make_checkpoint()))
     for there, status in ((needed, 0), (needed - 1, 2), (needed // 4, 2)):
         monkeypatch.setattr("wgrad.train.run.session.main_memory", lambda there=there: there)
         out = tmp_path / str(there)
-        assert finetune(make_checkpoint, text_data, out, "--device", "cpu", "--accumulate", "1") == status
+        assert (
+            finetune(make_checkpoint, text_data, out, "--device", "cpu", "--gradient-accumulation-steps", "1") == status
+        )
         said = capsys.readouterr()
         assert ("model: " in said.out) == (status == 0) == (out / "adapter_model.safetensors").exists()
         fit = 32 * there // needed
         words = (
-            f"--seq-len: activations of 1 x 32 tokens .* which about {fit} tokens a row fit in: use a smaller --seq-len"
+            f"--max-length: activations of 1 x 32 tokens .* which about {fit} "
+            f"tokens a row fit in: use a smaller --max-length"
         )
         assert status == 0 or re.search(words, said.err)
 
@@ -104,7 +117,7 @@ def test_rows_are_no_longer_than_all_the_data(
         row = RE_ROWS.search(capsys.readouterr().out)
         length = str(seq_len or (row and row[1]))
         out = tmp_path / length
-        options = ["--device", "cpu", "--eval-fraction", "0.2", "--seq-len", length, packing]
+        options = ["--device", "cpu", "--eval-fraction", "0.2", "--max-length", length, packing]
         assert finetune(make_checkpoint, text_data, out, *options) == 0
         adapters.append((out / "adapter_model.safetensors").read_bytes())
         assert f"seq_len: {length}\n" in (out / "config.yaml").read_text()
@@ -114,11 +127,11 @@ def test_rows_are_no_longer_than_all_the_data(
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "checkpointing", "advice"),
+    ("batch_size", "gradient_checkpointing", "advice"),
     [
-        (4, False, "use a smaller --batch-size or --seq-len, or --checkpointing"),
-        (1, False, "use a smaller --seq-len, or --checkpointing"),
-        (1, True, "use a smaller --seq-len"),
+        (4, False, "use a smaller --batch-size or --max-length, or --gradient-checkpointing"),
+        (1, False, "use a smaller --max-length, or --gradient-checkpointing"),
+        (1, True, "use a smaller --max-length"),
     ],
 )
 def test_advice_names_what_can_be_made_smaller(batch_size: int, checkpointing: bool, advice: str) -> None:

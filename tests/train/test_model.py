@@ -203,31 +203,31 @@ def test_parameters_are_counted_and_checkpointing_follows_the_size(make_checkpoi
     config = load_model_config(folder)
     assert count_parameters(config) == sum(int(np.prod(e.shape)) for e in ModelFiles(folder).entries.values())
     assert activation_bytes(config, 200, 4) == 2 * activation_bytes(config, 100, 4)
-    assert not wants_recompute(RunOptions(seq_len=64), config)
-    assert wants_recompute(RunOptions(seq_len=64, checkpointing=True), config)
-    assert wants_recompute(RunOptions(seq_len=1 << 20, batch_size=8), config)
-    assert not wants_recompute(RunOptions(seq_len=1 << 20, batch_size=8, checkpointing=False), config)
+    assert not wants_recompute(RunOptions(max_length=64), config)
+    assert wants_recompute(RunOptions(max_length=64, gradient_checkpointing=True), config)
+    assert wants_recompute(RunOptions(max_length=1 << 20, batch_size=8), config)
+    assert not wants_recompute(RunOptions(max_length=1 << 20, batch_size=8, gradient_checkpointing=False), config)
 
 
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
         ({}, True),
-        ({"seq_len": 8191}, False),
-        ({"seq_len": 64, "keep_attention": True}, True),
+        ({"max_length": 8191}, False),
+        ({"max_length": 64, "keep_attention": True}, True),
         ({"keep_attention": False}, False),
         ({"batch_size": 1 << 12}, False),  # more than 4 GiB
         ({"vram": "8GiB"}, False),
         ({"memory_limit": "8GiB", "keep_attention": True}, True),
-        ({"offload_checkpoints": True}, False),
+        ({"offload_activations": True}, False),
         ({"stream_weights": "on"}, False),
-        ({"checkpointing": False}, False),
+        ({"gradient_checkpointing": False}, False),
     ],
 )
 def test_attention_is_kept_in_long_rows_that_leave_room(
     make_checkpoint: Any, options: dict[str, Any], kept: bool
 ) -> None:
-    config = RunOptions(**{"seq_len": 8192, "checkpointing": True, "compute": "float16", **options})
+    config = RunOptions(**{"max_length": 8192, "gradient_checkpointing": True, "compute": "float16", **options})
     assert keeps_attention(config, load_model_config(make_checkpoint())) is kept
 
 
@@ -235,7 +235,7 @@ def test_attention_is_kept_in_long_rows_that_leave_room(
     ("options", "mib"),
     [
         ({}, None),
-        ({"offload_checkpoints": True}, None),
+        ({"offload_activations": True}, None),
         ({"memory_limit": "3GiB"}, 192),
         ({"vram": "16GiB"}, 512),
         ({"memory_limit": "80GiB"}, 768),
@@ -260,7 +260,7 @@ def test_the_model_has_chunks_of_that_size(make_checkpoint: Any, monkeypatch: py
         monkeypatch.setattr(model_file, "MLP_CHUNK_BYTES", 4096 * a_row)
         monkeypatch.setattr(build_file, "LEAST_MLP_CHUNK_BYTES", 128 * a_row)
         monkeypatch.setattr(build_file, "MLP_CHUNK_BYTES", 128 * a_row)
-        config = RunOptions(memory_limit=limit, checkpointing=True, compute="float32", seq_len=8192)
+        config = RunOptions(memory_limit=limit, gradient_checkpointing=True, compute="float32", max_length=8192)
         model = build_trainable(config, load_model_config(folder), folder, device, positions=8192).model
         inputs = Inputs.empty(model, 1, 8192)
         model._mlp_half("model.layers.0.", Tensor(device.zeros((8192, model.config.hidden_size)), device), inputs, None)

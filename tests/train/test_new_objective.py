@@ -51,8 +51,9 @@ def values(make_checkpoint: Any, write_lines: Any, tmp_path: Path) -> dict[str, 
     other = SENTENCES[1:] + SENTENCES[:1]
     pairs = ({"prompt": a, "chosen": f" {b}", "rejected": f" {a}"} for a, b in zip(SENTENCES, other))
     values = {"--model": make_checkpoint(num_hidden_layers=1), "--data": write_lines(*pairs), "--out": tmp_path / "out"}
-    return values | {"--objective": "toy", "--device": "cpu", "--rank": 3, "--seq-len": 64, "--batch-size": 2,
-        "--accumulate": 2, "--max-steps": 4, "--save-every": 2, "--eval-fraction": 0.2, "--lr": 5e-3,
+    return values | {"--objective": "toy", "--device": "cpu", "--lora-r": 3, "--max-length": 64, "--batch-size": 2,
+        "--gradient-accumulation-steps": 2, "--max-steps": 4, "--save-steps": 2, "--eval-fraction": 0.2,
+        "--learning-rate": 5e-3,
         "--no-sample": True}  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_a_run_and_its_resume(values: dict[str, Any], tmp_path: Path, capsys: py
 
 @pytest.mark.usefixtures("toy")
 def test_a_plan(values: dict[str, Any], wgpu_device: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {name: values[name] for name in ("--model", "--seq-len", "--rank")}
+    options = {name: values[name] for name in ("--model", "--max-length", "--lora-r")}
     found = []
     for more in ({"--objective": "toy", "--batch-size": 2}, {"--objective": "sft", "--batch-size": 4}):
         assert main(["plan", *words(options | more), "--device", "wgpu", "--json"]) == 0

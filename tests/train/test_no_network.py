@@ -37,7 +37,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def run(model: str, out: Path) -> list[str]:
     """Train and use a model -> the options by which a command takes both."""
-    options: dict[str, Any] = {"device": "cpu", "seq_len": 32, "rank": 2, "max_steps": 1}
+    options: dict[str, Any] = {"device": "cpu", "max_length": 32, "lora_r": 2, "max_steps": 1}
     result = wgrad.finetune(model=model, data=RECORDS, out=out / "adapter", **options)
     with wgrad.load(model, result.out, device="cpu", context=64) as loaded:
         assert loaded.generate("better", max_new_tokens=2).tokens and loaded.score("still waters").loss > 0

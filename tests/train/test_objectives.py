@@ -258,7 +258,7 @@ def test_gradients_are_central_differences(options: dict, make_checkpoint: Any, 
 def test_a_step_is_the_same_however_it_is_split_and_padded(objective: str, make_checkpoint: Any, cpu: Device) -> None:
     folder, results = make_checkpoint(), []
     for size, accumulate, length in ((8, 1, 21), (2, 4, 21), (3, 3, 21), (4, 2, 37)):
-        options = {"batch_size": size, "accumulate": accumulate, "seq_len": length}
+        options = {"batch_size": size, "gradient_accumulation_steps": accumulate, "max_length": length}
         trainer, stream = trainer_of(folder, cpu, objective, **options)
         for _ in range(2):  # lora_A has no gradient in the first
             trainer.step(stream.get(0), 1e-2)
@@ -278,7 +278,7 @@ def test_a_step_is_the_same_however_it_is_split_and_padded(objective: str, make_
 
 def test_dropout_leaves_the_reference_alone(make_checkpoint: Any, cpu: Device) -> None:
     """What the reference gives is the base model's, step after step."""
-    trainer, stream = trainer_of(make_checkpoint(), cpu, dropout=0.5, accumulate=1, batch_size=8)
+    trainer, stream = trainer_of(make_checkpoint(), cpu, lora_dropout=0.5, gradient_accumulation_steps=1, batch_size=8)
     for _ in range(4):
         trainer.step(stream.get(0), 1e-2)
     scores = trainer.read_history()[:, 1 + STATE_SIZE :].reshape(4, 3, -1)
@@ -288,10 +288,10 @@ def test_dropout_leaves_the_reference_alone(make_checkpoint: Any, cpu: Device) -
 
 def test_ranks_tell_the_metrics_of_the_whole_step(make_checkpoint: Any) -> None:
     folder, held, barrier = make_checkpoint(), [None, None], threading.Barrier(2)
-    one, stream = trainer_of(folder, ReferenceDevice(), accumulate=4)
+    one, stream = trainer_of(folder, ReferenceDevice(), gradient_accumulation_steps=4)
     ranks = []
     for rank in range(2):
-        alone, _ = trainer_of(folder, ReferenceDevice(), accumulate=4)
+        alone, _ = trainer_of(folder, ReferenceDevice(), gradient_accumulation_steps=4)
         ranks.append(Trainer(alone.model, alone.optimizer, one.config, ThreadWorld(rank, held, barrier)))
     for index in range(2):
         together(ranks, functools.partial(Trainer.step, step=stream.get(index), lr=1e-2))
@@ -320,10 +320,16 @@ def data(write_lines: Any) -> str:
 def test_a_run_resumes_to_the_same_bits(
     objective: str, make_checkpoint: Any, data: str, tmp_path: Path, capsys: Any
 ) -> None:
-    options = {"--model": make_checkpoint(), "--data": data, "--device": "cpu", "--rank": 3, "--seq-len": 64}
-    options |= {"--objective": objective, "--batch-size": 2, "--accumulate": 2, "--save-every": 2, "--lr": 5e-3}
+    options = {"--model": make_checkpoint(), "--data": data, "--device": "cpu", "--lora-r": 3, "--max-length": 64}
+    options |= {
+        "--objective": objective,
+        "--batch-size": 2,
+        "--gradient-accumulation-steps": 2,
+        "--save-steps": 2,
+        "--learning-rate": 5e-3,
+    }
     command = ["finetune", *(str(word) for pair in options.items() for word in pair), "--eval-fraction", "0.25"]
-    command += ["--no-sample", "--log-every", "1"]
+    command += ["--no-sample", "--logging-steps", "1"]
     whole, again = tmp_path / "whole", tmp_path / "again"
     assert main([*command, "--out", str(whole), "--max-steps", "5"]) == 0
     said = capsys.readouterr().out
@@ -352,13 +358,13 @@ def test_weights_and_checkpoints_in_main_memory_change_no_bit(make_checkpoint: A
     folder, found = make_checkpoint(), []
     options: dict[str, Any] = {
         "objective": "kto",
-        "seq_len": 40,
+        "max_length": 40,
         "batch_size": 3,
-        "accumulate": 2,
-        "checkpointing": True,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
     }
-    options |= {"sample": False, "log_every": 8, "rank": 3}
-    moved = {"stream_weights": "on", "offload_checkpoints": True}
+    options |= {"sample": False, "logging_steps": 8, "lora_r": 3}
+    moved = {"stream_weights": "on", "offload_activations": True}
     for more in ({"stream_weights": "off"}, moved):
         device: Any = bind(WgpuDevice)()
         device.shared_memory = False  # as a card with memory of its own

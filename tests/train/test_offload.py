@@ -1,4 +1,4 @@
-"""--offload-checkpoints and --memory-limit: the same bits, in the memory that was said; what does not fit is told."""
+"""--offload-activations and --memory-limit: the same bits, in the memory that was said; what does not fit is told."""
 
 from __future__ import annotations
 
@@ -43,14 +43,21 @@ def card(wgpu_device: Any) -> Any:
 
 
 def options(**given: Any) -> RunOptions:
-    shape: dict[str, Any] = {"seq_len": 70, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4, "log_every": 1}
-    shape |= {"dropout": 0.1, "sample": False, "checkpointing": True, "stream_weights": "off"}
+    shape: dict[str, Any] = {
+        "max_length": 70,
+        "batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "lora_r": 4,
+        "max_steps": 4,
+        "logging_steps": 1,
+    }
+    shape |= {"lora_dropout": 0.1, "sample": False, "gradient_checkpointing": True, "stream_weights": "off"}
     return RunOptions(**(shape | given))
 
 
 def train(config: RunOptions, folder: Path, device: Any) -> tuple[np.ndarray, np.ndarray]:
     """-> losses of the steps, of which all but the first two are replayed, and what was trained."""
-    built = build_trainable(config, load_model_config(folder), folder, device, positions=config.seq_len)
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=config.max_length)
     trainer = Trainer(built.model, build_optimizer(config, built.parameters), config)
     generator = np.random.default_rng(0)
     documents = [Document(generator.integers(0, 40, 70).astype(np.int32), np.ones(70, bool)) for _ in range(16)]
@@ -67,7 +74,7 @@ def test_the_bits_are_those_without_and_the_memory_is_as_planned(make_checkpoint
     model = load_model_config(folder)
     plain = bind(WgpuDevice)()
     losses, trained = train(options(), folder, plain)
-    config = options(offload_checkpoints=True)
+    config = options(offload_activations=True)
     plan, before = plan_run(config, model, folder, card, 1), plan_run(options(), model, folder, card, 1)
     assert plan is not None and before is not None
     kept = card.memory().in_use_bytes
@@ -90,7 +97,7 @@ def test_copies_beside_launches_change_neither_bits_nor_memory(
     make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch, stream: str
 ) -> None:
     """In pieces, beside every product: inputs of layers go and come, with `stream` their weights come too."""
-    folder, config = make_checkpoint(num_hidden_layers=5), options(offload_checkpoints=True, stream_weights=stream)
+    folder, config = make_checkpoint(num_hidden_layers=5), options(offload_activations=True, stream_weights=stream)
     expected_losses, expected = train(config, folder, card)
     beside = bind(WgpuDevice)()
     beside.shared_memory, beside.copies_beside = False, True
@@ -139,7 +146,7 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
 
     device.transfer = transfer
     for number, keep in product(NUMBERS, (False, True)):
-        config = options(offload_checkpoints=number, keep_attention=keep)
+        config = options(offload_activations=number, keep_attention=keep)
         built = build_trainable(config, load_model_config(folder), folder, device, positions=70)
         inputs, trained = Inputs.empty(built.model, 2, 70), built.parameters
         device.write(inputs.ids, ids)
@@ -162,16 +169,16 @@ def test_no_number_of_parked_layers_changes_a_bit(make_checkpoint: Any, card: An
 def test_each_parked_layer_takes_its_input_off_the_peak(make_checkpoint: Any, card: Any) -> None:
     """Up to the last two, which the backward begins with. And runs with a number learn the same, in that memory."""
     folder = make_checkpoint(num_hidden_layers=5)
-    model, shape = load_model_config(folder), {"batch_size": 16, "seq_len": 64}
+    model, shape = load_model_config(folder), {"batch_size": 16, "max_length": 64}
     stream = 16 * 64 * model.hidden_size * 4
-    plans = [plan_run(options(offload_checkpoints=n, **shape), model, folder, card, 1) for n in (*range(6), True)]
+    plans = [plan_run(options(offload_activations=n, **shape), model, folder, card, 1) for n in (*range(6), True)]
     peaks, hosts = ([getattr(p, name) for p in plans] for name in ("peak_bytes", "host_bytes"))
     assert [peaks[0] - peak for peak in peaks] == [n * stream for n in (0, 1, 2, 3, 3, 3, 3)]
     assert [host - hosts[0] for host in hosts] == [n * stream for n in (0, 1, 2, 3, 4, 4, 4)]
     kept = card.memory().in_use_bytes
     losses, trained = train(options(), folder, bind(WgpuDevice)())
     for number in (1, 3):
-        config = options(offload_checkpoints=number)
+        config = options(offload_activations=number)
         card.reset_peak()
         found = train(config, folder, card)
         np.testing.assert_array_equal(found[0], losses)
@@ -186,10 +193,10 @@ def test_more_layers_than_there_are_is_refused(make_checkpoint: Any, card: Any) 
     for device in (card, ReferenceDevice()):
         with pytest.raises(WgradError) as refused:
             build_trainable(
-                options(offload_checkpoints=6), load_model_config(folder), folder, device, positions=70, contents=False
+                options(offload_activations=6), load_model_config(folder), folder, device, positions=70, contents=False
             )
         assert str(refused.value) == (
-            "--offload-checkpoints: must be at most 5, the layers of the model; got 6: leave the number out for all of "
+            "--offload-activations: must be at most 5, the layers of the model; got 6: leave the number out for all of "
             "them"
         )
 
@@ -197,7 +204,7 @@ def test_more_layers_than_there_are_is_refused(make_checkpoint: Any, card: Any) 
 def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of LoRA's gradients are of another order: limit 1e-4 of the largest. Within replays, parked and not."""
     folder = make_checkpoint()
-    config = options(dropout=0.0, max_steps=3)
+    config = options(lora_dropout=0.0, max_steps=3)
     losses, trained = train(config, folder, bind(WgpuDevice)())
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
@@ -208,7 +215,7 @@ def test_a_long_row_in_chunks_learns_the_same(make_checkpoint: Any, card: Any, m
     np.testing.assert_allclose(chunked_losses, losses, rtol=1e-4)
     np.testing.assert_allclose(chunked, trained, atol=1e-4 * np.abs(trained).max())
     assert not np.array_equal(chunked, trained), "no chunks were made"
-    parked_losses, parked = train(options(dropout=0.0, max_steps=3, offload_checkpoints=True), folder, card)
+    parked_losses, parked = train(options(lora_dropout=0.0, max_steps=3, offload_activations=True), folder, card)
     np.testing.assert_array_equal(parked_losses, chunked_losses)
     np.testing.assert_array_equal(parked, chunked)
 
@@ -265,16 +272,16 @@ def test_an_array_comes_back_a_stretch_before_it_is_asked_for(card: Any, monkeyp
 def test_it_says_where_it_moves_nothing(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ["--data", str(text_data), "--out", str(tmp_path / "out"), "--device", "cpu", "--seq-len", "32"]
+    out = ["--data", str(text_data), "--out", str(tmp_path / "out"), "--device", "cpu", "--max-length", "32"]
     words = ["finetune", "--model", str(make_checkpoint()), *out, "--max-steps", "1", "--no-sample", "--eval-fraction"]
-    assert cli.main([*words, "0", "--offload-checkpoints", "--memory-limit", "1KiB"]) == 0
+    assert cli.main([*words, "0", "--offload-activations", "--memory-limit", "1KiB"]) == 0
     said = capsys.readouterr().out
-    assert "--offload-checkpoints moves nothing: this device's memory is main memory" in said
+    assert "--offload-activations moves nothing: this device's memory is main memory" in said
     assert "--memory-limit has no effect: NumPy takes main memory" in said
-    assert cli.main([*words, "0", "--offload-checkpoints", "--no-checkpointing"]) == 2
-    assert "--offload-checkpoints: --no-checkpointing leaves it nothing to park" in capsys.readouterr().err
-    assert cli.main([*words, "0", "--keep-attention", "--no-checkpointing"]) == 2
-    assert "--keep-attention: --no-checkpointing computes nothing again" in capsys.readouterr().err
+    assert cli.main([*words, "0", "--offload-activations", "--no-gradient-checkpointing"]) == 2
+    assert "--offload-activations: --no-gradient-checkpointing leaves it nothing to park" in capsys.readouterr().err
+    assert cli.main([*words, "0", "--keep-attention", "--no-gradient-checkpointing"]) == 2
+    assert "--keep-attention: --no-gradient-checkpointing computes nothing again" in capsys.readouterr().err
 
 
 # ---- the limit ---------------------------------------------------------------------------
@@ -297,24 +304,24 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
     """And what is said to fit does: the real pool, held to the limit, runs it."""
     folder = make_checkpoint(num_hidden_layers=5)
     model = load_model_config(folder)
-    parked = plan_run(options(offload_checkpoints=True), model, folder, card, 1)
+    parked = plan_run(options(offload_activations=True), model, folder, card, 1)
     assert parked is not None
     limit, said = parked.dry.memory().peak_reserved_bytes, ""
-    while "--offload-checkpoints" not in said:  # down to where recomputing alone is not enough
+    while "--offload-activations" not in said:  # down to where recomputing alone is not enough
         limit -= limit // 100
         with pytest.raises(WgradError, match="^--memory-limit: the run takes about [^\n]*$") as refused:
-            plan_run(options(checkpointing=None, memory_limit=str(limit)), model, folder, card, 1)
+            plan_run(options(gradient_checkpointing=None, memory_limit=str(limit)), model, folder, card, 1)
         said = str(refused.value)
-    found = re.search(r"with --checkpointing --offload-checkpoints (\d) it takes (.*)$", said)
+    found = re.search(r"with --gradient-checkpointing --offload-activations (\d) it takes (.*)$", said)
     assert found is not None
     number = int(found[1])
-    plan = plan_run(options(offload_checkpoints=number, memory_limit=str(limit)), model, folder, card, 1)
+    plan = plan_run(options(offload_activations=number, memory_limit=str(limit)), model, folder, card, 1)
     assert plan is not None and size(plan.dry.memory().peak_reserved_bytes) == found[2]
     with pytest.raises(WgradError, match="the run takes about"):  # with one layer fewer
-        plan_run(options(offload_checkpoints=number - 1, memory_limit=str(limit)), model, folder, card, 1)
+        plan_run(options(offload_activations=number - 1, memory_limit=str(limit)), model, folder, card, 1)
     kept = card.memory().reserved_bytes
     card.limit_memory(kept + limit)
-    train(options(offload_checkpoints=number), folder, card)
+    train(options(offload_activations=number), folder, card)
     assert card.memory().peak_reserved_bytes <= kept + limit
     with pytest.raises(
         WgradError, match=r"even with .* --batch-size 1 it takes about .*: allow it that, or use a smal"
@@ -325,13 +332,13 @@ def test_what_a_limit_leaves_no_room_for_is_refused_with_what_fits(make_checkpoi
 @pytest.mark.parametrize(
     ("given", "limit", "streaming", "said"),
     [
-        ({}, 650, 500, "--offload-checkpoints 4"),
-        ({"offload_checkpoints": 2}, 650, 500, "--offload-checkpoints 4"),
-        ({}, 400, 500, "--offload-checkpoints"),
-        ({}, 390, 500, "--offload-checkpoints 2 --stream-weights on"),
+        ({}, 650, 500, "--offload-activations 4"),
+        ({"offload_activations": 2}, 650, 500, "--offload-activations 4"),
+        ({}, 400, 500, "--offload-activations"),
+        ({}, 390, 500, "--offload-activations 2 --stream-weights on"),
         ({}, 390, 700, "--stream-weights on"),
-        ({"offload_checkpoints": True}, 390, 300, "--stream-weights on"),
-        ({"stream_weights": "auto"}, 390, 500, "--offload-checkpoints 2"),
+        ({"offload_activations": True}, 390, 300, "--stream-weights on"),
+        ({"stream_weights": "auto"}, 390, 500, "--offload-activations 2"),
     ],
 )
 def test_what_is_said_of_a_limit_has_the_fewest_layers(
@@ -345,20 +352,22 @@ def test_what_is_said_of_a_limit_has_the_fewest_layers(
                 return plan(replace(config, stream_weights="off"), within)
             except OutOfMemory:
                 return plan(replace(config, stream_weights="on"), within)
-        parked = 7 if config.offload_checkpoints is True else config.offload_checkpoints
+        parked = 7 if config.offload_activations is True else config.offload_activations
         takes = 1000 - 100 * min(parked, 6) - streaming * (config.stream_weights == "on")
         if within is not None and takes << 20 > within:
             raise OutOfMemory("no more")
         memory = SimpleNamespace(peak_reserved_bytes=takes << 20)
         return SimpleNamespace(config=config, dry=SimpleNamespace(memory=lambda: memory))
 
-    config = RunOptions(**{"checkpointing": True, "stream_weights": "off", "memory_limit": f"{limit}MiB", **given})
+    config = RunOptions(
+        **{"gradient_checkpointing": True, "stream_weights": "off", "memory_limit": f"{limit}MiB", **given}
+    )
     assert f"the limit is {limit}.0 MiB: with {said} it takes" in str(beyond_limit(config, card, 7, plan))
 
 
 def test_attention_that_is_kept_is_what_a_limit_takes_first(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint()
-    model, rows = load_model_config(folder), {"seq_len": 70, "batch_size": 64}
+    model, rows = load_model_config(folder), {"max_length": 70, "batch_size": 64}
     kept, again = (plan_run(options(**rows, keep_attention=k), model, folder, card, 1) for k in (True, False))
     assert kept is not None and again is not None
     o_and_lse = model.q_size * 4 + model.num_attention_heads * 4  # of a token
@@ -370,8 +379,8 @@ def test_attention_that_is_kept_is_what_a_limit_takes_first(make_checkpoint: Any
 
 def test_attention_that_is_kept_is_parked_with_its_layer(make_checkpoint: Any, card: Any) -> None:
     folder = make_checkpoint(num_hidden_layers=5)
-    model, rows = load_model_config(folder), {"seq_len": 64, "batch_size": 16, "keep_attention": True}
-    plans = [plan_run(options(**rows, offload_checkpoints=n), model, folder, card, 1) for n in (0, 2)]
+    model, rows = load_model_config(folder), {"max_length": 64, "batch_size": 16, "keep_attention": True}
+    plans = [plan_run(options(**rows, offload_activations=n), model, folder, card, 1) for n in (0, 2)]
     before, parked = ((p.peak_bytes, p.host_bytes) for p in plans if p is not None)
     a_token = model.hidden_size * 4 + model.q_size * 4 + model.num_attention_heads * 4  # the input, o and lse
     assert parked[1] - before[1] == 2 * 64 * 16 * a_token

@@ -9,9 +9,12 @@ import pytest
 
 from wgrad.device.errors import WgradError
 from wgrad.train.commands import cli
+from wgrad.train.commands.cli_options import with_current_options
+from wgrad.train.library.signature import checked_names
 from wgrad.train.options.chat_config import ChatConfig
 from wgrad.train.options.config_yaml import config_from_mapping
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.former_names import FORMER
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.option_names import _ELSEWHERE, option_hint
 from wgrad.train.options.options import flag
@@ -23,24 +26,23 @@ FIELDS = [f.name for f in dataclasses.fields(RunOptions)]
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("--learning-rate", "--lr"),
-        ("--learning_rate=1e-4", "--lr"),
-        ("--gradient-checkpointing", "--checkpointing"),
-        ("--no-gradient-checkpointing", "--no-checkpointing"),
-        ("--r", "--rank"),
-        ("-r", "--rank"),
-        ("-lr", "--lr"),
-        ("--lora_r", "--rank"),
-        ("--lora-alpha", "--alpha"),
+        ("--learning-rat", "--learning-rate"),
+        ("--learning_rate=1e-4", "--learning-rate"),
+        ("--use-gradient-checkpointing", "--gradient-checkpointing"),
+        ("--no-use-gradient-checkpointing", "--no-gradient-checkpointing"),
+        ("--r", "--lora-r"),
+        ("-r", "--lora-r"),
+        ("-lr", "--learning-rate"),
+        ("--lora_r", "--lora-r"),
+        ("--lora_rank", "--lora-r"),
         ("--per_device_train_batch_size", "--batch-size"),
-        ("--gradient-accumulation-steps", "--accumulate"),
-        ("--max-seq-length", "--seq-len"),
+        ("--grad-accum", "--gradient-accumulation-steps"),
+        ("--max-seq-length", "--max-length"),
         ("--num_train_epochs", "--epochs"),
-        ("--warmup_ratio", "--warmup"),
+        ("--warmup_ratio", "--warmup-steps"),
         ("--output-dir", "--out"),
-        ("--seq_len", "--seq-len"),
-        ("--rnak", "--rank"),
-        ("--learning-rat", "--lr"),
+        ("--seq_len", "--max-length"),
+        ("--rnak", "--lora-r"),
         ("--no-pakcing", "--no-packing"),
         ("--bf16", "--compute bfloat16"),
         ("--train_on_inputs", "--loss-on all"),
@@ -66,8 +68,8 @@ def test_an_option_of_another_tool_for_generate(word: str, meant: str, capsys: p
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("lora_r", "(did you mean rank?)"),
-        ("learning_rate", "(did you mean lr?)"),
+        ("lora_rank", "(did you mean lora_r?)"),
+        ("learning_rat", "(did you mean learning_rate?)"),
         ("micro_batch_size", "(did you mean batch_size?)"),
         ("fp16", "(did you mean compute: float16?)"),
         ("load_in_4bit", "(the base model is NF4 anyway, unless --no-quantize is given)"),
@@ -83,14 +85,15 @@ def test_a_key_of_another_tool(key: str, words: str) -> None:
 
 def test_all_keys_of_another_tool_are_named_at_once() -> None:
     file = {
-        "base_model": "m", "rank": 4, "micro_batch_size": 2, "do_train": True, "rnak": 3,
+        "base_model": "m", "lora_r": 4, "micro_batch_size": 2, "do_train": True, "rnak": 3,
         "optimizer": {"lr": 1e-4, "fused": True}, "dataset": {"packed": False}, "profiler": {},
     }  # fmt: skip
     with pytest.raises(WgradError) as caught:
         config_from_mapping(file, "--config: c.yaml")
     assert str(caught.value) == (
         "--config: c.yaml: unknown keys 'base_model' (did you mean model?), 'micro_batch_size' (did you mean "
-        "batch_size?), 'do_train', 'rnak', 'optimizer.lr' (did you mean lr?), 'optimizer.fused', 'dataset.packed' (did "
+        "batch_size?), 'do_train', 'rnak', 'optimizer.lr' (did you mean "
+        "learning_rate?), 'optimizer.fused', 'dataset.packed' (did "
         "you mean packing?), 'profiler': see wgrad finetune --help"
     )
     with pytest.raises(WgradError, match=" and 40 more: see"):
@@ -124,3 +127,39 @@ def test_the_names_of_the_libraries_that_people_come_from() -> None:
     assert set(used) <= theirs
     for name in used:
         assert name in FIELDS or option_hint(flag(name), FIELDS, "--"), name
+
+
+# ---- former names ------------------------------------------------------------------------------
+def test_former_names_lead_to_fields_and_are_none_themselves() -> None:
+    assert set(FORMER.values()) <= set(FIELDS) and not set(FORMER) & set(FIELDS)
+
+
+@pytest.mark.parametrize("former", FORMER)
+def test_a_former_name_is_accepted(former: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the command line with a note, in a file without one, in Python with a DeprecationWarning."""
+    field = next(f for f in dataclasses.fields(RunOptions) if f.name == FORMER[former])
+    value: Any = {"init": "pissa", "schedule": "linear"}.get(former, 0.25 if isinstance(field.default, float) else 7)
+    value = True if field.default is False or field.default is None else value
+    words = [flag(former)] if value is True else [flag(former), str(value)]
+    (now, *_), found = with_current_options(words)
+    assert (now, found) == (flag(field.name), {flag(former): flag(field.name)})
+    args = vars(cli.build_parser().parse_args(["finetune", *words]))
+    assert args[field.name] in (value, str(value))
+    assert config_from_mapping({former: value}, "--config: c.yaml") == {field.name: value}
+    assert config_from_mapping({former.replace("_", "-"): value}, "--config: c.yaml") == {field.name: value}
+    with pytest.warns(DeprecationWarning, match=f"finetune: '{former}' is now '{field.name}'"):
+        assert checked_names({former: value}, FIELDS, "finetune") == {field.name: value}
+    with pytest.raises(WgradError, match=f"'{former}' is the former name of '{field.name}'"):
+        checked_names({former: value, field.name: value}, FIELDS, "finetune")
+    assert cli.main(["finetune", *words]) == 2
+    note, error = capsys.readouterr().err.splitlines()
+    assert note == f"note: {flag(former)} is now {flag(field.name)}; the next release takes only that"
+    assert error.startswith("wgrad: error: --")
+
+
+def test_the_opposite_of_a_former_switch() -> None:
+    args = vars(cli.build_parser().parse_args(["finetune", "--no-gradient-checkpointing", "--no-offload-activations"]))
+    assert (args["gradient_checkpointing"], args["offload_activations"]) == (False, False)
+    assert with_current_options(["finetune", "--no-gradient-checkpointing", "--learning-rate=1"])[0] == [
+        "finetune", "--no-gradient-checkpointing", "--learning-rate=1"
+    ]  # fmt: skip

@@ -25,7 +25,7 @@ def words(command: str, model: Path, data: Path, option: str, value: str) -> lis
     if command == "generate":
         options |= {"--prompt": "x", "--max-new-tokens": "1"}
     else:
-        options |= {"--data": str(data), "--out": "out", "--max-steps": "1", "--seq-len": "16"}
+        options |= {"--data": str(data), "--out": "out", "--max-steps": "1", "--max-length": "16"}
     return [command, *(word for pair in (options | {option: value}).items() for word in pair)]
 
 
@@ -126,7 +126,7 @@ def test_prompts_of_bytes(make_checkpoint: Callable[..., Path], environment: dic
 
 
 @pytest.mark.parametrize("value", ["a\udc80", "\ud800"])
-@pytest.mark.parametrize("option", ["--sample-prompt", "--device", "--schedule"])
+@pytest.mark.parametrize("option", ["--sample-prompt", "--device", "--lr-scheduler-type"])
 def test_texts_of_a_run(capsys: pytest.CaptureFixture[str], in_folder: Path, option: str, value: str) -> None:
     assert cli.main(["finetune", "--model", "m", "--data", "d", "--out", "o", option, value]) == 2
     assert f"{option}: must be UTF-8 text; got" in capsys.readouterr().err
@@ -161,6 +161,8 @@ def test_what_is_beyond_the_models_positions_is_refused_at_once(
 
 
 def test_a_message_is_one_printable_line_of_bounded_length(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["finetune", "--rank", "\x1b[31m\n" * 9999]) == 2
+    assert cli.main(["finetune", "--lora-r", "\x1b[31m\n" * 9999]) == 2
     line = capsys.readouterr().err.removesuffix("\n")
-    assert line.isprintable() and len(line) < 1100 and "\\x1b[31m" in line and line.startswith("wgrad: error: --rank: ")
+    assert (
+        line.isprintable() and len(line) < 1100 and "\\x1b[31m" in line and line.startswith("wgrad: error: --lora-r: ")
+    )

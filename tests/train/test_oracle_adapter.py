@@ -85,7 +85,7 @@ def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dic
 
 
 # ---- adapters ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(("architecture", "rslora"), [(name, i % 2 == 1) for i, name in enumerate(FAMILIES)])
+@pytest.mark.parametrize(("architecture", "use_rslora"), [(name, i % 2 == 1) for i, name in enumerate(FAMILIES)])
 def test_peft_loads_our_adapter(
     architecture: str, rslora: bool, make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:
@@ -266,8 +266,16 @@ def thirty_steps(
     """The losses of our steps and of PEFT's: the same frozen weights (theirs those of `values`, where it is given),
     adapter and data, torch's AdamW. In float16 torch computes in its autocast, with the loss scale that ours begins
     with."""
-    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "lr": 5e-3, "warmup": 0.1, "max_grad_norm": 0.5}
-    config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=ACCUMULATE, compute=compute, **settings)
+    settings: dict[str, Any] = {
+        "lora_r": 4,
+        "lora_alpha": 8.0,
+        "learning_rate": 5e-3,
+        "warmup_steps": 0.1,
+        "max_grad_norm": 0.5,
+    }
+    config = RunOptions(
+        max_length=TOKENS, batch_size=2, gradient_accumulation_steps=ACCUMULATE, compute=compute, **settings
+    )
     model_config = load_model_config(folder)
     built = build_trainable(config, model_config, folder, device, positions=TOKENS)
     assert built.lora is not None
@@ -276,7 +284,7 @@ def thirty_steps(
     base = their_base(values) if values else dequantized_base(folder, dict(built.model.weights), device)
     theirs = peft.PeftModel.from_pretrained(base, out, is_trainable=True)
     trained = [p for p in theirs.parameters() if p.requires_grad]
-    return side_by_side(config, built, theirs, torch.optim.AdamW(trained, lr=config.lr, weight_decay=0.0))
+    return side_by_side(config, built, theirs, torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=0.0))
 
 
 def side_by_side(

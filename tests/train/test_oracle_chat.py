@@ -165,7 +165,7 @@ def test_the_same_tokens_count_as_with_trl(name: str, make_tokenizer, write_line
     # A turn that only calls tools is refused where the template would write nothing of it.
     taken = [m for m in taken if "tool_calls" in own or not any("tool_calls" in turn for turn in m)]
     assert len(taken) >= 5
-    config = RunOptions(data=write_lines(*({"messages": m} for m in taken)), eval_fraction=0, seq_len=4000)
+    config = RunOptions(data=write_lines(*({"messages": m} for m in taken)), eval_fraction=0, max_length=4000)
     for messages, document in zip(taken, load_data(config, tokenizer).train, strict=True):
         wanted = oracle.apply_chat_template(
             messages, chat_template=variant, return_dict=True, return_assistant_tokens_mask=True

@@ -313,8 +313,8 @@ def test_what_is_kept_goes_with_the_cache(written: Any, own_cache: Path, monkeyp
 
 def test_a_run_of_a_file_alone(written: Any, text_data: Path, tmp_path: Path, capsys: Any) -> None:
     _, path = written(hidden_size=64, num_hidden_layers=1)
-    text = f"finetune --model {path} --data {text_data} --out {tmp_path}/out --device cpu --rank 2 --seq-len 24"
-    assert main(f"{text} --max-steps 2 --accumulate 1".split()) == 0
+    text = f"finetune --model {path} --data {text_data} --out {tmp_path}/out --device cpu --lora-r 2 --max-length 24"
+    assert main(f"{text} --max-steps 2 --gradient-accumulation-steps 1".split()) == 0
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(path)
     assert (

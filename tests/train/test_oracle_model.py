@@ -339,7 +339,8 @@ def test_transformers_loads_what_full_training_saved(make_checkpoint: Any, text_
 
     folder, out = make_checkpoint("Qwen3ForCausalLM", dtype="bfloat16", tie_word_embeddings=True), tmp_path / "out"
     options = (
-        f"--model {folder} --data {text_data} --out {out} --device cpu --full --seq-len 40 --max-steps 3 --lr 1e-2"
+        f"--model {folder} --data {text_data} --out {out} --device cpu --full "
+        f"--max-length 40 --max-steps 3 --learning-rate 1e-2"
     )
     assert main(["finetune", *options.split()]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out)

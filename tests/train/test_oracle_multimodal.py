@@ -72,7 +72,10 @@ def test_logits(version: int, tmp_path: Path) -> None:
 
 def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: Any) -> None:
     folder, out = write_multimodal(tmp_path / "model"), tmp_path / "out"
-    words = f"--model {folder} --data {text_data} --out {out} --device cpu --seq-len 24 --max-steps 3 --lr 0.05"
+    words = (
+        f"--model {folder} --data {text_data} --out {out} --device cpu "
+        f"--max-length 24 --max-steps 3 --learning-rate 0.05"
+    )
     assert main(["finetune", *words.split(), "--target-modules", "q_proj=2", "v_proj", "down_proj"]) == 0
     assert f"note: of {WHOLE} only the text part is read and trained" in capsys.readouterr().out
     theirs = peft.PeftModel.from_pretrained(their_base(folder), out)
@@ -100,7 +103,10 @@ def test_a_run_and_its_adapter_merged(text_data: Path, tmp_path: Path, capsys: A
 
 def test_embedding_and_head_trained_whole(text_data: Path, tmp_path: Path) -> None:
     folder, out, merged = write_multimodal(tmp_path / "model"), tmp_path / "out", tmp_path / "merged"
-    words = f"--model {folder} --data {text_data} --out {out} --device cpu --seq-len 24 --max-steps 3 --lr 0.02"
+    words = (
+        f"--model {folder} --data {text_data} --out {out} --device cpu "
+        f"--max-length 24 --max-steps 3 --learning-rate 0.02"
+    )
     words += " --target-modules q_proj=2 --train-embeddings --train-head --no-sample"
     assert main(["finetune", *words.split()]) == 0
     assert distance(logits(folder, out), logits(folder)) > 0.01

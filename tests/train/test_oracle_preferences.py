@@ -35,7 +35,7 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-SAME = {"lr": 1e-3, "max_grad_norm": 0.5, "batch_size": 2, "seq_len": 64}
+SAME = {"learning_rate": 1e-3, "max_grad_norm": 0.5, "batch_size": 2, "max_length": 64}
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,17 @@ def ours(
     folder: Path, data: Path, device: Device, out: Path, **options: Any
 ) -> tuple[list[dict[str, float]], list[int]]:
     """What each step tells, and the lines of the file in the order in which they were learnt."""
-    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "quantize": False, "compute": "float32", "accumulate": 1}
+    settings: dict[str, Any] = {
+        "lora_r": 4,
+        "lora_alpha": 8.0,
+        "quantize": False,
+        "compute": "float32",
+        "gradient_accumulation_steps": 1,
+    }
     config = RunOptions(data=(str(data),), eval_fraction=0.0, **settings | SAME | options)
     found = load_data(config, load_tokenizer(folder))
     stream = BatchStream(found.train, config)
-    built = build_trainable(config, load_model_config(folder), folder, device, positions=config.seq_len)
+    built = build_trainable(config, load_model_config(folder), folder, device, positions=config.max_length)
     assert built.lora is not None
     start = {name: built.parameters.get(name) for name in built.parameters.tensors}
     save_adapter(out, built.lora, start, str(folder))
@@ -70,7 +76,7 @@ def ours(
         epoch, within = divmod(index, stream.steps_per_epoch)
         for (number,) in stream._epoch_rows(epoch)[within * config.batch_size :][: config.batch_size]:
             lines.append(int(found.train[number].source.rpartition(":")[2]))
-        trainer.step(stream.get(index), config.lr)
+        trainer.step(stream.get(index), config.learning_rate)
         (row,) = trainer.read_history()
         told.append({"loss": float(row[0]), **trainer.metrics(row)})
     return told, lines
@@ -92,9 +98,9 @@ def theirs(kind: str, folder: Path, start: Path, records: list[dict[str, Any]], 
         args=config(
             output_dir=str(out),
             per_device_train_batch_size=SAME["batch_size"],
-            learning_rate=SAME["lr"],
+            learning_rate=SAME["learning_rate"],
             max_grad_norm=SAME["max_grad_norm"],
-            max_length=SAME["seq_len"],
+            max_length=SAME["max_length"],
             max_steps=STEPS,
             lr_scheduler_type="constant",
             train_sampling_strategy="sequential",

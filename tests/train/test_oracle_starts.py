@@ -36,9 +36,15 @@ STEPS = 5
 
 
 def build(folder: Path, device: Device, **options: Any) -> tuple[RunOptions, TrainableModel]:
-    settings: dict[str, Any] = {"rank": 4, "alpha": 8.0, "lr": 5e-3, "warmup": 0.1, "max_grad_norm": 0.5}
+    settings: dict[str, Any] = {
+        "lora_r": 4,
+        "lora_alpha": 8.0,
+        "learning_rate": 5e-3,
+        "warmup_steps": 0.1,
+        "max_grad_norm": 0.5,
+    }
     settings |= {"compute": "float32"} | options
-    config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=ACCUMULATE, **settings)
+    config = RunOptions(max_length=TOKENS, batch_size=2, gradient_accumulation_steps=ACCUMULATE, **settings)
     return config, build_trainable(config, load_model_config(folder), folder, device, positions=TOKENS)
 
 
@@ -56,7 +62,7 @@ def test_lora_plus_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path
     from peft.optimizers import create_loraplus_optimizer
 
     folder = make_checkpoint("LlamaForCausalLM")
-    config, built = build(folder, cpu, lr=1e-3, lora_plus=16.0, weight_decay=0.1)
+    config, built = build(folder, cpu, learning_rate=1e-3, loraplus_lr_ratio=16.0, weight_decay=0.1)
     theirs = their_adapter(folder, cpu, built, tmp_path)
     decay = {"weight_decay": 0.1, "loraplus_weight_decay": 0.1}
     optimizer = create_loraplus_optimizer(theirs, torch.optim.AdamW, lr=1.0, loraplus_lr_ratio=16.0, **decay)
@@ -82,13 +88,21 @@ def saved_as_theirs(folder: Path, device: Device, built: TrainableModel, out: Pa
     assert distance(their_logits(their_base(folder), ids), true) > 0.03  # training did something
 
 
-@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("use_rslora", [False, True])
 def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """On the weights as they are PEFT does all of it by itself, the way to plain LoRA included."""
     folder = make_checkpoint("LlamaForCausalLM")
     patterns = () if rslora else ("q_proj=3",)  # PEFT converts no two of rsLoRA and patterns
     modules = (*patterns, "k_proj", "o_proj", "down_proj")
-    config, built = build(folder, cpu, lr=3e-3, init="pissa", quantize=False, rslora=rslora, target_modules=modules)
+    config, built = build(
+        folder,
+        cpu,
+        learning_rate=3e-3,
+        init_lora_weights="pissa",
+        quantize=False,
+        use_rslora=rslora,
+        target_modules=modules,
+    )
     names = [name.partition("=")[0] for name in modules]
     settings = {"target_modules": names, "rank_pattern": {} if rslora else {"q_proj": 3}, "use_rslora": rslora}
     wanted = peft.LoraConfig(r=4, lora_alpha=8, init_lora_weights="pissa", task_type="CAUSAL_LM", **settings)
@@ -108,7 +122,7 @@ def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cp
 def test_pissa_over_nf4_beside_peft(make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """What is frozen is the residual in NF4: with the start on it nearer to the weights than those in NF4 are."""
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)
-    config, built = build(folder, cpu, lr=3e-3, init="pissa", rank=16, alpha=16.0)
+    config, built = build(folder, cpu, learning_rate=3e-3, init_lora_weights="pissa", lora_r=16, lora_alpha=16.0)
     plain, true = build(folder, cpu)[1].model.weights, their_base(folder).state_dict()
     for name, value in built.parameters.tensors.items():
         if not name.endswith("lora_A"):
@@ -150,7 +164,9 @@ def test_whole_modules_beside_peft(
 
     folder = make_checkpoint(architecture, tie_word_embeddings=tied)
     chosen = {"train_embeddings": "embed_tokens" in whole, "train_head": "lm_head" in whole}
-    config, built = build(folder, cpu, lr=4e-3, weight_decay=0.1, lora_plus=4.0, quantize=False, **chosen)
+    config, built = build(
+        folder, cpu, learning_rate=4e-3, weight_decay=0.1, loraplus_lr_ratio=4.0, quantize=False, **chosen
+    )
     assert built.lora is not None and built.lora.modules_to_save == whole
     before = their_logits(their_base(folder), random_ids())
     assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
@@ -185,7 +201,7 @@ def test_whole_modules_beside_peft(
 def test_dora_learns_as_pefts(architecture: str, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """From the start on, where nothing of the base model is changed; Phi's projections have biases."""
     folder = make_checkpoint(architecture)
-    config, built = build(folder, cpu, quantize=False, dora=True, rslora=True)
+    config, built = build(folder, cpu, quantize=False, use_dora=True, use_rslora=True)
     before = their_logits(their_base(folder), random_ids())
     assert distance(our_logits(built.model, random_ids()), before) <= 1e-5
     theirs = their_adapter(folder, cpu, built, tmp_path / "start")
@@ -212,7 +228,9 @@ def test_dora_over_nf4_on_a_card_beside_peft(make_checkpoint: Any, wgpu_device: 
     """Recorded and replayed, recomputed, on NF4 of which others would be stacked, in float16 where there is that."""
     compute = "float16" if wgpu_device.float16 else "float32"
     folder = make_checkpoint("LlamaForCausalLM", hidden_size=64, head_dim=16)
-    config, built = build(folder, wgpu_device, dora=True, lora_plus=4.0, compute=compute, checkpointing=True)
+    config, built = build(
+        folder, wgpu_device, use_dora=True, loraplus_lr_ratio=4.0, compute=compute, gradient_checkpointing=True
+    )
     theirs = their_adapter(folder, wgpu_device, built, tmp_path / "start")
     fast = [p for n, p in theirs.named_parameters() if p.requires_grad and ("lora_B" in n or p.ndim == 1)]
     slow = [p for n, p in theirs.named_parameters() if p.requires_grad and "lora_A" in n]

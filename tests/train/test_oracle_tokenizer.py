@@ -139,7 +139,7 @@ def test_the_same_mask_from_prefixes(make_tokenizer, write_lines, name: str) -> 
 def test_the_same_labels(make_tokenizer, write_lines) -> None:
     """transformers takes labels that are not shifted and shifts them inside the loss: ours are shifted already."""
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=True))
-    config = RunOptions(data=write_lines({"prompt": "A wise", "completion": " man"}), eval_fraction=0, seq_len=41)
+    config = RunOptions(data=write_lines({"prompt": "A wise", "completion": " man"}), eval_fraction=0, max_length=41)
     (document,) = load_data(config, tokenizer).train
     batch = make_batch([[document]], 1, 41, pad_id=2)
     labels = np.full(41, IGNORE_INDEX)

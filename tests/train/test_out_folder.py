@@ -121,8 +121,8 @@ def test_of_two_runs_at_once_one_is_refused_and_the_other_is_whole(
     model = make_checkpoint(hidden_size=16, intermediate_size=24, num_hidden_layers=1)
 
     def options(out: Path) -> list[str]:
-        text = f"finetune --model {model} --data {text_data} --out {out} --device cpu --rank 2 --seq-len 24"
-        return f"{text} --max-steps 6 --save-every 1 --log-every 1 --accumulate 1".split()
+        text = f"finetune --model {model} --data {text_data} --out {out} --device cpu --lora-r 2 --max-length 24"
+        return f"{text} --max-steps 6 --save-steps 1 --logging-steps 1 --gradient-accumulation-steps 1".split()
 
     assert main(options(tmp_path / "whole")) == 0
     work = partial(main, options(tmp_path / "out"))
@@ -181,8 +181,9 @@ def tiny(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> 
     sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "num_hidden_layers": 1}
     make_checkpoint(hidden_size=16, intermediate_size=24, **sizes)
     text = (
-        f"finetune --model {tmp_path / 'model'} --data {tmp_path / 'data.jsonl'} --device cpu --rank 2 --seq-len 24 "
-        f"--max-steps {STEPS} --save-every 2 --accumulate 1"
+        f"finetune --model {tmp_path / 'model'} --data {tmp_path / 'data.jsonl'} "
+        f"--device cpu --lora-r 2 --max-length 24 "
+        f"--max-steps {STEPS} --save-steps 2 --gradient-accumulation-steps 1"
     )
     return text.split()
 

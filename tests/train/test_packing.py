@@ -78,10 +78,12 @@ def test_a_batch_to_the_letter() -> None:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 1), (2, 3), (3, 8)])
+@pytest.mark.parametrize(("batch_size", "gradient_accumulation_steps"), [(1, 1), (2, 3), (3, 8)])
 def test_an_epoch_is_every_document_once(packing: bool, batch_size: int, accumulate: int) -> None:
     data = documents(53, 41)
-    config = RunOptions(seq_len=41, batch_size=batch_size, accumulate=accumulate, packing=packing, epochs=2)
+    config = RunOptions(
+        max_length=41, batch_size=batch_size, gradient_accumulation_steps=accumulate, packing=packing, epochs=2
+    )
     stream = BatchStream(data, config)
     steps = list(stream)
     assert len(steps) == len(stream) == stream.total_steps == 2 * stream.steps_per_epoch
@@ -109,21 +111,21 @@ def same(a, b) -> bool:
 
 def test_the_order_depends_on_seed_and_epoch_only() -> None:
     data = documents(53, 41)
-    config = RunOptions(seq_len=41, accumulate=2, epochs=2)
+    config = RunOptions(max_length=41, gradient_accumulation_steps=2, epochs=2)
     steps = list(BatchStream(data, config))
     assert all(map(same, steps, BatchStream(data, config)))
-    other = RunOptions(seq_len=41, accumulate=2, epochs=2, seed=1)
+    other = RunOptions(max_length=41, gradient_accumulation_steps=2, epochs=2, seed=1)
     assert not all(map(same, steps, BatchStream(data, other)))
     half = len(steps) // 2
     assert not all(np.array_equal(a.batches[0].ids, b.batches[0].ids) for a, b in zip(steps[:half], steps[half:]))
-    longer = RunOptions(seq_len=41, accumulate=2, max_steps=len(steps) + 5)
+    longer = RunOptions(max_length=41, gradient_accumulation_steps=2, max_steps=len(steps) + 5)
     assert all(map(same, steps, BatchStream(data, longer)))
 
 
 @pytest.mark.parametrize("step", [0, 1, 4, 7])
 def test_a_restored_stream_goes_on_where_it_was(step: int) -> None:
     data = documents(53, 41)
-    config = RunOptions(seq_len=41, accumulate=3, batch_size=2, epochs=3)
+    config = RunOptions(max_length=41, gradient_accumulation_steps=3, batch_size=2, epochs=3)
     steps = list(BatchStream(data, config))
     assert len(steps) > 7
     first = BatchStream(data, config)
@@ -137,17 +139,17 @@ def test_a_restored_stream_goes_on_where_it_was(step: int) -> None:
 
 
 def test_other_data_is_noticed_on_resume() -> None:
-    config = RunOptions(seq_len=41)
+    config = RunOptions(max_length=41)
     fingerprint = BatchStream(documents(9, 41), config).fingerprint()
     changed = documents(9, 41)
     changed[4].ids[1] += 1
-    for data, options in ((changed, config), (documents(9, 41), RunOptions(seq_len=41, seed=1))):
+    for data, options in ((changed, config), (documents(9, 41), RunOptions(max_length=41, seed=1))):
         with pytest.raises(WgradError, match="--resume: the training data"):
             BatchStream(data, options).restore(0, fingerprint)
 
 
 def test_a_checkpoint_beyond_the_end() -> None:
-    stream = BatchStream(documents(5, 41), RunOptions(seq_len=41, max_steps=3))
+    stream = BatchStream(documents(5, 41), RunOptions(max_length=41, max_steps=3))
     stream.restore(3)
     assert list(stream) == []
     with pytest.raises(WgradError, match="--max-steps: the checkpoint already has 4 steps, more than the 3 asked for"):
@@ -155,7 +157,7 @@ def test_a_checkpoint_beyond_the_end() -> None:
 
 
 def test_max_steps_goes_beyond_the_epochs() -> None:
-    stream = BatchStream(documents(5, 41), RunOptions(seq_len=41, accumulate=1, max_steps=23))
+    stream = BatchStream(documents(5, 41), RunOptions(max_length=41, gradient_accumulation_steps=1, max_steps=23))
     steps = list(stream)
     assert [s.index for s in steps] == list(range(23))
     assert steps[-1].epoch == 22 // stream.steps_per_epoch
@@ -163,8 +165,8 @@ def test_max_steps_goes_beyond_the_epochs() -> None:
 
 def test_evaluation_takes_every_document_in_a_fixed_order() -> None:
     data = documents(17, 41)
-    batches = eval_batches(data, RunOptions(seq_len=41, batch_size=3, seed=1))
-    again = eval_batches(data, RunOptions(seq_len=41, batch_size=3, seed=2))
+    batches = eval_batches(data, RunOptions(max_length=41, batch_size=3, seed=1))
+    again = eval_batches(data, RunOptions(max_length=41, batch_size=3, seed=2))
     assert sum(b.num_targets for b in batches) == sum(d.num_targets for d in data)
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(batches, again)) and len(batches) == len(again)
     assert eval_batches([], RunOptions()) == []

@@ -1,4 +1,4 @@
-"""--init pissa: what it takes out of a weight, a run that goes on, what it cannot be given beside."""
+"""--init-lora-weights pissa: what it takes out of a weight, a run that goes on, what it cannot be given beside."""
 
 from __future__ import annotations
 
@@ -55,13 +55,22 @@ def test_a_start_that_is_known_is_taken_as_it_is() -> None:
 
 
 def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
-    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--seq-len", "48"]
-    return ["finetune", *given, "--accumulate", "2", "--init", "pissa_niter_4", "--no-sample", *more]
+    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--max-length", "48"]
+    return [
+        "finetune",
+        *given,
+        "--gradient-accumulation-steps",
+        "2",
+        "--init-lora-weights",
+        "pissa_niter_4",
+        "--no-sample",
+        *more,
+    ]
 
 
 def test_a_run_that_goes_on_ends_in_the_same_bits(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     model = make_checkpoint()
-    constant = ["--schedule", "constant", "--warmup", "0", "--rank", "3"]
+    constant = ["--lr-scheduler-type", "constant", "--warmup-steps", "0", "--lora-r", "3"]
     assert main([*options(model, text_data, tmp_path / "whole", "--max-steps", "4"), *constant]) == 0
     assert main([*options(model, text_data, tmp_path / "parts", "--max-steps", "2"), *constant]) == 0
     # What is found out anew on another machine may differ in the last bits: the start comes of the checkpoint.
@@ -86,9 +95,13 @@ def test_what_it_cannot_be_given_beside(
         assert main(options(base, text_data, tmp_path / "out", *more)) == 2
         return str(capsys.readouterr().err).strip().splitlines()[-1]
 
-    assert "--init: pissa_niter_4 leaves no base model for --objective dpo" in refused("--objective", "dpo")
-    assert "--init: pissa_niter_4 takes its part out of weights in full precision" in refused(base=quantised)
+    assert "--init-lora-weights: pissa_niter_4 leaves no base model for --objective dpo" in refused(
+        "--objective", "dpo"
+    )
+    assert "--init-lora-weights: pissa_niter_4 takes its part out of weights in full precision" in refused(
+        base=quantised
+    )
     assert "--target-modules: a rank must be at most 24, the singular values of model.layers.0.self_attn.k_proj" in (
         refused("--target-modules", "q_proj=30", "k_proj=30")
     )
-    assert "--init: would be ignored: --adapter brings its own" in refused("--adapter", "x")
+    assert "--init-lora-weights: would be ignored: --adapter brings its own" in refused("--adapter", "x")

@@ -28,24 +28,34 @@ from wgrad.wgsl.runtime.dry_run import DryRun
 
 PROMPT = [5, 6, 7]
 SHAPES: dict[str, dict[str, Any]] = {
-    "plain": {"seq_len": 123, "batch_size": 3},
-    "checkpointing": {"seq_len": 70, "batch_size": 2, "checkpointing": True},
-    "float16, checkpointing, dropout": {"seq_len": 41, "compute": "float16", "checkpointing": True, "dropout": 0.1},
+    "plain": {"max_length": 123, "batch_size": 3},
+    "gradient_checkpointing": {"max_length": 70, "batch_size": 2, "gradient_checkpointing": True},
+    "float16, checkpointing, dropout": {
+        "max_length": 41,
+        "compute": "float16",
+        "gradient_checkpointing": True,
+        "lora_dropout": 0.1,
+    },
     "everything trained": {"full": True},
-    "DoRA": {"dora": True},
-    "embedding and head": {"train_embeddings": True, "train_head": True, "lora_plus": 4.0},
-    "simple scales, few modules": {"double_quant": False, "target_modules": ("q_proj", "down_proj"), "rank": 3},
+    "DoRA": {"use_dora": True},
+    "embedding and head": {"train_embeddings": True, "train_head": True, "loraplus_lr_ratio": 4.0},
+    "simple scales, few modules": {"double_quant": False, "target_modules": ("q_proj", "down_proj"), "lora_r": 3},
 }
 
 
 def config_of(**options: Any) -> RunOptions:
-    return RunOptions(**({"seq_len": 21, "accumulate": 2, "rank": 4, "max_steps": 3, "log_every": 1} | options))
+    return RunOptions(
+        **(
+            {"max_length": 21, "gradient_accumulation_steps": 2, "lora_r": 4, "max_steps": 3, "logging_steps": 1}
+            | options
+        )
+    )
 
 
 def documents(config: RunOptions) -> list[Document]:
     """Of every length up to a row's."""
     generator = np.random.default_rng(0)
-    lengths = [2 + (13 * i) % (config.seq_len - 1) for i in range(12)] + [config.seq_len]
+    lengths = [2 + (13 * i) % (config.max_length - 1) for i in range(12)] + [config.max_length]
     return [Document(generator.integers(0, 40, n).astype(np.int32), np.ones(n, bool)) for n in lengths]
 
 
@@ -104,7 +114,7 @@ def test_samples_lie_where_steps_have_their_arrays(
 
         monkeypatch.setattr(user, "generate_ids", noted)
     words: list[Any] = ["finetune", "--model", make_checkpoint(), "--data", text_data, "--out", tmp_path / "out"]
-    words += ["--device", "wgpu", "--seq-len", 21, "--rank", 2, "--max-steps", 2]
+    words += ["--device", "wgpu", "--max-length", 21, "--lora-r", 2, "--max-steps", 2]
     assert cli.main([*map(str, words)]) == 0
     assert borrowed == {plan_module.__name__: [True], evaluation.__name__: [True, True]}
 
@@ -117,16 +127,18 @@ def test_more_tokens_more_activations_and_checkpointing_fewer(make_checkpoint: A
         assert plan is not None
         return plan.activation_bytes
 
-    one, two = activations(seq_len=123), activations(seq_len=246)
+    one, two = activations(max_length=123), activations(max_length=246)
     assert 1.8 * one < two < 2.2 * one
-    assert activations(seq_len=246, checkpointing=True) < 0.8 * two
+    assert activations(max_length=246, gradient_checkpointing=True) < 0.8 * two
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 def test_the_estimate_for_numpy_is_near_what_it_takes(base_model: Path, checkpointing: bool, compute: str) -> None:
     """Limit: 25 %."""
-    config = config_of(seq_len=128, compute=compute, checkpointing=checkpointing, accumulate=1)
+    config = config_of(
+        max_length=128, compute=compute, gradient_checkpointing=checkpointing, gradient_accumulation_steps=1
+    )
     device = ReferenceDevice()
     model = load_model_config(base_model)
     built = build_trainable(config, model, base_model, device, positions=128)
@@ -158,7 +170,7 @@ def test_no_weight_is_read(make_checkpoint: Any, fresh: Any, monkeypatch: pytest
     monkeypatch.setattr(DryRun, "upload", upload)
     monkeypatch.setattr(fresh, "float16", False)
     model = load_model_config(folder)
-    assert plan_run(config_of(full=full, rank=1), model, folder, fresh, 3) is not None
+    assert plan_run(config_of(full=full, lora_r=1), model, folder, fresh, 3) is not None
     weights = {spec.shape for spec in weight_specs(model)}
     assert given and not [host.shape for host in given if host.shape in weights]
 

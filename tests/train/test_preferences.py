@@ -130,9 +130,9 @@ def test_plain_text_has_no_preferences(tokenizer: Tokenizer, tmp_path: Path) -> 
 
 
 def test_a_pair_is_left_out_whole(tokenizer: Tokenizer, write_lines: Any) -> None:
-    """Where the answer of one begins beyond --seq-len so does the other's; a cut answer stays."""
+    """Where the answer of one begins beyond --max-length so does the other's; a cut answer stays."""
     path = write_lines(PAIR, {**PAIR, "prompt": PAIR["prompt"] * 30}, {**PAIR, "rejected": PAIR["rejected"] * 30})
-    data = load(path, tokenizer, seq_len=48)
+    data = load(path, tokenizer, max_length=48)
     assert [pair.source.rpartition(":")[2] for pair in data.train] == ["1", "3"]
     assert (data.left_out, data.truncated) == (1, 1) and len(data.train[1].rejected) == 48
 
@@ -148,7 +148,7 @@ def test_rows_of_a_batch() -> None:
     assert batch.labels is not None and batch.labels.tolist() == [1, 1, 0, -1, -1, 0]
     assert (batch.ids > 0).sum(axis=1).tolist() == [5, 6, 0, 7, 4, 0]
     assert (batch.targets != -100).sum(axis=1).tolist() == [3, 4, 0, 5, 2, 0]
-    config = RunOptions(objective="kto", batch_size=2, seq_len=8)
+    config = RunOptions(objective="kto", batch_size=2, max_length=8)
     batches = eval_batches([document(5, 1), document(3, -1), document(4, -1)], config)
     assert [b.labels.tolist() for b in batches if b.labels is not None] == [[1, -1], [-1, 0]]
     assert [b.num_targets for b in batches] == [2, 1]
@@ -158,13 +158,16 @@ def test_rows_of_a_batch() -> None:
 
 
 def test_another_label_is_other_data() -> None:
-    config = RunOptions(objective="kto", batch_size=2, seq_len=8)
+    config = RunOptions(objective="kto", batch_size=2, max_length=8)
     prints = {BatchStream([document(5, label)] * 2, config).fingerprint() for label in (1, -1)}
     assert len(prints) == 2
 
 
 def test_data_show(make_checkpoint: Any, write_lines: Any, capsys: Any) -> None:
-    data, show = write_lines(PAIR, PAIR), ["--eval-fraction", "0", "--seq-len", "32", "--accumulate", "1"]
+    data, show = (
+        write_lines(PAIR, PAIR),
+        ["--eval-fraction", "0", "--max-length", "32", "--gradient-accumulation-steps", "1"],
+    )
     command = ["data", "show", data, "--model", str(make_checkpoint()), "--objective", "dpo", *show]
     assert main([*command, "--examples", "1"]) == 0
     out = capsys.readouterr().out

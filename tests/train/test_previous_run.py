@@ -33,10 +33,13 @@ class Runner:
         self.said = self.error = ""
 
     def __call__(self, out: Path, *more: str, rank: bool = True) -> int:
-        text = f"finetune --model {self.model} --data {self.data} --out {out} --device cpu --seq-len 24"
-        text += " --log-every 1 --accumulate 1 --save-every 2 --lr 5e-3" + " --rank 2" * rank
-        words = [word for word in text.split() if word != "--lr" or "--lr" not in more]
-        if "--lr" in more:
+        text = f"finetune --model {self.model} --data {self.data} --out {out} --device cpu --max-length 24"
+        text += (
+            " --logging-steps 1 --gradient-accumulation-steps 1 --save-steps 2 --learning-rate 5e-3"
+            + " --lora-r 2" * rank
+        )
+        words = [word for word in text.split() if word != "--learning-rate" or "--learning-rate" not in more]
+        if "--learning-rate" in more:
             words.remove("5e-3")
         status = main([*words, *more])
         self.said, self.error = self.capsys.readouterr()
@@ -55,7 +58,7 @@ def bytes_of(out: Path) -> dict[str, bytes]:
 # ---- prolonged ---------------------------------------------------------------------------------
 def test_a_prolonged_run_is_the_longer_run(run: Runner, tmp_path: Path) -> None:
     """With a rate that does not hang on the length, bit for bit."""
-    flat = ("--schedule", "constant", "--warmup", "0", "--dropout", "0.1")
+    flat = ("--lr-scheduler-type", "constant", "--warmup-steps", "0", "--lora-dropout", "0.1")
     assert run(tmp_path / "long", "--max-steps", "9", *flat) == 0
     out = tmp_path / "out"
     assert run(out, "--max-steps", "4", *flat) == 0
@@ -73,19 +76,19 @@ def test_the_new_schedule_is_said(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--max-steps", "4") == 0
     assert run(out, "--max-steps", "8", "--resume") == 0
-    rate = learning_rate(RunOptions(lr=5e-3), 4, 8)
+    rate = learning_rate(RunOptions(learning_rate=5e-3), 4, 8)
     assert f"step 5 has learning rate {rate:.2e}" in run.said
     assert read_steps(out / "metrics.jsonl")[4]["lr"] == rate
 
 
 def test_more_epochs_prolong_as_well(run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(out, "--accumulate", "8") == 0
+    assert run(out, "--gradient-accumulation-steps", "8") == 0
     steps = json.loads((out / "results.json").read_text())["steps"]
-    assert run(out, "--accumulate", "8", "--epochs", "2", "--resume") == 0
+    assert run(out, "--gradient-accumulation-steps", "8", "--epochs", "2", "--resume") == 0
     assert json.loads((out / "results.json").read_text())["steps"] == 2 * steps
-    assert run(out, "--accumulate", "8", "--resume") == 0 and "this run is finished" in run.said
-    assert run(out, "--accumulate", "8", "--epochs", "1", "--resume") == 2
+    assert run(out, "--gradient-accumulation-steps", "8", "--resume") == 0 and "this run is finished" in run.said
+    assert run(out, "--gradient-accumulation-steps", "8", "--epochs", "1", "--resume") == 2
     assert "--epochs: the run in" in run.error and "already has 2" in run.error
 
 
@@ -115,16 +118,16 @@ def test_a_prolonged_run_that_was_killed_goes_on_without_being_told_again(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lr", "1e-3"], "--lr: would be ignored, because the run in"),
-        (["--schedule", "linear"], "--schedule: would be ignored, because the run in"),
-        (["--warmup", "2"], "--warmup: would be ignored"),
+        (["--learning-rate", "1e-3"], "--learning-rate: would be ignored, because the run in"),
+        (["--lr-scheduler-type", "linear"], "--lr-scheduler-type: would be ignored, because the run in"),
+        (["--warmup-steps", "2"], "--warmup-steps: would be ignored"),
         (["--sample-prompt", "x"], "--sample-prompt: would be ignored"),
         (["--weight-decay", "0.1"], "--weight-decay: would be ignored"),
         (["--epochs", "7"], "--epochs: would be ignored, because --max-steps 4 decides the length"),
         (["--max-steps", "3"], "--max-steps: the run in .* already has 4 steps, more than the 3 asked for"),
         (["--adapter", "x"], "--adapter: the run in .* was begun with None, which --resume cannot change"),
         (["--eval-data", "x.jsonl"], "--eval-data: would be ignored"),
-        (["--rank", "4"], "--rank: the run in .* was begun with 2"),
+        (["--lora-r", "4"], "--lora-r: the run in .* was begun with 2"),
     ],
 )
 def test_an_option_that_a_finished_run_would_ignore(
@@ -135,21 +138,23 @@ def test_an_option_that_a_finished_run_would_ignore(
     out = tmp_path / "out"
     assert run(out, "--max-steps", "4") == 0
     before = bytes_of(out)
-    assert run(out, "--resume", *words, rank="--rank" not in words and "--adapter" not in words) == 2
+    assert run(out, "--resume", *words, rank="--lora-r" not in words and "--adapter" not in words) == 2
     assert re.search(message, run.error), run.error
     assert run.error.count("\n") == 1 and bytes_of(out) == before
-    assert run(out, "--max-steps", "4", "--resume", "--log-every", "3") == 0  # where and how it runs is no matter now
+    assert (
+        run(out, "--max-steps", "4", "--resume", "--logging-steps", "3") == 0
+    )  # where and how it runs is no matter now
     assert "this run is finished: nothing to resume; more --max-steps or --epochs prolong it" in run.said
 
 
 @pytest.mark.parametrize(
     ("words", "option", "reason"),
     [
-        (["--adapter", "A", "--rank", "2"], "--rank", "--adapter brings its own"),
-        (["--adapter", "A", "--alpha", "2"], "--alpha", "--adapter brings its own"),
-        (["--adapter", "A", "--rslora"], "--rslora", "--adapter brings its own"),
+        (["--adapter", "A", "--lora-r", "2"], "--lora-r", "--adapter brings its own"),
+        (["--adapter", "A", "--lora-alpha", "2"], "--lora-alpha", "--adapter brings its own"),
+        (["--adapter", "A", "--use-rslora"], "--use-rslora", "--adapter brings its own"),
         (["--adapter", "A", "--target-modules", "q_proj"], "--target-modules", "--adapter brings its own"),
-        (["--full", "--rank", "2"], "--rank", "--full trains all parameters"),
+        (["--full", "--lora-r", "2"], "--lora-r", "--full trains all parameters"),
         (["--full", "--no-double-quant"], "--double-quant", "--full quantises nothing"),
         (["--full", "--block-size", "128"], "--block-size", "--full quantises nothing"),
         (["--eval-data", "E", "--eval-fraction", "0.2"], "--eval-fraction", "--eval-data is what is held out"),
@@ -234,18 +239,18 @@ def nothing_like_a_result(out: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", ["1", "2", "40"])
-@pytest.mark.parametrize("save_every", ["0", "2"])
+@pytest.mark.parametrize("save_steps", ["0", "2"])
 def test_what_is_not_finite_is_not_saved(steps: str, save_every: str, run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(out, "--lr", "1e300", "--max-steps", steps, "--save-every", save_every) == 1
+    assert run(out, "--learning-rate", "1e300", "--max-steps", steps, "--save-steps", save_every) == 1
     assert run.error.count("\n") == 1 and "is not finite: it is neither saved nor written as a result" in run.error
-    assert "lower --lr than 1e+300" in run.error
+    assert "lower --learning-rate than 1e+300" in run.error
     nothing_like_a_result(out)
     assert len(read_steps(out / "metrics.jsonl")) <= MANY_SKIPPED + 1  # it does not go on for days
 
 
 def test_a_full_model_that_is_not_finite(run: Runner, tmp_path: Path) -> None:
-    assert run(tmp_path / "out", "--full", "--lr", "1e300", "--max-steps", "3", rank=False) == 1
+    assert run(tmp_path / "out", "--full", "--learning-rate", "1e300", "--max-steps", "3", rank=False) == 1
     nothing_like_a_result(tmp_path / "out")
 
 
@@ -263,7 +268,7 @@ def test_a_run_whose_every_step_is_skipped(compute: str, make_checkpoint: Any, r
     out, steps = tmp_path / "out", str(MANY_SKIPPED + 3)
     assert run(out, "--max-steps", steps, "--compute", compute) == 1
     assert f"all {steps} steps were skipped, because no gradient was finite: nothing was learnt" in run.error
-    advice = "--compute float32" if compute == "float16" else "lower --lr"
+    advice = "--compute float32" if compute == "float16" else "lower --learning-rate"
     assert advice in run.error
     assert f"note: {MANY_SKIPPED} steps in a row, up to {MANY_SKIPPED}, were skipped" in run.said
     assert run.said.count("steps in a row") == 1
@@ -299,10 +304,10 @@ def test_the_first_step_s_rate_is_as_help_says(run: Runner, tmp_path: Path) -> N
     assert main(["finetune", "--help"]) == 0
     text = " ".join(run.capsys.readouterr().out.split())
     assert "the first step has LR / steps of the warm-up (transformers: 0)" in text
-    assert run(tmp_path / "out", "--max-steps", "8", "--warmup", "4", "--lr", "4e-3") == 0
+    assert run(tmp_path / "out", "--max-steps", "8", "--warmup-steps", "4", "--learning-rate", "4e-3") == 0
     rates = [r["lr"] for r in read_steps(tmp_path / "out" / "metrics.jsonl")]
     assert rates[:4] == [1e-3, 2e-3, 3e-3, 4e-3]
-    assert warmup_steps(RunOptions(warmup=0.03), 100) == 3
+    assert warmup_steps(RunOptions(warmup_steps=0.03), 100) == 3
 
 
 @pytest.mark.oracle
@@ -316,6 +321,6 @@ def test_transformers_is_a_step_behind_in_the_warm_up_and_equal_from_there_on() 
         theirs.append(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
-    ours = [learning_rate(RunOptions(lr=4e-3, warmup=4), step, 12) for step in range(12)]
+    ours = [learning_rate(RunOptions(learning_rate=4e-3, warmup_steps=4), step, 12) for step in range(12)]
     assert theirs[:4] == pytest.approx([0.0, *ours[:3]])
     assert theirs[4:] == pytest.approx(ours[4:])

@@ -55,7 +55,9 @@ def test_the_table_is_a_file_too(
     make_checkpoint()
     for name in ("timed", "untimed"):
         monkeypatch.setattr(ReferenceDevice, "profile_table", lambda self, text=name: "table" * (text == "timed"))
-        options = f"--model {tmp_path / 'model'} --data {text_data} --out {tmp_path / name} --max-steps 1 --seq-len 24"
+        options = (
+            f"--model {tmp_path / 'model'} --data {text_data} --out {tmp_path / name} --max-steps 1 --max-length 24"
+        )
         assert main(["finetune", "--device", "cpu", "--no-sample", *options.split()]) == 0
     timed = tmp_path / "timed" / "profile.txt"
     assert timed.read_text() == "table\n" and not (tmp_path / "untimed" / "profile.txt").exists()

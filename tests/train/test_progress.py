@@ -73,7 +73,7 @@ def test_no_more_than_a_line_a_second() -> None:
 
 
 def test_no_silence_in_long_steps_or_between_them() -> None:
-    """--log-every is 100, a step takes 7 s: a line every other step; and one while a single step takes minutes."""
+    """--logging-steps is 100, a step takes 7 s: a line every other step; and one while a single step takes minutes."""
     with training(100, 100) as (display, update):
         for step in (1, 2, 3, 4):
             display.time.now += 7.0
@@ -165,7 +165,7 @@ FIGURES = {
     "left": "left 1:02:03",
     "rate": "12,346 tok/s",
     "memory": "5.00 GiB",
-    "lr": "lr 2.00e-04",
+    "learning_rate": "lr 2.00e-04",
 }
 ORDER = ["loss", "left", "rate", "memory", "lr"]
 

@@ -34,14 +34,14 @@ def values(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> dict[str, A
         "--data": text_data,
         "--out": tmp_path / "out",
         "--device": "cpu",
-        "--rank": 3,
-        "--seq-len": 48,
+        "--lora-r": 3,
+        "--max-length": 48,
         "--batch-size": 2,
-        "--accumulate": 4,
+        "--gradient-accumulation-steps": 4,
         "--no-packing": True,
         "--max-steps": STEPS,
-        "--lr": 1e-3,
-        "--dropout": 0.1,
+        "--learning-rate": 1e-3,
+        "--lora-dropout": 0.1,
         "--seed": 5,
         "--eval-fraction": 0.2,
     }
@@ -71,8 +71,16 @@ def test_two_ranks_of_different_devices_train_what_one_does(
     values: dict[str, Any], tmp_path: Path, wgpu_device: Any
 ) -> None:
     """NumPy and a software driver, two micro-batches of two rows each, beside one rank with a batch of eight."""
-    values |= {"--dropout": 0}
-    assert main(["finetune", *words(values | {"--out": tmp_path / "one", "--batch-size": 8, "--accumulate": 1})]) == 0
+    values |= {"--lora-dropout": 0}
+    assert (
+        main(
+            [
+                "finetune",
+                *words(values | {"--out": tmp_path / "one", "--batch-size": 8, "--gradient-accumulation-steps": 1}),
+            ]
+        )
+        == 0
+    )
     run = finetune(2, values | {"--device": "cpu,wgpu"})
     assert run.returncode == 0, run.stderr
     same(tmp_path / "out", tmp_path / "one")
@@ -83,7 +91,7 @@ def test_two_ranks_of_different_devices_train_what_one_does(
 
 def test_a_run_of_three_ranks_goes_on_with_one_two_and_four(values: dict[str, Any], tmp_path: Path) -> None:
     """With dropout, whose masks belong to the micro-batches, not to ranks."""
-    values |= {"--schedule": "constant", "--warmup": 0}
+    values |= {"--lr-scheduler-type": "constant", "--warmup-steps": 0}
     assert main(["finetune", *words(values | {"--out": tmp_path / "one"})]) == 0
     run = finetune(3, values | {"--max-steps": STEPS // 2})
     assert run.returncode == 0, run.stderr
@@ -127,31 +135,31 @@ def refused(run: subprocess.CompletedProcess[str], *parts: str) -> None:
         assert part in errors[0], errors[0]
 
 
-@pytest.mark.parametrize("option", ["--lr", "--data", "--model"])
+@pytest.mark.parametrize("option", ["--learning-rate", "--data", "--model"])
 def test_ranks_with_different_options_or_files_are_refused(
     values: dict[str, Any], tmp_path: Path, option: str, make_checkpoint: Any
 ) -> None:
     """The second rank has another learning rate, no data, another model."""
-    other = {"--lr": 3e-3, "--data": tmp_path / "nowhere.jsonl"}
+    other = {"--learning-rate": 3e-3, "--data": tmp_path / "nowhere.jsonl"}
     if option == "--model":
         other[option] = make_checkpoint(name="other", hidden_size=36)
     python = [sys.executable, "-m", "wgrad", "finetune"]
     rest = ["-n", "1", *python, *words(values | {option: other[option]})]
     run = start([*mpirun(1), *python, *words(values), ":", *rest])
-    said = {"--lr": "0.003 on rank 1", "--data": "nowhere.jsonl", "--model": "the base model"}
+    said = {"--learning-rate": "0.003 on rank 1", "--data": "nowhere.jsonl", "--model": "the base model"}
     refused(run, said[option], "rank 1 (")
     assert not (tmp_path / "out" / "results.json").exists() and not (tmp_path / "out" / "config.yaml").exists()
 
 
 def test_a_step_too_small_for_the_ranks_is_refused(values: dict[str, Any]) -> None:
-    refused(finetune(2, values | {"--accumulate": 1}), "--accumulate", "2 ranks")
+    refused(finetune(2, values | {"--gradient-accumulation-steps": 1}), "--gradient-accumulation-steps", "2 ranks")
 
 
 # ---- ranks that are lost -------------------------------------------------------------------------------
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_is_killed_costs_nothing(values: dict[str, Any], tmp_path: Path, victim: int) -> None:
     """The first rank, whose part another takes over, or the last: the run ends as if nothing had happened."""
-    run = killed_run(values | {"--log-every": 1}, 3, victim, 5)
+    run = killed_run(values | {"--logging-steps": 1}, 3, victim, 5)
     assert run.returncode == 0, run.stderr
     assert f"lost rank {victim} (" in run.stdout and "going on with 2 ranks" in run.stdout
     assert main(["finetune", *words(values | {"--out": tmp_path / "whole"})]) == 0
@@ -167,7 +175,7 @@ def test_a_rank_that_is_killed_while_it_adds_up_costs_nothing(values: dict[str, 
         "count = itertools.count()", "add = AllReduce._add",
         "AllReduce._add = lambda self, bucket: os.kill(os.getpid(), 9) if next(count) == 20 else add(self, bucket)",
     ])  # fmt: skip
-    run = start(command_of(3, values | {"--log-every": 1}, *ULFM, before=[dying, named("one"), named("two")]))
+    run = start(command_of(3, values | {"--logging-steps": 1}, *ULFM, before=[dying, named("one"), named("two")]))
     assert run.returncode == 0, run.stderr
     assert "lost rank 0 (one)" in run.stdout and "going on with 2 ranks" in run.stdout
     assert "rank 2  two" in run.stdout and "share no memory" not in run.stdout

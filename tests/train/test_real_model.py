@@ -131,8 +131,14 @@ def test_twenty_steps_beside_peft_on_bitsandbytes(
 ) -> None:
     """Each quantises the model to NF4 with double quantisation itself; both compute in float32."""
     bitsandbytes()
-    settings: dict[str, Any] = {"rank": 8, "alpha": 16.0, "lr": 1e-3, "warmup": 0.1, "max_grad_norm": 0.5}
-    config = RunOptions(seq_len=TOKENS, batch_size=2, accumulate=2, compute="float32", **settings)
+    settings: dict[str, Any] = {
+        "lora_r": 8,
+        "lora_alpha": 16.0,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0.1,
+        "max_grad_norm": 0.5,
+    }
+    config = RunOptions(max_length=TOKENS, batch_size=2, gradient_accumulation_steps=2, compute="float32", **settings)
     built = build_trainable(config, load_model_config(converted), converted, cpu, positions=TOKENS)
     assert built.lora is not None and built.model.variants == {"nf4_nested"}
     start = {name: built.parameters.get(name) for name in built.parameters.tensors}
@@ -154,7 +160,7 @@ def test_twenty_steps_beside_peft_on_bitsandbytes(
     trained = [p for p in wrapped.parameters() if p.requires_grad]
     encode = load_tokenizer(converted).encode
     texts = np.array([[*encode(text + " " + TEXT)][:TOKENS] for text in held_out[1]], np.int32)
-    optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=0.0)
     ours, losses = side_by_side(config, built, wrapped, optimizer, STEPS, texts)
     np.testing.assert_allclose(ours, losses, rtol=0.005)
     assert losses[-1] < 0.7 * losses[0]
@@ -167,17 +173,17 @@ def test_the_file_trains_and_llama_cpp_takes_its_adapter(
     out, lora = tmp_path / "out", tmp_path / "adapter.gguf"
     run = ["finetune", "--model", str(shipped), "--data", str(held_out[0]), "--out", str(out), "--no-sample"]
     run += [
-        "--rank",
+        "--lora-r",
         "4",
-        "--seq-len",
+        "--max-length",
         "64",
         "--batch-size",
         "2",
-        "--accumulate",
+        "--gradient-accumulation-steps",
         "1",
         "--max-steps",
         "6",
-        "--lr",
+        "--learning-rate",
         "2e-3",
     ]
     assert main([*run, "--eval-fraction", "0", "--compute", "float32", *ON_NUMPY]) == 0

@@ -37,7 +37,7 @@ class Run:
         calls.append(("log", step, data))
     def finish(self, exit_code): calls.append(("finish", exit_code))
 def init(project, name, id, resume, config, dir, settings):
-    calls.append(("init", project, name, id, resume, config["rank"]))
+    calls.append(("init", project, name, id, resume, config["lora_r"]))
     return Run()
 """
 TRACKIO = """
@@ -46,7 +46,7 @@ class Run:
     def log(self, metrics, step): calls.append(("log", step, metrics))
     def finish(self): calls.append(("finish",))
 def init(project, name, resume, config):
-    calls.append(("init", project, name, resume, config["rank"]))
+    calls.append(("init", project, name, resume, config["lora_r"]))
     return Run()
 """
 MLFLOW = """
@@ -56,7 +56,7 @@ class Run:
 def start_run(run_id=None, run_name=None):
     calls.append(("start", run_id, run_name))
     return Run()
-def log_params(params): calls.append(("params", params["rank"]))
+def log_params(params): calls.append(("params", params["lora_r"]))
 def log_metrics(metrics, step, run_id): calls.append(("log", step, metrics))
 def end_run(status): calls.append(("end", status))
 """
@@ -67,9 +67,12 @@ def finetune(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> Finetune:
     """Six steps; saved after 2, 4 and 6, measured after 3."""
     model = make_checkpoint(hidden_size=16, intermediate_size=24, num_hidden_layers=1)
     words = (
-        f"--model {model} --data {text_data} --out {tmp_path / 'out'} --device cpu --rank 2 --seq-len 24 --no-sample"
+        f"--model {model} --data {text_data} --out {tmp_path / 'out'} "
+        f"--device cpu --lora-r 2 --max-length 24 --no-sample"
     )
-    words += " --max-steps 6 --accumulate 1 --batch-size 2 --save-every 2 --eval-every 3 --log-every 1"
+    words += (
+        " --max-steps 6 --gradient-accumulation-steps 1 --batch-size 2 --save-steps 2 --eval-steps 3 --logging-steps 1"
+    )
     return lambda *more: main(["finetune", *words.split(), *more])
 
 
@@ -179,7 +182,9 @@ def test_a_rank_that_takes_over_goes_on_in_the_run_of_the_one_that_is_lost(
     lines: list[str] = []
     write_json(tmp_path / "reports.json", {"wandb": "w1", "mlflow": "m1"})
     report = StepReport(step=7, total_steps=9, loss=1.5, lr=0.1, grad_norm=None, tokens=3, tokens_per_second=2.0)
-    with Reports(["wandb", "mlflow"], str(tmp_path), {"rank": 2}, None, lines.append, is_main_process=False) as reports:
+    with Reports(
+        ["wandb", "mlflow"], str(tmp_path), {"lora_r": 2}, None, lines.append, is_main_process=False
+    ) as reports:
         reports.on_step(report)
         assert not modules["wandb"].calls
         (tmp_path / "site" / "mlflow.py").unlink()

@@ -33,21 +33,21 @@ def options_for(model: Path, data: Path, out: Path) -> list[str]:
         "--data": data,
         "--out": out,
         "--device": "cpu",
-        "--rank": 3,
-        "--seq-len": 48,
-        "--accumulate": 2,
+        "--lora-r": 3,
+        "--max-length": 48,
+        "--gradient-accumulation-steps": 2,
         "--max-steps": STEPS,
-        "--save-every": 3,
-        "--log-every": 2,
-        "--lr": 5e-3,
-        "--dropout": 0.1,
+        "--save-steps": 3,
+        "--logging-steps": 2,
+        "--learning-rate": 5e-3,
+        "--lora-dropout": 0.1,
         "--seed": 5,
     }
     return ["finetune", *(str(part) for pair in values.items() for part in pair)]
 
 
 def without_rank(options: list[str]) -> list[str]:
-    at = options.index("--rank")
+    at = options.index("--lora-r")
     return options[:at] + options[at + 2 :]
 
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones(tmp_path: Path)
 def test_full_training_resumes_too(make_checkpoint: Any, text_data: Path, tmp_path: Path) -> None:
     model = make_checkpoint(dtype="bfloat16", tie_word_embeddings=True)
     options = without_rank(options_for(model, text_data, tmp_path / "full"))
-    options[options.index("--dropout") + 1] = "0"
+    options[options.index("--lora-dropout") + 1] = "0"
     assert main([*options, "--full"]) == 0
     shutil.copytree(tmp_path / "full", tmp_path / "again")
     for name in ("model.safetensors", "results.json"):
@@ -260,4 +260,4 @@ def test_full_training_resumes_too(make_checkpoint: Any, text_data: Path, tmp_pa
     # The result is a checkpoint like any other: it can be fine-tuned in its turn.
     options[options.index("--out") + 1] = str(tmp_path / "second")
     options[options.index("--model") + 1] = str(tmp_path / "full")
-    assert main([*options, "--rank", "3", "--max-steps", "2"]) == 0
+    assert main([*options, "--lora-r", "3", "--max-steps", "2"]) == 0

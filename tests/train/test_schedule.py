@@ -11,7 +11,7 @@ from wgrad.train.run.schedule import learning_rate, warmup_steps
 
 
 def rates(total: int, **options) -> list[float]:
-    config = RunOptions(lr=0.5, **options)
+    config = RunOptions(learning_rate=0.5, **options)
     return [learning_rate(config, step, total) for step in range(total)]
 
 
@@ -19,14 +19,14 @@ def rates(total: int, **options) -> list[float]:
     ("warmup", "total", "steps"), [(0, 41, 0), (0.03, 41, 2), (0.5, 7, 4), (1, 41, 1), (9, 41, 9), (99, 41, 41)]
 )
 def test_warmup_is_a_share_or_a_number(warmup: float, total: int, steps: int) -> None:
-    assert warmup_steps(RunOptions(warmup=warmup), total) == steps
+    assert warmup_steps(RunOptions(warmup_steps=warmup), total) == steps
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 @pytest.mark.parametrize("warmup", [0, 0.1, 7, 41])
 def test_it_rises_then_falls_and_every_step_moves(schedule: str, warmup: float) -> None:
-    values = rates(41, schedule=schedule, warmup=warmup)
-    up = warmup_steps(RunOptions(warmup=warmup), 41)
+    values = rates(41, lr_scheduler_type=schedule, warmup_steps=warmup)
+    up = warmup_steps(RunOptions(warmup_steps=warmup), 41)
     assert all(0 < v <= 0.5 for v in values)
     assert values[:up] == pytest.approx([0.5 * (i + 1) / up for i in range(up)])
     rest = values[up:]
@@ -36,13 +36,15 @@ def test_it_rises_then_falls_and_every_step_moves(schedule: str, warmup: float) 
 
 
 def test_shapes_after_the_warmup() -> None:
-    assert rates(10, schedule="constant", warmup=0) == [0.5] * 10
-    assert rates(10, schedule="linear", warmup=0) == pytest.approx([0.5 * (10 - i) / 10 for i in range(10)])
-    assert rates(10, schedule="cosine", warmup=2)[2:] == pytest.approx(
+    assert rates(10, lr_scheduler_type="constant", warmup_steps=0) == [0.5] * 10
+    assert rates(10, lr_scheduler_type="linear", warmup_steps=0) == pytest.approx(
+        [0.5 * (10 - i) / 10 for i in range(10)]
+    )
+    assert rates(10, lr_scheduler_type="cosine", warmup_steps=2)[2:] == pytest.approx(
         [0.25 * (1 + math.cos(math.pi * i / 8)) for i in range(8)]
     )
 
 
 def test_beyond_the_end_it_does_not_rise_again() -> None:
-    config = RunOptions(lr=0.5)
+    config = RunOptions(learning_rate=0.5)
     assert learning_rate(config, 60, 41) == pytest.approx(0.0)

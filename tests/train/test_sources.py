@@ -84,7 +84,7 @@ def test_each_example_comes_once_before_any_comes_again(counts: tuple[int, ...])
 def stream_of(**options: Any) -> BatchStream:
     """Two sources: 5 long documents and 12 short ones, whose ids are their numbers."""
     documents = [Document(np.full(n, i, np.int32), np.ones(n, bool)) for i, n in enumerate([17] * 5 + [3] * 12)]
-    config = RunOptions(**({"seq_len": 20, "batch_size": 2, "accumulate": 2, "seed": 1} | options))
+    config = RunOptions(**({"max_length": 20, "batch_size": 2, "gradient_accumulation_steps": 2, "seed": 1} | options))
     return BatchStream(documents, config, mix=Mix((5, 12), (1, 2)))
 
 
@@ -126,9 +126,15 @@ def test_a_run_of_weighted_sources_resumes_to_the_same_bits(
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": f"still waters run deep {i}"}) + "\n" for i in range(6)))
     sources = [f"{text_data}=1", f"{other}=3"]
-    values = {"--model": model, "--data": sources, "--out": tmp_path / "whole", "--device": "cpu", "--seq-len": 24}
-    values |= {"--rank": 2, "--accumulate": 2, "--schedule": "constant", "--warmup": 0, "--no-sample": True}
-    values |= {"--max-steps": 24, "--lr": 1e-2, "--eval-fraction": 0.1}
+    values = {"--model": model, "--data": sources, "--out": tmp_path / "whole", "--device": "cpu", "--max-length": 24}
+    values |= {
+        "--lora-r": 2,
+        "--gradient-accumulation-steps": 2,
+        "--lr-scheduler-type": "constant",
+        "--warmup-steps": 0,
+        "--no-sample": True,
+    }
+    values |= {"--max-steps": 24, "--learning-rate": 1e-2, "--eval-fraction": 0.1}
     assert main(["finetune", *words(values)]) == 0
     said = capsys.readouterr().out
     assert f"sources: {text_data} 23.5 % of the examples" in said and "weight 3: each 5.2 times an epoch" in said, said
@@ -138,7 +144,7 @@ def test_a_run_of_weighted_sources_resumes_to_the_same_bits(
     adapters = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert adapters[0] == adapters[1]
     capsys.readouterr()
-    assert main(["data", "show", *sources, "--model", str(model), "--seq-len", "24", "--eval-fraction", "0.1"]) == 0
+    assert main(["data", "show", *sources, "--model", str(model), "--max-length", "24", "--eval-fraction", "0.1"]) == 0
     shown = capsys.readouterr().out
     (line,) = [text for text in said.splitlines() if "sources: " in text]
     assert line in shown and "the first epoch has" in shown

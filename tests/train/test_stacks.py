@@ -106,7 +106,11 @@ def test_decoding_is_that_of_each_projection_by_itself(on_wgpu: bool, request: p
         np.testing.assert_allclose(stack, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpointing": True, "max_grad_norm": 0.5, "accumulate": 3}], ids=["", "2"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_checkpointing": True, "max_grad_norm": 0.5, "gradient_accumulation_steps": 3}],
+    ids=["", "2"],
+)
 def test_training_and_what_it_writes_are_those_of_projections_apart(
     options: dict[str, Any], wgpu_device: Any, make_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,11 +118,11 @@ def test_training_and_what_it_writes_are_those_of_projections_apart(
     folder, found = make_checkpoint(**SIZES), []
     for stacked in (False, True):
         monkeypatch.setattr(wgpu_device, "stacks_weights", stacked)
-        trainer, built, config = trainer_for(folder, wgpu_device, max_steps=6, seq_len=48, rank=8, **options)
+        trainer, built, config = trainer_for(folder, wgpu_device, max_steps=6, max_length=48, lora_r=8, **options)
         names = built.model.adapter.modules if built.model.adapter else {}
         assert any(name.endswith(GATE_UP) for name in names) == stacked
         for step in BatchStream(documents(), config):
-            trainer.step(step, config.lr)
+            trainer.step(step, config.learning_rate)
         found.append((trainer.read_history()[:, 0], {n: built.parameters.get(n) for n in built.parameters.tensors}))
     (losses, plain), (stacked_losses, other) = found
     assert losses.shape == (6,) and losses[-2:].mean() < losses[:2].mean()

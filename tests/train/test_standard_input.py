@@ -17,7 +17,14 @@ from tests.train.ranks_runs import ENVIRONMENT, LIMIT, command_of, needs_mpi, st
 from wgrad.train.commands.cli import main
 from wgrad.train.data.standard_input import copied_files, copies
 
-OPTIONS = {"--device": "cpu", "--rank": 2, "--seq-len": 24, "--accumulate": 2, "--save-every": 1, "--no-sample": True}
+OPTIONS = {
+    "--device": "cpu",
+    "--lora-r": 2,
+    "--max-length": 24,
+    "--gradient-accumulation-steps": 2,
+    "--save-steps": 1,
+    "--no-sample": True,
+}
 
 
 class Input(io.TextIOWrapper):

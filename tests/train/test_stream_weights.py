@@ -53,8 +53,14 @@ def card(wgpu_device: Any) -> Any:
 
 
 def options(**given: Any) -> RunOptions:
-    shape: dict[str, Any] = {"seq_len": 21, "batch_size": 2, "accumulate": 2, "rank": 4, "max_steps": 4}
-    shape |= {"log_every": 1, "sample": False, "checkpointing": True, "stream_weights": "off"}
+    shape: dict[str, Any] = {
+        "max_length": 21,
+        "batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "lora_r": 4,
+        "max_steps": 4,
+    }
+    shape |= {"logging_steps": 1, "sample": False, "gradient_checkpointing": True, "stream_weights": "off"}
     return RunOptions(**(shape | given))
 
 
@@ -77,7 +83,7 @@ def train(config: RunOptions, folder: Path, device: Any) -> list[np.ndarray]:
 def test_the_bits_are_those_of_weights_on_the_device(make_checkpoint: Any, card: Any) -> None:
     """And the plan says what it takes."""
     folder = make_checkpoint(**SHAPE, tie_word_embeddings=True)
-    config = options(stream_weights="on", offload_checkpoints=True)
+    config = options(stream_weights="on", offload_activations=True)
     expected = train(options(), folder, bind(WgpuDevice)())
     assert len(set(expected[0].tolist())) == 4
     plan, there = (plan_run(c, load_model_config(folder), folder, card, 3) for c in (config, options()))
@@ -95,7 +101,10 @@ def test_rows_in_chunks_share_what_is_decoded_of_a_streamed_weight(
     """Of this layer's: the next one comes to the same memory. In recordings too, and as the plan says."""
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
-    folder, config = make_checkpoint(**SHAPE), options(seq_len=70, stream_weights="on", accumulate=1)
+    folder, config = (
+        make_checkpoint(**SHAPE),
+        options(max_length=70, stream_weights="on", gradient_accumulation_steps=1),
+    )
     expected = train(replace(config, stream_weights="off"), folder, bind(WgpuDevice)())
     plan, kept = plan_run(config, load_model_config(folder), folder, card, 3), card.memory().in_use_bytes
     for value, wanted in zip(train(config, folder, card), expected, strict=True):
@@ -109,7 +118,7 @@ def test_a_limit_places_what_is_recorded_and_changes_no_bit(
     """Of long rows in chunks too, whose gradients take the place of what nothing else reads."""
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNKS_ABOVE", 0)
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 6 * 88 * 4 * 64)
-    config = options(seq_len=70, stream_weights="on", accumulate=1, offload_checkpoints=True)
+    config = options(max_length=70, stream_weights="on", gradient_accumulation_steps=1, offload_activations=True)
     folder, recorded = make_checkpoint(**SHAPE), list[tuple[bool, int]]()
     end = Pool.end_capture
 
@@ -134,7 +143,7 @@ def test_a_limit_places_what_is_recorded_and_changes_no_bit(
 @pytest.mark.parametrize("stream", ["off", "on"])
 def test_an_evaluation_lies_where_steps_have_their_arrays(make_checkpoint: Any, card: Any, stream: str) -> None:
     """A recorded step's memory is idle meanwhile: no more is taken, and the steps go on as if there had been none."""
-    folder, config = make_checkpoint(**SHAPE), options(stream_weights=stream, seq_len=70)
+    folder, config = make_checkpoint(**SHAPE), options(stream_weights=stream, max_length=70)
     generator, losses = np.random.default_rng(0), list[list[float]]()
     documents = [Document(generator.integers(0, 40, 70).astype(np.int32), np.ones(70, bool)) for _ in range(16)]
     for evaluated in (False, True):
@@ -181,7 +190,7 @@ def test_it_trains_below_a_limit_at_which_the_weights_do_not_fit(make_checkpoint
     sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
     folder = make_checkpoint(**sizes, dtype="bfloat16")
     model = load_model_config(folder)
-    small = {"target_modules": ("q_proj",), "rank": 1, "batch_size": 1, "accumulate": 1}
+    small = {"target_modules": ("q_proj",), "lora_r": 1, "batch_size": 1, "gradient_accumulation_steps": 1}
     there, streamed = (
         plan_run(options(stream_weights=choice, **small), model, folder, card, 3) for choice in ("off", "on")
     )
@@ -265,7 +274,11 @@ def test_what_an_adapters_start_leaves_is_of_its_run_alone(make_checkpoint: Any,
     plain, _ = load(folder, card)
     off, on = (
         build_trainable(
-            options(init="pissa", stream_weights=how), load_model_config(folder), folder, card, positions=64
+            options(init_lora_weights="pissa", stream_weights=how),
+            load_model_config(folder),
+            folder,
+            card,
+            positions=64,
         )
         for how in ("off", "on")
     )
@@ -357,7 +370,10 @@ def test_generation_streams_below_a_limit(
 
 def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
-        (["--stream-weights", "on", "--no-checkpointing"], "--stream-weights: cannot be on with --no-checkpointing"),
+        (
+            ["--stream-weights", "on", "--no-gradient-checkpointing"],
+            "--stream-weights: cannot be on with --no-gradient-checkpointing",
+        ),
         (["--stream-weights", "on", "--full"], "--stream-weights: would be ignored: --full has no frozen weights"),
         (["--stream-weights", "yes"], "--stream-weights: must be one of auto, on, off; got 'yes'"),
     ):

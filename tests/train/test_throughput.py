@@ -86,7 +86,12 @@ class Shown(TrainingProgress):
 def go(device: Device, out: Path, steps: int, log_every: int, save: Any = None, save_every: int = 0) -> Shown:
     documents = [Document(np.arange(TOKENS, dtype=np.int32), np.ones(TOKENS, bool)) for _ in range(8)]
     device.config = RunOptions(
-        seq_len=TOKENS, batch_size=1, accumulate=1, max_steps=steps, log_every=log_every, save_every=save_every
+        max_length=TOKENS,
+        batch_size=1,
+        gradient_accumulation_steps=1,
+        max_steps=steps,
+        logging_steps=log_every,
+        save_steps=save_every,
     )
     device.history_steps = min(log_every, HISTORY_STEPS)
     display = Display(Console(file=io.StringIO()), device.clock)
@@ -101,7 +106,7 @@ def go(device: Device, out: Path, steps: int, log_every: int, save: Any = None, 
     return progress
 
 
-@pytest.mark.parametrize("log_every", [1, 3, 10])
+@pytest.mark.parametrize("logging_steps", [1, 3, 10])
 @pytest.mark.parametrize("together", [1, 4, 8])
 @pytest.mark.parametrize(("seconds", "host"), [(0.02, 0.001), (0.6, 0.01), (9.0, 0.1), (0.05, 0.05)])
 def test_tokens_per_second_are_the_devices(
@@ -120,7 +125,7 @@ def test_tokens_per_second_are_the_devices(
     assert [values["tokens_per_second"] for _, values, _ in progress.told][-1] == pytest.approx(rates[-1], rel=1e-2)
 
 
-@pytest.mark.parametrize("log_every", [1, 1000])
+@pytest.mark.parametrize("logging_steps", [1, 1000])
 def test_the_first_step_is_told_when_it_is_finished_and_then_again_and_again(tmp_path: Path, log_every: int) -> None:
     device = Device(Clock(), 0.6, 0.01, depth=2, together=1)
     progress = go(device, tmp_path, 100, log_every)

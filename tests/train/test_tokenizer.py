@@ -179,7 +179,7 @@ def test_a_text_with_its_own_bos_and_eos_gets_no_other(make_tokenizer, long: boo
     for begin in ("", "<s>"):
         for end in ("", "</s>"):
             assert tokenizer.encode(begin + text + end) == ids
-            config = RunOptions(data=write_lines({"text": begin + text + end}), eval_fraction=0, seq_len=1 << 20)
+            config = RunOptions(data=write_lines({"text": begin + text + end}), eval_fraction=0, max_length=1 << 20)
             (document,) = load_data(config, tokenizer).train
             assert document.ids.tolist() == ids and document.loss_mask[1:].all()
             line = {"prompt": begin + text[:7], "completion": text[7:] + end}

@@ -252,9 +252,9 @@ def test_what_a_run_and_a_merge_carry_over(full: bool, tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps({"top_p": 0.5} if name.startswith("gen") else {}))
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": "the fox"}) + "\n")
     words = ["finetune", "--model", str(folder), "--data", f"{tmp_path}/data.jsonl", "--eval-fraction", "0", "--device",
-             "cpu", "--max-steps", "1", "--batch-size", "1", "--accumulate", "1", "--seq-len", "16",
+             "cpu", "--max-steps", "1", "--batch-size", "1", "--gradient-accumulation-steps", "1", "--max-length", "16",
              "--sample-prompt", "the<turn/> fox", "--out", f"{tmp_path}/out",
-             *(["--full"] if full else ["--rank", "2"])]  # fmt: skip
+             *(["--full"] if full else ["--lora-r", "2"])]  # fmt: skip
     assert main(words) == 0
     out = tmp_path / "out"
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]

@@ -15,7 +15,7 @@ from wgrad.train.commands.cli import main
 from wgrad.wgsl.runtime.driver_caches import driver_caches
 
 BASE = Path(__file__).parents[2] / "examples" / "base_model"
-SMALL = ["--seq-len", "64", "--batch-size", "2"]
+SMALL = ["--max-length", "64", "--batch-size", "2"]
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_only_the_model_is_needed_and_options_are_those_of_a_run(
 ) -> None:
     assert main(["warm", "--device", "cpu"]) == 2
     assert "--model is required" in capsys.readouterr().err
-    assert main(["warm", "--model", str(BASE), "--device", "cpu", "--rank", "0"]) == 2
-    assert "--rank: must be at least 1" in capsys.readouterr().err
+    assert main(["warm", "--model", str(BASE), "--device", "cpu", "--lora-r", "0"]) == 2
+    assert "--lora-r: must be at least 1" in capsys.readouterr().err
     (tmp_path / "run.yaml").write_text(f"model: {BASE}\nrank: 4\n")
     assert main(["warm", "--config", str(tmp_path / "run.yaml"), "--device", "cpu"]) == 0
 

@@ -21,15 +21,26 @@ KEYS = {"base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.
 
 
 def options(model: Path, data: Path, out: Path, *more: str) -> list[str]:
-    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--seq-len", "48"]
-    return ["finetune", *given, "--accumulate", "2", "--train-embeddings", "--train-head", *more]
+    given = ["--model", str(model), "--data", str(data), "--out", str(out), "--device", "cpu", "--max-length", "48"]
+    return ["finetune", *given, "--gradient-accumulation-steps", "2", "--train-embeddings", "--train-head", *more]
 
 
 @pytest.fixture
 def whole(make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: Any) -> Path:
     """A run of four steps."""
-    more = ["--max-steps", "4", "--schedule", "constant", "--warmup", "0", "--lr", "0.01", "--sample-prompt", "the"]
-    more += ["--eval-data", str(text_data), "--save-every", "2"]
+    more = [
+        "--max-steps",
+        "4",
+        "--lr-scheduler-type",
+        "constant",
+        "--warmup-steps",
+        "0",
+        "--learning-rate",
+        "0.01",
+        "--sample-prompt",
+        "the",
+    ]
+    more += ["--eval-data", str(text_data), "--save-steps", "2"]
     assert main(options(make_checkpoint(tie_word_embeddings=True), text_data, tmp_path / "whole", *more)) == 0
     capsys.readouterr()
     return tmp_path / "whole"
@@ -40,7 +51,18 @@ def test_what_reads_the_adapter_finds_what_the_run_measured(whole: Path, text_da
     results = json.loads((whole / "results.json").read_text())
     assert (
         main(
-            ["eval", "--adapter", str(whole), "--data", str(text_data), "--seq-len", "48", "--device", "cpu", "--json"]
+            [
+                "eval",
+                "--adapter",
+                str(whole),
+                "--data",
+                str(text_data),
+                "--max-length",
+                "48",
+                "--device",
+                "cpu",
+                "--json",
+            ]
         )
         == 0
     )
@@ -67,7 +89,17 @@ def test_a_run_that_goes_on_ends_in_the_same_bits(whole: Path, text_data: Path, 
 def test_an_adapter_with_whole_modules_goes_on_being_trained(whole: Path, text_data: Path, tmp_path: Path) -> None:
     model = whole.parent / "model"
     words = ["--model", str(model), "--data", str(text_data), "--out", str(tmp_path / "more"), "--device", "cpu"]
-    words += ["--seq-len", "48", "--adapter", str(whole), "--max-steps", "1", "--accumulate", "1", "--no-sample"]
+    words += [
+        "--max-length",
+        "48",
+        "--adapter",
+        str(whole),
+        "--max-steps",
+        "1",
+        "--gradient-accumulation-steps",
+        "1",
+        "--no-sample",
+    ]
     assert main(["finetune", *words]) == 0
     before, after = (read_entries(folder / WEIGHTS_FILE, "") for folder in (whole, tmp_path / "more"))
     assert set(before) == set(after)

@@ -142,7 +142,7 @@ def test_batches_larger_than_a_binding(device: WgpuDevice) -> None:
 def test_a_row_larger_than_a_binding_is_refused() -> None:
     small = bind(WgpuDevice)(max_binding_bytes=16_384)
     x = _inputs((1, 64, 2, 1, 64))
-    with pytest.raises(DeviceError, match=r"attention: .* 32,768 bytes do not fit one binding.*--seq-len"):
+    with pytest.raises(DeviceError, match=r"attention: .* 32,768 bytes do not fit one binding.*--max-length"):
         _all(small, x, 0.1)
 
 

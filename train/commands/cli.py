@@ -15,7 +15,7 @@ from typing import Any
 
 import wgrad
 from wgrad.device.errors import WgradError
-from wgrad.train.commands.cli_options import Parser, add_options
+from wgrad.train.commands.cli_options import Parser, add_options, with_current_options
 from wgrad.train.data.standard_input import copy_for_ranks
 from wgrad.train.files.input_files import expand_path
 from wgrad.train.options.bench_config import BenchConfig
@@ -82,7 +82,7 @@ def _eval(args: argparse.Namespace) -> int:
     choices = ChoiceOptions(**of_choices)
     choices.check(of_choices)
     config = eval_options(given, choices)
-    with advising("use a smaller --batch-size or --seq-len, or a smaller model"):
+    with advising("use a smaller --batch-size or --max-length, or a smaller model"):
         if choices.choices:
             from wgrad.train.commands.evaluate_choices import run_choices
 
@@ -148,7 +148,7 @@ def _plan(args: argparse.Namespace) -> int:
     config = resolve_options(given)
     from wgrad.train.commands.plan import run_plan
 
-    with advising("use a smaller --batch-size or --seq-len, or --checkpointing"):
+    with advising("use a smaller --batch-size or --max-length, or --gradient-checkpointing"):
         return run_plan(config, as_json)
 
 
@@ -229,7 +229,7 @@ def _cache(args: argparse.Namespace) -> int:
 
 
 # Options of a run that --help shows; --help-all has all.
-USUAL = ("model", "data", "out", "resume", "rank", "lr", "batch_size", "seq_len", "epochs", "vram")
+USUAL = ("model", "data", "out", "resume", "lora_r", "learning_rate", "batch_size", "max_length", "epochs", "vram")
 GROUPS = {
     "train": ("finetune", "plan", "data", "watch"),
     "use": ("generate", "chat", "serve", "eval", "merge", "export"),
@@ -325,7 +325,7 @@ def _after_interrupt(args: argparse.Namespace | None, error: KeyboardInterrupt) 
 
     saved = Checkpoints(out).saved()
     if saved is None:
-        return "interrupted: no checkpoint was saved yet (--save-every sets how often)"
+        return "interrupted: no checkpoint was saved yet (--save-steps sets how often)"
     return f"interrupted: {saved} is saved; go on with the same command and --resume"
 
 
@@ -361,7 +361,9 @@ def _main(argv: Sequence[str] | None) -> int:
         if args.command is None:
             parser.print_help()
             return 0
-        args.words = list(sys.argv[1:] if argv is None else argv)
+        args.words, former = with_current_options(list(sys.argv[1:] if argv is None else argv))
+        for old, new in former.items():
+            say(f"note: {old} is now {new}; the next release takes only that", "stderr")
         with EndRequests():
             return args.run(args)
     except SystemExit as error:  # --help and --version

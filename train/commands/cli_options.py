@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from wgrad.device.errors import WgradError
+from wgrad.train.options.former_names import FORMER
 from wgrad.train.options.option_names import did_you_mean, option_hint
 from wgrad.train.options.options import Options, field_type, flag, show
 
@@ -79,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def _count(self) -> int:
-        return len({action.dest for action in self._actions if action.option_strings} - {"help", "help_all"})
+        return len({a.dest for a in self._actions if a.option_strings} - {"help", "help_all"})
 
     def _add_commands(self, formatter: argparse.HelpFormatter, commands: Any) -> None:
         named = {action.dest: action for action in commands._choices_actions}
@@ -144,9 +145,21 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options], only: M
             elif kind is tuple:
                 keywords |= {"nargs": "+", "action": "extend"}  # given twice, they add up
         group.add_argument(flag(field.name), **keywords)
+        for former in (name for name, now in FORMER.items() if now == field.name):
+            group.add_argument(flag(former), **keywords | {"help": argparse.SUPPRESS})
         if keywords.get("const"):
             off: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
             group.add_argument(flag(f"no_{field.name}"), action="store_false", help="not, whatever a file says", **off)
+            for former in (name for name, now in FORMER.items() if now == field.name):
+                group.add_argument(flag(f"no_{former}"), action="store_false", help=argparse.SUPPRESS, **off)
+
+
+def with_current_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return a command line with the options' names of today, and the former names that it has: former -> today's."""
+    now = {flag(f"{no}{old}"): flag(f"{no}{new}") for old, new in FORMER.items() for no in ("", "no_")}
+    names = [word.partition("=")[0] for word in words]
+    found = {name: now[name] for name in names if name in now}
+    return [found.get(name, name) + word[len(name) :] for name, word in zip(names, words)], found
 
 
 def _help(field: dataclasses.Field) -> str:

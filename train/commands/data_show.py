@@ -95,14 +95,14 @@ def summary(data: Dataset, config: RunOptions) -> list[str]:
     if data.mix is not None:
         examples = [data.train[int(number)] for number in data.mix.epoch(config.seed, 0)]
         lengths = np.array([len(part) for example in examples for part in example.parts])
-    rows = len(pack_documents(lengths.tolist(), config.seq_len)) if config.packs else len(lengths)
-    filled = 100 * lengths.sum() / (rows * config.seq_len)
-    of_step = config.rows * config.accumulate
+    rows = len(pack_documents(lengths.tolist(), config.max_length)) if config.packs else len(lengths)
+    filled = 100 * lengths.sum() / (rows * config.max_length)
+    of_step = config.rows * config.gradient_accumulation_steps
     steps = -(-rows // of_step)
     packed = "" if config.packs else f" ({what} each)" if config.packing else " (--no-packing: an example each)"
     epoch = "an epoch" if data.mix is None else "the first epoch"
     lines.append(
-        f"rows of {config.seq_len} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
+        f"rows of {config.max_length} tokens{packed}: {rows}, {filled:.1f} % filled; {epoch} has {steps} "
         f"step{'s' * (steps > 1)} of {of_step} rows"
     )
     return lines

@@ -43,8 +43,8 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
     documents = eval_subset(data.train, config)
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *data.remarks):
         say(note, "stderr")
-    config = replace(config, seq_len=row_length(config, data))
-    if note := beyond_positions(config.seq_len, opened.config):
+    config = replace(config, max_length=row_length(config, data))
+    if note := beyond_positions(config.max_length, opened.config):
         say(note, "stderr")
     batches = eval_batches(documents, config, opened.tokenizer.pad_id or 0)
     losses = _measure(replace(opened, args=config), batches)
@@ -91,7 +91,7 @@ def build_measured(opened: Opened[RunOptions], run: Callable[[TrainableModel], o
 
     def build(device: Device, stream: str, **options: Any) -> TrainableModel:
         settled = replace(config, stream_weights=cast(Stream, stream))
-        return build_trainable(settled, opened.config, opened.folder, device, positions=config.seq_len, **options)
+        return build_trainable(settled, opened.config, opened.folder, device, positions=config.max_length, **options)
 
     def run_dry(dry: Device, stream: str) -> None:
         run(build(dry, stream, contents=False))
@@ -119,7 +119,7 @@ def _entry(loss: float) -> dict[str, float | None]:
 
 
 def _table(result: dict[str, Any]) -> str:
-    cut = f", {result['truncated']} truncated to --seq-len" if result["truncated"] else ""
+    cut = f", {result['truncated']} truncated to --max-length" if result["truncated"] else ""
     lines = [f"{result['data']}: {result['examples']} examples{cut}, {result['tokens']} tokens that count"]
     lines.append(f"{'':8} {'nats a token':>14} {'perplexity':>14}")
     for name in ("base", "adapter"):

@@ -31,12 +31,12 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
     config, display = opened.args, opened.display
     refuse_quantised_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenising", unit="%") as phase:
-        questions, notes = read_questions(options, opened.tokenizer, config.seq_len, config.seed, phase.update)
+        questions, notes = read_questions(options, opened.tokenizer, config.max_length, config.seed, phase.update)
     for note in (*([f"note: {opened.head_note}"] if opened.head_note else []), *notes):
         say(note, "stderr")
     choices = [choice for question in questions for choice in question.choices]
-    truncated = sum(len(choice.ids) > config.seq_len + 1 for choice in choices)
-    config = replace(config, seq_len=_row_length(choices, config))
+    truncated = sum(len(choice.ids) > config.max_length + 1 for choice in choices)
+    config = replace(config, max_length=_row_length(choices, config))
     scores = _measure(replace(opened, args=config), questions)
     if not all(math.isfinite(value) for values in scores.values() for value in values.values()):
         raise not_finite("likelihood of a choice")
@@ -48,10 +48,10 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
 
 
 def _row_length(choices: Sequence[Choice], config: RunOptions) -> int:
-    """--seq-len, or fewer where a row that long is never filled."""
-    lengths = [min(len(choice.ids) - 1, config.seq_len) for choice in choices]
+    """--max-length, or fewer where a row that long is never filled."""
+    lengths = [min(len(choice.ids) - 1, config.max_length) for choice in choices]
     longest = sum(lengths) if config.packs else max(lengths)
-    return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
+    return min(config.max_length, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def _measure(opened: Opened[RunOptions], questions: Sequence[Question]) -> dict[str, dict[Choice, float]]:
@@ -72,7 +72,7 @@ def _measure(opened: Opened[RunOptions], questions: Sequence[Question]) -> dict[
 def _table(result: dict[str, Any]) -> str:
     before = f", {result['shots']} shots before each" if result["shots"] else ""
     before += ", in the chat template" if result["chat"] else ""
-    cut = f", {result['truncated']} choices cut to --seq-len" if result["truncated"] else ""
+    cut = f", {result['truncated']} choices cut to --max-length" if result["truncated"] else ""
     lines = [f"{result['choices']}: {result['questions']} questions{before}{cut}; +- is the standard error"]
     lines.append(f"{'':8} {'acc':>17} {'acc_norm':>17}")
     for name in ("base", "adapter"):

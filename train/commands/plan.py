@@ -42,14 +42,16 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
         display.say(text)
     config = replace(config, compute=compute.dtype)
     if config.data:
-        display.say("note: no data is read: rows count as --seq-len, which a run shortens to what all its data fits in")
+        display.say(
+            "note: no data is read: rows count as --max-length, which a run shortens to what all its data fits in"
+        )
     with TemporaryDirectory(prefix="wgrad-plan-") as scratch:
         return _plan(config, find_model(config.model, scratch=Path(scratch)), device, display, as_json)
 
 
 def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as_json: bool) -> int:
     _, model_config, _ = open_files(folder, load_model_config(folder))
-    if note := beyond_positions(config.seq_len, model_config):
+    if note := beyond_positions(config.max_length, model_config):
         display.say(note)
     limit = limit_of(config, device)
     with display.phase("planning", unit="") as phase:
@@ -69,7 +71,14 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
 def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
     """The options that decide about memory, and the bytes of each part."""
     config = plan.config
-    names = ("compute", "batch_size", "accumulate", "seq_len", "offload_checkpoints", "stream_weights")
+    names = (
+        "compute",
+        "batch_size",
+        "gradient_accumulation_steps",
+        "max_length",
+        "offload_activations",
+        "stream_weights",
+    )
     trained = plan.optimizer_bytes // 2
     parts = {
         "weights": plan.held_bytes - plan.optimizer_bytes - (trained if config.full else 2 * trained),
@@ -79,7 +88,7 @@ def described(plan: Plan, model_config: ModelConfig) -> dict[str, Any]:
         "activations": plan.activation_bytes,
     }
     options = {name: getattr(config, name) for name in names}
-    options["checkpointing"] = wants_recompute(config, model_config)
+    options["gradient_checkpointing"] = wants_recompute(config, model_config)
     return {"options": options, "bytes": parts, "peak_bytes": plan.peak_bytes, "main_memory_bytes": plan.host_bytes}
 
 
@@ -95,10 +104,10 @@ _PARTS = {
 def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     """For people."""
     config, options, limit = plan.config, found["options"], found["limit_bytes"]
-    mode = {name: options[name] for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
+    mode = {name: options[name] for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
     lines = [line(config, mode, limit)] if config.vram else []
-    rows = f"{config.rows} x {config.seq_len} tokens"
-    how = "on" if options["checkpointing"] else "off"
+    rows = f"{config.rows} x {config.max_length} tokens"
+    how = "on" if options["gradient_checkpointing"] else "off"
     lines.append(f"memory of a run, a micro-batch of {rows}, {config.compute}, checkpointing {how}:")
     lines += [f"  {text:<24}{size(found['bytes'][name]):>12}" for name, text in _PARTS.items() if found["bytes"][name]]
     running = sum(found["bytes"].values())
@@ -113,7 +122,7 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
             [*lines, "this device does not say how much memory it has: --vram SIZE tells what fits in so much"]
         )
     lines.append(
-        f"{'within ' + size(limit):<40}{'--seq-len, of one row':>24}{f'--batch-size, of {config.seq_len}':>24}"
+        f"{'within ' + size(limit):<40}{'--max-length, of one row':>24}{f'--batch-size, of {config.max_length}':>24}"
     )
     for entry in found["fits"]:
         longest, largest = entry["longest_seq_len"], entry["largest_batch_size"]

@@ -167,7 +167,7 @@ def _question(record: _Record, prompt: str, delimiter: str, tokenizer: Tokenizer
         if len(ids) <= len(before):
             raise WgradError(f"'choices[{number}]' adds no token to the question: write another text")
         if (count := len(ids) - len(before)) > longest:
-            raise WgradError(f"'choices[{number}]' has {count} tokens: raise --seq-len, or shorten it")
+            raise WgradError(f"'choices[{number}]' has {count} tokens: raise --max-length, or shorten it")
         choices.append(Choice(tuple(ids), count, len(text)))
     return Question(choices, record.answer)
 

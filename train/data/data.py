@@ -78,9 +78,9 @@ class Dataset:
         """One line for people."""
         line = f"{len(self.train)} examples to train on, {len(self.held_out)} held out, {self.tokens} tokens"
         if self.truncated:
-            line += f"; {self.truncated} truncated to --seq-len (lost {self.cut_tokens} tokens)"
+            line += f"; {self.truncated} truncated to --max-length (lost {self.cut_tokens} tokens)"
         if self.left_out:
-            line += f"; {self.left_out} left out (what is to be learnt begins beyond --seq-len)"
+            line += f"; {self.left_out} left out (what is to be learnt begins beyond --max-length)"
         if self.bad_lines:
             line += f"; {self.bad_lines} bad line{'s' if self.bad_lines > 1 else ''} skipped"
         return line
@@ -225,7 +225,7 @@ def _load_file(
                     "records (JSON lines, a JSON array, CSV, Parquet), or leave --objective out"
                 )
             if file.kind == "text":
-                parts.append(_cut_stream(file, config.seq_len, tokenizer))
+                parts.append(_cut_stream(file, config.max_length, tokenizer))
             else:
                 parts.append(_read_records(file, config, tokenizer, tally))
     return parts[0] if len(parts) == 1 else JoinedDocuments(parts)
@@ -265,7 +265,7 @@ def _empty(file: DataFile) -> WgradError:
 
 # ---- records -----------------------------------------------------------------------------------
 def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tally: _Tally) -> Documents[Any]:
-    documents = LineDocuments(file.name, config.seq_len)
+    documents = LineDocuments(file.name, config.max_length)
     first: WgradError | None = None  # of what was passed over
     read = bad = 0
     forms: dict[str, None] = {}  # that are worth a word
@@ -310,7 +310,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
                 pass_over(error)
 
     # A completion may stand behind another prompt too, perhaps a shorter one.
-    limit = 2 * config.seq_len if config.objective_kind.mismatched else config.seq_len
+    limit = 2 * config.max_length if config.objective_kind.mismatched else config.max_length
     for part in encode_samples(samples(), limit, tokenizer):
         parts.append(part)
         if part.sample.more:
@@ -320,7 +320,7 @@ def _read_records(file: DataFile, config: RunOptions, tokenizer: Tokenizer, tall
             for part in complete:
                 with of_line(file.name, part.sample.line):
                     tokenizer.check_ids(part.ids)
-            beyond = _add(documents, complete, file.name, config.seq_len, tally)
+            beyond = _add(documents, complete, file.name, config.max_length, tally)
             first = first or beyond
             if beyond is None:
                 tally.turns.update(turn for part in complete for turn in part.sample.turns)
@@ -379,7 +379,8 @@ def _add(
             raise BadLine(f"{where} (a single token has nothing to be predicted from): remove the line")
         tally.left_out += 1
         return WgradError(
-            f"{where} is left after truncation to {seq_len} tokens: raise --seq-len, or shorten what comes before the "
+            f"{where} is left after truncation to {seq_len} tokens: raise "
+            f"--max-length, or shorten what comes before the "
             "completion"
         )
     for part in parts:

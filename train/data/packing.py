@@ -212,9 +212,9 @@ def _batch(rows: Sequence[Sequence[Example]], config: RunOptions, pad_id: int) -
     kind = config.objective_kind
     if kind.records == "texts":
         documents = [[part for example in row for part in example.parts] for row in rows]
-        return make_batch(documents, config.batch_size, config.seq_len, pad_id)
+        return make_batch(documents, config.batch_size, config.max_length, pad_id)
     examples = [row[0] for row in rows]
-    return preference_batch(examples, config.batch_size, config.seq_len, pad_id, mismatched=kind.mismatched)
+    return preference_batch(examples, config.batch_size, config.max_length, pad_id, mismatched=kind.mismatched)
 
 
 def eval_batches(examples: Sequence[Example], config: RunOptions, pad_id: int = 0) -> list[Batch]:
@@ -227,7 +227,7 @@ def eval_batches(examples: Sequence[Example], config: RunOptions, pad_id: int = 
 
 def _rows(lengths: Sequence[int], config: RunOptions, order: Sequence[int]) -> list[list[int]]:
     if config.packs:
-        return pack_documents(lengths, config.seq_len, order)
+        return pack_documents(lengths, config.max_length, order)
     return [[i] for i in order]
 
 
@@ -273,8 +273,8 @@ class BatchStream:
         epoch, within = self._place(index)
         rows = self._epoch_rows(epoch)
         size = self.config.batch_size
-        first = within * size * self.config.accumulate
-        last = min(first + size * self.config.accumulate, len(rows))
+        first = within * size * self.config.gradient_accumulation_steps
+        last = min(first + size * self.config.gradient_accumulation_steps, len(rows))
         batches = []
         for start in range(first, last, size):
             picked = [[self.documents[i] for i in row] for row in rows[start : min(start + size, last)]]
@@ -282,7 +282,7 @@ class BatchStream:
         return Step(index, epoch, batches)
 
     def _steps(self, rows: int) -> int:
-        return -(-rows // (self.config.batch_size * self.config.accumulate))
+        return -(-rows // (self.config.batch_size * self.config.gradient_accumulation_steps))
 
     def _steps_of(self, epochs: int) -> int:
         """Steps of so many epochs together."""
@@ -323,8 +323,9 @@ class BatchStream:
         """Go on at `step`. WgradError: `fingerprint` is not that of this data, or `step` is beyond the end."""
         if fingerprint is not None and fingerprint != self.fingerprint():
             raise WgradError(
-                "--resume: the training data, or an option that orders it (--seed, --seq-len, --batch-size, "
-                "--accumulate, --packing, --eval-fraction, --loss-on, weights of --data), is not that of the "
+                "--resume: the training data, or an option that orders it (--seed, --max-length, --batch-size, "
+                "--gradient-accumulation-steps, --packing, --eval-fraction, "
+                "--loss-on, weights of --data), is not that of the "
                 "checkpoint: restore it, or start anew in another --out"
             )
         if step > self.total_steps:
@@ -340,7 +341,7 @@ class BatchStream:
             return self._fingerprint
         c = self.config
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr((c.seed, c.seq_len, c.batch_size, c.accumulate, c.packing)).encode())
+        digest.update(repr((c.seed, c.max_length, c.batch_size, c.gradient_accumulation_steps, c.packing)).encode())
         if self.mix is not None:
             digest.update(repr((self.mix.counts, self.mix.weights)).encode())
         for document in (part for example in self.documents for part in example.parts):

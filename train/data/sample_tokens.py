@@ -33,7 +33,7 @@ def encode_record(
     """ids int32 [n] and loss_mask bool [n] of a record, as a run with these options learns it. WgradError, beginning
     with `name`: it cannot be learnt from."""
     sample = parse_record(dict(record), name, 1, config.loss_on, tokenizer)
-    part = next(encode_samples(iter([sample]), config.seq_len, tokenizer))
+    part = next(encode_samples(iter([sample]), config.max_length, tokenizer))
     with of_line(name, 1):
         tokenizer.check_ids(part.ids)
     return part.ids, part.loss_mask

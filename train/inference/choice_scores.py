@@ -31,13 +31,13 @@ def choice_batches(questions: Sequence[Question], config: RunOptions, pad_id: in
     once. A choice keeps its last seq_len + 1 tokens, of which the last is only predicted."""
     choices = list(dict.fromkeys(choice for question in questions for choice in question.choices))
     lengths = [len(_inputs(choice, config)) for choice in choices]
-    numbers = pack_documents(lengths, config.seq_len) if config.packs else [[i] for i in range(len(choices))]
+    numbers = pack_documents(lengths, config.max_length) if config.packs else [[i] for i in range(len(choices))]
     rows, size = [[choices[i] for i in row] for row in numbers], config.batch_size
     return [_batch(rows[first : first + size], config, pad_id) for first in range(0, len(rows), size)]
 
 
 def _inputs(choice: Choice, config: RunOptions) -> tuple[int, ...]:
-    return choice.ids[-config.seq_len - 1 : -1]
+    return choice.ids[-config.max_length - 1 : -1]
 
 
 def _batch(rows: Sequence[Sequence[Choice]], config: RunOptions, pad_id: int) -> ChoiceBatch:
@@ -51,7 +51,7 @@ def _batch(rows: Sequence[Sequence[Choice]], config: RunOptions, pad_id: int) ->
             documents[-1].append(Document(ids, np.zeros(len(ids), bool)))
             end += len(ids)
             spans.append((choice, number, slice(end - choice.count, end)))
-    batch = make_batch(documents, config.batch_size, config.seq_len, pad_id)
+    batch = make_batch(documents, config.batch_size, config.max_length, pad_id)
     for choice, number, place in spans:
         batch.targets[number, place] = choice.ids[-choice.count :]
     return ChoiceBatch(batch, spans)

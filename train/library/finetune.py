@@ -5,18 +5,25 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.given_records import PLACEHOLDERS, Records, records_of
 from wgrad.train.library.results import FinetuneResult, read_results
-from wgrad.train.library.signature import Paths, check_names, takes
+from wgrad.train.library.signature import Paths, checked_names, takes
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.resolve import resolve_config
 from wgrad.train.output.callbacks import Callback, Callbacks, StepReport
 from wgrad.train.run.caller import PythonCaller
 from wgrad.train.run.finetune import run_finetune
+
+_RECORDS = (
+    "training data: files or a hub data set, as --data takes them; or records: an iterable such as a list, a table of "
+    "pandas, polars or pyarrow, or a data set of the package datasets "
+    "(of several splits, train). Records are read once, "
+    "whole, before the first step"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,33 +35,37 @@ class Arguments(RunOptions):
     out: Paths = ""  # type: ignore[assignment]
     adapter: Paths | None = None  # type: ignore[assignment]
     chat_template: Paths | None = None  # type: ignore[assignment]
-    data: Paths | Iterable[Any] = ""  # type: ignore[assignment]
+    data: Paths | Iterable[Any] = field(default="", metadata={"help": _RECORDS})  # type: ignore[assignment]
     columns: Mapping[str, str] | Iterable[str] | str = ()  # type: ignore[assignment]
     eval_data: Paths | Iterable[Any] | None = None  # type: ignore[assignment]
-    config: Paths | None = None
-    callbacks: Iterable[Callback | Callable[[StepReport], Any]] = ()
-    progress: bool = False
+    config: Paths | None = field(
+        default=None, metadata={"help": "YAML file with options by name; arguments given here beat it"}
+    )
+    callbacks: Iterable[Callback | Callable[[StepReport], Any]] = field(
+        default=(), metadata={"help": "wgrad.Callback objects, or functions that take each step's StepReport"}
+    )
+    progress: bool = field(default=False, metadata={"help": "print what the command prints"})
 
 
 @takes(Arguments)
 def finetune(**given: Any) -> FinetuneResult:
-    """Fine-tune a model -> what came of it; the adapter is in `out`.
+    """Fine-tune a model and save the adapter in `out`.
 
-    The arguments are the options of `wgrad finetune` (`wgrad finetune --help` says what each does), and
-        data, eval_data   instead of a file: an iterable of records as its lines would be, such as a list; a table of
-                          pandas, polars or pyarrow; or a data set of the package datasets (of several splits, train).
-                          It is read once, whole, before the first step
-        config            a YAML file of options; what is given here beats it
-        callbacks         wgrad.Callback objects, or functions of each step's StepReport
-        progress          print what the command prints
-    Nothing is printed otherwise. Signals are answered as the command answers them: Ctrl-C saves after the step and
-    raises KeyboardInterrupt; resume=True goes on.
+    Prints nothing unless `progress` is true. Ctrl-C saves after the step and raises KeyboardInterrupt; resume=True
+    continues.
 
-    Raises WgradError, with the command's message: a mistake of the caller or a limit of the machine (UnusableResult:
-    nothing usable was learnt); DeviceError: the device refused or was lost; what a callback raises.
+    Args:
+        OPTIONS
+
+    Returns:
+        The result of the finished run.
+
+    Raises:
+        WgradError: A mistake of the caller or a limit of the machine, with the command's message.
+        UnusableResult: Nothing usable was learnt.
+        DeviceError: The device refused or was lost.
     """
-    check_names(given, [field.name for field in fields(Arguments)], "finetune")
-    options = dict(given)
+    options = checked_names(given, [field.name for field in fields(Arguments)], "finetune")
     callbacks, progress = Callbacks(options.pop("callbacks", ())), options.pop("progress", False)
     if options.get("config") is None:
         options.pop("config", None)

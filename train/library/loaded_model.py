@@ -134,7 +134,7 @@ class LoadedModel:
         (and the end of the text after it), {"messages": [...]} what the assistant says. WgradError; UnusableResult."""
         model, tokenizer = self._open_model(), self._tokenizer
         if isinstance(text, Mapping):
-            config = RunOptions(seq_len=self.context + 1)
+            config = RunOptions(max_length=self.context + 1)
             ids, learnt = (a.tolist() for a in encode_record(text, config, tokenizer, "score"))
         elif not isinstance(text, str):
             raise WgradError(f"score: expected a text or a record, got {type(text).__name__}: give one")

@@ -56,7 +56,9 @@ class PissaStart:
             try:
                 u, s, vt = self._decompose(wide, self.values[a_name].shape[0], a_name)
             except np.linalg.LinAlgError as error:
-                raise WgradError(f"--init: {module} has no singular values ({error}): use --init lora") from error
+                raise WgradError(
+                    f"--init-lora-weights: {module} has no singular values ({error}): use --init-lora-weights lora"
+                ) from error
             root = np.sqrt(s / np.float32(scaling))
             a, b = root[:, None] * vt, u * root
         self.values[a_name], self.values[b_name] = np.ascontiguousarray(a), np.ascontiguousarray(b)

@@ -10,6 +10,7 @@ from typing import Any
 from wgrad.device.errors import WgradError
 from wgrad.train.files.decode import read_yaml
 from wgrad.train.options.finetune_config import CONFIG_FORMAT, RunOptions
+from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import option_hint
 
 # Options that are gone: what they did, and the value with which they did nothing.
@@ -33,7 +34,7 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> dict[str, Any
     result: dict[str, Any] = {}
     unknown: list[Any] = []
     for key, value in values.items():
-        name = str(key).replace("-", "_")
+        name = current_name(str(key).replace("-", "_"), names)
         if name in _REMOVED:
             _refuse_removed(name, value, source)
         elif name not in names:
@@ -80,7 +81,7 @@ def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise WgradError(f"--config: {source}: expected lines like 'rank: 16', got a {type(values).__name__}")
+        raise WgradError(f"--config: {source}: expected lines like 'lora_r: 16', got a {type(values).__name__}")
     written = values.pop("format", CONFIG_FORMAT)
     if written != CONFIG_FORMAT:
         raise WgradError(

@@ -20,22 +20,27 @@ def refuse_contradictions(c: Any) -> None:
 def _of_what_is_trained(c: Any) -> None:
     if c.full and c.adapter:
         raise WgradError("--adapter: --full trains all parameters and has no adapter: give only one of the two")
-    if c.full and c.dropout:
-        raise WgradError(f"--dropout: works on adapters, and --full trains all parameters; got {c.dropout:g}")
+    if c.full and c.lora_dropout:
+        raise WgradError(f"--lora-dropout: works on adapters, and --full trains all parameters; got {c.lora_dropout:g}")
     if c.full and not c.objective_kind.trains_head:
         raise WgradError(
             f"--objective: {c.objective} trains an adapter, and --full all parameters: give only one of the two"
         )
     without = [name for name, kind in OBJECTIVES.items() if not kind.reference and kind.records == "pairs"]
-    if c.init != LORA and c.objective_kind.reference:
+    if c.init_lora_weights != LORA and c.objective_kind.reference:
         raise WgradError(
-            f"--init: {c.init} leaves no base model for --objective {c.objective} to measure against: use "
-            f"--init lora, or --objective {', '.join(without)}"
+            f"--init-lora-weights: {c.init_lora_weights} leaves no base model "
+            f"for --objective {c.objective} to measure against: use "
+            f"--init-lora-weights lora, or --objective {', '.join(without)}"
         )
-    if c.dora and c.dropout:
-        raise WgradError(f"--dropout: --dora is trained without; got {c.dropout:g}: leave one of the two out")
-    if c.dora and c.init != LORA:
-        raise WgradError(f"--init: {c.init} is not there for --dora: leave one of the two out")
+    if c.use_dora and c.lora_dropout:
+        raise WgradError(
+            f"--lora-dropout: --use-dora is trained without; got {c.lora_dropout:g}: leave one of the two out"
+        )
+    if c.use_dora and c.init_lora_weights != LORA:
+        raise WgradError(
+            f"--init-lora-weights: {c.init_lora_weights} is not there for --use-dora: leave one of the two out"
+        )
     if c.train_head and not c.objective_kind.trains_head:
         raise WgradError(
             f"--train-head: the loss of --objective {c.objective} has no gradient of the output layer: leave it out, "
@@ -44,11 +49,11 @@ def _of_what_is_trained(c: Any) -> None:
 
 
 def _of_measures(c: Any) -> None:
-    for name in ("early_stop", "keep_best"):
-        if getattr(c, name) and not c.eval_every:
-            raise WgradError(f"{flag(name)}: goes by the measures of --eval-every, which is 0: give --eval-every N")
-    if c.eval_every and not c.eval_fraction and not c.eval_data:
-        raise WgradError("--eval-every: nothing is held out: give --eval-data, or --eval-fraction above 0")
+    for name in ("early_stopping_patience", "keep_best"):
+        if getattr(c, name) and not c.eval_steps:
+            raise WgradError(f"{flag(name)}: goes by the measures of --eval-steps, which is 0: give --eval-steps N")
+    if c.eval_steps and not c.eval_fraction and not c.eval_data:
+        raise WgradError("--eval-steps: nothing is held out: give --eval-data, or --eval-fraction above 0")
     if c.lr_sweep and c.resume:
         raise WgradError("--resume: --lr-sweep keeps nothing to go on from: leave one of the two out")
     if c.lr_sweep and not c.eval_fraction and not c.eval_data:
@@ -58,12 +63,14 @@ def _of_measures(c: Any) -> None:
 def _of_the_machine(c: Any) -> None:
     if c.sample_prompt and not c.sample:
         raise WgradError("--sample-prompt: --no-sample leaves it without effect: give only one of the two")
-    if c.offload_checkpoints and c.checkpointing is False:
-        raise WgradError("--offload-checkpoints: --no-checkpointing leaves it nothing to park: give only one of them")
-    if c.keep_attention and c.checkpointing is False:
-        raise WgradError("--keep-attention: --no-checkpointing computes nothing again: give only one of them")
-    if c.stream_weights == "on" and c.checkpointing is False:
-        raise WgradError("--stream-weights: cannot be on with --no-checkpointing: leave one of them out")
+    if c.offload_activations and c.gradient_checkpointing is False:
+        raise WgradError(
+            "--offload-activations: --no-gradient-checkpointing leaves it nothing to park: give only one of them"
+        )
+    if c.keep_attention and c.gradient_checkpointing is False:
+        raise WgradError("--keep-attention: --no-gradient-checkpointing computes nothing again: give only one of them")
+    if c.stream_weights == "on" and c.gradient_checkpointing is False:
+        raise WgradError("--stream-weights: cannot be on with --no-gradient-checkpointing: leave one of them out")
     if c.vram and c.memory_limit:
         raise WgradError("--memory-limit: --vram is such a limit, which chooses what fits too: give only one of them")
     if c.objective_kind.mismatched and c.vram:

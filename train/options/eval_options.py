@@ -20,7 +20,7 @@ EVAL_OPTIONS = {
     "data": "what to measure on: a file that finetune would take as its --data",
     "chat_template": TEMPLATE_HELP,
     **dict.fromkeys(("columns", "on_bad_line"), ""),
-    **dict.fromkeys(("quantize", "double_quant", "block_size", "batch_size", "seq_len", "packing"), ""),
+    **dict.fromkeys(("quantize", "double_quant", "block_size", "batch_size", "max_length", "packing"), ""),
     "loss_on": "",
     "eval_tokens": "measure on about this many tokens, as a run does; 0: on all (default: 0)",
     "seed": "by which these are drawn (default: 0), or what --shots takes (default: 1234, as lm-eval)",

@@ -32,7 +32,7 @@ DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
 STREAM_HELP = (
     "keep the frozen weights in main memory and copy each layer to the device ahead of its use (training then "
-    "recomputes layers, as with --checkpointing); auto: where they do not fit otherwise"
+    "recomputes layers, as with --gradient-checkpointing); auto: where they do not fit otherwise"
 )
 LIMIT_HELP = "take no more memory of the device than this: 3GiB, 800MiB"
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
@@ -94,24 +94,24 @@ class _InputOptions(Options):
     )
     resume: bool = in_files(False, "go on from the newest checkpoint in --out; options not given are those of the run")
 
-    rank: int = of_adapter(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R")
-    alpha: float = of_adapter(32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
-    dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
+    lora_r: int = of_adapter(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R")
+    lora_alpha: float = of_adapter(32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
+    lora_dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
     target_modules: tuple[str, ...] = of_adapter(
         PROJECTIONS,
         "projections that get an adapter, each with a rank of its own where that is given",
         rule=MODULES,
         metavar="NAME[=R]",
     )
-    rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
-    init: choices.Start = of_adapter(
+    use_rslora: bool = of_adapter(False, "scale by alpha / sqrt(r) instead of alpha / r")
+    init_lora_weights: choices.Start = of_adapter(
         LORA,
         "how an adapter starts: lora with no effect; pissa as the largest singular values of each weight, over what "
         "they leave of it, found exactly or (niter: faster) in 4 or 16 random rounds; it is saved as its change to the "
         "base model, plain LoRA of twice the rank",
         choices=get_args(choices.Start),
     )
-    dora: bool = of_adapter(
+    use_dora: bool = of_adapter(
         False, "DoRA: train the length of each row of a weight beside its direction (PEFT: use_dora); slower"
     )
     train_embeddings: bool = of_adapter(
@@ -138,10 +138,10 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     """Everything that decides a run; files need not be named, as its parts can be used without (`wgrad warm`). Raises
     WgradError, naming the option, where a value breaks its rule."""
 
-    lr: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
-    lora_plus: float = of_training(
+    learning_rate: float = of_training(2e-4, "peak learning rate", rule=ABOVE_0, metavar="LR")
+    loraplus_lr_ratio: float = of_training(
         1.0,
-        "LoRA+: the learning rate of every lora_B is RATIO times that of lora_A, which is --lr (PEFT: "
+        "LoRA+: the learning rate of every lora_B is RATIO times that of lora_A, which is --learning-rate (PEFT: "
         "loraplus_lr_ratio)",
         rule=ABOVE_0,
         metavar="RATIO",
@@ -153,10 +153,10 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         rule=("must be two or more numbers above 0", lambda v: not v or (len(v) > 1 and min(v) > 0)),
         metavar="LR",
     )
-    schedule: choices.Schedule = of_training(
+    lr_scheduler_type: choices.Schedule = of_training(
         "cosine", "learning rate after the warm-up", choices=get_args(choices.Schedule)
     )
-    warmup: float = of_training(
+    warmup_steps: float = of_training(
         0.03,
         "warm-up: a share of all steps where below 1, else a number of steps; the first step has LR / steps of the "
         "warm-up (transformers: 0)",
@@ -174,10 +174,10 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         metavar="B",
         fixed=True,
     )
-    accumulate: int = of_training(
+    gradient_accumulation_steps: int = of_training(
         8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", fixed=True
     )
-    seq_len: int = of_training(
+    max_length: int = of_training(
         1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", fixed=True
     )
     epochs: int = of_training(1, "passes over the data", rule=A_COUNT, metavar="N")
@@ -205,13 +205,13 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         metavar="N",
         fixed=True,
     )
-    eval_every: int = of_training(
+    eval_steps: int = of_training(
         0,
         "steps between measures of the held-out loss while training; 0: only before and after",
         rule=A_NUMBER,
         metavar="N",
     )
-    early_stop: int = of_training(
+    early_stopping_patience: int = of_training(
         0,
         "end the run after so many of these measures in a row without a better loss; 0: never",
         rule=A_NUMBER,
@@ -220,7 +220,7 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     keep_best: int = of_training(
         0,
         "keep the checkpoints of the K best measures; --out then holds the result of the best, not of the last step "
-        "(--early-stop keeps one)",
+        "(--early-stopping-patience keeps one)",
         rule=A_NUMBER,
         metavar="K",
     )
@@ -242,39 +242,42 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         rule=A_COUNT,
         metavar="N",
     )
-    int8_products: bool = of_machine(
+    int8_matmul: bool = of_machine(
         False,
         "for cards without matrix units: round frozen weights, and what they are multiplied with, to 8 bits for their "
         "products; those take half the time where a card is fast at it, with an error of about 0.8 %",
     )
-    checkpointing: bool | None = of_machine(
+    gradient_checkpointing: bool | None = of_machine(
         None, "keep only each layer's input and compute it again in the backward (default: where it is needed)"
     )
-    offload_checkpoints: bool | int = of_machine(
+    offload_activations: bool | int = of_machine(
         False,
-        "park what --checkpointing keeps in main memory until the backward, of all layers or of the first N; turns "
-        "--checkpointing on",
+        "park what --gradient-checkpointing keeps in main memory until the "
+        "backward, of all layers or of the first N; turns "
+        "--gradient-checkpointing on",
         rule=A_NUMBER,
         metavar="N",
     )
     keep_attention: bool | None = of_machine(
         None,
-        "with --checkpointing: keep what attention gives too, instead of computing it again (default: in rows of 8,192 "
+        "with --gradient-checkpointing: keep what attention gives too, instead "
+        "of computing it again (default: in rows of 8,192 "
         "tokens or more, where it takes less than 4 GiB and no option asks for less memory)",
     )
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(
         None,
-        "as --memory-limit, and choose what fits: --batch-size and --accumulate (as many rows a step as these say), "
-        "--checkpointing, --offload-checkpoints, --stream-weights",
+        "as --memory-limit, and choose what fits: --batch-size and "
+        "--gradient-accumulation-steps (as many rows a step as these say), "
+        "--gradient-checkpointing, --offload-activations, --stream-weights",
         rule=A_SIZE,
         metavar="SIZE",
     )
-    save_every: int = of_machine(
+    save_steps: int = of_machine(
         100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N"
     )
-    log_every: int = of_machine(
+    logging_steps: int = of_machine(
         10,
         "steps between printed lines where the output is no terminal: at most one a second, at least one in ten; "
         "metrics.jsonl has every step",
@@ -289,7 +292,7 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     )
     profile: bool = of_machine(False, "measure each kernel and print a table at the end")
     sample: bool = of_machine(
-        True, "continue a text before and after, and at each --eval-every, to see what was learnt"
+        True, "continue a text before and after, and at each --eval-steps, to see what was learnt"
     )
     sample_prompt: tuple[str, ...] = of_machine(
         (),
@@ -325,7 +328,7 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     @property
     def best_kept(self) -> int:
         """How many of the best checkpoints are kept: --keep-best, and one where a run may stop after its best step."""
-        return self.keep_best or int(self.early_stop > 0)
+        return self.keep_best or int(self.early_stopping_patience > 0)
 
     def to_yaml(self) -> str:
         """The text of config.yaml; `--config` reads it back to an equal configuration."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Container, Iterable
 
+from wgrad.train.options.former_names import FORMER
+
 # Name elsewhere, with underscores -> field here, or field=value, or (with a blank) what to say.
 _ELSEWHERE = {
     # files
@@ -18,19 +20,17 @@ _ELSEWHERE = {
     "validation_file": "eval_data", "valid_data": "eval_data", "test_datasets": "eval_data", "eval_file": "eval_data",
     "adapter_name_or_path": "adapter", "adapter_path": "adapter", "peft_model_id": "adapter", "lora": "adapter",
     "lora_model_dir": "adapter", "resume_adapter_file": "adapter", "lora_path": "adapter",
-    "resume_from_checkpoint": "resume", "auto_resume_from_checkpoints": "resume", "overwrite_output_dir":
-    "a run is never overwritten: give another --out, or --resume",
+    "resume_from_checkpoint": "resume", "auto_resume_from_checkpoints": "resume",
+    "overwrite_output_dir": "a run is never overwritten: give another --out, or --resume",
     # adapter
-    "r": "rank", "lora_r": "rank", "lora_rank": "rank", "lora_dim": "rank", "lora_alpha": "alpha",
-    "lora_dropout": "dropout", "lora_target_modules": "target_modules", "lora_target": "target_modules",
-    "lora_modules": "target_modules", "use_rslora": "rslora", "init_lora_weights": "init",
-    "modules_to_save": "--train-embeddings and --train-head", "additional_target":
-    "--train-embeddings and --train-head", "full_finetuning": "full",
-    "full_finetune": "full", "bnb_4bit_use_double_quant": "double_quant", "double_quantization": "double_quant",
-    "bnb_4bit_blocksize": "block_size", "load_in_4bit":
-    "the base model is NF4 anyway, unless --no-quantize is given", "load_in_8bit":
-    "the base model is NF4 anyway, unless --no-quantize is given", "quantization_bit":
-    "the base model is NF4 anyway, unless --no-quantize is given", "use_dora": "dora",
+    "r": "lora_r", "lora_rank": "lora_r", "lora_dim": "lora_r", "lora_target_modules": "target_modules",
+    "lora_target": "target_modules", "lora_modules": "target_modules",
+    "modules_to_save": "--train-embeddings and --train-head",
+    "additional_target": "--train-embeddings and --train-head", "full_finetuning": "full", "full_finetune": "full",
+    "bnb_4bit_use_double_quant": "double_quant", "double_quantization": "double_quant",
+    "bnb_4bit_blocksize": "block_size", "load_in_4bit": "the base model is NF4 anyway, unless --no-quantize is given",
+    "load_in_8bit": "the base model is NF4 anyway, unless --no-quantize is given",
+    "quantization_bit": "the base model is NF4 anyway, unless --no-quantize is given",
     # objective
     "rl": "objective", "loss_type": "objective", "stage": "objective", "pref_loss": "objective", "pref_beta": "beta",
     "dpo_beta": "beta", "kto_beta": "beta", "orpo_alpha": "beta", "orpo_beta": "beta", "lambda": "beta",
@@ -38,27 +38,24 @@ _ELSEWHERE = {
     "kto_undesirable_weight": "undesirable_weight", "kto_chosen_weight": "desirable_weight",
     "kto_rejected_weight": "undesirable_weight",
     # training
-    "loraplus_lr_ratio": "lora_plus", "loraplus": "lora_plus",
-    "learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
-    "lr_find": "lr_sweep", "auto_lr_find": "lr_sweep",
-    "lr_schedule": "schedule", "warmup_ratio": "warmup", "warmup_steps": "warmup", "num_warmup_steps": "warmup",
-    "wd": "weight_decay", "gradient_clipping": "max_grad_norm", "clip_grad_norm": "max_grad_norm",
-    "grad_clip": "max_grad_norm", "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
-    "micro_batch_size": "batch_size", "gradient_accumulation_steps": "accumulate", "grad_accum": "accumulate",
-    "grad_accumulation_steps": "accumulate", "gradient_accumulation": "accumulate", "max_seq_length": "seq_len",
-    "max_seq_len": "seq_len", "max_length": "seq_len", "sequence_len": "seq_len", "cutoff_len": "seq_len",
-    "model_max_length": "seq_len", "context_length": "seq_len", "block": "seq_len", "num_train_epochs": "epochs",
-    "num_epochs": "epochs", "n_epochs": "epochs", "iters": "max_steps", "num_steps": "max_steps", "steps": "max_steps",
+    "loraplus": "loraplus_lr_ratio", "lr_scheduler": "lr_scheduler_type", "scheduler": "lr_scheduler_type",
+    "lr_find": "lr_sweep", "auto_lr_find": "lr_sweep", "lr_schedule": "lr_scheduler_type",
+    "warmup_ratio": "warmup_steps", "num_warmup_steps": "warmup_steps", "wd": "weight_decay",
+    "gradient_clipping": "max_grad_norm", "clip_grad_norm": "max_grad_norm", "grad_clip": "max_grad_norm",
+    "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size", "micro_batch_size": "batch_size",
+    "grad_accum": "gradient_accumulation_steps", "grad_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_accumulation": "gradient_accumulation_steps", "max_seq_length": "max_length", "max_seq_len": "max_length",
+    "sequence_len": "max_length", "cutoff_len": "max_length", "model_max_length": "max_length",
+    "context_length": "max_length", "block": "max_length", "num_train_epochs": "epochs", "num_epochs": "epochs",
+    "n_epochs": "epochs", "iters": "max_steps", "num_steps": "max_steps", "steps": "max_steps",
     "max_iters": "max_steps", "sample_packing": "packing", "pack": "packing", "packed": "packing",
-    "train_on_inputs": "loss_on=all",
-    "completion_only_loss": "loss_on=completion", "assistant_only_loss": "loss_on=completion",
-    "mask_prompt": "loss_on=completion", "train_on_responses_only": "loss_on=completion",
-    "val_set_size": "eval_fraction", "val_size": "eval_fraction", "test_size": "eval_fraction",
-    "max_eval_samples": "eval_tokens", "val_batches": "eval_tokens",
+    "train_on_inputs": "loss_on=all", "completion_only_loss": "loss_on=completion",
+    "assistant_only_loss": "loss_on=completion", "mask_prompt": "loss_on=completion",
+    "train_on_responses_only": "loss_on=completion", "val_set_size": "eval_fraction", "val_size": "eval_fraction",
+    "test_size": "eval_fraction", "max_eval_samples": "eval_tokens", "val_batches": "eval_tokens",
     "eval_split": "eval_fraction", "validation_split_percentage": "eval_fraction", "random_state": "seed",
-    "eval_steps": "eval_every", "eval_interval": "eval_every", "steps_per_eval": "eval_every",
-    "val_every": "eval_every", "evals_per_epoch": "eval_every",
-    "early_stopping_patience": "early_stop", "early_stopping": "early_stop", "patience": "early_stop",
+    "eval_interval": "eval_steps", "steps_per_eval": "eval_steps", "val_every": "eval_steps",
+    "evals_per_epoch": "eval_steps", "early_stopping": "early_stopping_patience", "patience": "early_stopping_patience",
     "load_best_model_at_end": "keep_best", "save_total_limit": "keep_best", "save_best": "keep_best",
     "random_seed": "seed", "data_seed": "seed", "optim": "AdamW is the only optimiser: leave it out",
     "optimizer": "AdamW is the only optimiser: leave it out",
@@ -67,19 +64,18 @@ _ELSEWHERE = {
     "torch_dtype": "compute", "mixed_precision": "compute", "precision": "compute", "compute_dtype": "compute",
     "bnb_4bit_compute_dtype": "compute", "no_cuda": "device=cpu", "use_cpu": "device=cpu", "cpu": "device=cpu",
     "cuda": "device=wgpu", "gpu": "device=wgpu", "device_map": "device",
-    "gradient_checkpointing": "checkpointing", "use_gradient_checkpointing": "checkpointing",
-    "enable_activation_checkpointing": "checkpointing", "grad_checkpoint": "checkpointing",
-    "activation_checkpointing": "checkpointing", "save_steps": "save_every", "checkpoint_every": "save_every",
-    "logging_steps": "log_every", "steps_per_report": "log_every", "log_interval": "log_every",
-    "log_with": "report_to", "logger": "report_to", "use_wandb": "report_to=wandb", "use_tensorboard":
-    "report_to=tensorboard",
+    "use_gradient_checkpointing": "gradient_checkpointing", "enable_activation_checkpointing": "gradient_checkpointing",
+    "grad_checkpoint": "gradient_checkpointing", "activation_checkpointing": "gradient_checkpointing",
+    "checkpoint_every": "save_steps", "steps_per_report": "logging_steps", "log_interval": "logging_steps",
+    "log_with": "report_to", "logger": "report_to", "use_wandb": "report_to=wandb",
+    "use_tensorboard": "report_to=tensorboard",
     # generate
     "max_tokens": "max_new_tokens", "num_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
     "n_tokens": "max_new_tokens", "temp": "temperature", "message": "prompt", "p": "prompt", "input": "prompt",
     "text": "prompt",
     # serve, chat
-    "max_model_len": "context", "ctx_size": "context", "n_ctx": "context",
-    "max_num_seqs": "batch_size", "parallel": "batch_size", "allowed_hosts": "allow_host", "system_prompt": "system",
+    "max_model_len": "context", "ctx_size": "context", "n_ctx": "context", "max_num_seqs": "batch_size",
+    "parallel": "batch_size", "allowed_hosts": "allow_host", "system_prompt": "system",
 }  # fmt: skip
 
 
@@ -104,7 +100,7 @@ def option_hint(
     name = word.lstrip("-").replace("-", "_").lower()
     negated = name.startswith("no_") and name not in _ELSEWHERE
     name = name.removeprefix("no_") if negated else name
-    here = {field: field for field in fields}
+    here = {former: now for former, now in FORMER.items() if now in fields}
     here |= {other: told for other, told in _ELSEWHERE.items() if " " in told or told.partition("=")[0] in fields}
     here |= {field: field for field in fields}
     close = [name] if name in here else difflib.get_close_matches(name, list(here), n=1, cutoff=0.6) if near else []

@@ -1,7 +1,7 @@
 """Options of a command as the fields of a frozen dataclass: name, type, default, help and rule in one place.
 
 Command line (`cli_options.py`), YAML file and Python all go through the same conversion and the same rules. The option
-of field `seq_len` is `--seq-len`, its key in a file `seq_len` (or `seq-len`).
+of field `seq_len` is `--max-length`, its key in a file `seq_len` (or `seq-len`).
 """
 
 from __future__ import annotations

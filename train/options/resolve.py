@@ -88,7 +88,7 @@ def _naming(files: Mapping[str, str]) -> Iterator[None]:
 
 _OPTION = re.compile(r"--([a-z0-9-]+)(?=:)")
 
-_CUT = ("batch_size", "accumulate")
+_CUT = ("batch_size", "gradient_accumulation_steps")
 
 
 def _rows(values: Mapping[str, Any]) -> int | None:

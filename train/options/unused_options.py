@@ -9,15 +9,23 @@ from wgrad.train.options.objectives import OBJECTIVES, options_of_others
 
 # An option that is set, what it leaves without effect, and why.
 _UNUSED = (
-    ("adapter", ("rank", "alpha", "target_modules", "rslora", "init"), "--adapter brings its own"),
-    ("adapter", ("dora", "train_embeddings", "train_head"), "--adapter brings its own"),
-    ("full", ("rank", "alpha", "target_modules", "rslora"), "--full trains all parameters, not an adapter"),
-    ("full", ("lora_plus", "init", "dora"), "--full trains all parameters, not an adapter"),
+    (
+        "adapter",
+        ("lora_r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights"),
+        "--adapter brings its own",
+    ),
+    ("adapter", ("use_dora", "train_embeddings", "train_head"), "--adapter brings its own"),
+    ("full", ("lora_r", "lora_alpha", "target_modules", "use_rslora"), "--full trains all parameters, not an adapter"),
+    ("full", ("loraplus_lr_ratio", "init_lora_weights", "use_dora"), "--full trains all parameters, not an adapter"),
     ("full", ("train_embeddings", "train_head"), "--full trains all parameters anyway"),
     ("full", ("quantize", "double_quant", "block_size"), "--full quantises nothing"),
     ("no_quantize", ("double_quant", "block_size"), "--no-quantize leaves the weights as they are"),
-    ("full", ("stream_weights", "int8_products"), "--full has no frozen weights"),
-    ("lr_sweep", ("lr", "eval_every", "early_stop", "keep_best"), "--lr-sweep measures each of its rates at the end"),
+    ("full", ("stream_weights", "int8_matmul"), "--full has no frozen weights"),
+    (
+        "lr_sweep",
+        ("learning_rate", "eval_steps", "early_stopping_patience", "keep_best"),
+        "--lr-sweep measures each of its rates at the end",
+    ),
     ("lr_sweep", ("sample_prompt",), "--lr-sweep makes no samples"),
     ("lr_sweep", ("report_to",), "--lr-sweep keeps nothing but its table"),
     ("eval_data", ("eval_fraction",), "--eval-data is what is held out"),

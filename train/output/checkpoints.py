@@ -28,6 +28,7 @@ from wgrad.device.files import atomic_folder, make_folder, remove_folder, remove
 from wgrad.train.files.decode import convert, parse_json, show
 from wgrad.train.files.input_files import one_line, open_input, read_input, reading
 from wgrad.train.files.safetensors_files import from_arrays, read_entries, write_safetensors
+from wgrad.train.options.former_names import with_current_names
 
 FOLDER, STATE_FILE, INFO_FILE = "checkpoints", "trainer.safetensors", "trainer.json"
 KEEP = 2
@@ -181,7 +182,8 @@ class Checkpoints:
 
 def check_info(state: TrainingState, info: Mapping[str, Any]) -> None:
     """WgradError, naming what differs, where the checkpoint is of a run with other options or another model."""
-    old, new = state.info.run, info["run"]
+    new = info["run"]
+    old = with_current_names(state.info.run, new)
     for key in sorted(set(old) | set(new)):
         if old.get(key) == new.get(key):
             continue

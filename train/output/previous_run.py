@@ -33,14 +33,14 @@ class Length(msgspec.Struct):
     steps: Annotated[int, msgspec.Meta(ge=1)]
     max_steps: int | None
     epochs: int
-    stopped_early: Annotated[int, msgspec.Meta(ge=1)] | None = None  # --early-stop, where it ended the run
+    stopped_early: Annotated[int, msgspec.Meta(ge=1)] | None = None  # --early-stopping-patience, where it ended the run
     stopped_by_callback: bool = False
 
 
 @dataclass(frozen=True)
 class Previous:
-    """finished: nothing is left to do; stopped: by --early-stop. ended_at: steps of a run that ended, and is to go on
-    further; else None."""
+    """finished: nothing is left to do; stopped: by --early-stopping-patience. ended_at: steps of a run that ended, and
+    is to go on further; else None."""
 
     finished: bool = False
     stopped: bool = False
@@ -108,13 +108,14 @@ def _longer(config: FinetuneConfig, length: Length) -> bool:
 def _more_patient(config: FinetuneConfig, length: Length) -> bool:
     """Return whether a run that was stopped early is to go on. WgradError where it is only to be longer."""
     assert length.stopped_early is not None
-    if not 0 < config.early_stop <= length.stopped_early:
+    if not 0 < config.early_stopping_patience <= length.stopped_early:
         return True
     for name in ("max_steps", "epochs"):
         if getattr(config, name) != getattr(length, name):
             raise WgradError(
-                f"{flag(name)}: would be ignored: --early-stop {length.stopped_early} ended the run in {config.out} "
-                f"after step {length.steps}: give a larger --early-stop too, or 0"
+                f"{flag(name)}: would be ignored: --early-stopping-patience "
+                f"{length.stopped_early} ended the run in {config.out} "
+                f"after step {length.steps}: give a larger --early-stopping-patience too, or 0"
             )
     return False
 

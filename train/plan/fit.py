@@ -31,29 +31,29 @@ Config = TypeVar("Config", bound=RunOptions)
 
 def modes(config: RunOptions, device: Device) -> Iterator[Mode]:
     """Ways to run `config` where its options leave a choice: what costs least time first, what takes least last. Where
-    they leave --offload-checkpoints open it is of all layers."""
-    parked, streamed = config.offload_checkpoints, config.stream_weights == "on"
-    if config.checkpointing is not True and not parked and not streamed:
-        yield {"checkpointing": False, "offload_checkpoints": False, "stream_weights": "off"}
-    if config.checkpointing is False:
+    they leave --offload-activations open it is of all layers."""
+    parked, streamed = config.offload_activations, config.stream_weights == "on"
+    if config.gradient_checkpointing is not True and not parked and not streamed:
+        yield {"gradient_checkpointing": False, "offload_activations": False, "stream_weights": "off"}
+    if config.gradient_checkpointing is False:
         return
     if device.shared_memory:
-        yield {"checkpointing": True, "stream_weights": "on" if streamed else "off"}
+        yield {"gradient_checkpointing": True, "stream_weights": "on" if streamed else "off"}
         return
     if not parked and not streamed:
-        yield {"checkpointing": True, "offload_checkpoints": False, "stream_weights": "off"}
+        yield {"gradient_checkpointing": True, "offload_activations": False, "stream_weights": "off"}
     if not streamed:
-        yield {"checkpointing": True, "offload_checkpoints": parked or True, "stream_weights": "off"}
+        yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "off"}
     if config.stream_weights != "off" and not config.full:
-        yield {"checkpointing": True, "offload_checkpoints": parked or True, "stream_weights": "on"}
+        yield {"gradient_checkpointing": True, "offload_activations": parked or True, "stream_weights": "on"}
 
 
 def words(mode: Mode) -> str:
     """A mode as options."""
-    if not mode["checkpointing"]:
-        return "--no-checkpointing"
-    parked = mode.get("offload_checkpoints")
-    kept = as_option("offload_checkpoints", parked) if parked else "--checkpointing"
+    if not mode["gradient_checkpointing"]:
+        return "--no-gradient-checkpointing"
+    parked = mode.get("offload_activations")
+    kept = as_option("offload_activations", parked) if parked else "--gradient-checkpointing"
     return f"{kept} --stream-weights on" if mode["stream_weights"] == "on" else kept
 
 
@@ -84,20 +84,20 @@ class Fit:
     def choose(self, batches: list[int]) -> Plan:
         """The first mode in which any of the batch sizes (rising) fits, with the largest that does, and of that with as
         few layers parked as can be; a step has as many rows as the configuration's. WgradError: none fits."""
-        rows = self.config.batch_size * self.config.accumulate
+        rows = self.config.batch_size * self.config.gradient_accumulation_steps
         for mode in modes(self.config, self.device):
             plan = partial(self._of_batch, batches, rows, mode)
             found = plan(len(batches)) or (plan(count) if (count := self._largest(plan, len(batches) - 1)) else None)
             if found is not None:
-                left_open = mode.get("offload_checkpoints") and not self.config.offload_checkpoints
+                left_open = mode.get("offload_activations") and not self.config.offload_activations
                 return fewest_parked(found, self.model_config.num_hidden_layers, self._fitting) if left_open else found
-        least = replace(self.config, batch_size=batches[0], accumulate=rows // batches[0], **mode)
+        least = replace(self.config, batch_size=batches[0], gradient_accumulation_steps=rows // batches[0], **mode)
         chosen = f"{flag('batch_size')} {least.batch_size} {words(mode)}"
         raise beyond_limit(least, self.device, self.model_config.num_hidden_layers, self._plan, chosen)
 
     def _of_batch(self, batches: list[int], rows: int, mode: Mode, number: int) -> Plan | None:
         batch = batches[number - 1]
-        return self.plan(batch_size=batch, accumulate=rows // batch, **mode)
+        return self.plan(batch_size=batch, gradient_accumulation_steps=rows // batch, **mode)
 
     def longest_rows(self, mode: Mode) -> int:
         """Tokens of the longest rows of which a batch of one fits; 0: none do. No longer than what the model was made
@@ -107,7 +107,7 @@ class Fit:
         return min(ROW_STEP * self._largest(plan, -(-most // ROW_STEP)), most)
 
     def _of_length(self, mode: Mode, steps: int) -> Plan | None:
-        return self.plan(batch_size=1, seq_len=steps * ROW_STEP, **mode)
+        return self.plan(batch_size=1, max_length=steps * ROW_STEP, **mode)
 
     def largest_batch(self, mode: Mode) -> int:
         """Rows of the largest batch that fits, at most MOST_ROWS; 0: none does."""
@@ -137,7 +137,7 @@ class Fit:
 
 def batch_sizes(config: RunOptions, ranks: int = 1) -> list[int]:
     """Into what the rows of a step can be cut, as many in each micro-batch, and a micro-batch for each rank; rising."""
-    rows = config.batch_size * config.accumulate
+    rows = config.batch_size * config.gradient_accumulation_steps
     sizes = [n for n in range(1, min(rows, MOST_ROWS) + 1) if rows % n == 0 and rows // n >= ranks]
     return sizes or [config.batch_size]
 
@@ -152,10 +152,14 @@ def settle(config: Config, fit: Fit, world: World, *, pinned: bool) -> tuple[Con
         chosen = fit.choose([config.batch_size] if pinned else batch_sizes(config, world.size)).config
     of_ranks = world.all_gather(chosen.batch_size if chosen is not None else None, "what fits")
     batch = min((n for n in of_ranks if n is not None), default=config.batch_size)
-    settled = replace(config, batch_size=batch, accumulate=config.batch_size * config.accumulate // batch)
+    settled = replace(
+        config,
+        batch_size=batch,
+        gradient_accumulation_steps=config.batch_size * config.gradient_accumulation_steps // batch,
+    )
     if chosen is None:  # NumPy, where other ranks may have a limit
         return settled, {}, line(settled, {}, fit.limit) if batch != config.batch_size else ""
-    mode = {name: getattr(chosen, name) for name in ("checkpointing", "offload_checkpoints", "stream_weights")}
+    mode = {name: getattr(chosen, name) for name in ("gradient_checkpointing", "offload_activations", "stream_weights")}
     return settled, mode, line(settled, mode, fit.limit)
 
 
@@ -171,8 +175,11 @@ def plan_as_run(
 
 def line(config: RunOptions, mode: Mode, limit: int) -> str:
     """Describe a choice."""
-    batch = f"{flag('batch_size')} {config.batch_size} {flag('accumulate')} {config.accumulate}"
-    rows = config.batch_size * config.accumulate
+    batch = (
+        f"{flag('batch_size')} {config.batch_size} {flag('gradient_accumulation_steps')} "
+        f"{config.gradient_accumulation_steps}"
+    )
+    rows = config.batch_size * config.gradient_accumulation_steps
     what = f"{'pair' if config.rows > config.batch_size else 'row'}{'s' * (rows > 1)}"
     how = f" {words(mode)}" if mode else ""
     return f"chosen for --vram ({size(limit)}): {batch}{how}; a step is {rows} {what}, as asked"

@@ -24,7 +24,7 @@ def fewest_parked(found: Any, layers: int, fitting: Callable[[RunOptions], Any])
 
     @cache
     def plan(number: int) -> Any:
-        return fitting(replace(found.config, offload_checkpoints=number))
+        return fitting(replace(found.config, offload_activations=number))
 
     most = layers - 1  # which is all: the last layer's stays (model.py)
     number = bisect_left(range(most), True, key=lambda number: plan(number) is not None)
@@ -54,9 +54,9 @@ def beyond_limit(
         found = fitting(replace(config, **changes))
         if found is None:
             continue
-        if "offload_checkpoints" in changes:
+        if "offload_activations" in changes:
             found = fewest_parked(found, layers, fitting)
-            changes["offload_checkpoints"] = found.config.offload_checkpoints
+            changes["offload_activations"] = found.config.offload_activations
         return WgradError(f"{said}: with {_words(changes)} it takes {_takes(found)}")
     if not changes:
         return WgradError(f"{said}: allow it that, or {SMALLER_MODEL}")
@@ -69,7 +69,7 @@ def _takes(plan: Any) -> str:
 
 
 def _words(changes: dict[str, Any]) -> str:
-    return " ".join(as_option(*change) for change in changes.items() if change != ("offload_checkpoints", 0))
+    return " ".join(as_option(*change) for change in changes.items() if change != ("offload_activations", 0))
 
 
 def as_option(name: str, value: Any) -> str:
@@ -81,19 +81,19 @@ def as_option(name: str, value: Any) -> str:
 
 def _changes(config: RunOptions, device: Device) -> Iterator[dict[str, Any]]:
     """Ways to make a run smaller, the cheapest first; each on top of those before it."""
-    if not config.checkpointing:
-        yield {"checkpointing": True}
+    if not config.gradient_checkpointing:
+        yield {"gradient_checkpointing": True}
     if config.keep_attention:
         yield {"keep_attention": False}
-    if not device.shared_memory and config.offload_checkpoints is not True:
-        yield {"offload_checkpoints": True}
+    if not device.shared_memory and config.offload_activations is not True:
+        yield {"offload_activations": True}
     if not device.shared_memory and config.stream_weights == "off" and not config.full:
         yield {"stream_weights": "on"}
     rows = config.batch_size
     while rows > 1:
         rows //= 2
         yield {"batch_size": rows}
-    tokens = config.seq_len
+    tokens = config.max_length
     while tokens >= 2 * SHORTEST:
         tokens //= 2
-        yield {"seq_len": tokens}
+        yield {"max_length": tokens}

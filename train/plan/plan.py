@@ -89,7 +89,7 @@ def plan_run(
 
 def _may_stream(config: RunOptions, device: Device) -> bool:
     """Return whether --stream-weights auto has a choice."""
-    return config.checkpointing is not False and not config.full and not device.shared_memory
+    return config.gradient_checkpointing is not False and not config.full and not device.shared_memory
 
 
 def run_dry(
@@ -120,11 +120,11 @@ def _run_dry(
     held, loading = dry.memory().in_use_bytes, dry.memory().peak_bytes
     host_weights = dry.host_memory().in_use_bytes
     dry.reset_peak()
-    document = Document(np.zeros(config.seq_len, np.int32), np.ones(config.seq_len, bool), label=1)
+    document = Document(np.zeros(config.max_length, np.int32), np.ones(config.max_length, bool), label=1)
     example: Example = Pair(document, document) if config.objective_kind.records == "pairs" else document
     (batch,) = eval_batches([example] * config.batch_size, config)
     for index in range(2):
-        trainer.step(Step(index, 0, [batch]), config.lr)
+        trainer.step(Step(index, 0, [batch]), config.learning_rate)
         trainer.read_history()
     trainer.evaluate([batch])
     if config.sample:

@@ -1,8 +1,8 @@
 """Data parallelism: each rank computes some of a step's micro-batches, and the gradient is the sum of all.
 
-A step is what --batch-size and --accumulate say, at any number of ranks: the micro-batches, their order, their dropout
-and the weight of each token are those of a run of one rank. So is the result, but for the rounding of a sum in another
-order. Every rank then updates its own copy of the parameters, by the same bits.
+A step is what --batch-size and --gradient-accumulation-steps say, at any number of ranks: the micro-batches, their
+order, their dropout and the weight of each token are those of a run of one rank. So is the result, but for the rounding
+of a sum in another order. Every rank then updates its own copy of the parameters, by the same bits.
 """
 
 from __future__ import annotations

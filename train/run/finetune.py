@@ -66,7 +66,9 @@ def _run(config: FinetuneConfig, world: World, caller: PythonCaller) -> int:
         if previous.finished:
             if world.is_main_process:
                 more = (
-                    "a larger --early-stop goes on" if previous.stopped else "more --max-steps or --epochs prolong it"
+                    "a larger --early-stopping-patience goes on"
+                    if previous.stopped
+                    else "more --max-steps or --epochs prolong it"
                 )
                 outlets.say(f"{config.out}: this run is finished: nothing to resume; {more}")
             return 0
@@ -112,10 +114,10 @@ class _Finetuning:
         self._compare_ranks()
         # What an adapter is to be (rank, scale) is the checkpoint's word: the folder of --adapter may have changed.
         begun = session.config
-        # And of --init, what the adapter began as.
-        held = self.state is not None and (begun.adapter or begun.init != LORA)
+        # And of --init-lora-weights, what the adapter began as.
+        held = self.state is not None and (begun.adapter or begun.init_lora_weights != LORA)
         adapter = str(self.state.path) if self.state is not None and held else begun.adapter
-        config = replace(begun, adapter=adapter, seq_len=session.row_tokens, **session.mode)
+        config = replace(begun, adapter=adapter, max_length=session.row_tokens, **session.mode)
         plan = prepare_session(session, config)
         if plan is not None:
             config = replace(config, stream_weights=plan.config.stream_weights)
@@ -183,7 +185,7 @@ class _Finetuning:
         measured = self.evaluation.measure(step, f"at step {step}" if keeps else "after", best.losses.get(step))
         if measured.loss is not None:
             self.metrics.write_held_out(step, measured.loss, measured.metrics)
-            if session.config.eval_every:
+            if session.config.eval_steps:
                 best.losses[step] = measured.loss
         if keeps:
             session.say(measured.lines[0])
@@ -191,7 +193,7 @@ class _Finetuning:
             measured = self.evaluation.measure(step, "after", best.losses[step])
         self.results |= self._say(measured).results("after") | {
             "result_step": step,
-            "stopped_early": session.config.early_stop if stopped else None,
+            "stopped_early": session.config.early_stopping_patience if stopped else None,
             "stopped_by_callback": short and not stopped,
         }
 
@@ -223,18 +225,22 @@ class _Finetuning:
         if world.alone:
             return
         config, info = session.config, self.info
-        if config.accumulate < world.size:
+        if config.gradient_accumulation_steps < world.size:
             raise WgradError(
-                f"--accumulate: a step of {config.accumulate} micro-batches cannot be shared by {world.size} ranks: "
-                f"give --accumulate {world.size} or more (with a smaller --batch-size the step stays as large), or "
+                f"--gradient-accumulation-steps: a step of {config.gradient_accumulation_steps} "
+                f"micro-batches cannot be shared by {world.size} ranks: "
+                f"give --gradient-accumulation-steps {world.size} or more (with a "
+                f"smaller --batch-size the step stays as large), or "
                 "start fewer ranks"
             )
         kinds = ("adapter", "training")
         same = [f for f in fields(RunOptions) if not f.metadata["path"] and f.metadata["group"] in kinds]
-        values = {flag(f.name): getattr(config, f.name) for f in same} | {"--save-every": config.save_every}
+        values = {flag(f.name): getattr(config, f.name) for f in same} | {"--save-steps": config.save_steps}
         values |= info["run"] | {"the training data": info["data"], "wgrad": wgrad.__version__}
         check_alike(world, values)
-        for line in table(world, session.device.description, even_shares(config.accumulate, world.size)):
+        for line in table(
+            world, session.device.description, even_shares(config.gradient_accumulation_steps, world.size)
+        ):
             session.say(line)
         if not world.tolerant:
             session.say("note: a lost rank ends this run, which then goes on from its last checkpoint with --resume")
@@ -263,8 +269,10 @@ class _Finetuning:
             ended = f", prolonged from {self.previous.ended_at}" if self.previous.ended_at else ""
             first = min(state.step, total - 1)
             session.say(
-                f"schedule: {total} steps in all{ended} (was {before.steps}); {config.schedule} from a peak of "
-                f"{config.lr:g}; step {first + 1} has learning rate {learning_rate(config, first, total):.2e}"
+                f"schedule: {total} steps in all{ended} (was {before.steps}); "
+                f"{config.lr_scheduler_type} from a peak of "
+                f"{config.learning_rate:g}; step {first + 1} has learning "
+                f"rate {learning_rate(config, first, total):.2e}"
             )
 
     def _train(self, done: int) -> None:
@@ -274,7 +282,7 @@ class _Finetuning:
         progress = TrainingProgress(
             stream.total_steps,
             done,
-            session.config.log_every,
+            session.config.logging_steps,
             display=session.display,
             memory=lambda: session.device.memory().reserved_bytes,
         )
@@ -357,7 +365,7 @@ class _Finetuning:
 def _schedule(session: Session) -> Schedule:
     """The schedule of the run as it was started now; kept in checkpoints, so that a change can be told."""
     config = session.config
-    return Schedule(session.stream.total_steps, config.lr, config.schedule, config.warmup)
+    return Schedule(session.stream.total_steps, config.learning_rate, config.lr_scheduler_type, config.warmup_steps)
 
 
 def _start_profile(session: Session) -> None:

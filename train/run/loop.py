@@ -26,7 +26,7 @@ from wgrad.train.step.trainer import HistoryReadback, Trainer
 from wgrad.train.terminal.interrupts import Interrupted, Interrupts
 from wgrad.train.terminal.progress import TrainingProgress
 
-REPORT_SECONDS = 0.25  # between requests for what the device has done, whatever --log-every is
+REPORT_SECONDS = 0.25  # between requests for what the device has done, whatever --logging-steps is
 MANY_SKIPPED = 20  # steps in a row without an update, from which on it is said what to try
 
 
@@ -76,7 +76,7 @@ class Run:
 
         UnusableResult where the parameters are found not to be finite.
         """
-        total, every = self.stream.total_steps, self.config.save_every
+        total, every = self.stream.total_steps, self.config.save_steps
         self.throughput.start()
         if 0 < self.stream.step < total:  # resumed: a request to end may have kept this from being measured
             self._measure(self.stream.step)
@@ -227,9 +227,12 @@ class SkippedInARow:
 def what_to_try(config: RunOptions) -> str:
     """Return advice for gradients that are not finite."""
     if config.compute == "float16":
-        return "begin anew in another --out with --compute float32 (or bfloat16, on HIP), or a lower --lr"
+        return "begin anew in another --out with --compute float32 (or bfloat16, on HIP), or a lower --learning-rate"
     clipping = "" if config.max_grad_norm else " and --max-grad-norm 1"
-    return f"--resume with a lower --lr than {config.lr:g}{clipping} goes on from the last checkpoint"
+    return (
+        f"--resume with a lower --learning-rate than {config.learning_rate:g}{clipping} "
+        f"goes on from the last checkpoint"
+    )
 
 
 def not_finite(step: int, config: RunOptions) -> UnusableResult:

@@ -8,8 +8,8 @@ from wgrad.train.options.finetune_config import RunOptions
 
 
 def warmup_steps(config: RunOptions, total_steps: int) -> int:
-    """--warmup as steps: a share of `total_steps`, rounded up, or the number itself."""
-    steps = math.ceil(config.warmup * total_steps) if config.warmup < 1 else int(config.warmup)
+    """--warmup-steps as steps: a share of `total_steps`, rounded up, or the number itself."""
+    steps = math.ceil(config.warmup_steps * total_steps) if config.warmup_steps < 1 else int(config.warmup_steps)
     return min(steps, total_steps)
 
 
@@ -21,10 +21,10 @@ def learning_rate(config: RunOptions, step: int, total_steps: int) -> float:
     """
     warmup = warmup_steps(config, total_steps)
     if step < warmup:
-        return config.lr * (step + 1) / warmup
-    if config.schedule == "constant":
-        return config.lr
+        return config.learning_rate * (step + 1) / warmup
+    if config.lr_scheduler_type == "constant":
+        return config.learning_rate
     progress = min((step - warmup) / max(total_steps - warmup, 1), 1.0)
-    if config.schedule == "linear":
-        return config.lr * (1.0 - progress)
-    return config.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.lr_scheduler_type == "linear":
+        return config.learning_rate * (1.0 - progress)
+    return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,4 +1,4 @@
-"""Measures while steps run (--eval-every): when they are due, which steps are the best, and when to stop."""
+"""Measures while steps run (--eval-steps): when they are due, which steps are the best, and when to stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BestSteps:
 
     def due(self, step: int) -> bool:
         """Return whether the loss is to be measured after `step` steps."""
-        every = self.config.eval_every
+        every = self.config.eval_steps
         return every > 0 and step > 0 and step % every == 0 and step not in self.losses
 
     def best(self) -> list[int]:
@@ -42,8 +42,8 @@ class BestSteps:
 
     @property
     def stop(self) -> bool:
-        """--early-stop: whether patience is at its end."""
-        return 0 < self.config.early_stop <= self.without_better
+        """--early-stopping-patience: whether patience is at its end."""
+        return 0 < self.config.early_stopping_patience <= self.without_better
 
     def why_stopped(self) -> str:
         """For people, where `stop` says so."""

@@ -58,7 +58,7 @@ class Session:
     stream: BatchStream
     prompts: list[list[int]]  # for the samples
     display: Display
-    row_tokens: int  # of each row of a batch: --seq-len, or what all the data fits in
+    row_tokens: int  # of each row of a batch: --max-length, or what all the data fits in
     mode: dict[str, Any] = field(default_factory=dict)  # options that --vram has chosen, beside those of `config`
 
     @property
@@ -114,10 +114,10 @@ def open_session(
     prompts = _sample_prompts(config, data, tokenizer, model_config)
     mode, chosen = dict[str, Any](), ""
     if limit := limit_bytes(config.vram):
-        rows = replace(config, seq_len=row_tokens)
+        rows = replace(config, max_length=row_tokens)
         fit = Fit(rows, model_config, folder, device, max(map(len, prompts)), limit)
         config, mode, chosen = settle(config, fit, world, pinned=resumed)
-    stream = BatchStream(data.train, replace(config, seq_len=row_tokens), tokenizer.pad_id or 0, data.mix)
+    stream = BatchStream(data.train, replace(config, max_length=row_tokens), tokenizer.pad_id or 0, data.mix)
     session = Session(config, device, folder, model_config, tokenizer, data, stream, prompts, display, row_tokens, mode)
     if head_note:
         session.say(f"note: {head_note}")
@@ -129,8 +129,10 @@ def open_session(
         warnings.warn("; ".join([data.summary(), *lines]), stacklevel=2)
     if chosen:
         session.say(chosen)
-    if row_tokens < config.seq_len:
-        session.say(f"note: rows have {row_tokens} tokens, in which all the data fits, not --seq-len {config.seq_len}")
+    if row_tokens < config.max_length:
+        session.say(
+            f"note: rows have {row_tokens} tokens, in which all the data fits, not --max-length {config.max_length}"
+        )
     if config.objective_kind.reference:
         beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
         session.say(f"reference: the base model without an adapter{beside}")
@@ -142,7 +144,9 @@ def open_session(
 def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
     """A word on rows that are longer than what the model was made for, or ""."""
     limit = model_config.max_position_embeddings
-    return f"note: --seq-len {seq_len} is beyond the {limit} positions that the model was made for" * (seq_len > limit)
+    return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for" * (
+        seq_len > limit
+    )
 
 
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:
@@ -158,10 +162,10 @@ def _standard_input(config: FinetuneConfig, world: World, display: Display) -> P
 
 
 def row_length(config: RunOptions, data: Dataset) -> int:
-    """--seq-len, or fewer where a row that long is never filled: the rest of it would only cost memory and time."""
+    """--max-length, or fewer where a row that long is never filled: the rest of it would only cost memory and time."""
     kinds = [_row_lengths(examples, config) for examples in (data.train, data.held_out) if examples]
-    longest = max((sum(lengths) if config.packs else max(lengths) for lengths in kinds), default=config.seq_len)
-    return min(config.seq_len, -(-longest // ROW_STEP) * ROW_STEP)
+    longest = max((sum(lengths) if config.packs else max(lengths) for lengths in kinds), default=config.max_length)
+    return min(config.max_length, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
@@ -176,14 +180,17 @@ def _row_lengths(examples: Sequence[Example], config: RunOptions) -> list[int]:
 def refuse_quantised_anew(config: RunOptions, files: ModelFiles, model_config: ModelConfig) -> None:
     """WgradError for options of a quantisation that has been done: they would be ignored, or cannot be followed."""
     default = RunOptions()
-    changed = [n for n in ("double_quant", "block_size", "init") if getattr(config, n) != getattr(default, n)]
+    changed = [
+        n for n in ("double_quant", "block_size", "init_lora_weights") if getattr(config, n) != getattr(default, n)
+    ]
     if config.full or not changed or not any(files.is_frozen(spec) for spec in weight_specs(model_config)):
         return
-    if changed[0] != "init":
+    if changed[0] != "init_lora_weights":
         raise WgradError(f"{flag(changed[0])}: would be ignored: {files.folder} is quantised already: leave it out")
     raise WgradError(
-        f"--init: {config.init} takes its part out of weights in full precision, and {files.folder} is quantised: name "
-        "the base model in full precision with --model, or use --init lora"
+        f"--init-lora-weights: {config.init_lora_weights} takes its part out of weights "
+        f"in full precision, and {files.folder} is quantised: name "
+        "the base model in full precision with --model, or use --init-lora-weights lora"
     )
 
 
@@ -224,8 +231,9 @@ def _refuse_beyond_memory(config: FinetuneConfig, model_config: ModelConfig) -> 
     if there is not None and needed > there:
         advice = for_steps(config, wants_recompute(config, model_config))
         raise WgradError(
-            f"--seq-len: activations of {config.rows} x {config.seq_len} tokens take roughly {size(needed)}, and "
-            f"there are {size(there)} of main memory, which about {config.seq_len * there // needed} tokens a row fit "
+            f"--max-length: activations of {config.rows} x {config.max_length} tokens take roughly {size(needed)}, and "
+            f"there are {size(there)} of main memory, which about "
+            f"{config.max_length * there // needed} tokens a row fit "
             f"in: {advice}"
         )
 
@@ -261,8 +269,8 @@ def build_session(session: Session, config: FinetuneConfig) -> TrainableModel:
 
 def offload_remark(config: RunOptions, device: Device) -> str:
     """A word on an option that this device leaves without effect, or ""."""
-    if config.offload_checkpoints and device.shared_memory:
-        return "--offload-checkpoints moves nothing: this device's memory is main memory"
+    if config.offload_activations and device.shared_memory:
+        return "--offload-activations moves nothing: this device's memory is main memory"
     if config.stream_weights == "on" and device.shared_memory:
         return "--stream-weights moves nothing: this device's memory is main memory"
     return ""
@@ -276,7 +284,7 @@ def memory_line(session: Session, plan: Plan | None, built: TrainableModel) -> s
     how = f"checkpointing {'on' if built.model.recompute else 'off'}"
     how += ", attention kept" * built.model.keep_attention
     if plan is None:  # NumPy, where all is main memory
-        activations = estimate_activations(replace(session.config, seq_len=session.row_tokens), session.model_config)
+        activations = estimate_activations(replace(session.config, max_length=session.row_tokens), session.model_config)
         more = f"roughly {size(activations)} more for activations ({how})"
         return f"memory: {parts}, {more}; not counted: Python, NumPy and the data"
     there = ["weights" if plan.config.stream_weights == "on" else "the embedding"] if plan.host_weight_bytes else []

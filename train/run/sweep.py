@@ -74,12 +74,12 @@ class Sweep:
 
     def _try(self, lr: float) -> Row:
         session, trainer, stream = self.session, self.trainer, self.session.stream
-        trainer.config = replace(trainer.config, lr=lr, save_every=0)
+        trainer.config = replace(trainer.config, learning_rate=lr, save_steps=0)
         trainer.read_history()  # what a run that ended in an error has left
         stream.step = 0
-        session.say(f"--lr {lr:g}:")
+        session.say(f"--learning-rate {lr:g}:")
         metrics = MetricsFile(session.out, writes=False)
-        progress = TrainingProgress(stream.total_steps, 0, session.config.log_every, display=session.display)
+        progress = TrainingProgress(stream.total_steps, 0, session.config.logging_steps, display=session.display)
         try:
             with self.interrupts.steps(), progress:
                 run = Run(trainer, stream, metrics, progress, lambda done: None, self.interrupts)
@@ -95,7 +95,7 @@ class Sweep:
             return Row(lr, None, None, trainer.optimizer.skipped())
         losses = [record["loss"] for record in metrics.records[-_LAST:]]
         mean = sum(losses) / len(losses) if None not in losses else None
-        return Row(lr, mean, self._held_out(f"with --lr {lr:g}"), trainer.optimizer.skipped())
+        return Row(lr, mean, self._held_out(f"with --learning-rate {lr:g}"), trainer.optimizer.skipped())
 
     def _held_out(self, when: str) -> float | None:
         measured = self.evaluation.measure(0, when)

@@ -79,7 +79,7 @@ def activation_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
 
 def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
     """Rough bytes that a step takes in NumPy beside what is held all the time: activations, and the loss's logits."""
-    tokens, layers, itemsize = config.rows * config.seq_len, model.num_hidden_layers, _itemsize(config)
+    tokens, layers, itemsize = config.rows * config.max_length, model.num_hidden_layers, _itemsize(config)
     kept, logits = activation_bytes(model, tokens, itemsize), min(tokens * model.vocab_size, LOGIT_ELEMENTS) * 4
     if not wants_recompute(config, model):
         return kept + logits
@@ -90,22 +90,22 @@ def estimate_activations(config: RunOptions, model: ModelConfig) -> int:
 
 
 def wants_recompute(config: RunOptions, model: ModelConfig) -> bool:
-    """--checkpointing, or by default whether the activations are estimated above 2 GiB."""
-    if config.offload_checkpoints or config.stream_weights == "on":
+    """--gradient-checkpointing, or by default whether the activations are estimated above 2 GiB."""
+    if config.offload_activations or config.stream_weights == "on":
         return True
-    if config.checkpointing is not None:
-        return config.checkpointing
-    return activation_bytes(model, config.rows * config.seq_len, _itemsize(config)) > RECOMPUTE_ABOVE
+    if config.gradient_checkpointing is not None:
+        return config.gradient_checkpointing
+    return activation_bytes(model, config.rows * config.max_length, _itemsize(config)) > RECOMPUTE_ABOVE
 
 
 def parked_layers(config: RunOptions, model: ModelConfig) -> int:
-    """--offload-checkpoints as the number of layers, from the first on. WgradError: the model has fewer."""
-    asked, layers = config.offload_checkpoints, model.num_hidden_layers
+    """--offload-activations as the number of layers, from the first on. WgradError: the model has fewer."""
+    asked, layers = config.offload_activations, model.num_hidden_layers
     if asked is True:
         return layers
     if asked > layers:
         raise WgradError(
-            f"--offload-checkpoints: must be at most {layers}, the layers of the model; got {asked}: leave the number "
+            f"--offload-activations: must be at most {layers}, the layers of the model; got {asked}: leave the number "
             "out for all of them"
         )
     return int(asked)
@@ -117,9 +117,9 @@ def keeps_attention(config: RunOptions, model: ModelConfig) -> bool:
         return False
     if config.keep_attention is not None:
         return config.keep_attention
-    if config.limit or config.offload_checkpoints or config.stream_weights == "on":
+    if config.limit or config.offload_activations or config.stream_weights == "on":
         return False
-    return config.seq_len >= KEEP_ATTENTION_FROM and _attention_bytes(config, model) < KEEP_ATTENTION_BELOW
+    return config.max_length >= KEEP_ATTENTION_FROM and _attention_bytes(config, model) < KEEP_ATTENTION_BELOW
 
 
 def mlp_chunk_bytes(config: RunOptions) -> int | None:
@@ -131,7 +131,7 @@ def mlp_chunk_bytes(config: RunOptions) -> int | None:
 def _attention_bytes(config: RunOptions, model: ModelConfig) -> int:
     """Return the bytes of attention's outputs in a step: o and lse of every layer."""
     a_token = model.q_size * _itemsize(config) + model.num_attention_heads * 4
-    return model.num_hidden_layers * config.rows * config.seq_len * a_token
+    return model.num_hidden_layers * config.rows * config.max_length * a_token
 
 
 def _itemsize(config: RunOptions) -> int:
@@ -158,7 +158,7 @@ def build_trainable(
     config = replace(config, compute=compute_type(config.compute, device))
     parked = parked_layers(config, model_config)
     options: dict[str, Any] = {
-        "positions": max(positions, config.seq_len),
+        "positions": max(positions, config.max_length),
         "dtype": np.dtype(config.compute),
         "recompute": wants_recompute(config, model_config),
         "offload": 0 if device.shared_memory else parked,
@@ -187,7 +187,7 @@ def build_trainable(
     )
     with advising(for_parameters(config)):
         shapes = whole_shapes(lora, whole_modules(model_config))
-        parameters = lora_parameters(start.values if start else values, device, config.lora_plus, shapes)
+        parameters = lora_parameters(start.values if start else values, device, config.loraplus_lr_ratio, shapes)
     for name in shapes.keys() - values.keys():
         # A head that is tied to the embedding begins as that.
         source = EMBEDDING if name == HEAD and model_config.tie_word_embeddings else name
@@ -281,48 +281,63 @@ def lora_config(config: RunOptions, model: ModelConfig) -> LoraConfig:
         targets = tuple(path.rpartition(".")[2] for path in projection_shapes(model))
     chosen = (("embed_tokens", config.train_embeddings), ("lm_head", config.train_head))
     whole = tuple(name for name, trained in chosen if trained)
-    return LoraConfig(config.rank, config.alpha, config.dropout, config.rslora, targets, ranks, {}, whole, config.dora)
+    return LoraConfig(
+        config.lora_r,
+        config.lora_alpha,
+        config.lora_dropout,
+        config.use_rslora,
+        targets,
+        ranks,
+        {},
+        whole,
+        config.use_dora,
+    )
 
 
 def _start(config: RunOptions, model: ModelConfig) -> tuple[LoraConfig, dict[str, np.ndarray], PissaStart | None]:
-    """--adapter's matrices (dropout is still --dropout), or new ones from the seed; of --init pissa what finds them."""
+    """--adapter's matrices (dropout is still --lora-dropout), or new ones from the seed; of --init-lora-weights pissa
+    what finds them."""
     modules = linear_modules(model)
-    if config.adapter and config.init == LORA:
+    if config.adapter and config.init_lora_weights == LORA:
         lora, values = load_adapter(config.adapter, modules, whole_modules(model))
         if not config.objective_kind.trains_head and lora.saves("lm_head"):
             raise WgradError(
                 f"--adapter: {config.adapter} has lm_head whole, and the loss of --objective {config.objective} has no "
                 "gradient of it: use --objective sft"
             )
-        if lora.dora and config.dropout:
-            raise WgradError(f"--dropout: {config.adapter} is a DoRA adapter, which is trained without: leave it out")
-        return replace(lora, dropout=config.dropout), values, None
+        if lora.dora and config.lora_dropout:
+            raise WgradError(
+                f"--lora-dropout: {config.adapter} is a DoRA adapter, which is trained without: leave it out"
+            )
+        return replace(lora, dropout=config.lora_dropout), values, None
     lora = lora_config(config, model)
     shapes = lora_shapes(lora, modules)
     _check_ranks(config, lora, {module: modules[module] for module in modules if f"{module}.lora_A" in shapes})
-    if config.init == LORA:
+    if config.init_lora_weights == LORA:
         return lora, init_lora(shapes, config.seed), None
     # With such a start an adapter is the one of the checkpoint that the run goes on from.
     known = start_within(load_adapter(config.adapter, modules, whole_modules(model))[1]) if config.adapter else None
-    start = PissaStart(lora, shapes, config.init, config.seed, known)
+    start = PissaStart(lora, shapes, config.init_lora_weights, config.seed, known)
     return lora, start.values, start
 
 
 def _check_ranks(config: RunOptions, lora: LoraConfig, adapted: Mapping[str, tuple[int, int]]) -> None:
-    """WgradError for a rank that can do no more than a lower one, or for which --init has too few singular values."""
+    """WgradError for a rank that can do no more than a lower one, or for which --init-lora-weights has too few singular
+    values."""
     widest = max(side for shape in adapted.values() for side in shape)
     for module, shape in adapted.items():
         rank = lora.rank_of(module)
-        option = "--rank:" if rank == config.rank else "--target-modules: a rank"
+        option = "--lora-r:" if rank == config.lora_r else "--target-modules: a rank"
         if rank > widest:  # and its matrices may fit into no memory
             raise WgradError(
                 f"{option} must be at most {widest}, the longest side of the projections that it adapts; got {rank}: "
                 "a larger one can do no more"
             )
-        if rank > min(shape) and config.init != LORA:
+        if rank > min(shape) and config.init_lora_weights != LORA:
             raise WgradError(
-                f"{option} must be at most {min(shape)}, the singular values of {module}, with --init {config.init}; "
-                f"got {rank}: give it a lower one, or use --init lora"
+                f"{option} must be at most {min(shape)}, the singular values of {module}, "
+                f"with --init-lora-weights {config.init_lora_weights}; "
+                f"got {rank}: give it a lower one, or use --init-lora-weights lora"
             )
 
 

@@ -44,14 +44,14 @@ def choose_compute(asked: ComputeType, device: Device, *, resumed: bool = False)
 
 
 def round_products(config: RunOptions, device: Device) -> list[str]:
-    """Have a device do what --int8-products says; -> what is said of it. WgradError where it cannot, or need not."""
-    if not config.int8_products or config.full:
+    """Have a device do what --int8-matmul says; -> what is said of it. WgradError where it cannot, or need not."""
+    if not config.int8_matmul or config.full:
         return []
     try:
         device.round_products()
     except DeviceError as error:
-        raise WgradError(f"--int8-products: {error}: leave it out") from None
-    return ["products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-products)"]
+        raise WgradError(f"--int8-matmul: {error}: leave it out") from None
+    return ["products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)"]
 
 
 def compute_type(asked: ComputeType, device: Device, *, resumed: bool = False) -> ComputeType:

@@ -44,13 +44,13 @@ def for_parameters(config: RunOptions) -> str:
         return "leave --full out to train an adapter, or use a smaller model"
     if config.adapter:
         return "use a smaller --adapter, or a smaller model"
-    return f"use a --rank below {config.rank}, or fewer --target-modules"
+    return f"use a --lora-r below {config.lora_r}, or fewer --target-modules"
 
 
 def for_steps(config: RunOptions, recompute: bool) -> str:
     """Advice where activations do not fit. recompute: whether they are made again in the backward already."""
-    advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--seq-len"
-    return advice if recompute else f"{advice}, or --checkpointing"
+    advice = f"use a smaller {'--batch-size or ' if config.batch_size > 1 else ''}--max-length"
+    return advice if recompute else f"{advice}, or --gradient-checkpointing"
 
 
 def main_memory() -> int | None:

@@ -90,7 +90,7 @@ class Preference(Loss):
         self._width = -(-self.rows // ALIGN) * ALIGN  # views begin at multiples of it
         self.score_size = self.columns * self._width
         self._scores = device.zeros((self.score_size,))
-        self._ones = device.upload(np.ones((config.seq_len, 1), np.float32))
+        self._ones = device.upload(np.ones((config.max_length, 1), np.float32))
 
     @property
     def scores(self) -> Array:
@@ -202,7 +202,7 @@ class _ByMean(Pairs):
 
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
-        self._of_answer = self.device.zeros((self.rows, config.seq_len))  # weights of tokens
+        self._of_answer = self.device.zeros((self.rows, config.max_length))  # weights of tokens
 
     def write(self, batch: Batch) -> None:
         super().write(batch)
@@ -234,7 +234,7 @@ class OddsRatio(_ByMean):
 
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
-        self._of_chosen = self.device.zeros((self.rows, config.seq_len))  # weights of tokens
+        self._of_chosen = self.device.zeros((self.rows, config.max_length))  # weights of tokens
         self._each = 0.0  # weight of a token of a chosen text
 
     def begin(self, batches: Sequence[Batch]) -> None:
@@ -274,7 +274,7 @@ class Kto(Preference):
     def __init__(self, model: Model, config: RunOptions) -> None:
         super().__init__(model, config)
         device = self.device
-        self._mismatched = Inputs.empty(model, self.rows, config.seq_len)
+        self._mismatched = Inputs.empty(model, self.rows, config.max_length)
         self._mean = device.zeros((1, self.rows))  # weights of which it is made
         self._weights = device.zeros((self.rows, 2))  # of the two values of a softmax of z and 0
         self._z_and_0 = device.upload(np.array([[1.0, 0.0]], np.float32))

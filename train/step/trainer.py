@@ -39,25 +39,25 @@ class Trainer:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, model.device
         self.world = World() if world is None else world
         device = self.device
-        self.eval_inputs = Inputs.empty(model, config.rows, config.seq_len)
+        self.eval_inputs = Inputs.empty(model, config.rows, config.max_length)
         seed = device.upload(np.zeros(2, np.uint32)) if self._dropout else None
         self.inputs = replace(self.eval_inputs, seed=seed)
         self.objective = make_loss(model, config)
         self._inv_targets = device.zeros((1,))
         # What ranks add up of a step: at 0 the loss so far (sum over targets / targets of the step); from ALIGN on the
         # scores of each micro-batch, if the objective has any (views must be aligned).
-        scores = config.accumulate * self.objective.score_size
+        scores = config.gradient_accumulation_steps * self.objective.score_size
         self._told = device.zeros((ALIGN + scores if scores else 1,))
         self._loss = device.view(self._told, (1,), 0)
         self._eval_loss = device.zeros((1,))
         # A row a step: loss at 0, optimiser state at ALIGN, scores at 2 * ALIGN.
-        self.history_steps = min(config.log_every, HISTORY_STEPS)
+        self.history_steps = min(config.logging_steps, HISTORY_STEPS)
         self._history = device.zeros((self.history_steps, 2 * ALIGN + scores))
         self._recorded = 0
         self._micro_step, self._update = Recorded(device), Recorded(device)
         self.data_parallel = DataParallel(
             self.world,
-            config.accumulate,
+            config.gradient_accumulation_steps,
             device,
             optimizer.parameters.grad,
             self._buckets(),
@@ -103,7 +103,7 @@ class Trainer:
         for number, batch in share:
             self._write(batch)
             if self.inputs.seed is not None:
-                micro = step.index * self.config.accumulate + number
+                micro = step.index * self.config.gradient_accumulation_steps + number
                 device.write(self.inputs.seed, np.array([self.config.seed, micro], np.uint32))
             last = number == share[-1][0]
             self._micro_step(self._forward_backward, self.data_parallel.part_submitted if last else None)

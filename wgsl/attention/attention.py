@@ -48,7 +48,7 @@ def _batches(device: Runtime, arrays: Sequence[Array]) -> Iterator[tuple[int, li
     if step == 0:
         raise DeviceError(
             f"attention: {align} batch element(s) of up to {max(rows):,} bytes do not fit one binding of this"
-            f" device ({device.max_binding_bytes:,}); use a smaller --seq-len"
+            f" device ({device.max_binding_bytes:,}); use a smaller --max-length"
         )
     for at in range(0, batch, step):
         n = min(step, batch - at)

@@ -1,0 +1,44 @@
+"""Names that options had before they took those of Hugging Face; accepted for one release, with a note.
+
+Files of earlier runs (config.yaml, checkpoints) are read with these names for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Former field -> field.
+FORMER = {
+    "rank": "lora_r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "rslora": "use_rslora",
+    "dora": "use_dora",
+    "init": "init_lora_weights",
+    "lora_plus": "loraplus_lr_ratio",
+    "lr": "learning_rate",
+    "schedule": "lr_scheduler_type",
+    "warmup": "warmup_steps",
+    "accumulate": "gradient_accumulation_steps",
+    "seq_len": "max_length",
+    "checkpointing": "gradient_checkpointing",
+    "offload_checkpoints": "offload_activations",
+    "eval_every": "eval_steps",
+    "save_every": "save_steps",
+    "log_every": "logging_steps",
+    "early_stop": "early_stopping_patience",
+    "int8_products": "int8_matmul",
+}
+
+
+def current_name(name: str, fields: Iterable[str]) -> str:
+    """Return the field of `fields` that a name means today; a name that is none stays as it is."""
+    fields = set(fields)
+    return FORMER[name] if name not in fields and FORMER.get(name) in fields else name
+
+
+def with_current_names(values: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """Return values by the names that their options have today."""
+    fields = set(fields)
+    return {current_name(name, fields): value for name, value in values.items()}
