@@ -22,6 +22,7 @@ class Bound(_Base):
     """In front of a device class: the rules of its storage, and a dry run that is bound as well."""
 
     bound_operators: dict[str, Callable[..., Any]]
+    lacks: frozenset[str]
 
     def write(self, array: Array, host: np.ndarray) -> None:
         shape, dtype = getattr(host, "shape", None), getattr(host, "dtype", None)
@@ -60,11 +61,15 @@ class Bound(_Base):
 def bind(kind: Any) -> Any:
     """The device class `kind` with every operator as a method, under its own name.
 
-    The implementations come from the room's table, `kind.implementations`.
+    The implementations come from the room's table, `kind.implementations`. An operator that the table declares to lack
+    is a method that raises OperatorMissing.
     """
     if issubclass(kind, Bound):
         return kind
     implemented = {name: kind.implementations[name] for name in OPERATORS if name in kind.implementations}
-    methods = {name: OPERATORS[name] for name in implemented}
+    lacks = frozenset(getattr(kind.implementations, "lacks", ()))
+    if wrong := sorted(lacks - OPERATORS.keys() | lacks & implemented.keys()):
+        raise ValueError(f"{kind.__name__} says that it lacks {wrong[0]}, which is no operator, or which it has")
+    methods = {name: OPERATORS[name] for name in implemented.keys() | lacks}
     about = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (Bound, kind), {**about, **methods, "bound_operators": implemented})
+    return type(kind.__name__, (Bound, kind), {**about, **methods, "bound_operators": implemented, "lacks": lacks})

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from wgrad.autograd.args import Args
+from wgrad.device.errors import OperatorMissing
 
 OPERATORS: dict[str, Operator] = {}
 _MOST_REMEMBERED = 4096
@@ -83,7 +84,10 @@ class Operator(Rules):
     def __call__(self, device: Any, *args: Any, **options: Any) -> Any:
         changed = self.check(device, args, options)
         given = {**self.defaults, **dict(zip(self.parameters, args)), **options, **changed}
-        return device.bound_operators[self.name](device, **given)
+        implementation = device.bound_operators.get(self.name)
+        if implementation is None:  # declared, else there would be no such method
+            raise OperatorMissing(device.name, self.name)
+        return implementation(device, **given)
 
     def __get__(self, device: Any, owner: type | None = None) -> Any:
         return self if device is None else MethodType(self, device)

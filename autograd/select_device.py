@@ -17,35 +17,52 @@ from wgrad.autograd.bind import bind
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.device.contract import Device
-from wgrad.device.errors import DeviceError, DeviceUnavailable, NoCard
+from wgrad.device.errors import DeviceError, DeviceUnavailable, NoCard, OperatorMissing
 
 SPECS = "auto, hip, wgpu, wgpu:<index or part of a name>, cpu"
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 AMD = 0x1002  # PCI vendor id
+Needs = Callable[[Device], None]  # raises OperatorMissing
 _AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
 
 
-def select_device(spec: str = "auto") -> Device:
+def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
     """The device for a spec (auto | hip | wgpu | wgpu:<index or part of the adapter's name> | cpu).
 
     The device has a `reason`: a phrase saying why it was taken.
 
+    Args:
+        needs: Calls the operators that will be needed on a device, where nothing runs. It is asked only of devices that
+            declare to lack some; `auto` moves on from one that lacks what is needed.
+
     Raises:
-        DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here.
+        DeviceUnavailable: the spec is not one of these, or names a device that cannot be used here or lacks an operator
+            that is needed.
     """
     kind, _, rest = spec.strip().partition(":")
     makers: dict[str, Callable[[], Device]] = {
-        "auto": _auto,
+        "auto": lambda: _auto(needs),
         "hip": _hip,
         "cpu": lambda: _reference("asked for by name"),
         "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
     }
     if kind not in makers or (rest and kind != "wgpu"):
         raise DeviceUnavailable(f"device {spec!r} is not known; use one of: {SPECS}")
-    return makers[kind]()
+    device = makers[kind]()
+    try:
+        _check_operators(device, needs)
+    except OperatorMissing as error:
+        raise DeviceUnavailable(f"{error}, which this run needs: use another --device, or auto") from error
+    return device
 
 
-def _auto() -> Device:
+def _check_operators(device: Any, needs: Needs | None) -> None:
+    """OperatorMissing where the device lacks one that is needed."""
+    if device.lacks and needs is not None:
+        needs(device)
+
+
+def _auto(needs: Needs | None) -> Device:
     refused: list[str] = []
     try:
         adapters, crashes = _list_adapters()
@@ -56,9 +73,12 @@ def _auto() -> Device:
         device: Any = _hip()
         checked = self_check.verdict(device)
         if checked.passed:
+            _check_operators(device, needs)
             device.reason = "the HIP card; its self-check passed"
             return device
         refused.append(f"hip: the self-check of {device.description} failed: {checked.reason}")
+    except OperatorMissing as error:
+        refused.append(_without("hip", error))
     except DeviceUnavailable as error:
         if _concerns_amd(error, adapters):
             refused.append(_short(error).partition(";")[0])
@@ -67,7 +87,11 @@ def _auto() -> Device:
         software = adapter["type"] == SOFTWARE
         reason = "no GPU was found; this is a software Vulkan driver" if software else "the first usable GPU"
         try:
-            return _wgpu(str(adapter["index"]), "; ".join([reason, *refused]))
+            device = _wgpu(str(adapter["index"]), "; ".join([reason, *refused]))
+            _check_operators(device, needs)
+            return device
+        except OperatorMissing as error:
+            refused.append(_without(f"wgpu:{adapter['index']}", error))
         except DeviceUnavailable as error:
             refused.append(_short(error))
     if no_wgpu:
@@ -75,6 +99,10 @@ def _auto() -> Device:
     elif not adapters and not crashes:
         refused.append("wgpu: no adapter; install a GPU driver, or Mesa's lavapipe (mesa-vulkan-drivers)")
     return _reference(f"no other device works here: {'; '.join(refused)}")
+
+
+def _without(spec: str, error: OperatorMissing) -> str:
+    return f"{spec}: it has no operator {error.operator}, which this run needs"
 
 
 def _concerns_amd(error: DeviceUnavailable, adapters: list[dict[str, Any]]) -> bool:

@@ -63,6 +63,7 @@ class Device(Protocol):
     stacks_weights: bool  # one product with several weights under one another costs less than one with each
     shared_memory: bool  # its memory is the main memory: nothing is gained by keeping arrays on the host
     host_buffers: bool  # it has `empty_host`
+    lacks: frozenset[str]  # operators that it declares not to have: a call of one raises OperatorMissing
 
     @property
     def fastest_compute(self) -> str:

@@ -21,6 +21,14 @@ class DeviceError(RuntimeError):
     """The device cannot be used, or refused a piece of work."""
 
 
+class OperatorMissing(DeviceError):
+    """The device declares that it lacks an operator. operator: its name."""
+
+    def __init__(self, device: str, operator: str) -> None:
+        super().__init__(f"device {device} has no operator {operator}")
+        self.operator = operator
+
+
 class NoCard(DeviceError):
     """The binding, the driver or the card itself is missing: most likely this is no machine for that device."""
 

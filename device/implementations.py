@@ -1,6 +1,6 @@
 """The table in which a device room enters its implementation of each operator, under the operator's name.
 
-    implements = Implementations()
+    implements = Implementations()  # or Implementations(lacks={"softmax"}), where this room has no softmax yet
 
     @implements("rms_norm")
     def rms_norm(device: Runtime, x: Array, weight: Array, eps: float, dtype: np.dtype) -> tuple[Array, Array]: ...
@@ -13,7 +13,7 @@ without checks: what an argument may be, and what it is when left out, stands on
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Implementations(dict[str, Callable[..., Any]]):
-    """Operator's name -> function."""
+    """Operator's name -> function. lacks: operators that the room declares not to have; a run that needs one of them is
+    refused there, or goes to another device."""
+
+    def __init__(self, lacks: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.lacks = frozenset(lacks)
 
     def __call__(self, name: str) -> Callable[[Function], Function]:
         """A decorator that enters a function under an operator's name."""

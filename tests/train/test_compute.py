@@ -95,7 +95,7 @@ def run(make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pyte
         device: Any = ReferenceDevice()
         device.fastest_compute = fastest
         device.bfloat16 = fastest != "float32"
-        monkeypatch.setattr(session, "select_device", lambda spec: device)
+        monkeypatch.setattr(session, "select_device", lambda spec, needs=None: device)
         options = ["--model", model, "--data", text_data, "--out", tmp_path / "out", "--max-length", 48, "--no-sample"]
         return main(
             [

@@ -85,7 +85,7 @@ def test_what_is_said(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     device: Any = bind(WgpuDevice)()
-    monkeypatch.setattr(session, "select_device", lambda spec: device)
+    monkeypatch.setattr(session, "select_device", lambda spec, needs=None: device)
     words = ["finetune", "--model", str(make_checkpoint()), "--data", str(text_data), "--out", str(tmp_path / "out")]
     words += [
         "--max-length",

@@ -305,7 +305,7 @@ def test_a_loaded_model_writes_and_scores(model: str, tmp_path: Path, capfd: pyt
 
 def test_what_is_loaded_goes_again(model: str, wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives the device's memory back; what little a recording used as scratch stays for the next."""
-    monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda spec: wgpu_device)
+    monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda spec, needs=None: wgpu_device)
     before = wgpu_device.memory().reserved_bytes
     loaded = wgrad.load(model, context=32)
     loaded.generate("the", max_new_tokens=3)

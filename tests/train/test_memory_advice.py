@@ -63,7 +63,7 @@ def test_what_is_trained_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A rank that is too high is not mended by a smaller batch."""
-    monkeypatch.setattr("wgrad.train.run.session.select_device", lambda spec: Small(30_000, error))
+    monkeypatch.setattr("wgrad.train.run.session.select_device", lambda spec, needs=None: Small(30_000, error))
     assert finetune(make_checkpoint, text_data, tmp_path / "out", *options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no memory for" in line and line.endswith(f": {advice}") and "batch" not in line

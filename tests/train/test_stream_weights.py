@@ -356,7 +356,7 @@ def test_generation_streams_below_a_limit(
 ) -> None:
     sizes = {"num_hidden_layers": 12, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
     words = ["generate", "--model", str(make_checkpoint(**sizes)), "--prompt", "the fox", "--max-new-tokens", "5"]
-    monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda spec: card)
+    monkeypatch.setattr("wgrad.train.inference.open_model.select_device", lambda spec, needs=None: card)
     assert cli.main(words) == 0
     expected = capsys.readouterr().out
     card.trim()

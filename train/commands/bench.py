@@ -13,7 +13,7 @@ from wgrad.autograd.bench.entry import SIZES, Entry
 from wgrad.autograd.bench.roofline import MEMORY, Machine, Row, choose_sizes, measure, measure_machine
 from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
-from wgrad.device.errors import WgradError
+from wgrad.device.errors import OperatorMissing, WgradError
 from wgrad.device.files import check_writable, write_text
 from wgrad.train.commands.bench_report import (
     SLOWER,
@@ -87,9 +87,14 @@ def _measure_all(
     """Every entry, timed, and a line of the table for it: beside JSON on standard error, for a run that is cut off."""
     tell(_HEAD)
     rows: list[Row] = []
+    if device.lacks:
+        tell(f"not on this device: {', '.join(sorted(device.lacks))}")
     with display.phase("measuring", len(selected), "operators") as phase:
         for entry in selected:
-            rows.append(measure(device, machine, entry, config.warm_up))
+            try:
+                rows.append(measure(device, machine, entry, config.warm_up))
+            except OperatorMissing:
+                continue
             tell(_row(rows[-1]))
             phase.update(len(rows))
     return rows

@@ -23,6 +23,7 @@ from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.model.adapter_files import adapter_note
 from wgrad.train.options.choices import Stream
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.plan import training_needs
 from wgrad.train.run.evaluation import eval_subset
 from wgrad.train.run.session import beyond_positions, refuse_quantised_anew, row_length
 from wgrad.train.step.build import TrainableModel, build_optimizer, build_trainable
@@ -35,7 +36,7 @@ def run_eval(config: RunOptions, as_json: bool) -> int:
 
     WgradError. UnusableResult, after the table: a loss is not finite.
     """
-    opened = open_model(config)
+    opened = open_model(config, needs=training_needs(config))
     config, display = opened.args, opened.display
     refuse_quantised_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenising", unit="%") as phase:

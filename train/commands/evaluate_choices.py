@@ -18,6 +18,7 @@ from wgrad.train.inference.choice_scores import accuracy, choice_batches, log_li
 from wgrad.train.inference.open_model import Opened, open_model
 from wgrad.train.options.choice_options import ChoiceOptions
 from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.plan.plan import training_needs
 from wgrad.train.run.session import refuse_quantised_anew
 from wgrad.train.terminal.output import harmless, say
 
@@ -27,7 +28,7 @@ def run_choices(config: RunOptions, options: ChoiceOptions, as_json: bool) -> in
 
     WgradError. UnusableResult, before any table: a log-likelihood is not finite.
     """
-    opened = open_model(config)
+    opened = open_model(config, needs=training_needs(config))
     config, display = opened.args, opened.display
     refuse_quantised_anew(config, opened.files, opened.config)
     with display.phase("reading and tokenising", unit="%") as phase:

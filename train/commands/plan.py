@@ -16,7 +16,7 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import MOST_ROWS, Fit, limit_of, line, modes, plan_as_run, words
-from wgrad.train.plan.plan import PROMPT_TOKENS, Plan
+from wgrad.train.plan.plan import PROMPT_TOKENS, Plan, training_needs
 from wgrad.train.run.session import beyond_positions
 from wgrad.train.step.build import wants_recompute
 from wgrad.train.step.compute import choose_compute, round_products
@@ -33,7 +33,7 @@ def run_plan(config: RunOptions, as_json: bool) -> int:
     if not config.model:
         raise WgradError("--model is required: give the model that the run is of")
     display = Display(make_console("stderr"))
-    device = select_device(config.device)
+    device = select_device(config.device, training_needs(config))
     display.say(f"device: {device.description} ({device.reason})")
     if device.dry_run() is None:
         raise WgradError("--device: NumPy takes main memory, which is not planned: give wgpu or hip")
@@ -58,6 +58,7 @@ def _plan(config: RunOptions, folder: Path, device: Device, display: Display, as
         plan = plan_as_run(config, model_config, folder, device, PROMPT_TOKENS)
         assert plan is not None
         found = {"device": device.description, **described(plan, model_config), "limit_bytes": limit, "fits": []}
+        found["lacks"] = sorted(device.lacks)
         if limit:
             fit = Fit(plan.config, model_config, folder, device, PROMPT_TOKENS, limit)
             for number, mode in enumerate(modes(config, device)):
@@ -116,6 +117,8 @@ def table(found: dict[str, Any], plan: Plan, model_config: ModelConfig) -> str:
     lines.append(f"  {'at most':<24}{size(plan.peak_bytes):>12}")
     if plan.host_bytes:
         lines.append(f"  {'and of main memory':<24}{size(plan.host_bytes):>12}")
+    if found["lacks"]:
+        lines.append(f"this device lacks operators that the run does not need: {', '.join(found['lacks'])}")
     lines.append("not counted: compiled shaders, and what the driver keeps for itself")
     if not limit:
         return "\n".join(

@@ -26,7 +26,9 @@ _ROW = "{:<46} {:<9} {:<17} {:<20} {:>8} {:>8}  {}"
 
 
 def _row(result: Result) -> str:
-    verdict = "ok" if result.ok else "FAILED" + (f" ({result.message})" if result.message else f" ({result.output})")
+    verdict = "ok" if result.ok else f"FAILED ({result.message or result.output})"
+    if result.lacks:
+        verdict = f"not run: no operator {result.lacks}"
     error, limit = f"{result.error:.1e}", f"{result.limit:.1e}"
     name = result.name.removesuffix(f"/{result.dtype}").removesuffix(f"/{result.shape}")  # columns of their own
     return _ROW.format(name, result.direction, result.dtype, result.shape, error, limit, verdict)
@@ -57,14 +59,15 @@ def package_versions() -> dict[str, str]:
 
 def make_report(device: Device, results: list[Result], seconds: float) -> dict[str, Any]:
     """Report for people with another GPU: GPU, driver, versions, and the error of each case."""
-    failed = sum(not r.ok for r in results)
+    failed, lacking = sum(not r.ok for r in results), sum(bool(r.lacks) for r in results)
     about = {"name": device.name, "description": device.description, "reason": device.reason}
     return {
         "wgrad": wgrad.__version__,
         "device": {**about, "facts": device.facts},
         "system": {"platform": platform.platform(), "python": platform.python_version()},
         "packages": package_versions(),
-        "passed": len(results) - failed,
+        "lacks": sorted(device.lacks),
+        "passed": len(results) - failed - lacking,
         "failed": failed,
         "seconds": round(seconds, 3),
         "results": [_as_dict(r) for r in results],
@@ -115,9 +118,13 @@ def print_selftest(spec: str, *, only: str = "", as_json: bool = False, report: 
     failed = [r for r in results if not r.ok]
     if as_json:
         print(text)
-    elif failed:
+        return 1 if failed else 0
+    if device.lacks:
+        print(f"not on this device: {', '.join(sorted(device.lacks))}")
+    if failed:
         names = ", ".join(r.name for r in failed[:5]) + (", ..." if len(failed) > 5 else "")
         print(f"{len(failed)} of {len(results)} FAILED in {seconds:.1f} s: {names}: do not train on this device")
-    else:
-        print(f"all {len(results)} passed in {seconds:.1f} s: errors are within the limits on this device")
-    return 1 if failed else 0
+        return 1
+    passed = sum(not r.lacks for r in results)
+    print(f"all {passed} passed in {seconds:.1f} s: errors are within the limits on this device")
+    return 0

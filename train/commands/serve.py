@@ -15,7 +15,8 @@ from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer_source import open_tokenizer
 from wgrad.train.inference.open_model import Opened, context_of, open_model
-from wgrad.train.inference.text_models import build_text_models, most_work
+from wgrad.train.inference.scoring import most_work
+from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.model.model import Model
 from wgrad.train.options.serve_config import KEY_VARIABLE, ServeConfig
 from wgrad.train.terminal.interrupts import end_at_signals

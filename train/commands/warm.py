@@ -13,7 +13,7 @@ from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.option_text import size
 from wgrad.train.plan.fit import plan_as_run
-from wgrad.train.plan.plan import PROMPT_TOKENS
+from wgrad.train.plan.plan import PROMPT_TOKENS, training_needs
 from wgrad.train.step.compute import choose_compute, round_products
 from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import hold_to_limit
@@ -28,7 +28,7 @@ def run_warm(config: RunOptions) -> int:
     if not config.model:
         raise WgradError("--model is required: give the model whose run is to begin sooner")
     display = Display()
-    device = select_device(config.device)
+    device = select_device(config.device, training_needs(config))
     display.say(f"device: {device.description} ({device.reason})")
     hold_to_limit(device, config.limit)
     compute = choose_compute(config.compute, device)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from wgrad.autograd.select_device import select_device
+from wgrad.autograd.select_device import Needs, select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import WgradError
 from wgrad.train.data.named_templates import use_chat_template
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.data.tokenizer_source import open_tokenizer
+from wgrad.train.inference.scoring import most_work
 from wgrad.train.model.adapter_files import base_of_adapter
 from wgrad.train.model.model_config import ModelConfig, load_model_config
 from wgrad.train.model.model_files import ModelFiles, open_files
@@ -20,7 +21,8 @@ from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.model_options import DEFAULT_CONTEXT, LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
-from wgrad.train.step.compute import choose_compute
+from wgrad.train.step.build import build_frozen
+from wgrad.train.step.compute import choose_compute, compute_type
 from wgrad.train.step.find_model import find_base
 from wgrad.train.step.memory import hold_to_limit
 from wgrad.train.terminal.output import make_console
@@ -44,19 +46,18 @@ class Opened(Generic[Args]):
     display: Display
 
 
-def open_model(args: Args, silent: bool = False) -> Opened[Args]:
+def open_model(args: Args, silent: bool = False, needs: Needs | None = None) -> Opened[Args]:
     """The device and what was chosen for it are said, on stderr as all that is shown later; where `silent`, nothing is.
-    WgradError."""
+    needs: as of `select_device`; by default those of writing text. WgradError."""
     display = Display(make_console("stderr", silent=silent))
-    device = select_device(args.device)
+    device = select_device(args.device, needs or _text_needs(args))
     display.say(f"device: {device.description} ({device.reason})")
     compute = choose_compute(args.compute, device)
     for line in compute.lines:
         display.say(line)
     if remark := hold_to_limit(device, args.memory_limit):
         display.say(f"note: {remark}")
-    # Of a server's adapters the first names the model.
-    adapter = next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
+    adapter = _first_adapter(args)
     folder = find_base(args.model, adapter or "")
     args = replace(args, compute=compute.dtype, model=args.model or base_of_adapter(adapter or ""))
     config = load_model_config(folder)
@@ -67,6 +68,25 @@ def open_model(args: Args, silent: bool = False) -> Opened[Args]:
             display.say(f"note: {remark}")
     files, config, head_note = open_files(folder, config)
     return Opened(args, device, folder, files, config, tokenizer, head_note, display)
+
+
+def _first_adapter(args: Args) -> str | None:
+    """Of a server's adapters the first names the model."""
+    return next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
+
+
+def _text_needs(args: Args) -> Needs:
+    def check(device: Device) -> None:
+        dry, adapter = device.dry_run(), _first_adapter(args)
+        if dry is None:
+            return
+        folder = find_base(args.model, adapter or "")
+        _, config, _ = open_files(folder, load_model_config(folder))
+        options: dict[str, Any] = {"compute": compute_type(args.compute, device), "quantize": args.quantize}
+        model = build_frozen(config, folder, dry, positions=64, adapter=adapter, contents=False, **options)
+        most_work(model, 32, 1, 16)
+
+    return check
 
 
 def context_of(opened: Opened[ChatConfig] | Opened[LoadOptions] | Opened[ServeConfig]) -> int:

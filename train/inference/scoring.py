@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from wgrad.autograd.ops.loss import LOGIT_ELEMENTS
 from wgrad.autograd.tensor import no_grad
 from wgrad.device.contract import Array
 from wgrad.train.data.packing import ROW_STEP, Document, make_batch
-from wgrad.train.inference.generation import not_finite
+from wgrad.train.inference.generation import Decoder, not_finite
 from wgrad.train.model.inputs import whole_inputs
 from wgrad.train.model.model import Model
+from wgrad.train.options.generate_config import GREEDY
 
 _VIEW = 64  # elements: where a view may begin
 
@@ -91,3 +92,14 @@ def _joined(parts: Sequence[LogProbs], top: int) -> LogProbs:
     if not parts:
         return LogProbs(np.zeros(0, np.float32), np.zeros((0, top), np.int64), np.zeros((0, top), np.float32))
     return LogProbs(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("of_tokens", "top_ids", "top")))
+
+
+def most_work(model: Model, positions: int, rows: int, prompt_tokens: int) -> None:
+    """Run the step that takes the most memory for `rows` sequences of up to `positions` tokens: a score, a prompt
+    alone, and a batch, as long as they may be (`prompt_tokens` in all); three steps of each."""
+    score(model, [0] * positions, top=1)
+    for count in {1, rows}:
+        longest = max(min(positions - 3, prompt_tokens // count), 1)
+        decoder = Decoder(model, [[0] * longest] * count, positions - longest, replace(GREEDY, temperature=1.0))
+        for _, step in zip(range(3), decoder.tokens()):
+            del step

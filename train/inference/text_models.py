@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from wgrad.device.contract import Device
 from wgrad.train.inference.compile_ahead import compile_ahead
-from wgrad.train.inference.generation import Decoder
 from wgrad.train.inference.open_model import Opened
-from wgrad.train.inference.scoring import score
 from wgrad.train.model.adapter_files import adapter_note, load_adapter
 from wgrad.train.model.dora import with_inverses
 from wgrad.train.model.lora import LoraConfig, linear_modules
 from wgrad.train.model.model import Model
 from wgrad.train.model.weights import whole_modules
 from wgrad.train.options.chat_config import ChatConfig
-from wgrad.train.options.generate_config import GREEDY, GenerateConfig
+from wgrad.train.options.generate_config import GenerateConfig
 from wgrad.train.options.model_options import LoadOptions
 from wgrad.train.options.serve_config import ServeConfig
 from wgrad.train.step.build import build_frozen, frozen_adapter
@@ -59,17 +56,6 @@ def build_text_models(
     for note in filter(None, (*remarks, *notes)):
         display.say(f"note: {note}")
     return models
-
-
-def most_work(model: Model, positions: int, rows: int, prompt_tokens: int) -> None:
-    """Run the step that takes the most memory for `rows` sequences of up to `positions` tokens: a score, a prompt
-    alone, and a batch, as long as they may be (`prompt_tokens` in all); three steps of each."""
-    score(model, [0] * positions, top=1)
-    for count in {1, rows}:
-        longest = max(min(positions - 3, prompt_tokens // count), 1)
-        decoder = Decoder(model, [[0] * longest] * count, positions - longest, replace(GREEDY, temperature=1.0))
-        for _, step in zip(range(3), decoder.tokens()):
-            del step
 
 
 def _adapted(base: Model, lora: LoraConfig, values: Mapping[str, np.ndarray]) -> Model:

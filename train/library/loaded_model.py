@@ -16,8 +16,8 @@ from wgrad.train.data.template_process import shared_process
 from wgrad.train.data.tokenizer import Tokenizer
 from wgrad.train.inference.generation import check_positions, generate_batch, generate_ids
 from wgrad.train.inference.open_model import Opened, context_of, open_model
-from wgrad.train.inference.scoring import score
-from wgrad.train.inference.text_models import build_text_models, most_work
+from wgrad.train.inference.scoring import most_work, score
+from wgrad.train.inference.text_models import build_text_models
 from wgrad.train.library.signature import Paths, make_options, takes, takes_beside_one
 from wgrad.train.model.model import Model
 from wgrad.train.options.finetune_config import RunOptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +13,14 @@ from wgrad.device.contract import Device
 from wgrad.device.errors import OutOfMemory, WgradError
 from wgrad.train.data.packing import Document, Example, Pair, Step, eval_batches
 from wgrad.train.inference.generation import generate_ids
-from wgrad.train.model.model_config import ModelConfig
+from wgrad.train.model.model_config import ModelConfig, load_model_config
+from wgrad.train.model.model_files import open_files
 from wgrad.train.options.finetune_config import RunOptions
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.train.plan.memory_limit import beyond_limit
 from wgrad.train.step.build import build_optimizer, build_trainable
+from wgrad.train.step.compute import compute_type
+from wgrad.train.step.find_model import find_model
 from wgrad.train.step.memory import limit_bytes
 from wgrad.train.step.trainer import Trainer
 
@@ -109,6 +113,20 @@ def run_dry(
         if limit is not None and isinstance(error.__cause__, OutOfMemory):
             raise error.__cause__ from None
         raise
+
+
+def training_needs(config: RunOptions) -> Callable[[Device], None]:
+    """For `select_device`: the operators of a run, by a dry run of short rows. Long rows call the same ones."""
+
+    def check(device: Device) -> None:
+        folder = find_model(config.model)
+        _, model_config, _ = open_files(folder, load_model_config(folder))
+        settled = replace(config, compute=compute_type(config.compute, device), stream_weights="off")
+        short = replace(settled, max_length=min(config.max_length, PROMPT_TOKENS), vram=None, memory_limit=None)
+        if device.dry_run() is not None:
+            run_dry(short, model_config, folder, device, PROMPT_TOKENS, None)
+
+    return check
 
 
 def _run_dry(

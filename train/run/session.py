@@ -29,7 +29,7 @@ from wgrad.train.options.finetune_config import AUTO, CONFIG_FILE, FinetuneConfi
 from wgrad.train.options.option_text import size
 from wgrad.train.options.options import fixed_options, flag
 from wgrad.train.plan.fit import Fit, settle
-from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run
+from wgrad.train.plan.plan import PROMPT_TOKENS, SAMPLE_TOKENS, Plan, plan_run, training_needs
 from wgrad.train.ranks.devices import device_of_rank
 from wgrad.train.ranks.world import World
 from wgrad.train.run.caller import PythonCaller
@@ -85,7 +85,8 @@ def open_session(
     The session's configuration has the type of activations that was chosen where `config` leaves it to the device.
     """
     world, display = world or World(), display or Display()
-    device = select_device(device_of_rank(config.device, world.local_rank, world.local_size, list_devices))
+    spec = device_of_rank(config.device, world.local_rank, world.local_size, list_devices)
+    device = select_device(spec, training_needs(config))
     display.say(f"device: {device.description} ({device.reason})")
     resumed = config.resume and Path(config.out, CONFIG_FILE).exists()
     compute = choose_compute(config.compute, device, resumed=resumed)
