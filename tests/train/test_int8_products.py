@@ -102,7 +102,7 @@ def test_what_is_said(
     assert main(words) == 0
     said = "products: frozen weights, and what they are multiplied with, are rounded to 8 bits (--int8-matmul)\n"
     assert said in capsys.readouterr().out
-    assert device.int8_products and "int8_products: true" in (tmp_path / "out" / "config.yaml").read_text()
+    assert device.int8_products and "int8_matmul: true" in (tmp_path / "out" / "config.yaml").read_text()
 
 
 def test_all_parameters_are_trained_as_they_are(wgpu_device: Any) -> None:

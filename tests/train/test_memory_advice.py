@@ -120,14 +120,14 @@ def test_rows_are_no_longer_than_all_the_data(
         options = ["--device", "cpu", "--eval-fraction", "0.2", "--max-length", length, packing]
         assert finetune(make_checkpoint, text_data, out, *options) == 0
         adapters.append((out / "adapter_model.safetensors").read_bytes())
-        assert f"seq_len: {length}\n" in (out / "config.yaml").read_text()
+        assert f"max_length: {length}\n" in (out / "config.yaml").read_text()
     assert int(length) % 64 == 0
     assert 64 < int(length) <= 512 if packing == "--packing" else int(length) == 64  # all documents, or the longest
     assert adapters[0] == adapters[1] and not RE_ROWS.search(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "gradient_checkpointing", "advice"),
+    ("batch_size", "checkpointing", "advice"),
     [
         (4, False, "use a smaller --batch-size or --max-length, or --gradient-checkpointing"),
         (1, False, "use a smaller --max-length, or --gradient-checkpointing"),
