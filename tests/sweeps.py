@@ -1,8 +1,10 @@
 """Parameter sets that only `make test-all` runs: further sizes, seeds and dtypes of what `make test` tests already.
 
-SWEEPS has one entry per test. `Sizes(n)`: of the sets whose names differ in sizes only, n run each time. `Variants()`:
-of the sets whose names differ in sizes and dtypes only, one runs each time, the dtypes taking turns. `Evenly(n)`: n
-sets, evenly over all. `Without(pattern)`: all but those whose name matches. Whole tests have the marker `all`.
+SWEEPS has one entry per test. `Sizes(n)`: of the sets whose names differ in sizes only, n run each time. `Odd()`: of
+those, the one whose sizes have the fewest factors of two. `Types(rule)`: of what `rule` chooses, one of the sets that
+differ in float32 or float16 only, the two taking turns. `Variants()`: of those that differ in sizes and dtypes
+only, one, the dtypes taking turns. `Evenly(n)`: n sets, evenly over all. `Without(pattern)`: all but
+those whose name matches. Whole tests have the marker `all`.
 """
 
 from __future__ import annotations
@@ -11,16 +13,46 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+_SIZES = r"\d+(?:x\d+)+|(?<![A-Za-z_\d])\d+"  # 41x123 and 41, but no part of a word such as float16 or q4_0
+
+
+def _but_for_sizes(names: Sequence[str]) -> list[list[str]]:
+    """The names in groups of those that differ in sizes only."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(_SIZES, "0", name), []).append(name)
+    return list(groups.values())
+
 
 @dataclass(frozen=True)
 class Sizes:
     count: int = 1
 
     def chosen(self, names: Sequence[str]) -> set[str]:
-        groups: dict[str, list[str]] = {}
-        for name in names:  # 41x123 and 41, but no part of a word such as float16 or q4_0
-            groups.setdefault(re.sub(r"\d+(?:x\d+)+|(?<![A-Za-z_\d])\d+", "0", name), []).append(name)
-        return {name for group in groups.values() for name in Evenly(self.count).chosen(group)}
+        return {name for group in _but_for_sizes(names) for name in Evenly(self.count).chosen(group)}
+
+
+@dataclass(frozen=True)
+class Odd:
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        return {min(group, key=self._twos) for group in _but_for_sizes(names)}
+
+    @staticmethod
+    def _twos(name: str) -> int:
+        numbers = [int(size) for sizes in re.findall(_SIZES, name) for size in sizes.split("x")]
+        return sum((number & -number).bit_length() - 1 for number in numbers if number)
+
+
+@dataclass(frozen=True)
+class Types:
+    of: Sizes | Odd
+    first: int = 0  # 1: float16 comes first
+
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        chosen, groups = self.of.chosen(names), dict[str, list[str]]()
+        for name in (name for name in names if name in chosen):
+            groups.setdefault(re.sub(r"/float(32|16)(?=[*\]])", "/float", name), []).append(name)
+        return {group[(turn + self.first) % len(group)] for turn, group in enumerate(groups.values())}
 
 
 @dataclass(frozen=True)
@@ -50,10 +82,10 @@ class Without:
         return {name for name in names if not re.search(self.pattern, name)}
 
 
-SWEEPS: Mapping[str, Sizes | Variants | Evenly | Without] = {
+SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without] = {
     # WGSL kernels: every operator, variant and format stays.
-    "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Variants(),
-    "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Variants(),
+    "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(Sizes(2)),
+    "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(Odd(), first=1),
     "tests/wgsl/test_gemm.py::test_every_tile_and_split": Evenly(14),
     "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(4),
     "tests/wgsl/test_gemm.py::test_products_of_16_x_16_results_an_invocation": Evenly(2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sweeps import SWEEPS, Evenly, Sizes, Without, sweep_part
+from tests.sweeps import SWEEPS, Evenly, Odd, Sizes, Types, Without, sweep_part
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +19,15 @@ def test_sizes_that_differ_alone_are_a_sweep() -> None:
     names = ["t[nn/plain/41x123x67/float32]", "t[nn/plain/3x5x7/float32]", "t[nn/plain/41x123x67/float16]", "t[q4_0-7]"]
     assert Sizes().chosen(names) == {names[1], names[2], names[3]} or Sizes().chosen(names) == {*names} - {names[1]}
     assert Sizes(2).chosen(names) == set(names)
+
+
+def test_odd_sizes_stay_and_types_take_turns() -> None:
+    sizes, kinds = ("128x128x64", "41x123x67", "3x130x72"), ("float32", "float16", "float16*float32")
+    names = [f"t[{variant}/{size}/{kind}]" for kind in kinds for variant in ("plain", "bias") for size in sizes]
+    assert Odd().chosen(names) == {name for name in names if "41x123x67" in name}
+    mixed = {name for name in names if "*" in name and "41x123x67" in name}
+    assert Types(Odd()).chosen(names) == {"t[plain/41x123x67/float32]", "t[bias/41x123x67/float16]"} | mixed
+    assert Types(Odd(), first=1).chosen(names) == {"t[plain/41x123x67/float16]", "t[bias/41x123x67/float32]"} | mixed
 
 
 def test_evenly_and_without() -> None:
