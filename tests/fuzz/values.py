@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import sys
 from random import Random
 from typing import Any
@@ -55,7 +56,8 @@ def near(rng: Random, value: Any) -> Any:
         ]
         return rng.choice([*changed, [value], value << 20, value << 40])
     if isinstance(value, float):
-        return rng.choice([-value, value * 1e6, value * 1e-6, value * 1e300, int(value), str(value), [value]])
+        whole = int(value) if math.isfinite(value) else 0
+        return rng.choice([-value, value * 1e6, value * 1e-6, value * 1e300, whole, str(value), [value]])
     if isinstance(value, str):
         changed = [value + "x", value[:-1], value * 2, value.upper(), value[::-1], value + "\x00", " " + value]
         return rng.choice([*changed, [value], {value: value}, value.encode(), "../" + value, "/" + value])
