@@ -454,8 +454,10 @@ OPTION_NUMBERS = [
 ]
 
 # Options that ask for time or memory, and what they are given: little, or what must be refused.
-COSTLY = ("max_steps", "epochs", "max_new_tokens", "eval_tokens", "max_length", "batch_size")
-COSTLY += ("gradient_accumulation_steps",)
+COSTLY = (
+    *("max_steps", "epochs", "max_new_tokens", "eval_tokens", "max_length", "batch_size"),
+    "gradient_accumulation_steps",
+)
 PATIENCE = [
     "0",
     "-1",
