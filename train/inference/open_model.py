@@ -71,7 +71,7 @@ def open_model(args: Args, silent: bool = False, needs: Needs | None = None) -> 
 
 
 def _first_adapter(args: Args) -> str | None:
-    """Of a server's adapters the first names the model."""
+    """The adapter that names the model: of a server's the first."""
     return next(iter(args.adapters.values()), None) if isinstance(args, ServeConfig) else args.adapter
 
 
