@@ -139,7 +139,7 @@ def test_eos_is_not_doubled(tokenizer: Tokenizer, write_lines) -> None:
 
 # ---- plain text --------------------------------------------------------------------------------
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("max_length", [2, 41, 5000])
+@pytest.mark.parametrize("seq_len", [2, 41, 5000])
 def test_a_stream_is_learnt_token_by_token_once(make_tokenizer, tmp_path: Path, bos: bool, seq_len: int) -> None:
     tokenizer = load_tokenizer(make_tokenizer(bos_in_json=bos))
     text = "A wise man will hear,\n\nand will increase learning; " * 9

@@ -168,7 +168,7 @@ def _in_one_go(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> lis
     return tokenizer._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
-@pytest.mark.parametrize("max_length", [50, 10**6])
+@pytest.mark.parametrize("seq_len", [50, 10**6])
 def test_a_long_line_has_the_tokens_of_one_go(tokenizer: Tokenizer, write_lines, seq_len: int) -> None:
     text = "".join(f"The {i}th wise man will hear, and will increase learning. " for i in range(2500))
     assert len(text) > 3 * WINDOW

@@ -73,7 +73,7 @@ def questions(write_lines: Callable[..., str]) -> str:
     return write_lines(*RECORDS[:2], "", *RECORDS[2:], name="questions.jsonl")
 
 
-@pytest.mark.parametrize("max_length", [192, 40])
+@pytest.mark.parametrize("seq_len", [192, 40])
 def test_the_scores_are_those_of_lm_eval(
     seq_len: int, questions: str, adapter: Path, tmp_path: Path, cpu: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,7 @@ def random_adapter(lora: LoraConfig, modules: dict[str, tuple[int, int]]) -> dic
 
 
 # ---- adapters ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(("architecture", "use_rslora"), [(name, i % 2 == 1) for i, name in enumerate(FAMILIES)])
+@pytest.mark.parametrize(("architecture", "rslora"), [(name, i % 2 == 1) for i, name in enumerate(FAMILIES)])
 def test_peft_loads_our_adapter(
     architecture: str, rslora: bool, make_checkpoint: Any, device: Device, tmp_path: Path
 ) -> None:

@@ -341,7 +341,7 @@ def test_the_end_of_a_text_without_generation_config(ids: Any, make_checkpoint: 
 
 
 @pytest.mark.parametrize("alpha", [None, 0, 3, -2])
-@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("rslora", [False, True])
 def test_lora_alpha_absent_or_zero(alpha: Any, rslora: bool, make_checkpoint: Any, tmp_path: Path) -> None:
     folder = make_checkpoint("LlamaForCausalLM")
     config, device = load_model_config(folder), ReferenceDevice()

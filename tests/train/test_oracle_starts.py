@@ -88,7 +88,7 @@ def saved_as_theirs(folder: Path, device: Device, built: TrainableModel, out: Pa
     assert distance(their_logits(their_base(folder), ids), true) > 0.03  # training did something
 
 
-@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("rslora", [False, True])
 def test_pissa_starts_and_learns_as_pefts(rslora: bool, make_checkpoint: Any, cpu: Device, tmp_path: Path) -> None:
     """On the weights as they are PEFT does all of it by itself, the way to plain LoRA included."""
     folder = make_checkpoint("LlamaForCausalLM")

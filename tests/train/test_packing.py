@@ -78,7 +78,7 @@ def test_a_batch_to_the_letter() -> None:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize(("batch_size", "gradient_accumulation_steps"), [(1, 1), (2, 3), (3, 8)])
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 1), (2, 3), (3, 8)])
 def test_an_epoch_is_every_document_once(packing: bool, batch_size: int, accumulate: int) -> None:
     data = documents(53, 41)
     config = RunOptions(

@@ -132,7 +132,7 @@ def test_more_tokens_more_activations_and_checkpointing_fewer(make_checkpoint: A
     assert activations(max_length=246, gradient_checkpointing=True) < 0.8 * two
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 def test_the_estimate_for_numpy_is_near_what_it_takes(base_model: Path, checkpointing: bool, compute: str) -> None:
     """Limit: 25 %."""

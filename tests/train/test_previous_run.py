@@ -239,7 +239,7 @@ def nothing_like_a_result(out: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", ["1", "2", "40"])
-@pytest.mark.parametrize("save_steps", ["0", "2"])
+@pytest.mark.parametrize("save_every", ["0", "2"])
 def test_what_is_not_finite_is_not_saved(steps: str, save_every: str, run: Runner, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(out, "--learning-rate", "1e300", "--max-steps", steps, "--save-steps", save_every) == 1

@@ -106,7 +106,7 @@ def go(device: Device, out: Path, steps: int, log_every: int, save: Any = None, 
     return progress
 
 
-@pytest.mark.parametrize("logging_steps", [1, 3, 10])
+@pytest.mark.parametrize("log_every", [1, 3, 10])
 @pytest.mark.parametrize("together", [1, 4, 8])
 @pytest.mark.parametrize(("seconds", "host"), [(0.02, 0.001), (0.6, 0.01), (9.0, 0.1), (0.05, 0.05)])
 def test_tokens_per_second_are_the_devices(
@@ -125,7 +125,7 @@ def test_tokens_per_second_are_the_devices(
     assert [values["tokens_per_second"] for _, values, _ in progress.told][-1] == pytest.approx(rates[-1], rel=1e-2)
 
 
-@pytest.mark.parametrize("logging_steps", [1, 1000])
+@pytest.mark.parametrize("log_every", [1, 1000])
 def test_the_first_step_is_told_when_it_is_finished_and_then_again_and_again(tmp_path: Path, log_every: int) -> None:
     device = Device(Clock(), 0.6, 0.01, depth=2, together=1)
     progress = go(device, tmp_path, 100, log_every)
