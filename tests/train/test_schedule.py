@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from wgrad.train.options.finetune_config import RunOptions
+from wgrad.train.options.finetune_config import FinetuneConfig, RunOptions
 from wgrad.train.run.schedule import learning_rate, warmup_steps
+from wgrad.train.run.session import open_session
 
 
 def rates(total: int, **options) -> list[float]:
@@ -48,3 +51,14 @@ def test_shapes_after_the_warmup() -> None:
 def test_beyond_the_end_it_does_not_rise_again() -> None:
     config = RunOptions(learning_rate=0.5)
     assert learning_rate(config, 60, 41) == pytest.approx(0.0)
+
+
+def test_a_run_says_when_its_data_make_too_few_steps(
+    make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """32 short texts share few rows: with the defaults nothing would be learnt, and nothing would say why."""
+    options = {"model": str(make_checkpoint()), "data": (str(text_data),), "out": str(tmp_path / "out")}
+    for more, said in (({}, "the run has only 1 step: raise --epochs"), ({"max_steps": 1}, ""), ({"epochs": 10}, "")):
+        open_session(FinetuneConfig(**options, device="cpu", eval_fraction=0, **more))
+        (note,) = [line for line in capsys.readouterr().out.splitlines() if "has only" in line] or [""]
+        assert said in note and bool(said) == bool(note)

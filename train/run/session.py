@@ -43,6 +43,7 @@ _KINDS = {
     "nf4_nested": "NF4, double-quantised",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }  # the others are written in capitals
+FEW_STEPS = 10  # a run of fewer hardly leaves its first learning rates
 
 
 @dataclass
@@ -137,8 +138,9 @@ def open_session(
     if config.objective_kind.reference:
         beside = f", not --adapter {config.adapter}: wgrad merge makes that one" if config.adapter else ""
         session.say(f"reference: the base model without an adapter{beside}")
-    if note := beyond_positions(row_tokens, model_config):
-        session.say(note)
+    for note in (beyond_positions(row_tokens, model_config), few_steps(config, stream.total_steps)):
+        if note:
+            session.say(note)
     return session
 
 
@@ -148,6 +150,14 @@ def beyond_positions(seq_len: int, model_config: ModelConfig) -> str:
     return f"note: --max-length {seq_len} is beyond the {limit} positions that the model was made for" * (
         seq_len > limit
     )
+
+
+def few_steps(config: FinetuneConfig, steps: int) -> str:
+    """A word on a run whose data make too few steps to learn from, or "". Short examples share a row."""
+    if steps >= FEW_STEPS or config.max_steps or config.lr_sweep:
+        return ""
+    count = f"{steps} step{'s' * (steps != 1)}"
+    return f"note: the run has only {count}: raise --epochs, or lower --gradient-accumulation-steps, to learn more"
 
 
 def _standard_input(config: FinetuneConfig, world: World, display: Display) -> Path | None:
