@@ -301,7 +301,7 @@ def test_files_of_another_format_are_refused_by_name(run: Runner, tmp_path: Path
 # ---- warm-up -----------------------------------------------------------------------------------
 def test_the_first_step_s_rate_is_as_help_says(run: Runner, tmp_path: Path) -> None:
     """transformers' first step has rate 0; ours has the peak over the steps of the warm-up, and help says so."""
-    assert main(["finetune", "--help"]) == 0
+    assert main(["finetune", "--help-all"]) == 0
     text = " ".join(run.capsys.readouterr().out.split())
     assert "the first step has LR / steps of the warm-up (transformers: 0)" in text
     assert run(tmp_path / "out", "--max-steps", "8", "--warmup-steps", "4", "--learning-rate", "4e-3") == 0
