@@ -31,7 +31,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Status:
-    """library: the installed one. known: it is one that was tried. loaded: this process runs on the copy."""
+    """library: the installed one. known: its gate is found. loaded: this process runs on the copy."""
 
     library: str
     sha256: str
@@ -61,7 +61,7 @@ def status() -> Status:
     return Status(
         library=str(library or ""),
         sha256=units.sha256(library) if library else "",
-        known=library is not None and units.known(library) is not None,
+        known=library is not None and units.gate_of(library) is not None,
         copy=str(units.copy_path()),
         copied=units.copy_path().exists(),
         loaded=native.COPY_LOADED,
@@ -92,8 +92,10 @@ def _why_idle(device: Any) -> tuple[str, bool]:
     passed, reason = units.verdict(units.identity(device.facts["name"], device.facts["driver"])) or (None, "")
     if passed is False:
         return f"{_IDLE}, because their check failed: {reason}; wgrad matrix-units enable checks again", True
+    if device.tensor_cores_off:
+        return f"{_IDLE}: {device.tensor_cores_off}; wgrad matrix-units enable checks again", True
     library = units.installed()
-    if library is None or units.known(library) is None:
+    if library is None or units.gate_of(library) is None:
         return f"{_IDLE}: wgpu's library refuses them, and wgrad matrix-units status says why they stay off", False
     return f"{_IDLE}: wgrad matrix-units enable makes {_GAIN}", True
 
@@ -104,7 +106,7 @@ def _idle_and_listed(device: Any) -> bool:
 
 
 def write_copy() -> str:
-    """-> where the copy lies. A device's error where the installed library is not a known one."""
+    """-> where the copy lies. A device's error where the installed library's gate is not found."""
     return str(_units().write_copy())
 
 
@@ -114,7 +116,7 @@ def check(card: Card) -> Verdict:
     units = _units()
     units.keep_verdict(card.card, False, "it was begun and did not end")  # what stops the machine is not tried again
     found, _ = check_in_a_process("matrix_units", str(card.index), environment={units.SWITCH: "trial"})
-    units.keep_verdict(card.card, found.passed, found.reason)
+    units.keep_verdict(card.card, found.passed, found.reason, found.lanes)
     return found
 
 
@@ -126,9 +128,7 @@ def first_check(device: Any) -> bool:
         return False
     units = _units()
     card = units.identity(device.facts["name"], device.facts["driver"])
-    library = units.installed()
-    refused = library is None or units.known(library) is not None  # those that were tried refuse it
-    if refused or os.environ.get(units.SWITCH) or units.verdict(card) is not None:
+    if os.environ.get(units.SWITCH) or units.verdict(card) is not None:
         return False
     found = next((known for known in status().cards if known.card == card), None)
     try:

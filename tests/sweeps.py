@@ -4,7 +4,8 @@ SWEEPS has one entry per test. `Sizes(n)`: of the sets whose names differ in siz
 those, the one whose sizes have the fewest factors of two. `Types(rule)`: of what `rule` chooses, one of the sets that
 differ in float32 or float16 only, the two taking turns. `Variants()`: of those that differ in sizes and dtypes
 only, one, the dtypes taking turns. `Evenly(n)`: n sets, evenly over all. `Without(pattern)`: all but
-those whose name matches. Whole tests have the marker `all`.
+those whose name matches. `InTurn(pattern)`: of each set one value of the last parameter, in turn. Whole tests have the
+marker `all`.
 """
 
 from __future__ import annotations
@@ -82,18 +83,35 @@ class Without:
         return {name for name in names if not re.search(self.pattern, name)}
 
 
-SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without] = {
+@dataclass(frozen=True)
+class InTurn:
+    """One of the sets that differ in what stands behind the last `-`: its first for the first, and so on; of the first
+    group all. Those whose name matches the pattern are left out."""
+
+    pattern: str = "$^"
+
+    def chosen(self, names: Sequence[str]) -> set[str]:
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            if not re.search(self.pattern, name):
+                groups.setdefault(name.rpartition("-")[0], []).append(name)
+        turns = {group[i % len(group)] for i, group in enumerate(groups.values())}
+        return turns | set(next(iter(groups.values()), []))
+
+
+SWEEPS: Mapping[str, Sizes | Types | Variants | Evenly | Without | InTurn] = {
     # WGSL kernels: every operator, variant and format stays.
     "tests/wgsl/test_gemm.py::test_products_on_the_tiled_kernels": Types(Sizes(2)),
     "tests/wgsl/test_gemm.py::test_products_on_the_drivers_own_kind": Types(Odd(), first=1),
     "tests/wgsl/test_gemm.py::test_every_tile_and_split": Evenly(14),
     "tests/wgsl/test_gemm.py::test_products_on_the_whole_tile": Evenly(4),
     "tests/wgsl/test_gemm.py::test_products_of_16_x_16_results_an_invocation": Evenly(2),
-    "tests/wgsl/test_gemm_matrix.py::test_case": Without(
+    "tests/wgsl/test_gemm_matrix.py::test_case": InTurn(
         r"(gemm_nn/plain|gemm_nt/short inner|gemm_nt/epilogue|gemm_tn/lowrank)/.*large tile"
         r"|linear_(mxfp4|q4_0|q4_1|q5_0|q5_1|q5_k|q8_0)(_backward)?/decoded within"
         r"|skinny/(64x64x4112|624x20x208)|few rows double/13x"
     ),
+    "tests/wgsl/test_attention_matrix.py::test_case": InTurn(),
     "tests/wgsl/test_gemm_matrix.py::test_gradients_of_logits_on_matrix_units": Evenly(1),
     "tests/wgsl/test_gemm_matrix.py::test_what_is_added_is_read_ahead": Evenly(2),
     "tests/wgsl/test_gemm_matrix.py::test_a_skinny_product_in_one_launch": Evenly(2),

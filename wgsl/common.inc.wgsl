@@ -25,6 +25,16 @@ struct Eight { low: vec4<f16>, high: vec4<f16> }
 fn four_of(words: vec2<u32>) -> vec4<f16> { return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y))); }
 #endpart
 
+#part subgroup_index
+// Part of the kernels on tensor cores: the index of the subgroup in its workgroup. Lanes are numbered in order, which the
+// probe has seen (cooperative.py), so for 32 lanes it is computed, as NVIDIA was measured.
+#if LANES == 32
+  let subgroup = lid / $LANESu;
+#else
+  let subgroup = subgroup_id;
+#endif
+#endpart
+
 #part dense x binding kind vec
 // Part of others: the array $x of f32, f16 or bf16 ($kind 0, 1, 2), read number by number, or four at once where $vec.
 // Floats of 2 bytes are read as words of two, which needs no device feature.

@@ -80,10 +80,12 @@ _CODE = "import sys; sys.path[:] = {path!r}; from wgrad.autograd.{module} import
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: auto may take the card. reason: the first failure, in a line; empty where there is none."""
+    """passed: auto may take the card. reason: the first failure, in a line; empty where there is none. lanes: of a
+    subgroup of the kernels on tensor cores, 0 where the device does not say."""
 
     passed: bool
     reason: str
+    lanes: int = 0
 
 
 def chosen_cases() -> list[Case]:
@@ -137,16 +139,17 @@ def check_in_a_process(module: str, *arguments: str, environment: dict[str, str]
         return Verdict(False, f"no result within {SECONDS} s"), False
     try:
         said = json.loads(done.stdout.splitlines()[-1])
-        return Verdict(bool(said["passed"]), str(said["reason"])), bool(said["keep"])
+        return Verdict(bool(said["passed"]), str(said["reason"]), int(said.get("lanes", 0))), bool(said["keep"])
     except (IndexError, ValueError, KeyError, TypeError):
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         return Verdict(False, f"the check ended with status {done.returncode}: {last[0][:200]}"), False
 
 
 def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
-    """Run cases in this process: prints {"passed", "reason", "keep"} as JSON."""
+    """Run cases in this process: prints {"passed", "reason", "keep", "lanes"} as JSON."""
     try:
-        results = run_selftest(make_device(), selected=selected)
+        device = make_device()
+        results = run_selftest(device, selected=selected)
     except DeviceError as error:
         print(json.dumps({"passed": False, "reason": str(error).splitlines()[0], "keep": False}))
         return 0
@@ -157,7 +160,8 @@ def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
         what = first.message or f"{first.output} is off by {first.error:.2g}, allowed {first.limit:.2g}"
         reason = f"{len(wrong)} of {len(results)} cases failed, first {first.name}: {what[:200]}"
     lasting = not any("OutOfMemory" in r.message for r in wrong)
-    print(json.dumps({"passed": not wrong, "reason": reason, "keep": lasting}))
+    said = {"passed": not wrong, "reason": reason, "keep": lasting, "lanes": getattr(device, "lanes", 0)}
+    print(json.dumps(said))
     return 0
 
 

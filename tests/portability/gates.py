@@ -1,4 +1,4 @@
-"""The libraries of matrix_units.KNOWN, as their wheels have them and with their gates lifted, on a software driver.
+"""Libraries of wgpu, as their wheels have them and with their gates lifted, on a software driver.
 
     tests/portability/fetch_mesa.sh
     apt-get install gcc gcc-aarch64-linux-gnu gcc-mingw-w64-x86-64-win32 qemu-user-static wine64 xvfb
@@ -17,12 +17,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from itertools import product
 from pathlib import Path
 
 from tests.portability.dawn import FETCHED, HERE, LAVAPIPE
-from wgrad.wgsl.runtime.matrix_units import KNOWN, KnownLibrary, lifted
+from wgrad.wgsl.runtime.experimental_gate import find_gate
 
-# Of pip, as `KnownLibrary.platform` calls it; and the compiler of what runs there.
+VERSIONS = ("0.32.0",)  # of the Python package wgpu
+# By platform, what pip calls it; and the compiler of what runs there.
 PLATFORMS = {
     "Linux x86-64": ("manylinux_2_28_x86_64", "gcc"),
     "Linux aarch64": ("manylinux_2_28_aarch64", "aarch64-linux-gnu-gcc"),
@@ -46,11 +48,11 @@ def run(*command: str | Path, environment: dict[str, str] | None = None, folder:
     return done.stdout
 
 
-def fetch(library: KnownLibrary, folder: Path) -> list[Path]:
+def fetch(version: str, platform: str, folder: Path) -> list[Path]:
     """-> the library as it is, and with its gate lifted. Its headers lie beside them."""
-    wheel_of = PLATFORMS[library.platform][0]
+    wheel_of = PLATFORMS[platform][0]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    run(*pip, "--platform", wheel_of, "--dest", folder, f"wgpu=={library.version}")
+    run(*pip, "--platform", wheel_of, "--dest", folder, f"wgpu=={version}")
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         inside = {Path(name).name: name for name in wheel.namelist() if name.startswith("wgpu/resources/")}
         data = wheel.read(next(path for name, path in inside.items() if "wgpu_native-release." in name))
@@ -58,7 +60,7 @@ def fetch(library: KnownLibrary, folder: Path) -> list[Path]:
             (folder / header).write_bytes(wheel.read(inside[header]))
     stock, copy = folder / "stock.bin", folder / "copy.bin"
     stock.write_bytes(data)
-    copy.write_bytes(lifted(library, data))
+    copy.write_bytes(find_gate(data).lifted(data))
     return [stock, copy]
 
 
@@ -132,16 +134,16 @@ def lifts(stock: str, copy: str) -> bool:
 
 def main() -> int:
     wrong = 0
-    for library in KNOWN:
+    for version, platform in product(VERSIONS, PLATFORMS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            libraries, probe = fetch(library, folder), build(PLATFORMS[library.platform][1], folder)
-            command, environment = runner(library.platform, folder)
+            libraries, probe = fetch(version, platform, folder), build(PLATFORMS[platform][1], folder)
+            command, environment = runner(platform, folder)
             said = [run(*command, probe, path, environment=environment, folder=folder) for path in libraries]
         right = lifts(*said)
         wrong += not right
         words = "refused as it is, given as a copy" if right else f"as it is: {said[0]!r}; as a copy: {said[1]!r}"
-        print(f"wgpu {library.version}, {library.platform}: {words}", flush=True)
+        print(f"wgpu {version}, {platform}: {words}", flush=True)
     return 1 if wrong else 0
 
 

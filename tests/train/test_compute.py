@@ -20,6 +20,7 @@ from wgrad.train.step.build import build_optimizer
 from wgrad.train.step.compute import choose_compute
 from wgrad.train.step.optim import FlatParameters, ParameterSpec
 from wgrad.wgsl.runtime import matrix_units as units
+from wgrad.wgsl.runtime.experimental_gate import Gate
 from wgrad.wgsl.runtime.runtime import Runtime
 
 
@@ -37,7 +38,7 @@ def card(*, listed: bool = True, in_use: bool = False, float16: bool = True) -> 
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No verdicts but those of the test; the library is one that was tried."""
     monkeypatch.setattr(units, "folder", lambda: tmp_path / "units")
-    monkeypatch.setattr(units, "known", lambda path: units.KNOWN[0])
+    monkeypatch.setattr(units, "gate_of", lambda path: Gate(0, b""))
     monkeypatch.delenv(units.SWITCH, raising=False)
 
 
@@ -64,7 +65,7 @@ def test_idle_matrix_units_are_told_with_the_reason(monkeypatch: pytest.MonkeyPa
     units.keep_verdict(units.identity("a card", "driver 1"), False, "attention is wrong")
     assert "because their check failed: attention is wrong; " in matrix_units.idle(card())
     assert matrix_units.left_idle(card()) == matrix_units.idle(card())
-    monkeypatch.setattr(units, "known", lambda path: None)
+    monkeypatch.setattr(units, "gate_of", lambda path: None)
     units.keep_verdict(units.identity("a card", "driver 1"), True, "")
     assert "wgpu's library refuses them" in matrix_units.idle(card()) and not matrix_units.left_idle(card())
     metal = card()

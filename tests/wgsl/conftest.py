@@ -59,7 +59,7 @@ def matrix_device(wgpu_device: Device, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def assemble(source: str, constants: dict) -> str:
         text = plain(source, constants)
-        return emulated(text) if "wgpu_cooperative_matrix" in text else text
+        return emulated(text, constants.get("LANES", device.lanes)) if "wgpu_cooperative_matrix" in text else text
 
     def noted(shader: str, *arguments: Any, **options: Any) -> None:
         launched.add(shader)

@@ -1,8 +1,9 @@
 """Shaders for matrix units on a device without them: operations of subgroups rewritten as plain WGSL.
 
-Of a product of 16 x 16, each of a subgroup's 32 invocations has eight elements, half a row, in registers: of the
-accumulator those, of the left operand the row. The right operand is the place in workgroup memory where it lies, so it
-has to be multiplied before that is written again. All else of a shader, staging, edges, masks, epilogue, runs as it is.
+Of a matmul of 16 x 16, each of a subgroup's invocations has as many elements as any other in registers: of 32
+invocations eight, half a row; of 8 two rows. Of the accumulator those, of the left operand the rows. The right operand
+is the place in workgroup memory where it lies, so it has to be multiplied before that is written again. All else of a
+shader, staging, edges, masks, epilogue, runs as it is.
 
 A software driver runs the invocations of a workgroup in rising order up to the next barrier. Lanes are counted
 backwards here, so that what an invocation reads of a result was stored by one that runs after it: a missing barrier
@@ -13,34 +14,36 @@ from __future__ import annotations
 
 import re
 
+LANES = (32, 64, 16, 8)  # of subgroups, that every variant is tried with
 _LOAD_A = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, A>>\(&(\w+)\[(\w+)\], (\w+)\)")
 _LOAD_B = re.compile(r"coopLoad(T?)<coop_mat16x16<f16, B>>\(&(\w+)\[(\w+)\], (\w+)\)")
 _LOAD_C = re.compile(r"coopLoadT<coop_mat16x16<f32, C>>\(&(\w+)\[(\w+)\], (\w+)\)")
 _STORE = re.compile(r"coopStoreT\((\w+), &(\w+)\[(\w+)\], (\w+)\)")
 _TYPES = """
-struct Left { at: array<f32, 16> }
+struct Left { at: array<f32, ROWS * 16u> }
 struct Right { tile: u32, at: u32, ld: u32, by_rows: bool }
-struct Sums { at: array<f32, 8> }
+struct Sums { at: array<f32, ELEMENTS> }
 """
 _LEFT = """
 fn left_NAME(lane: u32, at: u32, ld: u32, by_rows: bool) -> Left {
-  var row: Left;
-  for (var k = 0u; k < 16u; k++) {
-    let i = select(k, lane / 2u, by_rows) * ld * 4u + select(lane / 2u, k, by_rows);
-    row.at[k] = f32(NAME[at + i / 4u][i % 4u]);
+  var rows: Left;
+  for (var k = 0u; k < ROWS * 16u; k++) {
+    let row = lane * ELEMENTS / 16u + k / 16u;
+    let i = select(k % 16u, row, by_rows) * ld * 4u + select(row, k % 16u, by_rows);
+    rows.at[k] = f32(NAME[at + i / 4u][i % 4u]);
   }
-  return row;
+  return rows;
 }
 """
 _MULTIPLY = """
 fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
   var x = a;
   var sum = c;
-  for (var e = 0u; e < 8u; e++) {
+  for (var e = 0u; e < ELEMENTS; e++) {
     for (var k = 0u; k < 16u; k++) {
-      let column = (lane % 2u) * 8u + e;
+      let column = (lane * ELEMENTS + e) % 16u;
       let i = select(column, k, b.by_rows) * b.ld * 4u + select(k, column, b.by_rows);
-      sum.at[e] += x.at[k] * right(b.tile, b.at + i / 4u, i % 4u);
+      sum.at[e] += x.at[e / 16u * 16u + k] * right(b.tile, b.at + i / 4u, i % 4u);
     }
   }
   return sum;
@@ -49,15 +52,15 @@ fn multiply_add(lane: u32, a: Left, b: Right, c: Sums) -> Sums {
 _SUMS = """
 fn store_NAME(lane: u32, c: Sums, at: u32, ld: u32) {
   var sum = c;
-  for (var e = 0u; e < 8u; e++) {
-    let i = lane / 2u * ld * 4u + (lane % 2u) * 8u + e;
+  for (var e = 0u; e < ELEMENTS; e++) {
+    let i = (lane * ELEMENTS + e) / 16u * ld * 4u + (lane * ELEMENTS + e) % 16u;
     NAME[at + i / 4u][i % 4u] = sum.at[e];
   }
 }
 fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
   var sum: Sums;
-  for (var e = 0u; e < 8u; e++) {
-    let i = lane / 2u * ld * 4u + (lane % 2u) * 8u + e;
+  for (var e = 0u; e < ELEMENTS; e++) {
+    let i = (lane * ELEMENTS + e) / 16u * ld * 4u + (lane * ELEMENTS + e) % 16u;
     sum.at[e] = NAME[at + i / 4u][i % 4u];
   }
   return sum;
@@ -65,21 +68,21 @@ fn load_NAME(lane: u32, at: u32, ld: u32) -> Sums {
 """
 
 
-# Subgroups of 32, whatever the device has: through workgroup memory.
+# Subgroups of LANES, whatever the device has: through workgroup memory.
 _SUBGROUPS = """
 var<workgroup> votes: array<f32, 1024>;
 fn shuffle_xor(lid: u32, mine: f32, mask: u32) -> f32 {
   votes[lid] = mine;
   workgroupBarrier();
-  let other = votes[lid ^ mask];
+  let other = select(1e30, votes[lid ^ mask], (lid ^ mask) / LANES == lid / LANES);
   workgroupBarrier();
   return other;
 }
-fn any_of_32(lid: u32, mine: bool) -> bool {
+fn any_of_lanes(lid: u32, mine: bool) -> bool {
   votes[lid] = f32(u32(mine));
   workgroupBarrier();
   var found = false;
-  for (var i = 0u; i < 32u; i++) { found = found || votes[lid / 32u * 32u + i] != 0.0; }
+  for (var i = 0u; i < LANES; i++) { found = found || votes[lid / LANES * LANES + i] != 0.0; }
   workgroupBarrier();
   return found;
 }
@@ -133,34 +136,50 @@ def _check_uniform(text: str) -> None:
             raise ValueError(f"cooperative operations want uniform control flow, and this may differ: {found[1]}")
 
 
-def emulated(text: str, *, short: bool = False) -> str:
-    """The assembled text of a variant without operations of subgroups. ValueError where one is left.
+def emulated(text: str, lanes: int, *, short: bool = False) -> str:
+    """The assembled text of a variant without operations of subgroups, as on a GPU whose subgroups have `lanes`.
+    ValueError where one is left.
 
     short: for small inputs, compiled in about half the time, as the compiler does not know how often a product's loops
     turn, and leaves them as they are. llvmpipe ends the loops of an invocation after 65,535 turns in all.
     """
     text = text.replace("enable wgpu_cooperative_matrix;\n", "")
     _check_uniform(text)
+    builtins = {
+        "subgroup_size": f"{lanes}u",
+        "subgroup_id": f"lid / {lanes}u",
+        "subgroup_invocation_id": f"lid % {lanes}u",
+    }
+    for name, value in builtins.items():
+        text, has = re.subn(rf",\s*@builtin\({name}\) {name}: u32(,?)", r"\1", text)
+        if has:
+            text = re.sub(r"(\bfn main\([^{]*\{\n)", rf"\1  let {name} = {value};\n", text)
     text = _without_eights(text)
     lefts = sorted({m[1] for m in _LOAD_A.findall(text)})
     rights = sorted({m[1] for m in _LOAD_B.findall(text)})
     sums = sorted({m[1] for m in _STORE.findall(text)})
 
+    last = f"{lanes - 1}u - lid % {lanes}u"
+
     def by_rows(letter: str) -> str:
         return "true" if letter else "false"
 
-    text = _LOAD_A.sub(lambda m: f"left_{m[2]}(31u - lid % 32u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
+    text = _LOAD_A.sub(lambda m: f"left_{m[2]}({last}, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
     text = _LOAD_B.sub(lambda m: f"Right({rights.index(m[2])}u, {m[3]}, {m[4]}, {by_rows(m[1])})", text)
-    text = _LOAD_C.sub(r"load_\1(31u - lid % 32u, \2, \3)", text)
-    text = _STORE.sub(r"store_\2(31u - lid % 32u, \1, \3, \4)", text)
+    text = _LOAD_C.sub(rf"load_\1({last}, \2, \3)", text)
+    text = _STORE.sub(rf"store_\2({last}, \1, \3, \4)", text)
     text = re.sub(r"coop_mat16x16<f32, C>\(\)", "Sums()", text)
-    text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", r"multiply_add(31u - lid % 32u, \1, \2, \3)", text)
+    text = re.sub(r"coopMultiplyAdd\((\w+), (\w+), (\w+)\)", rf"multiply_add({last}, \1, \2, \3)", text)
     subgroups = _SUBGROUPS if re.search("subgroup(ShuffleXor|Any)", text) else ""
-    text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_32(lid, ")
+    text = text.replace("subgroupShuffleXor(", "shuffle_xor(lid, ").replace("subgroupAny(", "any_of_lanes(lid, ")
     if re.search("coop|subgroup[A-Z]", re.sub(r"//.*", "", text)):
         raise ValueError("an operation of subgroups that the emulation does not know")
     choices = "".join(f"  if (which == {i}u) {{ return f32({name}[at][e]); }}\n" for i, name in enumerate(rights))
     right = f"fn right(which: u32, at: u32, e: u32) -> f32 {{\n{choices}  return 0.0;\n}}\n"
     helpers = [subgroups, _TYPES, *(_LEFT.replace("NAME", name) for name in lefts), right, _MULTIPLY]
     added = "".join([*helpers, *(_SUMS.replace("NAME", name) for name in sums)])
-    return text + (re.sub(r"< (8|16)u;", r"< \1u + lane / 32u;", added) if short else added)  # a lane is less than 32
+    if short:
+        added = re.sub(r"\b([ek]) < ([^;]+);", r"\1 < \2 + lane / LANES;", added)  # a lane is less than LANES
+    elements = 256 // lanes
+    names = {"LANES": lanes, "ELEMENTS": elements, "ROWS": max(1, elements // 16)}
+    return text + re.sub(r"\b(LANES|ELEMENTS|ROWS)\b", lambda m: f"{names[m[1]]}u", added)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.selftest.attention import attention_case
 from wgrad.autograd.selftest.case import F16, Case, Inputs, upload_inputs
 from wgrad.autograd.selftest.run import check_case, to_host
@@ -49,8 +50,10 @@ def few_cases() -> list[Case]:
     ]
 
 
+@pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("case", few_cases(), ids=lambda case: case.name)
-def test_case(matrix_device: Any, case: Case) -> None:
+def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int) -> None:
+    monkeypatch.setattr(matrix_device, "lanes", lanes)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
@@ -81,6 +84,24 @@ def test_rows_that_pass_to_their_registers_in_parts(
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert matrix_device.launched - _PLAIN == _KERNELS[case.direction]
+
+
+@pytest.mark.parametrize("width", [32, 64, 96, 128])
+def test_every_column_of_a_head_is_read(width: int) -> None:
+    """Of each tile and number of lanes. Parts of three matrices of a head of 96 once had one of them read."""
+    for kernel, tiles in attention_matrix.TILES.items():
+        for lanes in LANES:
+            tile_of = [replace(tile, lanes=lanes) for least, tile in tiles if least <= width]
+            for tile in tile_of:
+                found: dict[str, Any] = tile.key_constants(width) if kernel == "dkv" else tile.constants(width)
+                threads = found["SG"] * found["SG_LANES"]
+                parts = found["LEFT_PARTS"]
+                assert 16 * parts * found["LEFT_DF"] == width
+                assert found["LOADS_ROWS"] * threads >= tile.rows * width // 8 // parts
+                assert found["LOADS_COLUMNS"] * threads >= tile.columns * width // 8
+                vectors = found["QUARTER"] if kernel == "dkv" else found["PAIRS"]
+                assert vectors * threads == tile.rows * tile.columns // 4
+                assert threads <= 512
 
 
 def test_which_attention_is_served(matrix_device: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.wgsl.matrix_emulation import LANES
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import loss
 from wgrad.autograd.selftest.case import BF16, F16, Case
@@ -57,8 +58,10 @@ def few_cases() -> list[Case]:
 
 
 @pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("case", few_cases() + decoded_cases(), ids=lambda case: case.name)
-def test_case(matrix_device: Any, case: Case) -> None:
+def test_case(matrix_device: Any, monkeypatch: pytest.MonkeyPatch, case: Case, lanes: int) -> None:
+    monkeypatch.setattr(matrix_device, "lanes", lanes)
     result = check_case(case, matrix_device)
     assert result.ok, f"{result.output} is off by {result.error:.3g}, allowed {result.limit:.3g}"
     assert "gemm" not in matrix_device.launched  # no product of these cases goes anywhere else

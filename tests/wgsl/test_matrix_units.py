@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import subprocess
@@ -17,7 +18,8 @@ from wgrad.autograd import select_device
 from wgrad.autograd.selftest.probe import Verdict
 from wgrad.device.errors import DeviceError
 from wgrad.train.commands.cli import main
-from wgrad.wgsl.runtime import adapters, matrix_units
+from wgrad.wgsl.runtime import adapters, cooperative_shapes, matrix_units, vulkan_memory
+from wgrad.wgsl.runtime.experimental_gate import find_gate
 from wgrad.wgsl.runtime.webgpu_trace import PROFILES, TraceDevice
 
 
@@ -33,20 +35,21 @@ def cache(wgpu_device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def known_library() -> Path:
     source = matrix_units.installed()
-    if source is None or matrix_units.known(source) is None:
-        pytest.skip("the installed wgpu is not a library that was tried")
+    if source is None or matrix_units.gate_of(source) is None:
+        pytest.skip("the installed wgpu is a library whose gate is not found")
+    matrix_units.keep_verdict("another card", True, "")  # without which no copy is loaded
     return source
 
 
 def test_the_copy_differs_in_the_gate_alone(cache: Path) -> None:
     source = known_library()
-    before, library = source.read_bytes(), matrix_units.known(source)
-    assert library is not None
+    before, gate = source.read_bytes(), matrix_units.gate_of(source)
+    assert gate is not None
     copy = matrix_units.write_copy()
     made = copy.read_bytes()
     different = [i for i in range(0, len(made)) if made[i] != before[i]] if made != before else []
     assert source.read_bytes() == before and len(made) == len(before)
-    assert different and set(different) <= set(range(library.offset, library.offset + len(library.after)))
+    assert different and set(different) <= set(range(gate.offset, gate.offset + len(gate.after)))
     assert copy.parent == cache and "MIT" in (cache / "LICENSE").read_text(encoding="utf-8")
     assert matrix_units.copy_to_load() == copy
 
@@ -63,6 +66,74 @@ def test_wgpu_works_on_the_copy(cache: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=env)
     assert done.stdout.split() == ["True", "1.0"], done.stderr
+
+
+def test_a_copy_that_no_card_passed_on_is_loaded_by_the_check_alone(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a release that nobody has tried: it may crash whoever loads it."""
+    known_library()
+    copy = matrix_units.write_copy()
+    monkeypatch.delitem(sys.modules, "wgpu")
+    for passed, mode, loaded in ((False, "", False), (False, "trial", True), (True, "", True)):
+        (cache / "cards.json").unlink(missing_ok=True)
+        matrix_units.keep_verdict(CARD, passed, "it crashed")
+        monkeypatch.setenv(matrix_units.SWITCH, mode)
+        assert matrix_units.copy_to_load() == (copy if loaded else None)
+        with matrix_units.using_copy() as used:
+            assert used == loaded
+
+
+def library_of(processor: str, *parts: bytes) -> bytes:
+    """A file with the head of a library, and these parts from its byte 256 on, each at a multiple of 16 behind the
+    padding that compilers put between functions."""
+    head = bytearray(b"\x7fELF\x02".ljust(18, b"\0") + {"x86-64": b"\x3e\0", "aarch64": b"\xb7\0"}[processor])
+    if processor == "x86-64":
+        return bytes(head).ljust(256, b"\xcc") + b"".join((part + b"\xcc").ljust(32, b"\xcc") for part in parts)
+    return bytes(head).ljust(256, b"\0") + b"".join(b"\xc0\x03\x5f\xd6" + part.ljust(28, b"\0") for part in parts)
+
+
+GATE_X86 = bytes.fromhex("48b800000000010087 0231d2c3")
+GATE_ARM = bytes.fromhex("2000c0d2 e1031faa e050e0f2 c0035fd6")
+OTHERS_X86 = {
+    "the set of all features": bytes.fromhex("48b8ffffffffff070000 31d2c3"),
+    "fewer experimental features": bytes.fromhex("48b800000000000087 0231d2c3"),
+    "many features": bytes.fromhex("48b80000000001ffffff 31d2c3"),
+    "inside another function": b"\x90" * 3 + GATE_X86,
+    "another second word": bytes.fromhex("48b800000000010087 0231c0c3"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS_X86)
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_a_gate_is_taken_where_there_is_one(other: str, places: int) -> None:
+    data = library_of("x86-64", OTHERS_X86[other], *[b"\x90" * 20, GATE_X86] * places)
+    if places == 1:
+        gate = find_gate(data)
+        assert data[gate.offset :].startswith(GATE_X86)
+        made = gate.lifted(data)
+        assert made[gate.offset : gate.offset + 5].hex() == "31c031d2c3" and len(made) == len(data)
+        assert find_gate(b"MZ".ljust(60, b"\0") + b"\x40\0\0\0PE\0\0\x64\x86" + data[70:]) == gate
+    else:
+        with pytest.raises(DeviceError, match=f"{places or 'no'} places that could be the gate"):
+            find_gate(data)
+
+
+def test_the_gate_of_newer_releases() -> None:
+    """With further experimental features, and elsewhere; on Arm likewise. A file of another processor has none."""
+    more = bytes.fromhex("48b80000000001004f 0e31d2c3")
+    assert find_gate(library_of("x86-64", b"\x90" * 20, b"", more)).offset == 256 + 64
+    arm = library_of("aarch64", b"", GATE_ARM)
+    gate = find_gate(arm)
+    assert arm[gate.offset :].startswith(GATE_ARM)
+    assert gate.lifted(arm)[gate.offset : gate.offset + 12].hex() == "000080d2010080d2c0035fd6"
+    for data in (library_of("aarch64", GATE_ARM, GATE_ARM), library_of("aarch64", GATE_X86)):
+        with pytest.raises(DeviceError, match="places"):
+            find_gate(data)
+    for data in (b"\xcf\xfa\xed\xfe" + arm, b"", b"MZ", b"\x7fELF\x02"):
+        with pytest.raises(DeviceError, match="no library for"):
+            find_gate(data)
 
 
 def test_an_unknown_library_is_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +172,7 @@ def test_a_copy_that_is_not_whole_is_not_loaded(cache: Path, tmp_path: Path, mon
 
 def test_a_link_in_the_place_of_the_licence_is_not_followed(cache: Path, tmp_path: Path) -> None:
     known_library()
-    cache.mkdir(parents=True)
+    cache.mkdir(parents=True, exist_ok=True)
     (tmp_path / "mine").write_text("mine")
     (cache / "LICENSE").symlink_to(tmp_path / "mine")
     matrix_units.write_copy()
@@ -161,7 +232,13 @@ class Adapter(SimpleNamespace):
 
     def __init__(self, backend: str = "Vulkan", lacking: str = "", gives: bool = True) -> None:
         features = {matrix_units.FEATURE, "shader-f16", "subgroup", "timestamp-query"} - {lacking}
-        info = {"device": "a card", "description": "driver 1", "backend_type": backend, "adapter_type": "DiscreteGPU"}
+        info: dict[str, Any] = {
+            "device": "a card",
+            "description": "driver 1",
+            "backend_type": backend,
+            "adapter_type": "DiscreteGPU",
+        }
+        info |= {"vendor_id": 1, "device_id": 2}
         super().__init__(features=features, info=info, limits={}, gives=gives, asked=[])
 
     def request_device_sync(self, required_features: list[str], required_limits: object = None) -> SimpleNamespace:
@@ -185,6 +262,46 @@ def test_a_device_without_one_of_the_features_has_no_matrix_units(monkeypatch: p
         device._device.features = adapter.features
         device._start(device._device, device._queue, {**adapter.info, "adapter_type": "", "backend_type": ""}, None)
         assert device.matrix_units == whole
+
+
+@pytest.mark.parametrize(
+    "shapes, used",
+    [(None, True), ([(16, 16, 16), (16, 8, 16)], True), ([(8, 16, 16)], False), ([(8, 8, 16)], False), ([], False)],
+)
+def test_a_card_of_another_shape_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]] | None, used: bool
+) -> None:
+    """Intel's: they compile kernels of 16 x 16 x 16, and compute something else. Of one that does not tell, the check
+    tells."""
+    told = {} if shapes is None else {(1, 2): frozenset(cooperative_shapes.Shape(*shape) for shape in shapes)}
+    monkeypatch.setattr(cooperative_shapes, "_shapes", lambda: told)
+    matrix_units.keep_verdict(CARD, True, "")
+    assert (matrix_units.FEATURE in adapters.open_device(Adapter()).features) == used
+
+
+def test_shapes_as_vulkan_tells_them() -> None:
+    """A driver of three shapes, of which one has float16 sums and one is of workgroups."""
+    shapes = [((16, 16, 16), (0, 0, 1, 1), 3), ((16, 8, 8), (0, 0, 0, 0), 3), ((64, 64, 16), (0, 0, 1, 1), 2)]
+
+    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p)
+    def ask(handle: int, count: Any, places: int | None) -> int:
+        if places:
+            found = (cooperative_shapes._Properties * count[0]).from_address(places)
+            for place, (sizes, components, scope) in zip(found, shapes):
+                assert place.type == 1000506001
+                place.sizes[:], place.components[:], place.scope = sizes, components, scope
+        count[0] = len(shapes)
+        return 0
+
+    def look_up(instance: object, name: bytes) -> int | None:
+        return ctypes.cast(ask, ctypes.c_void_p).value if known else None
+
+    vulkan = SimpleNamespace(vkGetInstanceProcAddr=look_up)
+    device = vulkan_memory.PhysicalDevice(vulkan, ctypes.c_void_p(1), ctypes.c_void_p(2), (1, 2))
+    for known in (True, False):
+        wanted = frozenset({cooperative_shapes.Shape(16, 16, 16)}) if known else None
+        assert cooperative_shapes._shapes_of(device) == wanted
+    assert isinstance(cooperative_shapes._shapes(), dict)  # of the drivers here, which may have none
 
 
 def test_a_backend_of_another_shape_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +330,9 @@ def test_only_a_card_that_passed_is_asked_for_the_feature(cache: Path, monkeypat
 
 def idle_device() -> Any:
     facts = {"name": "a card", "driver": "driver 1", "backend": "Vulkan", "features": [matrix_units.FEATURE]}
-    return SimpleNamespace(name="wgpu", matrix_units=False, float16=True, facts=facts)
+    device = SimpleNamespace(name="wgpu", tensor_cores_off="", matrix_units=False, float16=True, facts=facts)
+    device.lacks = frozenset()  # operators
+    return device
 
 
 @pytest.mark.parametrize("passes", [True, False])
@@ -227,7 +346,6 @@ def test_a_library_that_gives_them_has_the_card_checked_once(monkeypatch: pytest
         return Verdict(passes, "" if passes else "sums are zero"), True
 
     monkeypatch.setattr(adapters, "_usable", lambda: {0: adapter})
-    monkeypatch.setattr(matrix_units, "known", lambda path: None)
     monkeypatch.setattr(command, "check_in_a_process", check)
     opened = []
 
@@ -254,7 +372,6 @@ def test_a_verdict_that_cannot_be_kept_is_none(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
     monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
     monkeypatch.setattr(adapters, "_usable", lambda: {0: Adapter()})
-    monkeypatch.setattr(matrix_units, "known", lambda path: None)
     assert not command.first_check(idle_device())
 
 
@@ -262,14 +379,11 @@ def test_a_library_that_refuses_them_is_left_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(command, "check_in_a_process", lambda *args, **options: pytest.fail("checked"))
     adapter = Adapter(gives=False)
     monkeypatch.setattr(adapters, "_usable", lambda: {0: adapter})
-    monkeypatch.setattr(matrix_units, "known", lambda path: None)
     assert not command.first_check(idle_device()) and len(adapter.asked) == 1
     adapter.gives = True
     monkeypatch.setenv(matrix_units.SWITCH, "off")
     assert not command.first_check(idle_device())
-    monkeypatch.delenv(matrix_units.SWITCH)
-    monkeypatch.setattr(matrix_units, "known", lambda path: matrix_units.KNOWN[0])  # it refuses: nobody need ask
-    assert not command.first_check(idle_device()) and len(adapter.asked) == 1
+    assert len(adapter.asked) == 1
 
 
 @pytest.mark.parametrize(

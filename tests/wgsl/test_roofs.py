@@ -42,7 +42,9 @@ def test_matrix_units(wgpu_device: Any, monkeypatch: pytest.MonkeyPatch) -> None
     if not wgpu_device.float16:
         pytest.skip("the device has no float16")
     plain = wgsl_compile.assemble
-    monkeypatch.setattr(wgsl_compile, "assemble", lambda source, constants: emulated(plain(source, constants)))
+    monkeypatch.setattr(
+        wgsl_compile, "assemble", lambda source, constants: emulated(plain(source, constants), constants["LANES"])
+    )
     passes = 3
     found = wgpu_device.download(roofs.matrix_multiply_adds(wgpu_device, 2, passes))
     factors = ((np.arange(6 * 256) % 13) / 16).reshape(6, 16, 16)

@@ -32,6 +32,7 @@ from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime import compile as wgsl_compile
+from wgrad.wgsl.runtime import cooperative
 
 # Masked at both ends of a tile of keys, and between documents.
 _ATTENTION = [
@@ -77,7 +78,7 @@ CASES = {
     "reduce_rows": ["sum_rows/7x123/float32", "sum_rows/1x1/float32"],
     "softmax": ["softmax/5x123/float32", "softmax_backward/5x123/float32"],
 }
-_ROOF = "roof_matrix"  # no operator, so no case
+_ROOF, _PROBE = "roof_matrix", "cooperative_probe"  # no operators, so no cases
 _NEVER = {"gemm": {"table"}}  # its tiles leave no room for nested scales
 
 
@@ -123,7 +124,9 @@ def on(wgpu_device: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> Poison
     def assemble(source: str, constants: dict) -> str:
         text = plain(source, constants)
         on.variables.setdefault(launched, set()).update(variables(text))
-        return poisoned(emulated(text, short=True) if "wgpu_cooperative_matrix" in text else text)
+        return poisoned(
+            emulated(text, constants.get("LANES", 32), short=True) if "wgpu_cooperative_matrix" in text else text
+        )
 
     def noted(shader: str, *arguments: Any, entry: str = "main", **options: Any) -> None:
         nonlocal launched
@@ -143,7 +146,7 @@ def _check(case: Case, device: Any) -> None:
 
 def test_every_shader_with_workgroup_memory_is_listed() -> None:
     launched = {file.removesuffix(".wgsl") for file in set(SHADERS) - SHARED}
-    assert {shader for shader in launched if _declared(shader)} == {*CASES, _ROOF}
+    assert {shader for shader in launched if _declared(shader)} == {*CASES, _ROOF, _PROBE}
 
 
 @pytest.mark.parametrize("shader", CASES)
@@ -195,3 +198,10 @@ def test_roof_of_matrix_units(on: Poisoned) -> None:
     found = on.device.download(roofs.matrix_multiply_adds(on.device, 1, 1))
     np.testing.assert_allclose(found, np.broadcast_to(total, found.shape), rtol=1e-6)
     assert on.variables[_ROOF] == _declared(_ROOF)
+
+
+def test_probe_of_cooperative_matrices(on: Poisoned) -> None:
+    if not on.device.float16:
+        pytest.skip("the device has no float16")
+    assert cooperative.lanes_of(on.device) == 32
+    assert on.variables[_PROBE] == _declared(_PROBE)

@@ -16,7 +16,8 @@ _WHAT = (
 def print_status() -> int:
     """-> 0."""
     found = matrix_units.status()
-    say(f"library: {found.library or 'none'}" + ("" if found.known else f" (not tried: SHA-256 {found.sha256})"))
+    unknown = "" if found.known else f" (its gate is not found: SHA-256 {found.sha256})"
+    say(f"library: {found.library or 'none'}{unknown}")
     say(f"copy:    {found.copy if found.copied else 'none'}" + (", in use" if found.loaded else ""))
     if found.switched_off:
         say("WGRAD_MATRIX_UNITS=off: not used, whatever stands below")

@@ -109,7 +109,7 @@ def _on_units(kernel: str, device: Runtime, chosen: Plan, softcap: float, *array
     wanted = device.matrix_units and not softcap
     if not wanted:
         return None
-    return attention_matrix.served(kernel, device.workgroup_bytes, chosen.wanted_groups, *arrays)
+    return attention_matrix.served(kernel, device.workgroup_bytes, chosen.wanted_groups, *arrays, lanes=device.lanes)
 
 
 def _decode(device: Runtime, views: list[Array], cache_len: Array, scale: float, window: int, softcap: float) -> None:

@@ -13,21 +13,46 @@ var<workgroup> tile: array<Eight, TILE>;  // BN rows of an array, then BN of ano
 var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrices hold, on its way to invocations and back
 #endpart
 
+#part builtins
+// Part of attention_matrix*.wgsl: the parameters of the entry point.
+  @builtin(workgroup_id) wg: vec3<u32>,
+  @builtin(num_workgroups) nwg: vec3<u32>,
+  @builtin(local_invocation_index) lid: u32,
+#if LANES != 32
+  @builtin(subgroup_id) subgroup_id: u32,
+#endif
+#endpart
+
+#part subgroup_rows
+// Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which 16 rows a subgroup has. Of 8 lanes two subgroups share them,
+// each with half of the columns (`side`).
+#if LANES == 8
+  let subgroup = subgroup_id / 2u;
+  let side = subgroup_id % 2u;
+#else
+#include "common.inc.wgsl" subgroup_index
+#endif
+#endpart
+
 #part rows
 // Part of attention_matrix.wgsl and attention_matrix_dq.wgsl: which queries of which head the workgroup owns, and which of the
-// splits of their keys; of a subgroup's 16 rows each belongs to two invocations. A workgroup beyond the last does the last
+// splits of their keys; of a subgroup's 16 rows each belongs to ROW_LANES invocations. A workgroup beyond the last does the last
 // again, without storing: cooperative operations want uniform control flow. Its queries as left operands, and sums for them.
   var id = wg.x + wg.y * nwg.x;
   let last_id = p.splits * p.heads * p.batch * p.query_tiles - 1u;
   let extra = id > last_id;
   id = min(id, last_id);
 #include "attention.inc.wgsl" query_id
-  let subgroup = lid / 32u;
-  let half = lid % 2u;
-  let row = lid / 2u;
+#include subgroup_rows
+  let half = lid % $ROW_LANESu;
+  let row = lid / $ROW_LANESu;
   let t = min(t0 + row, p.queries - 1u);
   let t_last = min(t0 + BM, p.queries) - 1u;
+#if LANES == 8
+  let strip = subgroup * 16u * S_LD + side * (4u * $NF_OWNu);
+#else
   let strip = subgroup * 16u * S_LD;
+#endif
   let mine = row * S_LD + half;
   let to_base2 = p.scale * LOG2E;
   let ld = 2u * TILE_LD;  // as cooperative matrices take it: in vec4<f16>
@@ -35,7 +60,7 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
   let ld_s = S_LD;
 #include left x=q first=t0 heads=heads head=h row=subgroup*16u
 #unroll g OUT_PARTS
-#unroll j NF
+#unroll j NF_OWN
   var acc_$g_$j = coop_mat16x16<f32, C>();
 #end
 #end
@@ -61,7 +86,11 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
 #unroll part LEFT_PARTS
 #unroll n LOADS_ROWS
   {
+#if LANES == 32
     let at = lid + $nu * THREADS;
+#else
+    let at = (lid + $nu * THREADS) % (BM * LEFT_W8);  // some may be read twice
+#endif
     let token = min($first + at / LEFT_W8, p.queries - 1u);
     let words = $x[((b * p.queries + token) * p.$heads + $head) * W8 + LEFT_W8 * $partu + at % LEFT_W8];
     let to = at / LEFT_W8 * (LEFT_W8 + 1u) + at % LEFT_W8;
@@ -129,9 +158,13 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
       let left_at = subgroup * 16u * S_LD + 4u * $ju;
       let left = coopLoadT<coop_mat16x16<f16, A>>(&$left[left_at], ld_s);
 #unroll g OUT_PARTS
-#unroll c NF
+#unroll c NF_OWN
       {
+#if LANES == 8
+        let right_at_$c = ($place + 16u * $ju) * TILE_LD + 2u * ($gu * NF + side * $NF_OWNu + $cu);
+#else
         let right_at_$c = ($place + 16u * $ju) * TILE_LD + 2u * ($gu * NF + $cu);
+#endif
         let right = coopLoadT<coop_mat16x16<f16, B>>(&tile[right_at_$c].low, ld);
         acc_$g_$c = coopMultiplyAdd(left, right, acc_$g_$c);
       }
@@ -147,13 +180,13 @@ var<workgroup> strips: array<vec4<f32>, BM * S_LD>;  // what cooperative matrice
   let out = (((split * p.batch + b) * p.queries + t) * p.heads + h) * W4;
 #unroll g OUT_PARTS
   workgroupBarrier();
-#unroll j NF
+#unroll j NF_OWN
   let out_at_$g_$j = strip + 4u * $ju;
   coopStoreT(acc_$g_$j, &strips[out_at_$g_$j], ld_s);
 #end
   workgroupBarrier();
 #unroll i PAIRS
-  if (stores) { $y[out + 4u * NF * $gu + 2u * $iu + half] = $type(strips[mine + 2u * $iu] * $factor); }
+  if (stores) { $y[out + 4u * NF * $gu + $ROW_LANESu * $iu + half] = $type(strips[mine + $ROW_LANESu * $iu] * $factor); }
 #end
 #end
 #endpart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,15 +19,27 @@ class MatrixRows:
 
     subgroups: int
     columns: int = 32
+    lanes: int = 32  # of a subgroup. Of 8, two subgroups have 16 rows.
 
     @property
     def rows(self) -> int:
         return 16 * self.subgroups
 
+    @property
+    def _sides(self) -> int:
+        """Subgroups that share 16 rows, in the forward and dq."""
+        return 2 if self.lanes < 16 else 1
+
+    @property
+    def _row_lanes(self) -> int:
+        """Invocations that share a row, in the forward and dq."""
+        return self.lanes * self._sides // 16
+
     def _parts(self, width: int) -> int:
-        """Parts of the columns, of at least 16, in which the rows pass through the place of the tiles before the walk
-        begins: as few as go there."""
-        return next((n for n in (1, 2) if self._rows(width, n) <= self._tiles(width)), min(4, width // 16))
+        """Parts of the columns, of whole cooperative matrices, in which the rows pass through the place of the tiles
+        before the walk begins: as few as go there."""
+        divisors = [n for n in range(1, width // 16 + 1) if width // 16 % n == 0]
+        return next((n for n in divisors if self._rows(width, n) <= self._tiles(width)), divisors[-1])
 
     def _rows(self, width: int, parts: int) -> int:
         """Elements of a part of the rows, in workgroup memory."""
@@ -50,12 +62,15 @@ class MatrixRows:
 
     def constants(self, width: int) -> dict[str, Constant]:
         """Constants of attention_matrix.wgsl and attention_matrix_dq.wgsl, for heads of `width` elements."""
-        return {**self._shape(width), **self._loads(width, 32 * self.subgroups)}
+        own = {"ROW_LANES": self._row_lanes, "NF_OWN": self.columns // 16 // self._sides}
+        return {**self._shape(width), **self._loads(width, self.lanes * self._sides), **own}
 
     def key_constants(self, width: int) -> dict[str, Constant]:
         """Constants of attention_matrix_dkv.wgsl: twice the subgroups, which share rows."""
-        own = {"HALF_NF": self.columns // 32, "QUARTER": self.columns // 16}
-        return {**self._shape(width), **self._loads(width, 64 * self.subgroups), **own}
+        row_lanes = max(1, self.lanes // 16)  # of one of the two; of 8 lanes a row is whole
+        quarter = self.columns // (8 * row_lanes) if self.lanes > 8 else self.columns // 4
+        own = {"HALF_NF": self.columns // 32, "QUARTER": quarter, "ROW_LANES": row_lanes, "ROW_VECS": 8 * row_lanes}
+        return {**self._shape(width), **self._loads(width, 2 * self.lanes), **own}
 
     def _shape(self, width: int) -> dict[str, Constant]:
         return {
@@ -69,15 +84,18 @@ class MatrixRows:
             "LEFT_DF": width // 16 // self._parts(width),
             "NF": self.columns // 16,
             "OUT_PARTS": width // self.columns,
-            "PAIRS": self.columns // 8,
+            "PAIRS": self.columns // 4 // self._row_lanes,
+            "LANES": self.lanes,
         }
 
-    def _loads(self, width: int, threads: int) -> dict[str, Constant]:
+    def _loads(self, width: int, lanes: int) -> dict[str, Constant]:
         """Number of 16-byte loads by an invocation: of a part of the rows, and of a tile, of which it may read some
-        twice."""
+        twice. lanes: invocations for 16 rows."""
+        threads = lanes * self.subgroups
         return {
-            "LOADS_ROWS": self.rows * width // 8 // self._parts(width) // threads,
+            "LOADS_ROWS": -(-self.rows * width // 8 // self._parts(width) // threads),
             "LOADS_COLUMNS": -(-self.columns * width // 8 // threads),
+            "SG_LANES": lanes,
         }
 
 
@@ -87,10 +105,11 @@ TILES = {
     "dq": ((96, MatrixRows(8)), (0, MatrixRows(4)), (0, MatrixRows(2))),
     "dkv": ((0, MatrixRows(4)), (0, MatrixRows(2))),
 }
+MOST_SUBGROUPS = 8  # of a workgroup of attention_matrix.wgsl
 _FEW_ROWS = 64  # tiles of more are for as many queries as fill a card with them
 
 
-def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array) -> MatrixRows | None:
+def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array, lanes: int = 32) -> MatrixRows | None:
     """The tile of a kernel of TILES for q, k, v (and do) [B, T, H, D], or None: where they are not all float16, of at
     least 16 queries, D a multiple of 32 up to 128, or no tile fits. wanted_groups: workgroups that fill the device."""
     batch, queries, heads, width = arrays[0].shape
@@ -98,4 +117,5 @@ def served(kernel: str, workgroup_bytes: int, wanted_groups: int, *arrays: Array
         return None
     most_rows = max(_FEW_ROWS, batch * heads * queries // wanted_groups)
     tiles = (t for least, t in TILES[kernel] if least <= width and t.rows <= most_rows)
-    return next((t for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes), None)
+    fitting = (replace(t, lanes=lanes) for t in tiles if t.workgroup_bytes(kernel, width) <= workgroup_bytes)
+    return next((t for t in fitting if t.subgroups * t._sides <= MOST_SUBGROUPS), None)

@@ -1,22 +1,22 @@
 // o and lse of attention.wgsl on matrix units: f16 q, k, v; f32 sums. Heads of WIDTH elements, a multiple of 32.
 //
-// Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of 32 invocations owns BM = 16 SG
-// queries of one head, 16 a subgroup, and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
+// Operands, masks and dispatch are those of attention.wgsl. A workgroup of SG subgroups of LANES invocations owns BM = 16 SG
+// queries of one head, 16 a subgroup (or two of 8 lanes), and walks tiles of BN keys. K and V of a tile lie side by side in workgroup memory;
 // K of the next tile is read as V of this one is, and both are stored once the scores stand. What a cooperative matrix holds
-// cannot be indexed, so the scores pass through workgroup memory (strips), where two invocations share a row of 16, and
+// cannot be indexed, so the scores pass through workgroup memory (strips), where ROW_LANES invocations share a row of 16, and
 // come back as f16 (p_tile).
 //
 // The exponent's offset `top` of a row follows its maximum only where that has grown by more than GROWTH (in powers of
 // two; p stays below 2^GROWTH, far inside of f16), so that the sums in `acc`, which can be scaled only through workgroup
 // memory, rarely have to be. Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 1; the exponent in base 2.
-// Wants: subgroups of 32.
+// Wants: subgroups of LANES, of which neighbours share a row.
 enable f16;
 enable wgpu_cooperative_matrix;
 
 #include "attention.inc.wgsl" forward
 #include "common.inc.wgsl" eight
 
-const THREADS: u32 = 32u * SG;
+const THREADS: u32 = $SG_LANESu * SG;
 const GROWTH: f32 = 8.0;
 #include "attention_matrix.inc.wgsl" tiles
 
@@ -25,9 +25,7 @@ var<workgroup> grown: array<u32, 8>;  // by subgroup; the rest 0
 
 @compute @workgroup_size(THREADS)
 fn main(
-  @builtin(workgroup_id) wg: vec3<u32>,
-  @builtin(num_workgroups) nwg: vec3<u32>,
-  @builtin(local_invocation_index) lid: u32,
+#include "attention_matrix.inc.wgsl" builtins
 ) {
 #include "attention_matrix.inc.wgsl" rows
 
@@ -58,36 +56,40 @@ fn main(
     let v_next_$n = v[((b * p.keys + v_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
     let k_next_$n = k[((b * p.keys + k_j_$n) * p.kv_heads + kv_head) * W8 + at_$n % W8];
 #end
-#unroll j NF
+#unroll j NF_OWN
     var s_$j = coop_mat16x16<f32, C>();
 #end
 #unroll part LEFT_PARTS
 #unroll c LEFT_DF
-#unroll j NF
+#unroll j NF_OWN
     {
+#if LANES == 8
+      let k_at_$j = (16u * (side * $NF_OWNu + $ju)) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
+#else
       let k_at_$j = (16u * $ju) * TILE_LD + LEFT_W8 * $partu + 2u * $cu;
+#endif
       let k_b = coopLoad<coop_mat16x16<f16, B>>(&tile[k_at_$j].low, ld);
       s_$j = coopMultiplyAdd(q_$part_$c, k_b, s_$j);
     }
 #end
 #end
 #end
-#unroll j NF
+#unroll j NF_OWN
     let s_at_$j = strip + 4u * $ju;
     coopStoreT(s_$j, &strips[s_at_$j], ld_s);
 #end
     workgroupBarrier();
 #include "attention_matrix.inc.wgsl" stage x=k y=v
 
-    // Of its row an invocation has every other vec4.
+    // Of its row an invocation has every ROW_LANES-th vec4.
     var m = MASKED;
 #unroll i PAIRS
-    var x_$i = strips[mine + 2u * $iu] * to_base2;
+    var x_$i = strips[mine + $ROW_LANESu * $iu] * to_base2;
 #end
     if (j0 + BN > before + t0 + 1u || j0 + BN > p.keys || j0 < last_low) {
 #unroll i PAIRS
       {
-        let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
+        let key = vec4<u32>(j0 + 4u * ($ROW_LANESu * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
         x_$i = select(vec4<f32>(MASKED), x_$i, (key >= vec4<u32>(low)) & (key <= vec4<u32>(high)));
       }
 #end
@@ -95,18 +97,27 @@ fn main(
 #unroll i PAIRS
     m = max(m, max(max(x_$i.x, x_$i.y), max(x_$i.z, x_$i.w)));
 #end
+#if ROW_LANES != 1
     m = max(m, subgroupShuffleXor(m, 1u));
+#endif
+#if ROW_LANES == 4
+    m = max(m, subgroupShuffleXor(m, 2u));
+#endif
     let grows = m > top + GROWTH;
     let shrink = select(1.0, exp2(top - m), grows);
     let again = subgroupAny(grows && row_sum > 0.0);
-    if (lid % 32u == 0u) { grown[subgroup] = u32(again); }
+#if LANES == 32
+    if (lid % $LANESu == 0u) { grown[subgroup] = u32(again); }
+#else
+    if (lid % $LANESu == 0u) { grown[lid / $LANESu] = u32(again); }
+#endif
     top = select(top, m, grows);
     var total = vec4<f32>();
 #unroll i PAIRS
     {
       let e = exp2(x_$i - vec4<f32>(top));
       total += e;
-      p_tile[row * S_LD + half + 2u * $iu] = vec4<f16>(e);
+      p_tile[row * S_LD + half + $ROW_LANESu * $iu] = vec4<f16>(e);
     }
 #end
     row_sum = row_sum * shrink + (total.x + total.y + total.z + total.w);
@@ -114,16 +125,16 @@ fn main(
     let rescale = workgroupUniformLoad(&grown);
     if ((rescale[0] | rescale[1] | rescale[2] | rescale[3] | rescale[4] | rescale[5] | rescale[6] | rescale[7]) != 0u) {
 #unroll g OUT_PARTS
-#unroll j NF
+#unroll j NF_OWN
       let old_at_$g_$j = strip + 4u * $ju;
       coopStoreT(acc_$g_$j, &strips[old_at_$g_$j], ld_s);
 #end
       workgroupBarrier();
 #unroll i PAIRS
-      strips[mine + 2u * $iu] *= shrink;
+      strips[mine + $ROW_LANESu * $iu] *= shrink;
 #end
       workgroupBarrier();
-#unroll j NF
+#unroll j NF_OWN
       acc_$g_$j = coopLoadT<coop_mat16x16<f32, C>>(&strips[old_at_$g_$j], ld_s);
 #end
       workgroupBarrier();
@@ -132,7 +143,14 @@ fn main(
 #include "attention_matrix.inc.wgsl" sums left=p_tile place=BN
   }
 
+#if ROW_LANES == 1
+  let total = row_sum;
+#else
+#if ROW_LANES == 4
+  row_sum += subgroupShuffleXor(row_sum, 2u);
+#endif
   let total = row_sum + subgroupShuffleXor(row_sum, 1u);
+#endif
   let inverse = select(0.0, 1.0 / total, total > 0.0);
 #include "attention_matrix.inc.wgsl" store y=o type=O_T factor=inverse
   if (stores && half == 0u) {

@@ -5,14 +5,14 @@
 // head and walks the heads of its part of the group and the tiles of BN queries that see them; rows are keys, columns
 // queries. Two subgroups share 16 keys: of the scores each makes half of the columns, of dk and dv half of the width, so
 // that keys, values and both sums stay in registers. p and ds go as f16 into the products with do and q, the scale into dk.
-// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of 32.
+// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of LANES.
 enable f16;
 enable wgpu_cooperative_matrix;
 
 #include "attention.inc.wgsl" dkv_bindings
 #include "common.inc.wgsl" eight
 
-const THREADS: u32 = 64u * SG;
+const THREADS: u32 = $SG_LANESu * SG;
 #include "attention_matrix.inc.wgsl" tiles
 
 var<workgroup> dp_strips: array<vec4<f32>, BM * S_LD>;
@@ -39,9 +39,7 @@ fn keep(query: Query, lid: u32) {
 
 @compute @workgroup_size(THREADS)
 fn main(
-  @builtin(workgroup_id) wg: vec3<u32>,
-  @builtin(num_workgroups) nwg: vec3<u32>,
-  @builtin(local_invocation_index) lid: u32,
+#include "attention_matrix.inc.wgsl" builtins
 ) {
   var id = wg.x + wg.y * nwg.x;
   let parts = p.head_splits * p.query_splits;
@@ -49,11 +47,16 @@ fn main(
   let extra = id > last_id;
   id = min(id, last_id);
 #include "attention.inc.wgsl" key_id
-  let subgroup = lid / 32u;
+#include "common.inc.wgsl" subgroup_index
   let keys16 = subgroup / 2u;  // which 16 keys, and
   let side = subgroup % 2u;    // which half of the columns
-  let row = keys16 * 16u + (lid % 32u) / 2u;
-  let quarter = (side * 2u + lid % 2u) * (BN / 16u);  // of the row's columns, as vec4
+#if LANES == 8
+  let row = lid;  // a row is of one invocation, whichever side it is on
+  let quarter = 0u;
+#else
+  let row = keys16 * 16u + (lid % $LANESu) / $ROW_LANESu;
+  let quarter = (side * $ROW_LANESu + lid % $ROW_LANESu) * (BN / $ROW_VECSu);  // of the row's columns, as vec4
+#endif
 
   // The queries that see a key of the tile, as tiles: from the diagonal on, to the last of the window or the document.
   // Documents rise within a row: the first query whose document begins beyond these keys ends them.
@@ -147,7 +150,11 @@ fn main(
   // Sums leave through the strips, BN / 2 columns of each side at a time.
   let j = j0 + row;
   let stores = j < p.queries && !extra;
+#if LANES == 8
+  let out = (((split * p.batch + b) * p.queries + j) * p.kv_heads + kv_head) * W4;
+#else
   let out = (((split * p.batch + b) * p.queries + j) * p.kv_heads + kv_head) * W4 + side * (W4 / 2u);
+#endif
 #unroll g OUT_PARTS
   workgroupBarrier();
 #unroll i HALF_NF
@@ -159,7 +166,11 @@ fn main(
 #unroll i QUARTER
   if (stores) {
     let at = quarter + $iu;
+#if LANES == 8
+    let column = out + at / (BN / 8u) * (W4 / 2u) + $gu * (BN / 8u) + at % (BN / 8u);
+#else
     let column = out + $gu * (BN / 8u) + at - side * (BN / 8u);
+#endif
     dk[column] = DK_T(strips[row * S_LD + at] * p.scale);
     dv[column] = DV_T(dp_strips[row * S_LD + at]);
   }

@@ -2,23 +2,21 @@
 //
 // Operands, masks and dispatch are those of attention_backward_dq.wgsl; rows, tiles and the way of the scores through
 // workgroup memory those of attention_matrix.wgsl. ds goes as f16 into the product with k, the scale into dq.
-// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of 32.
+// Dao, FlashAttention-2 (arXiv:2307.08691), algorithm 2. Wants: subgroups of LANES.
 enable f16;
 enable wgpu_cooperative_matrix;
 
 #include "attention.inc.wgsl" dq_bindings
 #include "common.inc.wgsl" eight
 
-const THREADS: u32 = 32u * SG;
+const THREADS: u32 = $SG_LANESu * SG;
 #include "attention_matrix.inc.wgsl" tiles
 
 var<workgroup> ds_tile: array<vec4<f16>, BM * S_LD>;
 
 @compute @workgroup_size(THREADS)
 fn main(
-  @builtin(workgroup_id) wg: vec3<u32>,
-  @builtin(num_workgroups) nwg: vec3<u32>,
-  @builtin(local_invocation_index) lid: u32,
+#include "attention_matrix.inc.wgsl" builtins
 ) {
 #include "attention_matrix.inc.wgsl" rows
 
@@ -36,27 +34,31 @@ fn main(
   for (var n = 0u; n < tiles; n++) {
     let j0 = (first_tile + n * p.splits) * BN;
     workgroupBarrier();
-#include "attention_matrix.inc.wgsl" scores x=q y=dy count=NF first=0u
-#unroll j NF
+#if LANES == 8
+#include "attention_matrix.inc.wgsl" scores x=q y=dy count=NF_OWN first=side*(16u*$NF_OWNu)
+#else
+#include "attention_matrix.inc.wgsl" scores x=q y=dy count=NF_OWN first=0u
+#endif
+#unroll j NF_OWN
     let s_at_$j = strip + 4u * $ju;
     coopStoreT(s_$j, &strips[s_at_$j], ld_s);
 #end
     workgroupBarrier();
 #unroll i PAIRS
-    var e_$i = exp2(strips[mine + 2u * $iu] * to_base2 - vec4<f32>(stat.x));
+    var e_$i = exp2(strips[mine + $ROW_LANESu * $iu] * to_base2 - vec4<f32>(stat.x));
     if (j0 + BN > t0 + 1u || j0 < last_low) {
-      let key = vec4<u32>(j0 + 4u * (2u * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
+      let key = vec4<u32>(j0 + 4u * ($ROW_LANESu * $iu + half)) + vec4<u32>(0u, 1u, 2u, 3u);
       e_$i = select(vec4<f32>(), e_$i, (key >= vec4<u32>(low)) & (key <= vec4<u32>(t)));
     }
 #end
     // dp goes through the strips of the scores: two barriers more, and room for more workgroups in a compute unit's memory.
     workgroupBarrier();
-#unroll j NF
+#unroll j NF_OWN
     coopStoreT(dp_$j, &strips[s_at_$j], ld_s);
 #end
     workgroupBarrier();
 #unroll i PAIRS
-    ds_tile[row * S_LD + half + 2u * $iu] = vec4<f16>(e_$i * (strips[mine + 2u * $iu] - vec4<f32>(stat.y)));
+    ds_tile[row * S_LD + half + $ROW_LANESu * $iu] = vec4<f16>(e_$i * (strips[mine + $ROW_LANESu * $iu] - vec4<f32>(stat.y)));
 #end
     let next_j0 = j0 + p.splits * BN;
 #include "attention_matrix.inc.wgsl" fetch x=k y=v first=next_j0 heads=kv_heads head=kv_head

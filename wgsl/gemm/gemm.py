@@ -134,7 +134,7 @@ def product(
     plain = plain and not few_rows and isinstance(b, Array)
     skinny = gemm_skinny.find(a, b, out, mnk, trans_a, trans_b) if plain else None
     if skinny is not None and tile is None and splits is None and device.matrix_units:
-        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes)
+        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes, device.lanes)
         if on_units is not None:
             gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
             return
@@ -223,7 +223,7 @@ def _choose(
         if isinstance(b, Array) or device.matrix_tile:
             rounded = trans_b and isinstance(b, Array) and b.dtype != np.float16
             return gemm_matrix.choose_tile(m, n, k, batch, device.workgroup_bytes, device.matrix_tile, rounded=rounded)
-        return gemm_matrix.choose_weight_tile(m, n, k, b, device.workgroup_bytes)
+        return gemm_matrix.choose_weight_tile(m, n, k, b, device.workgroup_bytes, device.lanes)
     return choose_tile(m, n, k, batch)
 
 
@@ -240,11 +240,12 @@ def _kernel(
         if isinstance(tile, VectorTile):
             unit, factored = gemv.unit_of(b, mnk[0]), tile.lanes > 1 and gemv.factored(b, mnk[0])
         elif isinstance(tile, MatrixTile):
-            unit = gemm_matrix.unit_of(b, mnk[0])
+            unit = gemm_matrix.unit_of(b, mnk[0], device.lanes)
         operand = weight_operand(b, unit, table=table, barrier=not isinstance(tile, Tile), factored=factored)
     constants: dict[str, Constant] = {"A_KIND": KINDS[a.dtype.name], **operand.constants}
     if isinstance(tile, MatrixTile):
-        return "gemm_matrix", operand, {**constants, **tile.constants(mnk[2], out, operand.unit)}
+        dealt = tile.for_lanes(device.lanes, operand.unit)
+        return "gemm_matrix", operand, {**constants, **dealt.constants(mnk[2], out, operand.unit)}
     if isinstance(tile, VectorTile):
         whole = {"FACTORED": False, "GROUPS": 1, "GROUP_QUADS": 1}
         return "gemv", operand, {**whole, **constants, **tile.constants(mnk[0], device.subgroups)}

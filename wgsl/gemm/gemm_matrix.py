@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
-_SUBGROUP = 32
 _LEVELS, _NESTED_SCALES = 4 * 16, 4 * 256  # bytes of tables: of NF4 and MXFP4, of NF4
 _PAD = 8  # elements after each row of a tile in workgroup memory
 
@@ -35,6 +34,7 @@ class MatrixTile:
     k: int = 32
     ahead: bool = False
     scales_inside: bool = True
+    lanes: int = field(default=32, compare=False)  # of a subgroup
 
     @property
     def m(self) -> int:
@@ -46,7 +46,19 @@ class MatrixTile:
 
     @property
     def threads(self) -> int:
-        return _SUBGROUP * self.sg_m * self.sg_n
+        return self.lanes * self.sg_m * self.sg_n
+
+    def for_lanes(self, lanes: int, unit: int) -> MatrixTile:
+        """The same tile in subgroups of `lanes`, of which every invocation reads as much as any other: in fewer of them
+        where there would be too many invocations. unit: elements of B that are read at once."""
+        tile = replace(self, lanes=lanes)
+        while tile.m * tile.k % (8 * tile.threads) or tile.n * tile.k % (max(unit, 8) * tile.threads):
+            if tile.sg_n % 2 == 0:
+                tile = replace(tile, sg_n=tile.sg_n // 2, groups=2 * tile.groups)
+            else:
+                assert tile.sg_m % 2 == 0, "a tile has something for each invocation of a subgroup"
+                tile = replace(tile, sg_m=tile.sg_m // 2, sub_m=2 * tile.sub_m)
+        return tile
 
     @property
     def most_workgroup_bytes(self) -> int:
@@ -62,7 +74,8 @@ class MatrixTile:
 
     def constants(self, k: int, out: Array, unit: int) -> dict[str, Constant]:
         """unit: elements of B that are read at once."""
-        assert self.n * self.k % (unit * self.threads) == 0, "every invocation reads as much of B"
+        assert self.m * self.k % (8 * self.threads) == 0, "every invocation reads as much of A"
+        assert self.n * self.k % (max(unit, 8) * self.threads) == 0, "every invocation reads as much of B"
         return {
             "SG_M": self.sg_m,
             "SG_N": self.sg_n,
@@ -77,7 +90,8 @@ class MatrixTile:
             "LOADS_B": self.n * self.k // unit // self.threads,
             "EIGHTS_B": unit // 8,
             "LOADS_V": self.n * self.k // 8 // self.threads,
-            "STORES": 2 * self.sub_j,
+            "STORES": 64 * self.sub_j // self.lanes,
+            "LANES": self.lanes,
         }
 
     def lowrank_constants(
@@ -178,11 +192,13 @@ def _narrow_splits(m: int, n: int, k: int) -> int:
     return min(counts, key=lambda splits: -(-tiles * splits // at_once) / splits * (1 + splits / 12))
 
 
-def choose_weight_tile(m: int, n: int, k: int, weight: FrozenWeight, workgroup_bytes: int) -> tuple[MatrixTile, int]:
+def choose_weight_tile(
+    m: int, n: int, k: int, weight: FrozenWeight, workgroup_bytes: int, lanes: int = 32
+) -> tuple[MatrixTile, int]:
     """As `choose_tile`, of a product with a weight that is decoded in it."""
     if m <= NARROW.m:
         return NARROW, _narrow_splits(m, n, k)
-    tiles = WEIGHT_TILES[unit_of(weight, m)]
+    tiles = WEIGHT_TILES[unit_of(weight, m, lanes)]
     tile = next((tile for tile in tiles if m <= tile.m), tiles[-1])
     if tile.most_workgroup_bytes > workgroup_bytes:
         return choose_tile(m, n, k, 1, workgroup_bytes, "medium")
@@ -191,8 +207,9 @@ def choose_weight_tile(m: int, n: int, k: int, weight: FrozenWeight, workgroup_b
     return tile, max(1, min(splits, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
-def unit_of(weight: FrozenWeight, m: int) -> int:
-    """Elements of the weight that an invocation decodes at once in a product of m rows."""
+def unit_of(weight: FrozenWeight, m: int, lanes: int = 32) -> int:
+    """Elements of the weight that an invocation decodes at once in a product of m rows. Of subgroups of 64 there are
+    twice the invocations for a tile."""
     if m <= NARROW.m:
         return widest_unit(weight, 32)
-    return widest_unit(weight, 8 if weight.format == "nf4" else 16)
+    return widest_unit(weight, 8 if weight.format == "nf4" or lanes > 32 else 16)

@@ -1,12 +1,12 @@
 // C = alpha * op(A) op(B) (+ U op(V)) + bias + residual (+ C) on matrix units: f16 operands, f32 sums.
 //
-// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup of 32
+// Operands, result, epilogue and dispatch are those of gemm.wgsl; what differs is the unit that multiplies. A subgroup of LANES
 // invocations owns SUB_M x 16 rows and SUB_G x SUB_J x 16 columns of C as cooperative matrices of 16 x 16; a workgroup is
 // SG_M x SG_N subgroups. Tiles of A and B stand in workgroup memory as they lie in their arrays (rows padded by 16 bytes, so
 // that rows start in different banks), as f16: f32 and bf16 operands and decoded NF4 weights are rounded on their way in.
 // The next tile, or with AHEAD the one after it, is fetched into registers while this one is multiplied. Sums leave through
 // workgroup memory, where each subgroup has a strip of 16 rows, because what a cooperative matrix holds cannot be indexed.
-// Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of 32.
+// Wants: the contiguous dimension of A and of B, and N, a multiple of 8; subgroups of LANES.
 // Source: the tiling of NVIDIA's CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA").
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -16,7 +16,7 @@ alias Four = vec4<f16>;
 #include "gemm.inc.wgsl" matrix_dense x=a binding=1 kind=A_KIND
 #include B_FORMAT x=b binding=2 kind=B_KIND
 
-const THREADS: u32 = 32u * SG_M * SG_N;
+const THREADS: u32 = $LANESu * SG_M * SG_N;
 const TILE_M: u32 = 16u * SUB_M * SG_M;
 const TILE_N: u32 = 16u * SUB_G * SUB_J * SG_N;
 // Tiles as they lie in the arrays, in eights; so are lengths of rows.
@@ -66,9 +66,14 @@ fn place_of(at: u32, width: u32, eights: u32) -> vec2<u32> {
   return vec2<u32>(row, at % (width * eights) / 8u * side + at % side);
 }
 
+#if LANES == 32
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let subgroup = lid / 32u;
+#else
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32, @builtin(subgroup_id) subgroup_id: u32) {
+#endif
+#include "common.inc.wgsl" subgroup_index
   let sub_row = (subgroup / SG_N) * (16u * SUB_M);
   let sub_col = (subgroup % SG_N) * (16u * SUB_G * SUB_J);
   let lda = 2u * A_LD;  // as cooperative matrices take it: in vec4<f16>
@@ -169,12 +174,12 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
   }
 #endif
 
-  let lane = lid % 32u;
+  let lane = lid % $LANESu;
   let strip = subgroup * 16u * STRIP;
 #if RESIDUAL_AHEAD
 #unroll q STORES
-  let row_ahead_$q = m0 + sub_row + (lane + 32u * $qu) / STRIP;
-  let col_ahead_$q = n0 + sub_col + (lane + 32u * $qu) % STRIP * 4u;
+  let row_ahead_$q = m0 + sub_row + (lane + $LANESu * $qu) / STRIP;
+  let col_ahead_$q = n0 + sub_col + (lane + $LANESu * $qu) % STRIP * 4u;
   var ahead_$q = residual_near(row_ahead_$q, col_ahead_$q, c_base);
 #end
 #endif
@@ -195,7 +200,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #endif
 #unroll q STORES
     {
-      let at = lane + 32u * $qu;
+      let at = lane + $LANESu * $qu;
       let row = m0 + sub_row + 16u * $iu + at / STRIP;
       let col = n0 + sub_col + 16u * $gu * SUB_J + (at % STRIP) * 4u;
 #if RESIDUAL_AHEAD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +23,15 @@ class SkinnyTile:
     across: int
     depth: int
     ahead: int
+    lanes: int = field(default=32, compare=False)  # of a subgroup
+
+    def for_lanes(self, lanes: int) -> SkinnyTile:
+        """The same tile in subgroups of `lanes`: fewer of them, where not every invocation had something of a block."""
+        tile = replace(self, lanes=lanes)
+        while tile.side * tile.depth % (8 * lanes * tile.subgroups):
+            tile = replace(tile, subgroups=tile.subgroups // 2)
+        assert tile.subgroups >= tile.groups, "each group has a subgroup"
+        return tile
 
     @property
     def side(self) -> int:
@@ -37,7 +46,8 @@ class SkinnyTile:
         return 2 * 2 * pieces + 2 * block + self.subgroups * 16 * 16 * 4
 
     def constants(self, fragments: int) -> dict[str, Constant]:
-        threads = 32 * self.subgroups
+        threads = self.lanes * self.subgroups
+        assert self.side * self.depth % (8 * threads) == 0, "every invocation reads as much of X"
         return {
             "SGS": self.subgroups,
             "GROUPS": self.groups,
@@ -48,6 +58,7 @@ class SkinnyTile:
             "STEPS": self.depth // 16 // (self.subgroups // self.groups),
             "S_LOADS": -(-2 * fragments * self.depth // threads),
             "X_LOADS": self.side * self.depth // 8 // threads,
+            "LANES": self.lanes,
         }
 
 
@@ -65,14 +76,15 @@ _ENOUGH = 160  # workgroups of _WHOLE, from which on those of _WHOLE_WIDE are ta
 _SMALL = (SkinnyTile(4, 2, 2, 64, 2), SkinnyTile(4, 1, 1, 64, 1), SkinnyTile(2, 1, 1, 32, 1))
 
 
-def choose_tile(product: Skinny, workgroup_bytes: int) -> SkinnyTile | None:
+def choose_tile(product: Skinny, workgroup_bytes: int, lanes: int = 32) -> SkinnyTile | None:
     """None where matrix units do not serve the product: X is float16, its sides are multiples of 16, and a tile for its
     rank fits. What a workgroup takes along the columns of a stack is of one part."""
     rows, columns = product.x.shape
     if product.x.dtype != np.float16 or rows % 16 or columns % 16:
         return None
     bounds = product.parts if product.along_rows else ()
-    fitting = (t for t in _tiles(product) if t.workgroup_bytes(product) <= workgroup_bytes)
+    tiles = (t.for_lanes(lanes) for t in _tiles(product))
+    fitting = (t for t in tiles if t.workgroup_bytes(product) <= workgroup_bytes)
     return next((t for t in fitting if all(part % t.side == 0 for part in bounds)), None)
 
 

@@ -9,10 +9,10 @@
 //
 // Dispatch: rows, or columns where ALONG_ROWS, / TILE workgroups; y = parts; z = shares of the reduction, of k_per_split each,
 // whose sums are left in C [shares, split_size] for gemm_reduce.wgsl (SPLIT).
-// A workgroup of SGS subgroups of 32 invocations takes TILE rows or columns of X and walks the reduction in blocks of KB; of a
+// A workgroup of SGS subgroups of LANES invocations takes TILE rows or columns of X and walks the reduction in blocks of KB; of a
 // block's steps GROUPS subgroups, 16 CF rows or columns each, take one share, the next GROUPS the next, and their sums meet in
 // workgroup memory. While a block is multiplied the next AHEAD blocks are in registers or on their way there.
-// Wants: subgroups of 32; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
+// Wants: subgroups of LANES; rows and columns of X multiples of 16; TILE KB a multiple of 8 invocations.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -28,7 +28,7 @@ enable wgpu_cooperative_matrix;
 #include "common.inc.wgsl" optimisation_barrier
 #include "gemm.inc.wgsl" matrix_pieces
 
-const THREADS: u32 = 32u * SGS;
+const THREADS: u32 = $LANESu * SGS;
 const TILE: u32 = 16u * CF * GROUPS;
 // Blocks lie as X and S do, in eights; rows of an odd number of eights start in different banks. A row of the pieces is of one
 // rank, or where ranks lie side by side in S and are read four at a time of one step of the reduction.
@@ -57,9 +57,14 @@ var<workgroup> strips: array<vec4<f32>, SGS * 16u * 4u>;
 
 #include read
 
+#if LANES == 32
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let subgroup = lid / 32u;
+#else
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) lid: u32, @builtin(subgroup_id) subgroup_id: u32) {
+#endif
+#include "common.inc.wgsl" subgroup_index
   let mine = subgroup % GROUPS * (16u * CF);  // rows or columns of the tile
   let share = subgroup / GROUPS * (16u * STEPS);  // of a block's steps
   let ld = 2u * S_LD;  // as cooperative matrices take it: in vec4<f16>

@@ -30,7 +30,9 @@ def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: A
 
 
 def _launch(device: Runtime, skinny: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
-    on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes) if device.matrix_units else None
+    on_units = None
+    if device.matrix_units:
+        on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes, device.lanes)
     if on_units is not None:
         gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
     else:

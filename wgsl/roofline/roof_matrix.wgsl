@@ -1,7 +1,7 @@
 // Products of matrix units from registers and nothing else: 8 sums of 16 x 16 a subgroup, C_ij += A_i B_j, `passes` times.
 //   out [workgroups, SGS, 16, 16] f32: the sum of a subgroup's 8.
 // A_i and B_j are 16 x 16 of one array in workgroup memory: element n is (n % 13) / 16.
-// Dispatch: any number of workgroups, of SGS subgroups. Wants: subgroups of 32.
+// Dispatch: any number of workgroups, of SGS subgroups. Wants: subgroups of LANES.
 enable f16;
 enable wgpu_cooperative_matrix;
 
@@ -9,7 +9,7 @@ struct Params { passes: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<vec4<f32>>;
 
-const THREADS: u32 = 32u * SGS;
+const THREADS: u32 = $LANESu * SGS;
 const FACTORS: u32 = 6u * 64u;  // vec4 of two A and four B
 
 var<workgroup> factors: array<vec4<f16>, FACTORS>;
@@ -44,20 +44,23 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) l
 #end
   }
   // What a cooperative matrix holds cannot be indexed: one after another through workgroup memory.
-  let sum_at = (lid / 32u) * 64u;
-  let mine = sum_at + (lid % 32u) * 2u;
-  var total_0 = vec4<f32>();
-  var total_1 = vec4<f32>();
+  let sum_at = (lid / $LANESu) * 64u;
+  let mine = sum_at + (lid % $LANESu) * $FOURSu;
+#unroll v FOURS
+  var total_$v = vec4<f32>();
+#end
 #unroll i 2
 #unroll j 4
   coopStoreT(acc_$i_$j, &sums[sum_at], ld);
   workgroupBarrier();
-  total_0 += sums[mine];
-  total_1 += sums[mine + 1u];
+#unroll v FOURS
+  total_$v += sums[mine + $vu];
+#end
   workgroupBarrier();
 #end
 #end
   let first = wg.x * SGS * 64u + mine;
-  out[first] = total_0;
-  out[first + 1u] = total_1;
+#unroll v FOURS
+  out[first + $vu] = total_$v;
+#end
 }

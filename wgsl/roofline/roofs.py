@@ -11,7 +11,7 @@ from wgrad.wgsl.runtime.runtime import Runtime
 _THREADS = 256
 _CHAINS, _REPEATS, _LANES = 8, 4, 4  # multiply-adds of a pass of roof.wgsl: chains by repeats, of vectors of 4
 _DOT_CHAINS, _DOT_FLOP = 16, 8  # of roof_int8.wgsl
-_MATRIX_THREADS, _MATRICES, _MATRIX_FLOP = 128, 8, 2 * 16**3  # of roof_matrix.wgsl: sums of a subgroup of 32
+_MATRIX_SUBGROUPS, _MATRICES, _MATRIX_FLOP = 4, 8, 2 * 16**3  # of roof_matrix.wgsl: sums of a subgroup
 _GROUPS, _PASSES = 4096, 256  # about a millisecond of the largest cards
 _SOFTWARE_GROUPS, _SOFTWARE_PASSES = 8, 64
 
@@ -26,7 +26,7 @@ def roofs(device: Runtime) -> list[Roof]:
     flop = float(groups * _THREADS * passes * _DOT_CHAINS * _REPEATS * _DOT_FLOP)
     found.append(Roof("int8", flop, lambda: _dot_products(device, groups, passes)))
     if device.matrix_units:
-        flop = float(groups * _MATRIX_THREADS // 32 * passes * _MATRICES * _MATRIX_FLOP)
+        flop = float(groups * _MATRIX_SUBGROUPS * passes * _MATRICES * _MATRIX_FLOP)
         found.append(Roof(MATRIX_UNITS, flop, lambda: matrix_multiply_adds(device, groups, passes)))
     return found
 
@@ -48,7 +48,9 @@ def _dot_products(device: Runtime, groups: int, passes: int) -> Array:
 
 def matrix_multiply_adds(device: Runtime, groups: int, passes: int) -> Array:
     """-> [groups, 4 subgroups, 16, 16]: the sum of a subgroup's matrices, each `passes` times a product."""
-    out = device.empty((groups, _MATRIX_THREADS // 32, 16, 16))
-    work = float(groups * _MATRIX_THREADS // 32 * passes * _MATRICES * _MATRIX_FLOP)
-    device.launch("roof_matrix", [out], [passes], (groups, 1, 1), {"SGS": _MATRIX_THREADS // 32}, work=work)
+    out = device.empty((groups, _MATRIX_SUBGROUPS, 16, 16))
+    work = float(groups * _MATRIX_SUBGROUPS * passes * _MATRICES * _MATRIX_FLOP)
+    lanes = device.lanes
+    constants = {"SGS": _MATRIX_SUBGROUPS, "LANES": lanes, "FOURS": 64 // lanes}
+    device.launch("roof_matrix", [out], [passes], (groups, 1, 1), constants, work=work)
     return out

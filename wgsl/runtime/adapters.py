@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from wgrad.device.errors import DeviceError
-from wgrad.wgsl.runtime import adapter_check, matrix_units, native, vulkan_memory
+from wgrad.wgsl.runtime import adapter_check, cooperative_shapes, matrix_units, native, vulkan_memory
 
 # OpenGL is left out: no reliable compute limits, and every card that has it is also there through another backend.
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
@@ -163,7 +163,10 @@ def card(adapter: Any) -> str:
 
 def lists_matrix_units(adapter: Any) -> bool:
     """Return whether it lists those that the kernels are for."""
-    return adapter.info["backend_type"] in matrix_units.BACKENDS and matrix_units.among(adapter.features)
+    info = adapter.info
+    if info["backend_type"] not in matrix_units.BACKENDS or not matrix_units.among(adapter.features):
+        return False
+    return cooperative_shapes.served(info["vendor_id"], info["device_id"])
 
 
 def gives_matrix_units(index: int) -> bool:

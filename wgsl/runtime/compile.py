@@ -14,6 +14,7 @@ Some lines are for the loader, for what WGSL has no words for:
     #if NAME == 3       also `!=`, and `!NAME`. May be nested.
     #unroll i COUNT     repeats the lines up to #end with $i = 0, 1, ... (COUNT: a number or an int constant). Registers
                         indexed by literals stay registers, and bounds checks on literals vanish. May be nested.
+    $NAME               the value of an int constant, which is then not declared.
 
 Bindings are declared in the file as `@group(0) @binding(n) var<uniform>` or `var<storage, read|read_write>`; the layout
 is read from these lines, so that a binding that a variant does not use still has its place.
@@ -37,6 +38,7 @@ _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage\s*,\s*read_write|storage\s*,\s*read)\s*>"
 )
 _INCLUDE = re.compile(r'#include(?: ("[a-z0-9_.]+\.wgsl"|[A-Z_]+))?(?: ([a-z]\w*))?((?: \w+=\S*)*)$')
+_WRITTEN = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 _TAG = " //@"  # before the origin of a line, where that is asked for
 _SUFFIX = ".wgsl"
 _ROOM = Path(__file__).parents[1]
@@ -126,12 +128,14 @@ def declare(name: str, value: Constant) -> str:
 
 def assemble(source: str, constants: dict[str, Constant]) -> str:
     """The complete WGSL text of one variant."""
+    written = set(_WRITTEN.findall(source))
+    source = _WRITTEN.sub(lambda found: str(constants[found[1]]), source)
     lines = preprocess([line for line in source.splitlines() if not line.startswith("//")], constants)
     enables = [line for line in lines if line.startswith("enable ")]
     if any(isinstance(v, str) and "f16" in v for v in constants.values()):
         enables.append("enable f16;")
     body = [line for line in lines if not line.startswith("enable ")]
-    head = [declare(name, value) for name, value in constants.items() if _SUFFIX not in str(value)]
+    head = [declare(n, value) for n, value in constants.items() if n not in written and _SUFFIX not in str(value)]
     return "\n".join([*dict.fromkeys(enables), *head, *body])
 
 

@@ -14,7 +14,7 @@ from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.placement import Rehearsal
 from wgrad.device.runtime import PooledRuntime, Recording
-from wgrad.wgsl.runtime import adapters, matrix_units, native
+from wgrad.wgsl.runtime import adapters, cooperative, matrix_units, native
 from wgrad.wgsl.runtime.compile import Compiler, Constant, Pipeline
 from wgrad.wgsl.runtime.held import Held
 from wgrad.wgsl.runtime.profiler import Profiler
@@ -50,6 +50,7 @@ class Runtime(PooledRuntime):
     """Owns one wgpu device. Arrays come from a pool; dispatches are recorded and submitted in batches, in order."""
 
     name = "wgpu"
+    tensor_cores_off = ""  # why those that the driver gives are not used
     attention_plan: Any = None  # a Plan in place of the table's choice: for sweeps and tests
 
     def __init__(self, spec: str | None = None, *, max_binding_bytes: int | None = None) -> None:
@@ -57,6 +58,8 @@ class Runtime(PooledRuntime):
         device = adapters.open_device(adapter)
         self.facts = adapters.facts(adapter)
         self._start(device, Queue(device), adapter.info, max_binding_bytes)
+        if self.matrix_units:
+            cooperative.choose_variants(self, adapters.card(adapter))
 
     def _start(self, device: Any, queue: Any, info: Mapping[str, str], max_binding_bytes: int | None) -> None:
         """device: of wgpu-py, or what stands in for one (webgpu_trace.py); queue: of submission_queue.py likewise."""
@@ -68,6 +71,7 @@ class Runtime(PooledRuntime):
         self.float16 = "shader-f16" in self._device.features
         self.subgroups = "subgroup" in self._device.features
         self.matrix_units = matrix_units.among(self._device.features)
+        self.lanes = 32  # of a subgroup of a kernel on tensor cores
         # LoRA's products of a stack are slow without them (bench/notes/rejected-runtime.md).
         self.stacks_weights = self.matrix_units and not self.software
         self.int8_products = False  # `round_products` sets it

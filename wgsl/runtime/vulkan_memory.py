@@ -7,7 +7,11 @@ VkPhysicalDeviceMemoryProperties. On Windows the loader comes with the card's dr
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 _LIBRARIES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.1.dylib")
 _INSTANCE_CREATE_INFO = 1  # VkStructureType
@@ -57,34 +61,59 @@ def memory_bytes(vendor: int, device: int) -> int | None:
     return _heaps().get((vendor, device))
 
 
-@cache
-def _heaps() -> dict[tuple[int, int], int]:
-    """(vendor, device) -> bytes of the largest device-local heap. Empty where Vulkan cannot be asked."""
-    for name in _LIBRARIES:
-        try:
-            vulkan = ctypes.CDLL(name)
-            break
-        except OSError:
-            continue
-    else:
-        return {}
+@dataclass(frozen=True)
+class PhysicalDevice:
+    """A device of an open instance: the loader, both handles, and its PCI ids."""
+
+    vulkan: Any
+    instance: ctypes.c_void_p
+    handle: ctypes.c_void_p
+    ids: tuple[int, int]
+
+
+@contextmanager
+def physical_devices() -> Iterator[list[PhysicalDevice]]:
+    """Every device that a Vulkan driver knows. None where Vulkan cannot be asked."""
     instance = ctypes.c_void_p()
-    if vulkan.vkCreateInstance(ctypes.byref(_InstanceInfo(type=_INSTANCE_CREATE_INFO)), None, ctypes.byref(instance)):
-        return {}
+    vulkan = _loader()
+    info = _InstanceInfo(type=_INSTANCE_CREATE_INFO)
+    if vulkan is None or vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)):
+        yield []
+        return
     try:
         count = ctypes.c_uint32()
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
         devices = (ctypes.c_void_p * count.value)()
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
-        found = {}
-        for device in devices[: count.value]:
-            properties, memory = _Properties(), _Memory()
-            vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(device), ctypes.byref(properties))
-            vulkan.vkGetPhysicalDeviceMemoryProperties(ctypes.c_void_p(device), ctypes.byref(memory))
+        found = []
+        for device in map(ctypes.c_void_p, devices[: count.value]):
+            properties = _Properties()
+            vulkan.vkGetPhysicalDeviceProperties(device, ctypes.byref(properties))
+            found.append(PhysicalDevice(vulkan, instance, device, (properties.vendor, properties.device)))
+        yield found
+    finally:
+        vulkan.vkDestroyInstance(instance, None)
+
+
+def _loader() -> Any:
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+@cache
+def _heaps() -> dict[tuple[int, int], int]:
+    """(vendor, device) -> bytes of the largest device-local heap."""
+    found = {}
+    with physical_devices() as devices:
+        for device in devices:
+            memory = _Memory()
+            device.vulkan.vkGetPhysicalDeviceMemoryProperties(device.handle, ctypes.byref(memory))
             sizes = [heap.size for heap in memory.heaps[: memory.heap_count] if heap.flags & _DEVICE_LOCAL]
             if sizes:
                 # A second heap is often a window on the first, so sizes are not added up.
-                found[properties.vendor, properties.device] = max(sizes)
-        return found
-    finally:
-        vulkan.vkDestroyInstance(instance, None)
+                found[device.ids] = max(sizes)
+    return found

@@ -1,0 +1,75 @@
+"""Shapes of a GPU's cooperative matrices with float16 factors and float32 sums. wgpu does not tell, so Vulkan is asked.
+
+Vulkan, VK_KHR_cooperative_matrix: vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import NamedTuple
+
+from wgrad.wgsl.runtime.vulkan_memory import PhysicalDevice, physical_devices
+
+_FLOAT16, _FLOAT32, _SUBGROUP = 0, 1, 3  # VkComponentTypeKHR, VkScopeKHR
+_PROPERTIES = 1000506001  # VkStructureType
+_MOST = 256  # shapes that are read
+
+
+class Shape(NamedTuple):
+    """Rows of the left factor, columns of the right one, and the side that they share."""
+
+    m: int
+    n: int
+    k: int
+
+
+KERNEL_SHAPES = frozenset({Shape(16, 16, 16)})  # that the kernels have variants for, and naga 29 types
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("sizes", ctypes.c_uint32 * 3),
+        ("components", ctypes.c_uint32 * 4),  # of the left factor, the right one, the addend and the result
+        ("saturating", ctypes.c_uint32),
+        ("scope", ctypes.c_uint32),
+    ]
+
+
+def served(vendor: int, device: int) -> bool:
+    """Return whether the GPU with these PCI ids has a shape of the kernels, or no Vulkan driver tells.
+
+    Intel's GPUs have others, and compile kernels of 16 x 16 x 16 without an error.
+    """
+    found = _shapes().get((vendor, device))
+    return found is None or bool(found & KERNEL_SHAPES)
+
+
+@cache
+def _shapes() -> dict[tuple[int, int], frozenset[Shape]]:
+    """(vendor, device) -> shapes, of every device that tells."""
+    with physical_devices() as devices:
+        told = {device.ids: _shapes_of(device) for device in devices}
+    return {ids: shapes for ids, shapes in told.items() if shapes is not None}
+
+
+def _shapes_of(device: PhysicalDevice) -> frozenset[Shape] | None:
+    look_up = device.vulkan.vkGetInstanceProcAddr
+    look_up.restype = ctypes.c_void_p
+    place = look_up(device.instance, b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
+    if not place:
+        return None
+    ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(place)
+    count = ctypes.c_uint32()
+    if ask(device.handle, ctypes.byref(count), None) < 0 or not count.value:
+        return None
+    count.value = min(count.value, _MOST)
+    found = (_Properties * count.value)(*(_Properties(type=_PROPERTIES) for _ in range(count.value)))
+    if ask(device.handle, ctypes.byref(count), found) < 0:
+        return None
+    wanted = [_FLOAT16, _FLOAT16, _FLOAT32, _FLOAT32]
+    return frozenset(
+        Shape(*p.sizes) for p in found[: count.value] if list(p.components) == wanted and p.scope == _SUBGROUP
+    )
