@@ -14,7 +14,7 @@ from wgrad.train.options.options import AT_LEAST_1, option
 class ChatConfig(Sampling, LoadOptions):
     """Whom to talk to, and how the next token is chosen. WgradError where a value breaks its rule."""
 
-    compare: bool = option(False, "with --adapter: answers of the model without it beside those with it")
+    compare: bool = option(False, "with --adapter: show answers with and without the adapter")
     system: str = option("", "what the conversation begins with, as its system message", metavar="TEXT")
     max_new_tokens: int = option(512, "stop an answer after this many tokens", rule=AT_LEAST_1, metavar="N")
 

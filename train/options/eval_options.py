@@ -16,7 +16,7 @@ from wgrad.train.options.unused_options import unused_options
 # Field -> its help where it means something else here than in a run.
 EVAL_OPTIONS = {
     "model": "model: a folder, a GGUF file, or a hub id such as org/name; needed unless --adapter names it",
-    "adapter": "PEFT adapter to measure beside the model",
+    "adapter": "PEFT adapter to compare with the model",
     "data": "what to measure on: a file that finetune would take as its --data",
     "chat_template": TEMPLATE_HELP,
     **dict.fromkeys(("columns", "on_bad_line"), ""),

@@ -24,7 +24,7 @@ class ExportConfig(Options):
     type: str = option("float32", "type of its numbers", choices=("float32", "float16"))
     modelfile: str | None = option(
         None,
-        "write a Modelfile beside it, for `ollama create`, with this base: a model of Ollama's, or a GGUF file",
+        "also write a Modelfile for `ollama create`, with this base: a model of Ollama's, or a GGUF file",
         metavar="BASE",
     )
 

@@ -27,14 +27,14 @@ from wgrad.train.options.unused_options import unused_options
 CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-COMPUTE_HELP = "auto takes what is fastest and right: float16 where matrix units are on, bfloat16 on HIP, else float32"
+COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
 DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
 STREAM_HELP = (
-    "keep the frozen weights in main memory and copy each layer to the device ahead of its use (training then "
-    "recomputes layers, as with --gradient-checkpointing); auto: where they do not fit otherwise"
+    "keep the frozen weights in host memory and copy each layer to the device before its use (training then uses "
+    "--gradient-checkpointing); auto: only where they do not fit otherwise"
 )
-LIMIT_HELP = "take no more memory of the device than this: 3GiB, 800MiB"
+LIMIT_HELP = "use at most this much device memory: 3GiB, 800MiB"
 A_LENGTH = (f"must be between 2 (one token predicts the next) and {MOST:,}", lambda v: 2 <= v <= MOST)
 A_WARMUP = ("must be a share below 1 or a whole number of steps", lambda v: 0 <= v < 1 or v == int(v) >= 1)
 SHARE_BELOW_1 = ("must be at least 0 and below 1", lambda v: 0 <= v < 1)
@@ -55,7 +55,7 @@ class _InputOptions(Options):
 
     model: str = a_path(
         "",
-        "base model in Hugging Face layout: a folder, a GGUF file, or a hub id such as org/name",
+        "base model: a folder in Hugging Face layout, a GGUF file, or a hub id such as org/name",
         metavar="DIR_OR_HUB_ID",
         required=True,
     )
@@ -72,12 +72,10 @@ class _InputOptions(Options):
     out: str = a_path(
         "", "output folder: adapter, metrics.jsonl, loss.svg, config.yaml, checkpoints", metavar="DIR", required=True
     )
-    eval_data: str | None = a_path(
-        None, "held-out data in a file of its own; --eval-fraction is then not used", metavar="FILE"
-    )
+    eval_data: str | None = a_path(None, "file of held-out data; --eval-fraction is then not used", metavar="FILE")
     on_bad_line: choices.OnBadLine = in_files(
         "skip",
-        "a line of the data that cannot be used: skip and list it (an error where most are such), or stop at the first",
+        "invalid lines of the data: report and skip them (an error if most are invalid), or stop at the first",
         choices=get_args(choices.OnBadLine),
     )
     chat_template: str | None = a_path(
@@ -88,18 +86,20 @@ class _InputOptions(Options):
     )
     adapter: str | None = a_path(
         None,
-        "start from this PEFT adapter instead of a new one (rank, alpha, targets are its own)",
+        "continue training this PEFT adapter (with its own r, alpha and target modules)",
         metavar="DIR",
         fixed=True,
     )
-    resume: bool = in_files(False, "go on from the newest checkpoint in --out; options not given are those of the run")
+    resume: bool = in_files(
+        False, "continue from the newest checkpoint in --out; other options default to those of the run"
+    )
 
-    lora_r: int = of_adapter(16, "rank r of the adapters", rule=AT_LEAST_1, metavar="R")
-    lora_alpha: float = of_adapter(32.0, "lora_alpha: the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
+    lora_r: int = of_adapter(16, "rank of the adapters", rule=AT_LEAST_1, metavar="R")
+    lora_alpha: float = of_adapter(32.0, "the adapter is scaled by alpha / r", rule=ABOVE_0, metavar="A")
     lora_dropout: float = of_adapter(0.0, "dropout on the adapter's input", rule=SHARE_BELOW_1, metavar="P")
     target_modules: tuple[str, ...] = of_adapter(
         PROJECTIONS,
-        "projections that get an adapter, each with a rank of its own where that is given",
+        "projections that get an adapter, each optionally with its own rank",
         rule=MODULES,
         metavar="NAME[=R]",
     )
@@ -111,22 +111,18 @@ class _InputOptions(Options):
         "base model, plain LoRA of twice the rank",
         choices=get_args(choices.Start),
     )
-    use_dora: bool = of_adapter(
-        False, "DoRA: train the length of each row of a weight beside its direction (PEFT: use_dora); slower"
-    )
+    use_dora: bool = of_adapter(False, "use DoRA: also train the magnitude of each weight row; slower")
     train_embeddings: bool = of_adapter(
-        False, "train the embedding too, whole (PEFT: modules_to_save); a head that is tied to it stays as it was"
+        False, "also train the whole embedding (PEFT: modules_to_save); a tied output layer stays frozen"
     )
-    train_head: bool = of_adapter(
-        False, "train the output layer too, whole; an embedding that is tied to it stays as it was"
-    )
-    full: bool = of_adapter(False, "train all parameters instead of adapters; saves a whole model")
+    train_head: bool = of_adapter(False, "also train the whole output layer; a tied embedding stays frozen")
+    full: bool = of_adapter(False, "train all parameters instead of adapters, and save a whole model")
     quantize: bool = of_adapter(
         True,
-        "bring the projections of a base model in 16 bits into NF4; one that is quantised, or GGUF, stays as it is",
+        "quantise the projections of a 16-bit base model to NF4; quantised and GGUF models stay as they are",
     )
     double_quant: bool = of_adapter(
-        True, "quantise the scales of the NF4 blocks too (4.127 bits a weight instead of 4.5)"
+        True, "also quantise the scales of the NF4 blocks (4.127 bits per weight instead of 4.5)"
     )
     block_size: choices.BlockSize = of_adapter(
         64, "weights in one NF4 block", choices=get_args(choices.BlockSize), metavar="N"
@@ -149,138 +145,136 @@ class RunOptions(ObjectiveOptions, _InputOptions):
     lr_sweep: tuple[float, ...] = of_training(
         (),
         "try these learning rates in short runs (--max-steps, else 50 steps) from the same start, and print a table; "
-        "nothing is kept of them but sweep.json",
+        "only sweep.json is kept",
         rule=("must be two or more numbers above 0", lambda v: not v or (len(v) > 1 and min(v) > 0)),
         metavar="LR",
     )
     lr_scheduler_type: choices.Schedule = of_training(
-        "cosine", "learning rate after the warm-up", choices=get_args(choices.Schedule)
+        "cosine", "learning rate schedule after the warm-up", choices=get_args(choices.Schedule)
     )
     warmup_steps: float = of_training(
         0.03,
-        "warm-up: a share of all steps where below 1, else a number of steps; the first step has LR / steps of the "
-        "warm-up (transformers: 0)",
+        "warm-up: a fraction of all steps if below 1, else a number of steps; the first step has LR / warm-up steps "
+        "(transformers: 0)",
         rule=A_WARMUP,
         metavar="W",
     )
-    weight_decay: float = of_training(0.0, "decoupled weight decay (AdamW) of matrices", rule=NOT_NEGATIVE, metavar="D")
-    max_grad_norm: float = of_training(
-        1.0, "gradients are scaled down to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G"
+    weight_decay: float = of_training(
+        0.0, "decoupled weight decay (AdamW), applied to matrices", rule=NOT_NEGATIVE, metavar="D"
     )
+    max_grad_norm: float = of_training(1.0, "clip gradients to this norm; 0: never", rule=NOT_NEGATIVE, metavar="G")
     batch_size: int = of_training(
         1,
-        "rows in one forward and backward; where the objective compares pairs so many pairs, twice the rows",
+        "sequences per micro-batch; pairs where the objective compares pairs",
         rule=A_COUNT,
         metavar="B",
         fixed=True,
     )
     gradient_accumulation_steps: int = of_training(
-        8, "batches of which one optimiser step is made", rule=A_COUNT, metavar="N", fixed=True
+        8, "micro-batches per optimiser step", rule=A_COUNT, metavar="N", fixed=True
     )
     max_length: int = of_training(
-        1024, "tokens in a row; longer examples are truncated", rule=A_LENGTH, metavar="T", fixed=True
+        1024, "tokens per sequence; longer examples are truncated", rule=A_LENGTH, metavar="T", fixed=True
     )
     epochs: int = of_training(1, "passes over the data", rule=A_COUNT, metavar="N")
     max_steps: int | None = of_training(
-        None, "stop after this many optimiser steps, whatever --epochs says", rule=A_COUNT, metavar="N"
+        None, "stop after this many optimiser steps, regardless of --epochs", rule=A_COUNT, metavar="N"
     )
-    packing: bool = of_training(True, "put several short documents in one row; each still sees only itself", fixed=True)
+    packing: bool = of_training(
+        True, "pack several short documents into one sequence; each attends only to itself", fixed=True
+    )
     loss_on: choices.LossOn = of_training(
         "completion",
-        "tokens that count: completions and assistant turns, or all",
+        "tokens in the loss: completions and assistant turns, or all",
         choices=get_args(choices.LossOn),
         fixed=True,
     )
     eval_fraction: float = of_training(
         0.05,
-        "share of the data held out to measure the loss before and after",
+        "fraction of the data held out to measure the loss before and after training",
         rule=SHARE_BELOW_1,
         metavar="F",
         fixed=True,
     )
     eval_tokens: int = of_training(
         16384,
-        "measure it on about this many tokens of what is held out, the same before and after; 0: on all",
+        "held-out tokens to measure the loss on, the same before and after; 0: all",
         rule=A_NUMBER,
         metavar="N",
         fixed=True,
     )
     eval_steps: int = of_training(
         0,
-        "steps between measures of the held-out loss while training; 0: only before and after",
+        "steps between evaluations during training; 0: only before and after",
         rule=A_NUMBER,
         metavar="N",
     )
     early_stopping_patience: int = of_training(
         0,
-        "end the run after so many of these measures in a row without a better loss; 0: never",
+        "stop after this many evaluations in a row without a better loss; 0: never",
         rule=A_NUMBER,
         metavar="PATIENCE",
     )
     keep_best: int = of_training(
         0,
-        "keep the checkpoints of the K best measures; --out then holds the result of the best, not of the last step "
+        "keep the checkpoints of the K best evaluations; --out then holds the best result instead of the last "
         "(--early-stopping-patience keeps one)",
         rule=A_NUMBER,
         metavar="K",
     )
     seed: int = of_training(
-        0, "seed of data order, split, adapter start and dropout", rule=SEED, metavar="N", fixed=True
+        0, "seed of data order, split, adapter initialisation and dropout", rule=SEED, metavar="N", fixed=True
     )
 
     compute: choices.ComputeType = of_machine(
         AUTO,
-        f"type of activations; products accumulate in float32 in any. {COMPUTE_HELP}",
+        f"dtype of activations; matmuls always accumulate in float32. {COMPUTE_HELP}",
         choices=get_args(choices.ComputeType),
         fixed=True,
     )
     device: str = of_machine("auto", f"{DEVICE_HELP}; of several ranks a list, with commas", metavar="DEVICE")
     ranks: int | None = of_machine(
         None,
-        "start so many processes with mpirun, each on the next card of this machine; they share the batches of a step. "
-        "Under mpirun or srun there are as many as these start",
+        "start this many processes with mpirun, each on its own GPU of this machine; they share the micro-batches of a "
+        "step. Under mpirun or srun, these decide",
         rule=A_COUNT,
         metavar="N",
     )
     int8_matmul: bool = of_machine(
         False,
-        "for cards without matrix units: round frozen weights, and what they are multiplied with, to 8 bits for their "
-        "products; those take half the time where a card is fast at it, with an error of about 0.8 %",
+        "for GPUs without tensor cores: multiply frozen weights and activations as 8-bit integers; matmuls take half "
+        "the time where the GPU has fast integer dot products, with an error of about 0.8 %",
     )
     gradient_checkpointing: bool | None = of_machine(
-        None, "keep only each layer's input and compute it again in the backward (default: where it is needed)"
+        None, "keep only each layer's input and recompute its activations in the backward (default: if needed)"
     )
     offload_activations: bool | int = of_machine(
         False,
-        "park what --gradient-checkpointing keeps in main memory until the "
-        "backward, of all layers or of the first N; turns "
+        "offload checkpointed activations to host memory, for all layers or the first N; turns "
         "--gradient-checkpointing on",
         rule=A_NUMBER,
         metavar="N",
     )
     keep_attention: bool | None = of_machine(
         None,
-        "with --gradient-checkpointing: keep what attention gives too, instead "
-        "of computing it again (default: in rows of 8,192 "
-        "tokens or more, where it takes less than 4 GiB and no option asks for less memory)",
+        "with --gradient-checkpointing: also keep attention outputs instead of recomputing them (default: for "
+        "sequences of 8,192 tokens or more, if they take less than 4 GiB and no option limits memory)",
     )
     stream_weights: choices.Stream = of_machine("auto", STREAM_HELP, choices=get_args(choices.Stream))
     memory_limit: str | None = of_machine(None, LIMIT_HELP, rule=A_SIZE, metavar="SIZE")
     vram: str | None = of_machine(
         None,
-        "as --memory-limit, and choose what fits: --batch-size and "
-        "--gradient-accumulation-steps (as many rows a step as these say), "
-        "--gradient-checkpointing, --offload-activations, --stream-weights",
+        "as --memory-limit, and choose the fastest options that fit: --batch-size, --gradient-accumulation-steps (the "
+        "tokens per step stay), --gradient-checkpointing, --offload-activations, --stream-weights",
         rule=A_SIZE,
         metavar="SIZE",
     )
     save_steps: int = of_machine(
-        100, "steps between checkpoints; 0: only after the last one", rule=NOT_NEGATIVE, metavar="N"
+        100, "steps between checkpoints; 0: only after the last step", rule=NOT_NEGATIVE, metavar="N"
     )
     logging_steps: int = of_machine(
         10,
-        "steps between printed lines where the output is no terminal: at most one a second, at least one in ten; "
-        "metrics.jsonl has every step",
+        "steps between printed lines where the output is not a terminal; metrics.jsonl has every step",
         rule=A_COUNT,
         metavar="N",
     )
@@ -290,13 +284,11 @@ class RunOptions(ObjectiveOptions, _InputOptions):
         rule=(f"must be among {', '.join(REPORTERS)}", lambda v: set(v) <= set(REPORTERS)),
         metavar="TOOL",
     )
-    profile: bool = of_machine(False, "measure each kernel and print a table at the end")
-    sample: bool = of_machine(
-        True, "continue a text before and after, and at each --eval-steps, to see what was learnt"
-    )
+    profile: bool = of_machine(False, "time each kernel and print a table at the end")
+    sample: bool = of_machine(True, "print a sample before and after training, and at each --eval-steps")
     sample_prompt: tuple[str, ...] = of_machine(
         (),
-        "the text to continue, else the begin of a held-out one; for several give the option several times",
+        "prompt of the sample (default: the start of a held-out example); repeat the option for several",
         metavar="TEXT",
         repeat=True,
     )

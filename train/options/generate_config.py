@@ -47,7 +47,7 @@ class BatchOptions(TextOptions):
 class PromptOptions(TextOptions, OneModel):
     """One prompt, and what is to continue it."""
 
-    prompt: str = option("", "text to go on from; - reads it from standard input", metavar="TEXT")
+    prompt: str = option("", "prompt to continue; - reads it from standard input", metavar="TEXT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class GenerateConfig(BatchOptions, PromptOptions):
 
     prompts: str | None = option(
         None,
-        "many prompts: JSON lines with 'prompt' or 'messages'; each comes back with 'generated' beside its other keys. "
+        "many prompts: JSON lines with 'prompt' or 'messages'; each comes back with a further key 'generated'. "
         "- reads them from standard input",
         metavar="FILE",
         path=True,

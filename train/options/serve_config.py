@@ -33,7 +33,7 @@ class ServeConfig(WithTemplate, WithContext):
     )
     adapter: tuple[str, ...] = option(
         (),
-        "PEFT adapters to serve beside the model, each under its folder's name or NAME; requests choose by 'model'",
+        "further PEFT adapters to serve, each under its folder's name or NAME; requests choose by 'model'",
         metavar="[NAME=]DIR",
     )
     host: str = option(
@@ -56,11 +56,11 @@ class ServeConfig(WithTemplate, WithContext):
         metavar="NAME",
         group="network",
     )
-    batch_size: int = option(8, "answer at most B texts at once", rule=_ROWS, metavar="B", group="limits")
+    batch_size: int = option(8, "generate for at most B requests at once", rule=_ROWS, metavar="B", group="limits")
     max_new_tokens: int = option(1024, "most tokens of an answer", rule=AT_LEAST_1, metavar="N", group="limits")
     max_seconds: float = option(300.0, "end an answer after S seconds", rule=ABOVE_0, metavar="S", group="limits")
     max_waiting: int = option(
-        64, "refuse a request (status 429) while this many texts wait", rule=AT_LEAST_1, metavar="N", group="limits"
+        64, "refuse a request (status 429) while this many requests wait", rule=AT_LEAST_1, metavar="N", group="limits"
     )
 
     @property
