@@ -57,8 +57,8 @@ def test_a_run_says_when_its_data_make_too_few_steps(
     make_checkpoint: Any, text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """32 short texts share few rows: with the defaults nothing would be learnt, and nothing would say why."""
-    options = {"model": str(make_checkpoint()), "data": (str(text_data),), "out": str(tmp_path / "out")}
+    options: dict[str, Any] = {"model": str(make_checkpoint()), "data": (str(text_data),), "out": str(tmp_path / "out")}
     for more, said in (({}, "the run has only 1 step: raise --epochs"), ({"max_steps": 1}, ""), ({"epochs": 10}, "")):
-        open_session(FinetuneConfig(**options, device="cpu", eval_fraction=0, **more))
+        open_session(FinetuneConfig(**{**options, "device": "cpu", "eval_fraction": 0, **more}))
         (note,) = [line for line in capsys.readouterr().out.splitlines() if "has only" in line] or [""]
         assert said in note and bool(said) == bool(note)
