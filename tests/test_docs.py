@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import json
@@ -18,7 +19,7 @@ import pytest
 import yaml
 
 from tests.conftest import require_wgpu
-from wgrad.train.commands.cli import main
+from wgrad.train.commands.cli import build_parser, main
 from wgrad.train.data.data import load_data
 from wgrad.train.data.tokenizer import load_tokenizer
 from wgrad.train.options.finetune_config import RunOptions
@@ -141,6 +142,29 @@ def test_commands_are_understood(capsys: pytest.CaptureFixture[str]) -> None:
                 helps[words[0]] = capsys.readouterr().out
         for option in (word for word in words[1:] if word.startswith("--")):
             assert re.search(rf"{option.split('=')[0]}\b", helps[words[0]]), (words[0], option)
+
+
+OF_OTHER_PROGRAMS = {"--bind-to", "--mca", "--rows"}  # mpirun's, and a bench script's
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The options of a parser and of its commands, without the hidden ones: former names."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options(command)
+        elif action.help is not argparse.SUPPRESS:
+            yield from action.option_strings
+
+
+def test_options_in_sentences_exist() -> None:
+    """An option between backquotes has a name that some command's help shows; in Python it is spelt with _."""
+    known = {*_options(build_parser()), *OF_OTHER_PROGRAMS}
+    for page in (page for page in PAGES if "notes" not in page.parts and page.name != "CHANGELOG.md"):
+        text = page.read_text(encoding="utf-8")
+        assert {*re.findall(r"`(--[a-z][\w-]*)", text)} <= known, page
+        for option, argument in re.findall(r"`--([a-z-]+)` is `(\w+)`", text):
+            assert argument == option.replace("-", "_"), page
 
 
 # ---- code blocks run -------------------------------------------------------------------------------
