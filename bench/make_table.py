@@ -27,7 +27,9 @@ def read_rows(folder: Path) -> list[Row]:
     """Every row of every file, with `bench`: the file's name up to the first dash (train-h100.jsonl is of train)."""
     rows = []
     # Not figures of a card: counts of instructions, an exchange without one, bytes of memory.
-    for path in sorted(p for p in folder.glob("*.jsonl") if not p.name.startswith(("hip_", "exchange", "plan_"))):
+    for path in sorted(
+        p for p in folder.glob("*.jsonl") if not p.name.startswith(("hip_", "exchange", "plan_", "radv"))
+    ):
         for line in path.read_text(encoding="utf-8").splitlines():
             rows.append({**json.loads(line), "bench": path.stem.split("-")[0]})
     return rows

@@ -1,6 +1,6 @@
 """Compile wgrad's shaders with RADV, Mesa's driver for AMD, without a GPU: registers, spills and memory by kernel.
 
-    python bench/radv_table.py --driver LIB --family navi31        a GPU by the name that RADV_FORCE_FAMILY takes
+    python bench/radv_table.py --driver LIB --family gfx1100       a GPU, or a name that RADV_FORCE_FAMILY takes
     python bench/radv_table.py --table                             print the tables of the documentation
 
 LIB: the path of libvulkan_radeon.so. Needs a C compiler and Vulkan's headers (libvulkan-dev; CPPFLAGS may name them).
@@ -26,6 +26,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "radv.jsonl"
+FAMILIES = {"gfx1030": "navi21", "gfx1100": "navi31"}  # as RADV_FORCE_FAMILY calls them
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 SHAPES = (
     (2048, 4096, 4096),
@@ -35,6 +36,7 @@ SHAPES = (
     (512, 512, 512),
     (1, 4096, 4096),
 )
+MANY_VGPRS = 96  # kernels with more are listed one by one
 WIDTHS, LENGTHS, RANKS = (32, 64, 96, 128), (64, 2048), (16, 64)
 
 
@@ -74,7 +76,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> None:
         "MESA_SHADER_CACHE_DISABLE": "true",
         "XDG_CACHE_HOME": str(folder),
         "WGRAD_MATRIX_UNITS": "trial",
-        **({"NULL_VULKAN_SHIM": "1"} if args.shim else {"RADV_FORCE_FAMILY": args.family}),
+        **({"NULL_VULKAN_SHIM": "1"} if args.shim else {"RADV_FORCE_FAMILY": FAMILIES.get(args.family, args.family)}),
     }
     from wgrad.wgsl.runtime import matrix_units
 
@@ -91,7 +93,7 @@ def compile_all(statistics_file: Path, gpu: str) -> list[dict[str, Any]]:
     cooperative.lanes_of = lambda device: 64  # nothing runs, so the probe would tell nothing; `wave` below does
     device: Any = bind(WgpuDevice)("0")
     device.software = False
-    mesa = device.facts["driver"]
+    mesa = device.facts["driver"].removeprefix("Mesa ").partition("-")[0]
     has_units = device.matrix_units
     found: dict[str, list[dict[str, Any]]] = {}
     for units in (True, False) if has_units else (False,):
@@ -170,17 +172,17 @@ def summary(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
-    """Markdown: of the kernels on tensor cores one table, of the others those with most registers."""
+    """Markdown: a table of the kernels on tensor cores, and one of the others that take many registers or spill."""
     out = []
     for title, wanted in (("Tensor cores", True), ("Other kernels", False)):
         out += [f"### {title}", "", "| GPU | Mesa | kernel | variants | wave | VGPRs, mean and most | SGPRs | "]
         out[-1] += "variants that spill VGPRs | spilled SGPRs | LDS bytes |" + " WMMA, at least |" * wanted
         out.append("| --- " * (10 + wanted) + "|")
         for row in rows:
-            if ("matrix" in row["kernel"]) == wanted:
-                mesa = row["mesa"].removeprefix("Mesa ").partition("-")[0]
+            many = wanted or row["vgprs"][1] > MANY_VGPRS or row["spilling"]
+            if ("matrix" in row["kernel"]) == wanted and many:
                 wave = ", ".join(map(str, row["wave"]))
-                cells = [row["gpu"], mesa, f"`{row['kernel']}`", row["variants"], wave]
+                cells = [row["gpu"], row["mesa"], f"`{row['kernel']}`", row["variants"], wave]
                 cells += [f"{row['vgprs'][0]}, {row['vgprs'][1]}", row["sgprs"][1], row["spilling"]]
                 cells += [row["spilled_sgprs"], row["lds"], *([row["wmma"]] if wanted else [])]
                 out.append("| " + " | ".join(map(str, cells)) + " |")

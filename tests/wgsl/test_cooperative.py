@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny
 from wgrad.wgsl.gemm.gemm_matrix_skinny import SkinnyTile
 from wgrad.wgsl.runtime import compile as wgsl_compile
 from wgrad.wgsl.runtime import cooperative, matrix_units
+
+ROOT = Path(__file__).parents[2]
 
 
 def fresh(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any = str) -> None:
@@ -103,3 +106,16 @@ def test_only_variants_that_were_checked_are_used(
     if not found:  # what the check finds is its reason
         with pytest.raises(DeviceError, match="no variant"):
             cooperative.choose_variants(device, "a card")
+
+
+def test_the_table_of_radv() -> None:
+    """Committed: every kernel on tensor cores in waves of 64 with WMMA, and no spilled vector registers anywhere."""
+    results = (ROOT / "bench/results/radv.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in results]
+    assert {row["gpu"] for row in rows} == {"gfx1030", "gfx1100", "gfx1151", "gfx1201", "polaris10"}
+    note = (ROOT / "bench/notes/radv.md").read_text(encoding="utf-8")
+    for row in rows:
+        assert row["failed"] == row["spilling"] == row["spilled_vgprs"] == 0, row
+        if "matrix" in row["kernel"]:
+            assert row["wave"] == [64] and row["wmma"] > 0, row
+            assert f"| {row['gpu']} | {row['mesa']} | `{row['kernel']}` | {row['variants']} | 64 | " in note
