@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sweeps import SWEEPS, Evenly, Odd, Sizes, Types, Without, sweep_part
+from tests.sweeps import SWEEPS, Evenly, InTurn, Odd, Sizes, Types, Without, sweep_part
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +34,11 @@ def test_evenly_and_without() -> None:
     names = [f"t[{i}]" for i in range(9)]
     assert Evenly(3).chosen(names) == {"t[1]", "t[4]", "t[7]"} and Evenly(20).chosen(names) == set(names)
     assert Without("[0-7]").chosen(names) == {"t[8]"}
+
+
+def test_the_last_parameter_takes_turns() -> None:
+    names = [f"t[{case}-{lanes}]" for case in ("a-b", "left out", "c", "d") for lanes in (32, 64)]
+    assert InTurn("left out").chosen(names) == {"t[a-b-32]", "t[a-b-64]", "t[c-64]", "t[d-32]"}
 
 
 def test_something_of_each_test_stays_and_others_are_left_alone() -> None:

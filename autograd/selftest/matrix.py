@@ -66,6 +66,8 @@ def attention_cases() -> list[Case]:
         # As many heads as have workgroups of 128 queries.
         attention_case("many", (8, 133, 32, 8, 64), F16),
         *(attention_case("many", (8, 133, 32, 8, 128), F16, documents=2, backward=back) for back in (False, True)),
+        # Whose rows pass to their registers in three parts.
+        *(attention_case("many", (8, 133, 32, 8, 96), F16, backward=back) for back in (False, True)),
     ]
 
 
