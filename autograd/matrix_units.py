@@ -12,7 +12,7 @@ from wgrad.autograd.selftest.matrix import matrix_cases
 from wgrad.autograd.selftest.probe import Verdict, check_in_a_process, report
 from wgrad.device.errors import DeviceError
 
-_IDLE = "the card's matrix units are idle"
+_IDLE = "the GPU's tensor cores are idle"
 _GAIN = "steps 2.9 to 6.6 times as fast (135M to 8B, measured on an H200)"  # bench/notes/tensor-cores.md
 
 
@@ -151,5 +151,5 @@ def _device(index: str) -> Any:
     module = importlib.import_module("wgrad.wgsl.device")
     device = bind(module.WgpuDevice)(index)
     if not device.matrix_units:
-        raise DeviceError("the library still refuses matrix units on this card")
+        raise DeviceError("the library still refuses tensor cores on this GPU")
     return device

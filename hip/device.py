@@ -37,7 +37,7 @@ class HipDevice(AttentionRounding):
         return DryRunDevice(self)
 
     def round_products(self) -> None:
-        raise DeviceError("the matrix units of HIP cards are faster and more exact")
+        raise DeviceError("the matrix cores of HIP GPUs are faster and more exact")
 
     if TYPE_CHECKING:  # the operators: `autograd/bind.py` makes them methods
 

@@ -41,7 +41,7 @@ class WgpuDevice(Runtime):
 
     def round_products(self) -> None:
         if self.matrix_units:
-            raise DeviceError("the matrix units, which are in use on this card, are faster and more exact")
+            raise DeviceError("the tensor cores, which are in use on this GPU, are faster and more exact")
         self.int8_products = True
 
     def roofs(self) -> list[Roof]:

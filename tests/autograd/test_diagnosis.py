@@ -206,7 +206,7 @@ def hip_fails(fake: Fake) -> None:
 
 
 def idle_units(fake: Fake) -> None:
-    fake.idle = "the card's matrix units are idle: wgrad matrix-units enable makes steps faster"
+    fake.idle = "the GPU's tensor cores are idle: wgrad matrix-units enable makes steps faster"
 
 
 def wgpu_is_broken(fake: Fake) -> None:
@@ -245,7 +245,7 @@ def mac(fake: Fake) -> None:
         (no_float16, "NVIDIA H100 has no shader-f16 with 390.157", "if the card can"),
         (no_hip_python, "there is an AMD card, and hip-python is not installed", "pip install 'wgrad[hip]'"),
         (hip_fails, "HIP does not work: no HIP driver", "install ROCm"),
-        (idle_units, "the card's matrix units are idle", "faster"),
+        (idle_units, "the GPU's tensor cores are idle", "faster"),
         (wgpu_is_broken, "wgpu does not work: no library", "pip install wgpu"),
         (mac, "wgpu finds no adapter", "from its maker"),
     ],

@@ -122,7 +122,7 @@ def test_finetune_resume_and_generate(
     assert main(finetune_options(model, text_data, whole)) == 0
     printed = capsys.readouterr()
     assert f"Emulated {card}" in printed.out + printed.err
-    assert "\ncompute: bfloat16 (the card's matrix units take it, and it needs no loss scale)\n" in printed.out
+    assert "\ncompute: bfloat16 (the GPU's matrix cores take it, and it needs no loss scale)\n" in printed.out
     results = json.loads((whole / "results.json").read_text())
     assert results["held_out_loss_after"] < results["held_out_loss_before"]
     # From the checkpoint in the middle: the same adapter, bit for bit.

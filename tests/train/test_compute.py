@@ -45,12 +45,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_is_what_the_device_is_fastest_in() -> None:
     hip: Any = SimpleNamespace(name="hip", fastest_compute=HipDevice.fastest_compute, facts={})
     for device, dtype, words in (
-        (card(in_use=True), "float16", "matrix units take it; with loss scaling"),
-        (card(), "float32", "the card's matrix units are idle: wgrad matrix-units enable makes steps 2.9 to 6"),
-        (card(listed=False), "float32", "no matrix units are in use"),
-        (card(float16=False), "float32", "no matrix units are in use"),
+        (card(in_use=True), "float16", "tensor cores take it; with loss scaling"),
+        (card(), "float32", "the GPU's tensor cores are idle: wgrad matrix-units enable makes steps 2.9 to 6"),
+        (card(listed=False), "float32", "no tensor cores are in use"),
+        (card(float16=False), "float32", "no tensor cores are in use"),
         (hip, "bfloat16", "needs no loss scale"),
-        (ReferenceDevice(), "float32", "no matrix units are in use"),
+        (ReferenceDevice(), "float32", "no tensor cores are in use"),
     ):
         found = choose_compute("auto", device)
         assert found.dtype == dtype and len(found.lines) == 1
@@ -60,7 +60,7 @@ def test_auto_is_what_the_device_is_fastest_in() -> None:
 def test_idle_matrix_units_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in ("float32", "float16"):  # also to one who chose the type
         (line,) = choose_compute(asked, card()).lines
-        assert line.startswith("note: the card's matrix units are idle: wgrad matrix-units enable makes")
+        assert line.startswith("note: the GPU's tensor cores are idle: wgrad matrix-units enable makes")
         assert choose_compute(asked, card(in_use=True)).lines == choose_compute(asked, card(listed=False)).lines == []
     units.keep_verdict(units.identity("a card", "driver 1"), False, "attention is wrong")
     assert "because their check failed: attention is wrong; " in matrix_units.idle(card())
@@ -73,7 +73,7 @@ def test_idle_matrix_units_are_told_with_the_reason(monkeypatch: pytest.MonkeyPa
     assert "on Metal they have a shape that there are no kernels for" in matrix_units.idle(metal)
     assert not matrix_units.left_idle(metal)
     monkeypatch.setenv(units.SWITCH, "off")
-    assert matrix_units.idle(card()) == f"the card's matrix units are idle by {units.SWITCH}=off"
+    assert matrix_units.idle(card()) == f"the GPU's tensor cores are idle by {units.SWITCH}=off"
     assert not matrix_units.left_idle(card())
 
 

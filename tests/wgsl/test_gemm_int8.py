@@ -180,8 +180,8 @@ def test_a_weight_is_packed_once_for_all_chunks(device: Any, monkeypatch: pytest
 def test_devices_with_faster_products_refuse(matrix_device: Any) -> None:
     hip: Any = HipDevice.__new__(HipDevice)
     for device, reason in (
-        (matrix_device, "matrix units, which are in use"),
-        (hip, "matrix units of HIP cards"),
+        (matrix_device, "tensor cores, which are in use"),
+        (hip, "matrix cores of HIP GPUs"),
         (ReferenceDevice(), "NumPy"),
     ):
         with pytest.raises(DeviceError, match=reason):

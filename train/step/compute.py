@@ -13,9 +13,9 @@ from wgrad.train.options.choices import AUTO, ComputeType
 from wgrad.train.options.finetune_config import RunOptions
 
 _REASONS = {
-    "bfloat16": "the card's matrix units take it, and it needs no loss scale",
-    "float16": "the card's matrix units take it; with loss scaling",
-    "float32": "no matrix units are in use on this device",
+    "bfloat16": "the GPU's matrix cores take it, and it needs no loss scale",
+    "float16": "the GPU's tensor cores take it; with loss scaling",
+    "float32": "no tensor cores are in use on this device",
 }
 
 
