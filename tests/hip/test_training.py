@@ -60,7 +60,7 @@ def test_thirty_steps_beside_numpy(make_checkpoint: Any, hip_device: Device, cpu
         options = {"max_steps": 30, "gradient_accumulation_steps": 1, "lora_dropout": 0.1, "max_grad_norm": 0.5}
         trainer, _, config = LOOP.trainer_for(folder, where, **options)
         for step in LOOP.BatchStream(LOOP.documents(), config):
-            trainer.step(step, config.lr)
+            trainer.step(step, config.learning_rate)
         histories.append(trainer.read_history()[:, 0])
     wanted, found = histories
     assert wanted.shape == (30,) and wanted[-5:].mean() < 0.8 * wanted[:5].mean()
@@ -83,7 +83,7 @@ def test_16_bit_training_is_on_the_matrix_units(
     for where, kind in ((cpu, "float32"), (cpu, compute), (hip_device, compute)):
         trainer, _, config = LOOP.trainer_for(folder, where, compute=kind, max_steps=8)
         for step in LOOP.BatchStream(LOOP.documents(), config):
-            trainer.step(step, config.lr)
+            trainer.step(step, config.learning_rate)
         histories.append(trainer.read_history()[:, 0])
     true, plain, ours = histories
     assert np.abs(ours - true).max() <= 3 * np.abs(plain - true).max()
