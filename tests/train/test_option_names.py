@@ -157,6 +157,12 @@ def test_a_former_name_is_accepted(former: str, capsys: pytest.CaptureFixture[st
     assert error.startswith("wgrad: error: --")
 
 
+def test_options_take_a_former_name_but_not_both() -> None:
+    assert RunOptions(seq_len=128).max_length == 128  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="seq_len"):
+        RunOptions(seq_len=128, max_length=64)  # type: ignore[call-arg]
+
+
 def test_the_opposite_of_a_former_switch() -> None:
     args = vars(cli.build_parser().parse_args(["finetune", "--no-gradient-checkpointing", "--no-offload-activations"]))
     assert (args["gradient_checkpointing"], args["offload_activations"]) == (False, False)

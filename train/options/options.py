@@ -1,7 +1,7 @@
 """Options of a command as the fields of a frozen dataclass: name, type, default, help and rule in one place.
 
 Command line (`cli_options.py`), YAML file and Python all go through the same conversion and the same rules. The option
-of field `seq_len` is `--max-length`, its key in a file `seq_len` (or `seq-len`).
+of field `max_length` is `--max-length`, its key in a file `max_length` (or `max-length`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from wgrad.device.errors import WgradError
 from wgrad.train.files.input_files import expand_path
+from wgrad.train.options.former_names import current_name
 from wgrad.train.options.option_names import did_you_mean
 from wgrad.train.options.option_text import check_text
 
@@ -74,8 +75,16 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+class _TakesFormerNames(type):
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        """Make the options, by the names that they have today or had before."""
+        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        now = {current_name(name, names): value for name, value in named.items()}
+        return super().__call__(*given, **(now if len(now) == len(named) else named))  # of two names, one is unknown
+
+
 @dataclass(frozen=True)
-class Options:
+class Options(metaclass=_TakesFormerNames):
     """Base of the options of a command. Raises WgradError, naming the option, where a value breaks its rule."""
 
     hints: ClassVar[dict[str, Any]]  # the type of each field
