@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
+from tests.fuzz.caches import COMMAND, read_cache_file
 from tests.fuzz.case import Case, Content, Files, write_files
 
 CPU_SECONDS = 10  # of one case; more is a hang
@@ -270,7 +271,7 @@ def _main(argv: list[str]) -> int:
     from wgrad.train.commands.cli import main
 
     try:
-        status = main(argv)
+        status = read_cache_file(argv[1]) if argv[:1] == [COMMAND] else main(argv)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     for thread in threading.enumerate():

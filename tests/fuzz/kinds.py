@@ -22,8 +22,10 @@ from tests.fuzz.base import (
     dump,
     model_config,
 )
+from tests.fuzz.caches import cache_case
 from tests.fuzz.case import Case, Content, Files, Special
 from tests.fuzz.options import option_case, option_names, stream_case
+from tests.fuzz.tables import columns_case, keys_case, table_case
 from tests.fuzz.texts import conversation, data_lines, mutate_template, yaml_text
 from tests.fuzz.values import LFS_POINTER, hostile, mutate_bytes, mutate_json, write_json
 from tests.fuzz.weights import join, mutate_gguf, mutate_quant_state, mutate_safetensors, split
@@ -321,6 +323,10 @@ KINDS_OF_CASE: dict[str, tuple[int, Callable[[Random, Groups], Case]]] = {
     "yaml": (7, yaml_case),
     "data": (9, data_case),
     "preference": (5, preference_case),
+    "keys": (5, keys_case),
+    "columns": (5, columns_case),
+    "table": (6, table_case),
+    "cache": (4, cache_case),
     "resume": (9, resume_case),
     "environment": (6, environment_case),
     "option": (10, lambda rng, groups: option_case(rng)),

@@ -1,0 +1,138 @@
+"""Files of the user's cache, damaged: what reads each of them must take it for absent, or name it.
+
+Commands read most of them only with a GPU, so a case names the reader itself: `cache-file NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from tests.fuzz.base import dump
+from tests.fuzz.case import Case, Content, Special
+from tests.fuzz.values import mutate_bytes, mutate_json
+from tests.fuzz.weights import mutate_safetensors
+from wgrad.device.errors import DeviceError
+
+COMMAND = "cache-file"
+_LAYER = bytes(range(256)) * 4
+_WEIGHTS = {"layer.0": np.frombuffer(_LAYER, np.uint8), "crc32": np.array([zlib.crc32(_LAYER)], np.uint32)}
+_WHOLE: dict[str, bytes] = {
+    "adapters/state.json": dump(
+        {"format": 1, "crashes": [{"name": "a", "reason": "b", "index": 0}], "files": ["a.json"]}
+    ),
+    "hip/gemm.co.xz": lzma.compress(b"\x7fELF" + _LAYER, lzma.FORMAT_XZ),
+    "hip/self-check.json": dump({"format": 1, "device": ["a", "b"], "passed": True, "reason": ""}),
+    "matrix-units/cards.json": dump({"format": 1, "cards": {"card": {"passed": True, "reason": "", "library": "x"}}}),
+    "datasets/marker.json": dump({"format": 1, "commit": "0" * 40, "files": ["a.parquet"], "origin": ""}),
+    "weights/layers.safetensors": safetensors.numpy.save(_WEIGHTS),
+}
+
+
+def cache_case(rng: Random, groups: Any) -> Case:
+    name = rng.choice(sorted(_WHOLE))
+    whole = _WHOLE[name]
+    changed: Content
+    if rng.random() < 0.1:
+        bomb = lzma.compress(bytes(1 << 26), lzma.FORMAT_XZ)
+        changed = rng.choice(
+            (Special("absent"), Special("folder"), Special("fifo"), Special("link", "/dev/zero"), bomb, b"")
+            + (Special("sparse", 1 << 33), Special("repeat", ["[", 1 << 16, ""]), Special("link", "/proc/self/mem"))
+        )
+    elif name.endswith(".json") and rng.random() < 0.8:
+        changed = mutate_json(rng, whole)
+    elif name.endswith(".safetensors") and rng.random() < 0.8:
+        changed = mutate_safetensors(rng, whole)
+    else:
+        changed = mutate_bytes(rng, whole)
+    return Case([COMMAND, name], [], {f".cache/wgrad/{name}": changed})
+
+
+def read_cache_file(name: str) -> int:
+    """Read a file of the cache as wgrad does. Return the exit status that a command would have."""
+    from platformdirs import user_cache_path
+
+    folder = user_cache_path("wgrad", appauthor=False, opinion=False)
+    for path in (folder, folder / name.partition("/")[0]):
+        path.chmod(0o700)
+    _READERS[name](folder / name)
+    return 0
+
+
+def _adapters(path: Path) -> None:
+    from wgrad.wgsl.runtime.adapter_check import Verdict, _kept
+
+    found = _kept(path)
+    assert found is None or isinstance(found, Verdict)
+
+
+def _object(path: Path) -> None:
+    from wgrad.device.cache import read_kept
+    from wgrad.hip.runtime.objects import MOST_BYTES, decompress
+
+    with suppress(OSError, DeviceError):
+        assert len(decompress(read_kept(path, MOST_BYTES), str(path))) <= MOST_BYTES
+
+
+def _self_check(path: Path) -> None:
+    from wgrad.autograd.selftest import probe
+
+    lasting = probe.Verdict(True, ""), False
+    probe._place, usual = (lambda identity: path), probe._place  # type: ignore[assignment]
+    check = probe.check_in_a_process
+    probe.check_in_a_process = lambda module, *rest, **more: lasting  # type: ignore[assignment]
+    try:
+        found = probe.verdict(type("Device", (), {"identity": ("a", "b")})())
+    finally:
+        probe._place, probe.check_in_a_process = usual, check
+    assert isinstance(found.reason, str)
+
+
+def _cards(path: Path) -> None:
+    from wgrad.wgsl.runtime import matrix_units
+
+    assert matrix_units.folder() == path.parent
+    for card in ("card", "other"):
+        assert matrix_units.may_ask(card) in (True, False)
+
+
+def _data_set(path: Path) -> None:
+    from wgrad.train.files import hub_data
+
+    hub_data._marker, usual = (lambda spec: path), hub_data._marker
+    try:
+        found = hub_data._noted("owner/name")
+    finally:
+        hub_data._marker = usual
+    assert found is None or json.dumps(found.files)
+
+
+def _layers(path: Path) -> None:
+    from wgrad.autograd.select_device import select_device
+    from wgrad.train.model.load_streamed import _read
+    from wgrad.train.model.streamed_weights import HostLayer
+
+    remarks: list[str] = []
+    device = select_device("cpu")
+    layer = HostLayer(device.empty_host((len(_LAYER),), np.uint8), {})
+    if not _read(path, [layer], device, remarks):
+        assert all(len(remark) < 1500 and "\n" not in remark for remark in remarks)
+
+
+_READERS: dict[str, Callable[[Path], None]] = {
+    "adapters/state.json": _adapters,
+    "hip/gemm.co.xz": _object,
+    "hip/self-check.json": _self_check,
+    "matrix-units/cards.json": _cards,
+    "datasets/marker.json": _data_set,
+    "weights/layers.safetensors": _layers,
+}
