@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import os
@@ -76,6 +77,14 @@ def flag(name: str) -> str:
 
 
 class _TakesFormerNames(type):
+    """Lets callers of the last release make options by the names of then."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The signature of __init__; without it, inspect takes that of __call__."""
+        own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+        return inspect.Signature(own)
+
     def __call__(cls, *given: Any, **named: Any) -> Any:
         """Make the options, by the names that they have today or had before."""
         names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
