@@ -215,7 +215,10 @@ def tokenizer() -> Tokenizer:
 
 
 def dump(value: Any) -> bytes:
-    return json.dumps(value, indent=1).encode()
+    try:
+        return json.dumps(value, indent=1).encode()
+    except (ValueError, RecursionError):  # put into itself
+        return b"null"
 
 
 def model_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:

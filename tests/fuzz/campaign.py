@@ -40,6 +40,7 @@ def sandbox() -> Iterator[Sandbox]:
     folder = Path(tempfile.mkdtemp(prefix="wgrad-fuzz-", dir=place))
     try:
         os.environ["HOME"] = os.environ["HF_HOME"] = str(folder / "work")  # `~` must not lead out of it
+        os.environ.pop("XDG_CACHE_HOME", None)  # nor the cache
         box = Sandbox(folder, base_groups())
         _add_run(box)
         box.groups["odd"] = {"fifo": Special("fifo"), "loop": Special("link", "loop")}

@@ -71,6 +71,8 @@ def test_what_a_name_says_is_no_text_is_refused(tokenizer: Tokenizer, tmp_path: 
         (b"ARROW1rest", "cannot be read as Arrow"),
         (b"\x7fELFrest", "a program"),
         ("{}\n".encode("utf-16")[:-1], "begins as UTF-16 and does not go on so"),
+        ("ARROW1\0\0".encode("utf-16"), "is Parquet or Arrow saved as UTF-16 text"),
+        ("PAR1".encode("utf-32"), "is Parquet or Arrow saved as UTF-32 text"),
         (b"some\x00text\n", "NUL"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "pointer of Git LFS"),
     ],

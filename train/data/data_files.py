@@ -215,6 +215,8 @@ def open_data(
         _refuse_other_kinds(start, path, name, option)
         if not start.removeprefix(codecs.BOM_UTF8):
             raise WgradError(f"{option}: {name} is empty: give a file with at least one example")
+        if encoding and start.startswith((_PARQUET, *_ARROW)):
+            raise WgradError(f"{option}: {name} is Parquet or Arrow saved as {encoding.upper()} text: write it again")
         if is_stdin and start.startswith((_PARQUET, *_ARROW)):
             raise WgradError(f"{option}: {name} is Parquet or Arrow, whose end must be read first: give it as a file")
         text, called = start.removeprefix(codecs.BOM_UTF8), "" if path == STDIN else path
