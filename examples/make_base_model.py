@@ -116,7 +116,8 @@ def main() -> int:
     print(f"random start: {count:,} parameters, {tokenizer.get_vocab_size()} tokens, in {start}", flush=True)
     options = ["--model", start, "--data", args.text, "--out", run, "--full"]
     options += ["--max-steps", args.steps, "--batch-size", args.batch_size, "--gradient-accumulation-steps", 1]
-    options += ["--max-length", args.seq_len, "--learning-rate", args.lr, "--warmup-steps", 0.05, "--weight-decay", 0.1]
+    options += ["--max-length", args.max_length, "--learning-rate", args.learning_rate]
+    options += ["--warmup-steps", 0.05, "--weight-decay", 0.1]
     options += ["--device", args.device, "--compute", args.compute, "--seed", args.seed]
     options += ["--save-steps", 500, "--logging-steps", 20, "--sample-prompt", "ROMEO:\n"]
     status = wgrad(["finetune", *map(str, options)])

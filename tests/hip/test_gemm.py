@@ -49,7 +49,7 @@ def test_skinny(hip_device: Any, compare: Any, dtypes: tuple[Any, Any], layout: 
     options: dict[str, Any] = {
         "trans_a": layout[0] == "t",
         "trans_b": layout[1] == "t",
-        "lora_alpha": 0.5,
+        "alpha": 0.5,
         "dtype": F32,
     }
     compare(hip_device, gemm_call(**options), inputs)

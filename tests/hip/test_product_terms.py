@@ -77,7 +77,7 @@ def test_batches_that_accumulate(hip_device: Any, compare: Any, dtypes: Any, lay
         options: dict[str, Any] = {
             "trans_a": layout[0] == "t",
             "trans_b": layout[1] == "t",
-            "gradient_accumulation_steps": True,
+            "accumulate": True,
         }
         return {"y": device.gemm(x["a"], x["b"], out=x["c"], **options)}
 

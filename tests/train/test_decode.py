@@ -129,7 +129,7 @@ NOT_YAML = [
     ("[" * 5000, "nested at most 64 deep"),
     ("[" * 70 + "]" * 70, "nested at most 64 deep"),
     ("rank: \x07", "not valid YAML: special characters"),
-    ("- 3", "expected lines like 'rank: 16'"),
+    ("- 3", "expected lines like 'lora_r: 16'"),
     ("3: 4", "unknown key 3"),
 ]
 

@@ -46,7 +46,7 @@ def test_the_best_is_the_lowest_and_of_equal_ones_the_first() -> None:
     assert steps_of([3.0, 2.0, nan, 2.0, 1.5]).best() == [10, 4, 8, 2]
     assert steps_of([nan]).best() == []
     assert steps_of([3.0, 2.0, 2.5], keep_best=2).kept() == [4, 6] and steps_of([3.0, 2.0]).kept() == []
-    assert steps_of([3.0, 2.0], early_stop=5).kept() == [4]
+    assert steps_of([3.0, 2.0], early_stopping_patience=5).kept() == [4]
 
 
 @pytest.mark.parametrize(

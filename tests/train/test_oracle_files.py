@@ -175,7 +175,7 @@ def test_tables_that_depend_on_the_longest_sequence(kind: str, positions: int) -
     scaling = {"rope_type": kind, "factor": 3.0, "short_factor": [1.5, 2.0, 2.5], "long_factor": [3.0, 5.0, 7.0]}
     raw = base_config("LlamaForCausalLM") | {"head_dim": 6, "max_position_embeddings": 64, "rope_scaling": scaling}
     theirs = transformers.LlamaConfig(**raw | {"rope_scaling": {**scaling, "original_max_position_embeddings": 64}})
-    inverse, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", max_length=positions)
+    inverse, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=positions)
     ours = parse_model_config(raw).rope
     np.testing.assert_allclose(inverse_frequencies(ours, positions), inverse.numpy(), rtol=3e-7)
     assert ours.attention_factor == pytest.approx(factor, rel=1e-12)

@@ -46,7 +46,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 GELU = ("Gemma", "PhiFor", "Starcoder")
 IN_GGUF = [name for name, family in FAMILIES.items() if family.gguf]
 ADAPTERS = {
-    "lora_alpha": LoraConfig(r=6, alpha=9.0),
+    "alpha": LoraConfig(r=6, alpha=9.0),
     "use_rslora": LoraConfig(r=6, alpha=9.0, rslora=True, target_modules=("q_proj", "k_proj")),
     "patterns": LoraConfig(r=6, alpha=9.0, rank_pattern={"k_proj": 3}, alpha_pattern={"q_proj": 2.0, "up_proj": 0.0}),
     "zero": LoraConfig(r=6, alpha=0.0),

@@ -303,7 +303,7 @@ def test_the_first_step_s_rate_is_as_help_says(run: Runner, tmp_path: Path) -> N
     """transformers' first step has rate 0; ours has the peak over the steps of the warm-up, and help says so."""
     assert main(["finetune", "--help-all"]) == 0
     text = " ".join(run.capsys.readouterr().out.split())
-    assert "the first step has LR / steps of the warm-up (transformers: 0)" in text
+    assert "the first step has LR / warm-up steps (transformers: 0)" in text
     assert run(tmp_path / "out", "--max-steps", "8", "--warmup-steps", "4", "--learning-rate", "4e-3") == 0
     rates = [r["lr"] for r in read_steps(tmp_path / "out" / "metrics.jsonl")]
     assert rates[:4] == [1e-3, 2e-3, 3e-3, 4e-3]

@@ -165,7 +165,7 @@ FIGURES = {
     "left": "left 1:02:03",
     "rate": "12,346 tok/s",
     "memory": "5.00 GiB",
-    "learning_rate": "lr 2.00e-04",
+    "lr": "lr 2.00e-04",
 }
 ORDER = ["loss", "left", "rate", "memory", "lr"]
 

@@ -64,7 +64,7 @@ def test_a_step_takes_no_more_than_unsloths(
     """Unsloth 2026.10.9's peaks, layers recomputed in both (of 135M in one row: test_launches_of_a_step), in the
     settings of the rows of bench/notes/launches.md; float32 without matrix units. parked: of so many layers; keep: what
     attention gives, too."""
-    options = {"gradient_checkpointing": True, "offload": parked, "keep_attention": keep}
+    options = {"checkpointing": True, "offload": parked, "keep_attention": keep}
     counted = counter.count(shape, 2048, compute, compute == "float16", batch=batch, **options)
     assert counted.peak_bytes <= gib * 2**30
 
@@ -73,7 +73,7 @@ def test_rows_in_chunks_decode_a_weight_once_a_pass(counter: Any, monkeypatch: p
     """Four weights of a layer, multiplied with forward, again and for dx, decode once each time, those that four chunks
     take too. `down_proj` is not made again, gate and up are one for both; dx ends above the first q, k and v."""
     monkeypatch.setattr("wgrad.train.model.model.MLP_CHUNK_BYTES", 192 << 20)
-    counts = counter.count("llama-3.2-1b", 2048, "float16", True, batch=4, gradient_checkpointing=True).launches
+    counts = counter.count("llama-3.2-1b", 2048, "float16", True, batch=4, checkpointing=True).launches
     decodes = {operator: number for (operator, shader), number in counts.items() if shader == "quantize_decode"}
     assert decodes == {"linear_quantized": 16 * 7, "linear_quantized_backward": 16 * 3 - 1}
 
@@ -107,7 +107,7 @@ def test_what_is_alive_at_the_peak(counter: Any) -> None:
 def test_what_is_alive_at_the_peak_where_layers_are_made_again(counter: Any) -> None:
     """In the backward of the last layer's MLP: no input of a layer but that of this one and, on its way, the one below;
     of the layer what attention's backward reads; and one weight in float16."""
-    found = activations(counter.count("llama-3.2-1b", 2048, "float16", True, gradient_checkpointing=True, offload=True))
+    found = activations(counter.count("llama-3.2-1b", 2048, "float16", True, checkpointing=True, offload=True))
     assert found == {
         "linear_quantized float16 2048 x 16384": 1,
         "linear_quantized float32 2048 x 2048": 2,

@@ -33,7 +33,7 @@ from wgrad.train.serve.watch_server import WatchServer
 
 
 def record(step: int, **more: Any) -> dict[str, Any]:
-    return {"step": step, "loss": 5.0 / step, "learning_rate": 1e-4} | more
+    return {"step": step, "loss": 5.0 / step, "lr": 1e-4} | more
 
 
 def write(folder: Path, *steps: int) -> None:
@@ -350,7 +350,7 @@ def test_a_run_that_comes_goes_on_and_ends(tmp_path: Path) -> None:
     assert news["metrics"]["records"] == [record(1)] and news["silent_seconds"] >= 0
     assert news["samples"]["records"] == [{"step": 0, "prompt": "<script>", "text": None}]
     assert news["options"] == {
-        "learning_rate": "0.5", "model": "<img src=x>", "data": '["a", "b"]', "2024-01-01": '{"1": NaN}'
+        "lr": "0.5", "model": "<img src=x>", "data": '["a", "b"]', "2024-01-01": '{"1": NaN}'
     }  # fmt: skip
     assert news["results"] == {"steps": "1", "sample_after": 'a"b', "deep": '{"a": [1]}'}
     assert news["profile"] == "kernel\ufffd 1" and news["notes"] == []

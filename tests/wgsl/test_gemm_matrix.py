@@ -273,7 +273,7 @@ def test_what_is_added_is_read_ahead(
         launch(*given, **options)
 
     monkeypatch.setattr(matrix_device, "launch", launched)
-    options: dict[str, Any] = {"residual": added, "column": column, "ldc": ldc, "lora_alpha": 0.5, "splits": 1}
+    options: dict[str, Any] = {"residual": added, "column": column, "ldc": ldc, "alpha": 0.5, "splits": 1}
     product(matrix_device, given, matrix_device.upload(b), out, (m, n, k), tile=tile, **options)
     exact = np.zeros((m, ldc))
     exact[:, column : column + n] = 0.5 * (a.astype(float) @ b.astype(float)) + numbers[:, column : column + n]
