@@ -84,8 +84,8 @@ def _plain(text: str) -> str:
 
 def summary(data: Dataset, config: RunOptions) -> list[str]:
     """The data in numbers, a line each: what `finetune` says of it, lengths, targets, how well rows are filled."""
-    lengths = np.array([len(part) for example in data.train for part in example.parts])
-    targets = np.array([document.num_targets for document in data.train])
+    counted = [(len(part), part.num_targets) for example in data.train for part in example.parts]
+    lengths, targets = np.array(counted).T
     low, middle, high = np.percentile(lengths, [0, 50, 100]).astype(int)
     lines = [data.summary(), *(f"  {_plain(remark)}" for remark in (data.turns, *data.remarks) if remark)]
     what = "a completion with its prompt" if config.objective_kind.records != "texts" else "an example"

@@ -78,27 +78,35 @@ def _encode_long(sample: Sample, tokenizer: Tokenizer) -> Iterator[Encoded]:
 
 
 def _tokens(sample: Sample, parts: Iterator[Encoded], limit: int, tokenizer: Tokenizer) -> SampleTokens:
-    """A token counts where it shares a character with a span; eos is added after a text and counts."""
-    all_learnt = sample.spans == [(0, len(sample.text))]  # all of it: tokens of no character too
-    ids, loss_mask = np.zeros(0, np.int32), np.zeros(0, bool)
+    """The tokens of the parts; eos is added after a text and counts."""
+    ids, learnt = list[int](), list[bool]()
     length, last = 0, None
     for part in parts:
         if len(ids) < limit:
-            offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
-            learnt = np.full(len(part.ids), all_learnt)
-            for start, end in sample.spans:
-                learnt |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-            ids = np.concatenate([ids, np.asarray(part.ids, np.int32)])
-            loss_mask = np.concatenate([loss_mask, learnt])
+            ids += part.ids
+            learnt += _learnt(sample, part)
         length += len(part.ids)
         last = part.ids[-1] if part.ids else last
     if sample.framed and tokenizer.bos_id is not None and not (length and ids[0] == tokenizer.bos_id):
-        ids, loss_mask = np.insert(ids, 0, np.int32(tokenizer.bos_id)), np.insert(loss_mask, 0, False)
+        ids.insert(0, tokenizer.bos_id)
+        learnt.insert(0, False)
         length += 1
     if (sample.whole or sample.framed) and tokenizer.eos_id is not None:
         if last != tokenizer.eos_id:
-            ids, loss_mask = np.append(ids, np.int32(tokenizer.eos_id)), np.append(loss_mask, True)
+            ids.append(tokenizer.eos_id)
+            learnt.append(True)
             length += 1
         elif len(ids) == length:
-            loss_mask[-1] = True
-    return SampleTokens(sample, ids[:limit], loss_mask[:limit], length)
+            learnt[-1] = True
+    return SampleTokens(sample, np.array(ids[:limit], np.int32), np.array(learnt[:limit], bool), length)
+
+
+def _learnt(sample: Sample, part: Encoded) -> list[bool]:
+    """Return for each token of a part whether it shares a character with a span."""
+    if sample.spans == [(0, len(sample.text))]:  # all of it: tokens of no character too
+        return [True] * len(part.ids)
+    offsets = np.asarray(part.offsets, np.int64).reshape(-1, 2)
+    learnt = np.zeros(len(part.ids), bool)
+    for start, end in sample.spans:
+        learnt |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+    return learnt.tolist()

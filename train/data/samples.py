@@ -17,8 +17,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from wgrad.device.errors import WgradError
 from wgrad.train.data.chat import Conversation, MessagesRefused, Span
@@ -36,8 +37,7 @@ class BadLine(WgradError):
     """A line that cannot be learnt from; others can. The message begins with file and line."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """A line as text: characters in `spans` are to be learnt. `whole`: bos and eos are the tokenizer's business here
     (not the template's). form: what to say of the record's form, "" where nothing. label: `Document`'s. more: the next
     sample is of the same record, and neither is of use without the other. framed: the tokens begin with bos and end
@@ -71,7 +71,7 @@ def parse_record(record: bytes | dict[str, Any], name: str, line: int, loss_on: 
             refuse_label(keys, LABELS if isinstance(keys.value.get("label"), bool) else ("kto_tag",))
             sample = _chat(turns, 0, keys, loss_on, tokenizer)
         check_text(sample.text)
-        return replace(sample, line=line, form=form, unread=keys.unread())
+        return msgspec.structs.replace(sample, line=line, form=form, unread=keys.unread())
 
 
 @contextmanager

@@ -23,6 +23,8 @@ _ROWS_AT_ONCE = 64
 _BYTES_AT_ONCE = 8 << 20  # of a batch, by the mean of its rows
 _TIMES, _LEAST = 20, 64 << 20  # a file may expand to so many times its bytes, and to so many bytes in any case
 _ROW = 64  # bytes that a row counts for, however little is in it
+_ROWS = 1 << 18  # a file may have so many rows, or as many as it has bytes: each takes its time
+_ROWS = 1 << 18  # a file may have so many rows, and where it is larger one for each of its bytes: each takes its time
 _MEASURED_FIRST = 16 << 20  # bytes of a file that is read twice: what is wrong with it is then known at once
 _MEMORY = 192 << 20  # bytes that a batch may take while it is made, where a file is small
 
@@ -53,12 +55,15 @@ def table_rows(
         def batches() -> Iterator[Any]:
             """All of it, until there is more than a file of this size may have."""
             left = most = max(_TIMES * size, _LEAST)
+            rows = most_rows = max(size, _ROWS)
             for batch in table.batches(wanted):
                 left -= batch.nbytes + _ROW * batch.num_rows
-                if left < 0:
+                rows -= batch.num_rows
+                if left < 0 or rows < 0:
+                    what = f"{most >> 20} MiB" if left < 0 else f"{most_rows:,} rows"
                     raise WgradError(
-                        f"{option}: {name} has {size:,} bytes and expands to more than {most >> 20} MiB: write it as "
-                        "JSON lines, if it is meant so"
+                        f"{option}: {name} has {size:,} bytes and expands to more than {what}: write it as JSON lines, "
+                        "if it is meant so"
                     )
                 yield batch
 
