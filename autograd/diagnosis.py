@@ -191,6 +191,7 @@ def _hip(machine: Machine) -> Iterator[str]:
     if not machine.imports("hip") and not machine.imports("rocm"):
         yield "there is an AMD card, and hip-python is not installed, so that HIP is not used: pip install 'wgrad[hip]'"
         return
-    for device in machine.devices:
-        if device["spec"] == "hip" and not device.get("usable", True):
+    found = [device for device in machine.devices if device["spec"].partition(":")[0] == "hip"]
+    for device in found:
+        if not any(other.get("usable", True) for other in found):
             yield f"HIP does not work: {str(device['reason']).removeprefix('not usable: ')}"

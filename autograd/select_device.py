@@ -1,6 +1,6 @@
 """Selection of the device that a run uses, with the reason.
 
-`auto` takes the first of: a HIP device that passes a short self-check, a real GPU through wgpu, a software Vulkan
+`auto` takes the first of: the best HIP GPU that passes a short self-check, a real GPU through wgpu, a software Vulkan
 driver through wgpu, NumPy.
 A device asked for by name that cannot be used is an error, never a silent step down.
 """
@@ -19,15 +19,16 @@ from wgrad.autograd.selftest import probe as self_check
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable, NoCard, OperatorMissing
 
-SPECS = "auto, hip, wgpu, wgpu:<index or part of a name>, cpu"
+SPECS = "auto, hip, hip:<index or part of a name>, wgpu, wgpu:<index or part of a name>, cpu"
 SOFTWARE = "CPU"  # the adapter type of a software Vulkan driver
 AMD = 0x1002  # PCI vendor id
 Needs = Callable[[Device], None]  # raises OperatorMissing
+_PASSED = "the HIP GPU; its self-check passed"
 _AMD_DRIVER = "/dev/kfd"  # what HIP opens on Linux; there where the kernel's driver has found a card
 
 
 def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
-    """The device for a spec (auto | hip | wgpu | wgpu:<index or part of the adapter's name> | cpu).
+    """The device for a spec (auto | hip | wgpu | cpu; hip and wgpu also with :<index or part of the GPU's name>).
 
     The device has a `reason`: a phrase saying why it was taken.
 
@@ -42,11 +43,11 @@ def select_device(spec: str = "auto", needs: Needs | None = None) -> Device:
     kind, _, rest = spec.strip().partition(":")
     makers: dict[str, Callable[[], Device]] = {
         "auto": lambda: _auto(needs),
-        "hip": _hip,
+        "hip": lambda: _hip(rest),
         "cpu": lambda: _reference("asked for by name"),
         "wgpu": lambda: _wgpu(rest or None, "asked for by name"),
     }
-    if kind not in makers or (rest and kind != "wgpu"):
+    if kind not in makers or (rest and kind not in ("hip", "wgpu")):
         raise DeviceUnavailable(f"device {spec!r} is not known; use one of: {SPECS}")
     device = makers[kind]()
     try:
@@ -69,18 +70,29 @@ def _auto(needs: Needs | None) -> Device:
         no_wgpu = ""
     except DeviceUnavailable as error:
         adapters, crashes, no_wgpu = [], [], _short(error)
+    device: Any
     try:
-        device: Any = _hip()
-        checked = self_check.verdict(device)
-        if checked.passed:
-            _check_operators(device, needs)
-            device.reason = "the HIP card; its self-check passed"
-            return device
-        refused.append(f"hip: the self-check of {device.description} failed: {checked.reason}")
-    except OperatorMissing as error:
-        refused.append(_without("hip", error))
+        gpus = _list_hip()
     except DeviceUnavailable as error:
+        gpus = []
         if _concerns_amd(error, adapters):
+            refused.append(_short(error).partition(";")[0])
+    for gpu in gpus:
+        spec = f"hip:{gpu.index}"
+        if gpu.problem:
+            refused.append(f"{spec}: {gpu.problem.partition(';')[0]}")
+            continue
+        try:
+            device = _hip(str(gpu.index))
+            checked = self_check.verdict(device)
+            if checked.passed:
+                _check_operators(device, needs)
+                device.reason = "; ".join([_PASSED, *refused])
+                return device
+            refused.append(f"{spec}: the self-check of {device.description} failed: {checked.reason}")
+        except OperatorMissing as error:
+            refused.append(_without(spec, error))
+        except DeviceUnavailable as error:
             refused.append(_short(error).partition(";")[0])
     refused += [f"wgpu: {crash['name']} {crash['crash']}" for crash in crashes]
     for adapter in sorted(adapters, key=lambda a: (a["type"] == SOFTWARE, a["type"] != "DiscreteGPU")):
@@ -127,18 +139,31 @@ def _reference(reason: str) -> Device:
     return device
 
 
-def _hip() -> Device:
-    """A HIP device, with what kept it from being made in the error."""
+def _hip_room() -> Any:
     try:
-        module = importlib.import_module("wgrad.hip.device")
+        return importlib.import_module("wgrad.hip.device")
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("wgrad.hip"):
             raise DeviceUnavailable(f"device hip: {error}; pip install hip-python") from error
         raise DeviceUnavailable("device hip: this version has no HIP kernels; wgpu runs on AMD cards too") from None
+
+
+def _list_hip() -> list[Any]:
+    """The GPUs of HIP, best first (hip/runtime/gpus.py), or what kept them from being listed in the error."""
+    room = _hip_room()
     try:
-        device = bind(module.HipDevice)()
+        return list(room.list_gpus())
     except DeviceError as error:
         raise DeviceUnavailable(f"device hip: {error}") from error
+
+
+def _hip(gpu: str) -> Device:
+    """A HIP device, with what kept it from being made in the error."""
+    room = _hip_room()
+    try:
+        device = bind(room.HipDevice)(gpu)
+    except DeviceError as error:
+        raise DeviceUnavailable(f"device {f'hip:{gpu}' if gpu else 'hip'}: {error}") from error
     device.reason = "asked for by name"
     return device
 
@@ -184,11 +209,16 @@ def list_devices() -> list[dict[str, Any]]:
     except DeviceUnavailable as error:
         found = [{"spec": "wgpu", "name": "WebGPU", "usable": False, "reason": _unusable(error)}]
     try:
-        device = _hip()
-        hip = {**device.facts, "name": device.description, "spec": "hip", "usable": True, "reason": ""}
+        hip = [
+            {
+                **gpu.facts, "name": gpu.label, "spec": f"hip:{gpu.index}", "usable": not gpu.problem,
+                "reason": f"not usable: {gpu.problem}" if gpu.problem else "",
+            }
+            for gpu in _list_hip()
+        ]  # fmt: skip
     except DeviceUnavailable as error:
         reason = _unusable(error) if _concerns_amd(error, adapters) else "not usable: no AMD card was found"
-        hip = {"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}
+        hip = [{"spec": "hip", "name": "AMD HIP", "usable": False, "reason": reason}]
     remark = "slow; what all others are checked against"
     cpu = {**ReferenceDevice().facts, "spec": "cpu", "usable": True, "reason": remark}
-    return [hip, *found, cpu]
+    return [*hip, *found, cpu]

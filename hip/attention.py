@@ -58,7 +58,7 @@ def attention(
     unaligned arrays, a scale that is not positive, a soft-cap, one query and few keys) by the plain kernels."""
     # Two tiles beyond the last key are addressed too, and not read.
     rows = max((k.shape[1] + 2 * _TILE_KEYS) * k.shape[2], q.shape[1] * q.shape[2])
-    if softcap or scale <= 0 or not served((q, k, v), rows) or _short_decoding(q, k):
+    if not served((q, k, v), rows, scale, softcap) or _short_decoding(q, k):
         return plain_attention(device, q, k, v, doc_start, cache_len, scale, window, softcap)
     narrow = q.shape[3]
     q, k, v = (widened(device, x, kernel_width(narrow)) for x in (q, k, v))

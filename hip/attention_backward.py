@@ -29,9 +29,9 @@ def attention_backward(
     softcap: float,
 ) -> tuple[Array, Array, Array]:
     """float16 and bfloat16 with heads of 33 to 256 elements on the matrix units; what they do not serve (float32, other
-    widths, a soft-cap, arrays that are not aligned to 16 bytes) by the plain kernels."""
+    widths, a scale that is not positive, a soft-cap, arrays that are not aligned to 16 bytes) by the plain kernels."""
     # A tile beyond the end is addressed too: one work-group's rows more.
-    if softcap or not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2]):
+    if not served((do, q, k, v, o), (q.shape[1] + 256) * q.shape[2], scale, softcap):
         return plain_attention_backward(device, do, q, k, v, o, lse, doc_start, scale, window, softcap)
     narrow = q.shape[3]
     do, q, k, v, o = (widened(device, x, kernel_width(narrow)) for x in (do, q, k, v, o))
@@ -93,16 +93,17 @@ def _splits(device: Runtime, groups: int, per: int) -> int:
     return -(-per // -(-per // wanted))
 
 
-def served(arrays: tuple[Array, ...], rows: int) -> bool:
+def served(arrays: tuple[Array, ...], rows: int, scale: float, softcap: float) -> bool:
     """Can the matrix kernels take these? Of one 16-bit dtype and a width that they serve, not empty; aligned to 16
-    bytes but where heads are widened, which are copies.
+    bytes but where heads are widened, which are copies. They find the highest score before they scale it, so only a
+    positive scale will do.
 
     rows: of D elements that a kernel addresses in a batch element, those beyond the end too.
     """
     first = arrays[0]
     alike = all(a.dtype == first.dtype for a in arrays) and first.dtype.name in KINDS
     width = kernel_width(first.shape[3])
-    if not alike or not width or not all(a.size for a in arrays):
+    if softcap or not scale > 0 or not alike or not width or not all(a.size for a in arrays):
         return False
     copied = width != first.shape[3]
     return rows * width * 2 < _LARGEST and (copied or all(a.address % 16 == 0 for a in arrays))

@@ -11,8 +11,9 @@ from wgrad.device.implementations import enter_all
 from wgrad.hip.attention import AttentionRounding
 from wgrad.hip.elements import implements
 from wgrad.hip.runtime.dry_run import DryRun
+from wgrad.hip.runtime.gpus import list_gpus
 
-__all__ = ["HipDevice"]
+__all__ = ["HipDevice", "list_gpus"]
 
 enter_all("wgrad.hip")
 
@@ -20,7 +21,8 @@ enter_all("wgrad.hip")
 class HipDevice(AttentionRounding):
     """The contract (device/contract.py) in HIP through hip-python.
 
-    index: which card. exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
+    gpu: its number or part of its label; empty takes the best.
+    exact_blocks: arrays get memory of just their size, for tests of accesses out of range.
 
     Raises:
         DeviceError: hip-python, the driver or a card is missing, or the card's architecture has no kernels.

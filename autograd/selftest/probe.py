@@ -2,7 +2,8 @@
 
 A card that nobody has tried may hang, or take the process with it; in another process neither does harm. The verdict is
 kept in the cache folder by card, architecture, driver version, digest of the kernels and version of wgrad, so that the
-check runs once. What may pass by itself (no memory free, no time) is not kept.
+check runs once. A check that hangs, or stops the machine, is kept as a failure too. What may pass by itself (no memory
+free, a process that dies) is not kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,23 +99,43 @@ def chosen_cases() -> list[Case]:
 def verdict(device: Any) -> Verdict:
     """Is the HIP device right? From the cache where this card with these kernels was checked before.
 
-    device: has `identity`, a tuple of text that a verdict hangs on, as HipDevice has.
+    device: has `identity`, a tuple of text that a verdict hangs on, and `index`, as HipDevice has.
     """
     kept = _place(device.identity)
     try:
         known = json.loads(read_kept(kept, _LARGEST))
-        if known["format"] == FORMAT:
-            return Verdict(bool(known["passed"]), str(known["reason"]))
+        # One that was begun since the machine started may go on in another process, or somebody has ended it.
+        if known["format"] == FORMAT and not (known.get("begun") and known["begun"] == _start_of_machine()):
+            return Verdict(bool(known["passed"]), f"{known['reason']}{_again(kept) * (not known['passed'])}")
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # not there, or damaged: checked now, as one of another format is
-    found, lasting = check_in_a_process("selftest.probe")
+    if begun := _start_of_machine():
+        _note(kept, device, Verdict(False, "the machine stopped while it ran"), begun=begun)
+    found, lasting = check_in_a_process("selftest.probe", str(device.index))
     if lasting:
-        try:
-            text = json.dumps({"format": FORMAT, "device": device.identity, **asdict(found)}) + "\n"
-            keep(kept, text.encode())
-        except OSError:
-            pass  # checked again next time
+        _note(kept, device, found)
+    elif begun:
+        with suppress(OSError):
+            kept.unlink()
     return found
+
+
+def _again(kept: Path) -> str:
+    return f" (kept in {kept}: delete it to check again)"
+
+
+def _note(kept: Path, device: Any, found: Verdict, **more: str) -> None:
+    text = json.dumps({"format": FORMAT, "device": device.identity, **asdict(found), **more}) + "\n"
+    with suppress(OSError):  # checked again next time
+        keep(kept, text.encode())
+
+
+def _start_of_machine() -> str:
+    """Return a text that is another one after each start of the machine, empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _place(identity: tuple[str, ...]) -> Path:
@@ -136,7 +158,7 @@ def check_in_a_process(module: str, *arguments: str, environment: dict[str, str]
             env={**os.environ, **(environment or {})},
         )
     except subprocess.TimeoutExpired:
-        return Verdict(False, f"no result within {SECONDS} s"), False
+        return Verdict(False, f"no result within {SECONDS} s"), True  # it would hang again, and take as long
     try:
         said = json.loads(done.stdout.splitlines()[-1])
         return Verdict(bool(said["passed"]), str(said["reason"]), int(said.get("lanes", 0))), bool(said["keep"])
@@ -165,8 +187,8 @@ def report(make_device: Callable[[], Any], selected: list[Case]) -> int:
     return 0
 
 
-def main() -> int:
-    """The check of the HIP device, in this process."""
+def main(gpu: str) -> int:
+    """The check of a HIP device, in this process."""
     from wgrad.hip.device import HipDevice
 
-    return report(bind(HipDevice), chosen_cases())
+    return report(lambda: bind(HipDevice)(gpu), chosen_cases())

@@ -15,10 +15,15 @@ _MACHINE = {
     0x39: "gfx1033", 0x3D: "gfx1035", 0x3E: "gfx1034", 0x3F: "gfx90a", 0x41: "gfx1100", 0x42: "gfx1013",
     0x43: "gfx1150", 0x44: "gfx1103", 0x45: "gfx1036", 0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200",
     0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201", 0x4F: "gfx950", 0x55: "gfx1152",
+    0x58: "gfx1153",
 }  # fmt: skip
 _EM_AMDGPU = 224
 _UNITS_OF_A_DIE = {"gfx942": 38}  # MI300X: 304 compute units on 8 dies; MI300A: 228 on 6
-_SUPPORTED = re.compile(r"gfx(90a|942|950|1[12][0-9a-f]{2})")
+# With the matrix instructions of CDNA2, 3 and 4, of RDNA3 and of RDNA4. gfx117x and gfx125x have others.
+_SUPPORTED = {
+    "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152",
+    "gfx1153", "gfx1200", "gfx1201",
+}  # fmt: skip
 
 
 class Card(Protocol):
@@ -28,16 +33,21 @@ class Card(Protocol):
     compute_units: int
 
 
+def is_rdna(architecture: str) -> bool:
+    """Return whether an architecture has work-group processors: gfx10, gfx11 and gfx12."""
+    return re.fullmatch(r"gfx1[0-2][0-9a-f]{2}", architecture) is not None
+
+
 def check_supported(architecture: str, card: str) -> None:
-    """Kernels need the matrix instructions of CDNA2 and later (gfx90a, gfx942, gfx950) or of RDNA3 and RDNA4.
+    """Check that a GPU has the matrix instructions of the kernels: CDNA2 and later, RDNA3 and RDNA4.
 
     Raises:
-        DeviceError: the architecture is another one.
+        DeviceError: The architecture is another one.
     """
-    if not _SUPPORTED.fullmatch(architecture):
+    if architecture not in _SUPPORTED:
         raise DeviceError(
-            f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: the HIP kernels need"
-            " gfx90a, gfx942, gfx950, gfx11 or gfx12; --device wgpu runs on other cards"
+            f"{card} has architecture {architecture or '(unnamed)'}, which is not supported: it lacks the matrix"
+            " instructions of the HIP kernels (gfx90a, gfx942, gfx950, RDNA3, RDNA4); --device wgpu runs on it"
         )
 
 

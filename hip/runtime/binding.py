@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +12,19 @@ from wgrad.device.errors import DeviceError, DeviceLost, NoCard, OutOfMemory
 
 # hip-python 10 is rocm.bindings; older ones are `hip`, which the newer still answers to.
 _PACKAGES = ("rocm.bindings", "hip")
+_OLDER = "hip.hip"  # the module's name in packages before 10
 _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
+_NOT_READY = 600
 # Errors after which nothing on the device works any more, of hipError_t: ECCNotCorrectable, IllegalState,
 # IllegalAddress, LaunchTimeOut, Assert, LaunchFailure, Unknown. On AMD cards ROCm's runtime returns none of them for a
 # fault of a kernel: it aborts the process (docs/reference/exit-codes.md).
 _FATAL = {214, 401, 700, 702, 710, 719, 999}
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 2e-5, 1e-3  # seconds between two questions of `_wait`
+
 _bindings: dict[str, Any] = {}
+_thread = threading.local()
 
 
 def hip() -> Any:
@@ -49,6 +56,44 @@ def hiprtc() -> Any:
     if "hiprtc" not in _bindings:
         _bindings["hiprtc"] = _import("hiprtc")
     return _bindings["hiprtc"]
+
+
+def device_count() -> int:
+    """GPUs that HIP finds."""
+    return int(check(hip().hipGetDeviceCount(), "hipGetDeviceCount"))
+
+
+def use_device(module: Any, index: int) -> None:
+    """Make a GPU the one that this thread allocates, loads kernels and makes events on: HIP begins each thread at 0.
+
+    module: `hip()`, as of the waits below.
+    """
+    if getattr(_thread, "device", None) != (module, index):
+        check(module.hipSetDevice(index), f"HIP device {index}")
+        _thread.device = module, index
+
+
+def wait_for_stream(module: Any, stream: Any, what: str | Callable[[], str]) -> None:
+    """Wait for all work of a stream, while other Python threads run. Errors as of `check`."""
+    _wait(module, "hipStreamSynchronize", "hipStreamQuery", stream, what)
+
+
+def wait_for_event(module: Any, event: Any, what: str | Callable[[], str]) -> None:
+    """Wait until an event is reached, while other Python threads run. Errors as of `check`."""
+    _wait(module, "hipEventSynchronize", "hipEventQuery", event, what)
+
+
+def _wait(module: Any, wait: str, query: str, handle: Any, what: str | Callable[[], str]) -> None:
+    """hip-python before 10 keeps Python's lock while it waits, so there the driver is asked again and again."""
+    if getattr(module, "__name__", "") != _OLDER:
+        check(getattr(module, wait)(handle), what)
+        return
+    ask = getattr(module, query)
+    pause = _SHORTEST_PAUSE
+    while int((code := ask(handle))[0]) == _NOT_READY:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    check(code, what)
 
 
 def device_properties(index: int) -> Any:

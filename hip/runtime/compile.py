@@ -23,10 +23,10 @@ from wgrad.hip.runtime.rtc import compile_with_hiprtc
 
 
 class Modules:
-    """The loaded code objects of one device and their kernels, by name. card: what errors call it."""
+    """The loaded code objects of one device and their kernels, by name. card: what errors call it; index: HIP's."""
 
-    def __init__(self, architecture: str, card: str = "a card") -> None:
-        self.architecture, self.card = architecture, card
+    def __init__(self, architecture: str, card: str = "a card", index: int = 0) -> None:
+        self.architecture, self.card, self._index = architecture, card, index
         self.compiled = 0  # kernels looked up or compiled so far
         # With the bytes of each: the driver keeps the pointer that it is given and may read there as long as it lives.
         self._modules: dict[str, tuple[Any, bytes]] = {}
@@ -68,6 +68,7 @@ class Modules:
         if source not in self._modules:
             image, where = self._image(source)
             check_image(image, where, self.architecture, self.card)
+            binding.use_device(binding.hip(), self._index)
             module = binding.check(
                 binding.hip().hipModuleLoadData(image),
                 f"the code object {where} cannot be loaded on {self.card} ({self.architecture}); make it again with"

@@ -7,7 +7,7 @@ from typing import Any
 
 from wgrad.device import kernel_times
 from wgrad.device.kernel_times import BATCH
-from wgrad.hip.runtime.binding import check
+from wgrad.hip.runtime.binding import check, wait_for_event
 
 
 class Profiler(kernel_times.Profiler):
@@ -34,6 +34,6 @@ class Profiler(kernel_times.Profiler):
 
     def _times(self) -> Iterable[float]:
         events = self._events[: 2 * len(self._names)]
-        check(self._hip.hipEventSynchronize(events[-1]), "hipEventSynchronize")
+        wait_for_event(self._hip, events[-1], "hipEventSynchronize")
         for start, end in zip(events[0::2], events[1::2]):
             yield 1e6 * check(self._hip.hipEventElapsedTime(start, end), "hipEventElapsedTime")

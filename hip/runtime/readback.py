@@ -11,7 +11,7 @@ import numpy as np
 
 from wgrad.device.errors import DeviceError
 from wgrad.device.memory import Array, size_class
-from wgrad.hip.runtime.binding import check
+from wgrad.hip.runtime.binding import check, wait_for_event
 
 _TO_HOST = 2  # hipMemcpyDeviceToHost
 _NOT_READY = 600  # hipErrorNotReady
@@ -59,7 +59,7 @@ class Readback:
         """Wait for the array. May be called once."""
         if self._pinned is None:
             raise DeviceError("result() of a download was called twice: keep the array that it gave")
-        check(self._owner.hip.hipEventSynchronize(self._pinned.event), self._what)
+        wait_for_event(self._owner.hip, self._pinned.event, self._what)
         pinned, self._pinned = self._pinned, None
         out = np.empty(self._shape, self._dtype) if self._out is None else self._out
         if self._nbytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,17 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from wgrad.device.errors import DeviceError, OutOfMemory
+from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.device.memory import Array, Block, Pool
 from wgrad.device.runtime import PooledRuntime, Recording
 from wgrad.hip.runtime import binding
-from wgrad.hip.runtime.architectures import check_supported
 from wgrad.hip.runtime.binding import check
 from wgrad.hip.runtime.compile import Modules
+from wgrad.hip.runtime.gpus import find_gpu
 from wgrad.hip.runtime.profiler import Profiler
 from wgrad.hip.runtime.readback import Readback, Readbacks
 
 T = TypeVar("T")
+_LOGGER = logging.getLogger("wgrad")
 HOST_TO_HOST, TO_DEVICE, TO_HOST = 0, 1, 2  # hipMemcpyKind
 MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
 MAX_GROUPS = 65_535  # work-groups along y and z
@@ -114,46 +117,40 @@ class Replay(Recording):
 class Runtime(PooledRuntime):
     """Owns one HIP device and stream. Arrays come from a pool; launches go to the stream at once, in order.
 
+    gpu: number of the GPU or part of its label, as of `find_gpu`; empty takes the best.
     exact_blocks: arrays get memory of just their size (tests of accesses out of range).
     """
 
     name = "hip"
     fastest_compute = "bfloat16"  # every architecture that has kernels has matrix units for it
 
-    def __init__(self, index: int = 0, *, exact_blocks: bool = False) -> None:
+    def __init__(self, gpu: str = "", *, exact_blocks: bool = False) -> None:
         hip = self._hip = binding.hip()
-        check(hip.hipSetDevice(index), f"HIP device {index}")
-        properties = binding.device_properties(index)
-        self.architecture: str = binding.to_text(properties.gcnArchName).partition(":")[0]
-        self.card = binding.to_text(properties.name)
-        check_supported(self.architecture, self.card)
-        self.wave: int = int(properties.warpSize)
-        self.compute_units: int = int(properties.multiProcessorCount)
-        self.modules = Modules(self.architecture, self.card)
+        found = find_gpu(gpu)
+        self.index, self.architecture, self.card = found.index, found.architecture, found.name
+        binding.use_device(self._hip, self.index)
+        self.wave, self.compute_units = found.wave, found.compute_units
+        self.modules = Modules(self.architecture, self.card, self.index)
         kernels = "shipped kernels" if self.modules.origin == "shipped" else "kernels by hiprtc"
-        self.description = f"{self.card} ({self.architecture}, HIP, {self.compute_units} compute units, {kernels})"
-        self.facts = {
-            "name": self.card,
-            "backend": "HIP",
-            "architecture": self.architecture,
-            "driver": f"HIP {binding.driver_version()}",
-            "memory_bytes": int(properties.totalGlobalMem),
-        }
+        self.description = f"{found.label[:-1]}, {kernels})"
+        self.facts = found.facts
         self.float16 = self.bfloat16 = True
         self._stream = check(hip.hipStreamCreate(), "a HIP stream")
         self._pool = Pool(self._create_buffer, self._destroy_block, exact=exact_blocks)
         self._host_pool = Pool(self._create_host_buffer, self._destroy_host_block)
-        self.shared_memory = bool(getattr(properties, "integrated", 0))
+        self.shared_memory = found.integrated
         self._layouts: dict[str, Layout] = {}
         # The arguments of a launch are copied by the call: one buffer serves all.
         self._arguments = ctypes.create_string_buffer(4096)
         self._readbacks = Readbacks(hip, self._stream)
         self._uploads: list[np.ndarray] = []  # host memory that copies under way read from
         self._last: Launch | Transfer | None = None
+        self._graphs = os.environ.get("WGRAD_HIP_GRAPHS") != "0"  # replay as HIP graphs
 
     # ---- storage -------------------------------------------------------------------------
     def _create_buffer(self, nbytes: int) -> int:
         pool = self._pool
+        binding.use_device(self._hip, self.index)
         try:
             return int(check(self._hip.hipMalloc(nbytes), f"no memory for {nbytes:,} bytes on {self.description}"))
         except OutOfMemory as error:
@@ -166,6 +163,7 @@ class Runtime(PooledRuntime):
 
     def _create_host_buffer(self, nbytes: int) -> int:
         """Pinned: the card copies from and to it without the host, and its kernels reach it at the same address."""
+        binding.use_device(self._hip, self.index)
         return int(check(self._hip.hipHostMalloc(nbytes, 0), f"{nbytes:,} bytes of pinned main memory"))
 
     def _destroy_host_block(self, block: Block) -> None:
@@ -217,6 +215,7 @@ class Runtime(PooledRuntime):
     def readback(self, array: Array, out: np.ndarray | None = None) -> Readback:
         """Copy an array to the host without waiting: later work may overwrite it."""
         self.check_owner(array)
+        binding.use_device(self._hip, self.index)
         return self._readbacks.start(array, out, lambda: f"copying {array} to the host (last launch: {self._last})")
 
     def _kind(self, array: Array, kind: int) -> Any:
@@ -237,9 +236,8 @@ class Runtime(PooledRuntime):
         return out
 
     def synchronize(self) -> None:
-        check(
-            self._hip.hipStreamSynchronize(self._stream),
-            lambda: f"work on {self.description} failed (last launch: {self._last})",
+        binding.wait_for_stream(
+            self._hip, self._stream, lambda: f"work on {self.description} failed (last launch: {self._last})"
         )
         self._uploads.clear()
 
@@ -372,15 +370,24 @@ class Runtime(PooledRuntime):
         return Replay(self)
 
     def _replay_launches(self, replay: Replay) -> None:
-        if self.profiler is not None:  # a graph has no events between its kernels
-            for launch in replay._launches:
-                self._issue(launch)
+        if not replay._launches:
             return
-        if replay._graph is None:
-            replay._graph = self._make_graph(replay._launches)
-        if replay._launches:
-            self._last = replay._launches[-1]
-        check(self._hip.hipGraphLaunch(replay._graph, self._stream), f"replay of {replay.dispatches} launches")
+        if self.profiler is None and self._graphs:  # a graph has no events between its kernels
+            try:
+                if replay._graph is None:
+                    replay._graph = self._make_graph(replay._launches)
+                self._last = replay._launches[-1]
+                check(self._hip.hipGraphLaunch(replay._graph, self._stream), f"replay of {replay.dispatches} launches")
+                return
+            except DeviceLost:
+                raise
+            except DeviceError as error:
+                self._graphs = False
+                _LOGGER.warning(
+                    "note: HIP graphs fail here, so kernels are launched one by one, which is slower: %s", error
+                )
+        for launch in replay._launches:
+            self._issue(launch)
 
     def _make_graph(self, launches: list[Launch | Transfer]) -> Any:
         """The launches, issued again into a stream that records, as an executable graph."""
@@ -391,10 +398,12 @@ class Runtime(PooledRuntime):
                 self._issue(launch)
         finally:
             graph = check(self._hip.hipStreamEndCapture(self._stream), "recording a HIP graph")
-        made = check(self._hip.hipGraphInstantiateWithFlags(graph, 0), f"a HIP graph of {len(launches)} launches")
-        check(self._hip.hipGraphDestroy(graph), "hipGraphDestroy")
-        return made
+        try:
+            return check(self._hip.hipGraphInstantiateWithFlags(graph, 0), f"a HIP graph of {len(launches)} launches")
+        finally:
+            check(self._hip.hipGraphDestroy(graph), "hipGraphDestroy")
 
     def _new_profiler(self) -> Profiler:
         """Events around every launch."""
+        binding.use_device(self._hip, self.index)
         return Profiler(self._hip, self._stream)

@@ -17,7 +17,7 @@ class Card:
     """What `verdict` asks a device for."""
 
     def __init__(self, *identity: str) -> None:
-        self.identity = identity or ("a card", "gfx942", "70100000", "digest")
+        self.identity, self.index = identity or ("a card", "gfx942", "70100000", "digest"), 3
 
 
 @pytest.fixture
@@ -26,8 +26,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     waiting: list[Any] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[-1].endswith("main(*('3',)))")  # the card's number
         answer = waiting.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return subprocess.CompletedProcess(command, 3, stdout=answer, stderr="Memory access fault by GPU node-1")
 
@@ -55,7 +56,9 @@ def test_a_verdict_is_kept(answers: list[Any], passed: bool) -> None:
     answers.append(said(passed))
     first = self_check.verdict(Card())
     assert first.passed == passed and not answers
-    assert self_check.verdict(Card()) == first  # nothing runs
+    again = self_check.verdict(Card())  # nothing runs
+    assert again.passed == passed and again.reason.startswith(first.reason)
+    assert ("delete it to check again" in again.reason) == (not passed)
 
 
 @pytest.mark.parametrize("changed", range(4), ids=["card", "architecture", "driver", "kernels"])
@@ -70,13 +73,31 @@ def test_another_card_driver_or_kernel_is_checked_again(answers: list[Any], chan
 
 
 def test_what_may_pass_by_itself_is_not_kept(answers: list[Any]) -> None:
-    answers += [said(False, keep=False), subprocess.TimeoutExpired("check", 1), "", "no JSON\n", said(True)]
+    answers += [said(False, keep=False), "", "no JSON\n", said(True)]
     assert self_check.verdict(Card()) == Verdict(False, "off")
-    assert "no result within" in self_check.verdict(Card()).reason
     for _ in range(2):  # the process died
         reason = self_check.verdict(Card()).reason
         assert reason == "the check ended with status 3: Memory access fault by GPU node-1"
     assert self_check.verdict(Card()).passed
+
+
+def test_a_check_that_hangs_is_kept(answers: list[Any]) -> None:
+    """It would take its 600 seconds at the start of every run."""
+    answers.append(subprocess.TimeoutExpired("check", 1))
+    for _ in range(2):
+        assert self_check.verdict(Card()).reason.startswith("no result within 600 s")
+
+
+def test_a_check_that_stops_the_machine_is_not_run_again(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was begun since the machine started may go on in another process, and is no verdict."""
+    monkeypatch.setattr(self_check, "_start_of_machine", lambda: "Monday")
+    answers += [KeyboardInterrupt(), KeyboardInterrupt()]
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            self_check.verdict(Card())
+    monkeypatch.setattr(self_check, "_start_of_machine", lambda: "Tuesday")
+    found = self_check.verdict(Card())
+    assert not found.passed and found.reason.startswith("the machine stopped while it ran (kept in ")
 
 
 def test_a_damaged_note_is_made_again(answers: list[Any], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from wgrad.autograd import select_device as dispatch
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.autograd.selftest import probe as self_check
 from wgrad.device.errors import DeviceError, DeviceUnavailable, ShapeError
+from wgrad.hip.runtime.gpus import Gpu
 
 AMD = {"name": "Radeon", "vendor_id": 0x1002, "backend": "Vulkan", "type": "DiscreteGPU", "driver": "Mesa"}
 INTEL = {"name": "Intel UHD", "backend": "Vulkan", "type": "IntegratedGPU", "driver": "Mesa", "features": []}
@@ -31,11 +32,14 @@ class FakeWgpu(ReferenceDevice):
             raise DeviceError(f"adapter {spec} has no limits")
 
 
+ONE_GPU = (Gpu(0, "a card"),)
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """machine(adapters, hip, broken): what the lower rooms find here. An exception in place of a list is raised."""
+    """machine(adapters, hip, broken, gpus): what the lower rooms find; an exception in place of a list is raised."""
 
-    def make(adapters: Any, hip: Any = None, broken: tuple[str | None, ...] = ()) -> None:
+    def make(adapters: Any, hip: Any = None, broken: tuple[str | None, ...] = (), gpus: Any = ONE_GPU) -> None:
         def list_adapters(again: bool = False) -> list[dict[str, Any]]:
             if isinstance(adapters, Exception):
                 raise adapters
@@ -49,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             if name == "wgrad.hip.device":
                 if hip is None:
                     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-                return types.SimpleNamespace(HipDevice=hip)
+                return types.SimpleNamespace(HipDevice=hip, list_gpus=lambda: list(gpus))
             return rooms.get(name) or real(name)
 
         monkeypatch.setattr(dispatch.importlib, "import_module", import_module)
@@ -129,16 +133,18 @@ def test_hip_is_no_subject_elsewhere(machine: Any, monkeypatch: pytest.MonkeyPat
 class FakeHip(ReferenceDevice):
     name = "hip"
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: str = "") -> None:
         super().__init__()
-        self.description = "a card (gfx942, HIP, shipped kernels)"
+        self.gpu, self.description = gpu, "a card (gfx942, HIP, shipped kernels)"
+        if gpu == "7":
+            raise DeviceError("a HIP stream: out of memory")
 
 
 def test_auto_prefers_hip_where_its_self_check_passes(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine([INTEL], hip=FakeHip)
     monkeypatch.setattr(self_check, "verdict", lambda device: self_check.Verdict(True, ""))
     device: Any = dispatch.select_device("auto")
-    assert device.name == "hip" and device.reason == "the HIP card; its self-check passed"
+    assert device.name == "hip" and device.reason == "the HIP GPU; its self-check passed"
 
 
 def test_auto_says_in_a_line_why_it_leaves_hip(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +157,24 @@ def test_auto_says_in_a_line_why_it_leaves_hip(machine: Any, monkeypatch: pytest
     assert by_name.name == "hip" and by_name.reason == "asked for by name"
 
 
+def test_auto_tries_every_hip_gpu(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of `list_gpus`; of each that it leaves it says why."""
+    gpus = [Gpu(7, "broken"), Gpu(2, "wrong"), Gpu(1, "right"), Gpu(0, "old", problem="old has gfx1030; --device wgpu")]
+    machine([INTEL], hip=FakeHip, gpus=gpus)
+    monkeypatch.setattr(self_check, "verdict", lambda device: self_check.Verdict(device.gpu == "1", "y is off by 3"))
+    device: Any = dispatch.select_device("auto")
+    assert (device.name, device.gpu) == ("hip", "1")
+    assert "hip:7: a HIP stream: out of memory; hip:2: the self-check of" in device.reason
+    assert [(d["spec"], d["usable"]) for d in dispatch.list_devices()[:4]] == [
+        ("hip:7", True), ("hip:2", True), ("hip:1", True), ("hip:0", False)
+    ]  # fmt: skip
+    monkeypatch.setattr(self_check, "verdict", lambda device: self_check.Verdict(False, "y is off by 3"))
+    device = dispatch.select_device("auto")
+    assert device.name == "wgpu" and device.reason.endswith("; hip:0: old has gfx1030")
+    device = dispatch.select_device("hip:RX 7900")
+    assert device.gpu == "RX 7900"
+
+
 @pytest.mark.parametrize("spec", ["wgpu", "wgpu:0", "hip"])
 def test_a_name_never_falls_back(machine: Any, spec: str) -> None:
     machine([LLVMPIPE], broken=("0", None))
@@ -158,9 +182,9 @@ def test_a_name_never_falls_back(machine: Any, spec: str) -> None:
         dispatch.select_device(spec)
 
 
-@pytest.mark.parametrize("spec", ["cuda", "", "cpu:1", "hip:0"])
+@pytest.mark.parametrize("spec", ["cuda", "", "cpu:1", "auto:0"])
 def test_an_unknown_name_lists_the_known(spec: str) -> None:
-    with pytest.raises(DeviceUnavailable, match="is not known; use one of: auto, hip, wgpu"):
+    with pytest.raises(DeviceUnavailable, match="is not known; use one of: auto, hip, hip:"):
         dispatch.select_device(spec)
 
 

@@ -91,7 +91,7 @@ def _self_check(path: Path) -> None:
     check = probe.check_in_a_process
     probe.check_in_a_process = lambda module, *rest, **more: lasting  # type: ignore[assignment]
     try:
-        found = probe.verdict(type("Device", (), {"identity": ("a", "b")})())
+        found = probe.verdict(type("Device", (), {"identity": ("a", "b"), "index": 0})())
     finally:
         probe._place, probe.check_in_a_process = usual, check
     assert isinstance(found.reason, str)

@@ -19,7 +19,7 @@ NAMES = ("do", "q", "k", "v", "o", "lse", "doc_start")
 
 
 def inputs(
-    shape: tuple[int, ...], dtype: Any, *, documents: bool, window: int, powers: tuple[int, int, int, int]
+    shape: tuple[int, ...], dtype: Any, *, documents: bool, window: int, powers: tuple[int, int, int, int], scale: float
 ) -> dict[str, Any]:
     """shape: B, T, H, G, D. powers: of two, of do, v, q, k. The forward's o and lse are the reference's."""
     rng = np.random.default_rng(5)
@@ -30,7 +30,7 @@ def inputs(
     if documents:
         doc_start[:, t // 3 :], doc_start[0, t - 5 :] = t // 3, t - 5
     origin = np.zeros(1, np.int32)
-    o, lse = ReferenceDevice().attention(x["q"], x["k"], x["v"], doc_start, origin, scale=d**-0.5, window=window)
+    o, lse = ReferenceDevice().attention(x["q"], x["k"], x["v"], doc_start, origin, scale=scale, window=window)
     return {**x, "doc_start": doc_start, "o": o, "lse": lse}
 
 
@@ -41,16 +41,19 @@ def case(
     documents: bool = True,
     window: int = 0,
     powers: tuple[int, int, int, int] = (0, 0, 0, 0),
+    scale: float | None = None,
 ) -> Case:
+    scale = shape[-1] ** -0.5 if scale is None else scale
+
     def call(device: Any, x: Any) -> Any:
-        found = device.attention_backward(*(x[n] for n in NAMES), scale=shape[-1] ** -0.5, window=window)
+        found = device.attention_backward(*(x[n] for n in NAMES), scale=scale, window=window)
         return dict(zip(("dq", "dk", "dv"), found))
 
     def build(_rng: np.random.Generator) -> Any:
-        return inputs(shape, DTYPES[dtype], documents=documents, window=window, powers=powers)
+        return inputs(shape, DTYPES[dtype], documents=documents, window=window, powers=powers, scale=scale)
 
     op, text = "attention_backward", "x".join(map(str, shape))
-    return Case(f"{op}/{text}/{dtype}/{window}", op, "backward", dtype, text, build, call, BUILTIN_ULPS)
+    return Case(f"{op}/{text}/{dtype}/{window}/{scale:.3g}", op, "backward", dtype, text, build, call, BUILTIN_ULPS)
 
 
 SIZES = [
@@ -82,6 +85,13 @@ def test_rdna4(emulator: Any, wanted: Case) -> None:
 
 def test_cdna2(emulator: Any) -> None:
     check(emulator.device("gfx90a"), SIZES[4])
+
+
+@pytest.mark.parametrize("scale", [-0.125, 0.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scale_that_is_not_positive(hip_device: Any, dtype: str, scale: float) -> None:
+    """The matrix kernels take the highest score before they scale it: the plain kernels serve this."""
+    check(hip_device, case((1, 41, 2, 1, 64), dtype, window=19, scale=scale))
 
 
 @pytest.mark.parametrize("powers", [(-10, -6, -8, 8), (-10, -6, 8, -8), (7, 7, -7, -7)])

@@ -65,7 +65,7 @@ def built(emulator: Any) -> None:
 def test_auto_takes_a_card_that_passes_and_remembers(card: dict[str, str], tmp_path: Path) -> None:
     """That the check passes on both wave sizes: tests/hip/test_self_check.py."""
     name, description, reason = select("auto", **card).split(" | ")
-    assert name == "hip" and reason == "the HIP card; its self-check passed"
+    assert name == "hip" and reason == "the HIP GPU; its self-check passed"
     assert f"Emulated {ARCHITECTURE} ({ARCHITECTURE}, HIP" in description and "shipped kernels" in description
     assert len(list(tmp_path.glob("wgrad/hip/self-check-*.json"))) == 1
     # A check that would fail is not run again.

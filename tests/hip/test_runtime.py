@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from wgrad.device.errors import DeviceError, DeviceLost, OutOfMemory
 from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_image, check_supported
 from wgrad.hip.runtime.binding import check
+from wgrad.hip.runtime.gpus import find_gpu, list_gpus
 from wgrad.hip.runtime.objects import compress
 from wgrad.hip.runtime.runtime import Long
 
@@ -22,6 +26,43 @@ from wgrad.hip.runtime.runtime import Long
 def test_the_card_is_named(hip_device: Any) -> None:
     assert hip_device.architecture in hip_device.description
     assert hip_device.wave == (64 if hip_device.architecture == "gfx942" else 32)
+
+
+def test_compute_units_of_rdna_are_counted_in_pairs(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated driver says 4: work-group processors on RDNA, as ROCm's does."""
+    assert emulator.new("gfx942").compute_units == 4
+    assert emulator.new("gfx1100").compute_units == emulator.new("gfx1201").compute_units == 8
+    monkeypatch.setenv("GPU_ENABLE_WGP_MODE", "0")
+    assert emulator.new("gfx1100").compute_units == 4
+
+
+@pytest.mark.parametrize("wanted, index", [("", 2), ("1", 1), ("gfx1201", 3), ("emulated GFX11", 2)])
+def test_of_several_gpus_one_is_chosen(emulator: Any, monkeypatch: pytest.MonkeyPatch, wanted: str, index: int) -> None:
+    """The best, which is not the part of a processor that HIP lists first, or the one that is named."""
+    monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx1036,gfx1103,gfx1100,gfx1201")
+    device = emulator.new("gfx1036,gfx1103,gfx1100,gfx1201", gpu=wanted)
+    assert device.index == index and device.shared_memory == (index == 1)
+    made: list[Any] = []
+    # HIP begins each thread at GPU 0.
+    thread = threading.Thread(target=lambda: made.extend([device.empty((3,)), device.empty_host((3,))]))
+    thread.start()
+    thread.join()
+    assert [emulator.library.emulator_device_of(ctypes.c_void_p(a.address)) for a in made] == [index] * 2
+    if index > 1:  # kernels are built for it
+        np.testing.assert_array_equal(device.download(device.zeros((41,))), np.zeros(41))
+
+
+def test_a_gpu_that_is_not_there_or_not_supported_is_told(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx942,gfx1036")
+    with pytest.raises(DeviceError, match="HIP has no GPU '5'; it has 0 Emulated gfx942, 1 Emulated gfx1036"):
+        find_gpu("5")
+    with pytest.raises(DeviceError, match="Emulated gfx1036 has architecture gfx1036, which is not supported"):
+        find_gpu("1")
+    read = binding.device_properties
+    failing = lambda index: read(index) if index else check((719,), "properties of HIP device 0")  # noqa: E731
+    monkeypatch.setattr(binding, "device_properties", failing)
+    monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx942,gfx942")
+    assert find_gpu().index == 1 and "properties of HIP device 0" in list_gpus()[1].problem
 
 
 def test_access_past_the_end_names_the_kernel(hip_device: Any, emulator: Any, blocking: None) -> None:
@@ -132,7 +173,10 @@ def test_supported_architectures(architecture: str) -> None:
     check_supported(architecture, "a card")
 
 
-@pytest.mark.parametrize("architecture", ["gfx803", "gfx906", "gfx908", "gfx1030", "gfx1300", "gfx9421", "sm_90", ""])
+OTHERS = ["gfx803", "gfx906", "gfx908", "gfx1030", "gfx1170", "gfx1250", "gfx1300", "gfx9421", "sm_90", ""]
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
 def test_unsupported_architectures(architecture: str) -> None:
     with pytest.raises(DeviceError, match="a card has architecture .*not supported.*--device wgpu"):
         check_supported(architecture, "a card")
@@ -186,6 +230,71 @@ def test_replay_sees_new_values(hip_device: Any) -> None:
     recorded.run()
     recorded.run()
     np.testing.assert_array_equal(hip_device.download(total), np.full(67, 9 + 25 + 25, np.float32))
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, device: Any, *names: str) -> dict[str, int]:
+    counts = dict.fromkeys(names, 0)
+
+    def counted(name: str, call: Any, *args: Any) -> Any:
+        counts[name] += 1
+        return call(*args)
+
+    for name in names:
+        monkeypatch.setattr(device._hip, name, partial(counted, name, getattr(device._hip, name)))
+    return counts
+
+
+@pytest.mark.parametrize("failing", ["", "hipGraphInstantiateWithFlags", "hipGraphLaunch", "hipStreamBeginCapture"])
+def test_replay_without_graphs(
+    emulator: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    """By WGRAD_HIP_GRAPHS=0, or because the driver's graphs fail, once: the same launches, one by one."""
+    if not failing:
+        monkeypatch.setenv("WGRAD_HIP_GRAPHS", "0")
+    device = emulator.new("gfx942")
+    x, total = device.upload(np.full(67, 3, np.float32)), device.zeros((67,))
+    with device.capture() as recorded:
+        device.add(total, device.mul(x, x), out=total)
+    if failing:
+        monkeypatch.setattr(device._hip, failing, lambda *args: (801, None))
+    calls = count_calls(monkeypatch, device, "hipStreamBeginCapture")
+    for _ in range(3):
+        recorded.run()
+    np.testing.assert_array_equal(device.download(total), np.full(67, 36, np.float32))  # one of them recorded
+    assert calls["hipStreamBeginCapture"] == bool(failing)
+    notes = [record.getMessage() for record in caplog.records]
+    assert len(notes) == bool(failing) and all("HIP graphs fail here" in note for note in notes)
+
+
+def test_a_lost_device_is_no_reason_to_replay_without_graphs(emulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = emulator.new("gfx942")
+    x = device.zeros((67,))
+    with device.capture() as recorded:
+        device.add(x, x, out=x)
+    monkeypatch.setattr(device._hip, "hipGraphLaunch", lambda *args: (719,))
+    with pytest.raises(DeviceLost, match="replay of 1 launches"):
+        recorded.run()
+
+
+def test_waits_of_older_packages_let_other_threads_run(hip_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask the driver instead of waiting in it, where hip-python before 10 holds Python's lock."""
+    monkeypatch.setenv("WGRAD_EMULATED_SEED", "1")
+    monkeypatch.setattr(hip_device._hip, "__name__", "hip.hip")
+    calls = count_calls(
+        monkeypatch, hip_device,
+        "hipStreamSynchronize", "hipEventSynchronize", "hipDeviceSynchronize", "hipStreamQuery", "hipEventQuery",
+    )  # fmt: skip
+    x = hip_device.upload(np.full(67, 3, np.float32))
+    later = hip_device.readback(hip_device.scale(x, 2.0))
+    np.testing.assert_array_equal(later.result(), np.full(67, 6, np.float32))
+    np.testing.assert_array_equal(hip_device.download(hip_device.scale(x, 3.0)), np.full(67, 9, np.float32))
+    hip_device.profile()
+    hip_device.scale(x, 2.0)
+    assert "elementwise" in hip_device.profile_table()
+    hip_device.profile(False)
+    del later
+    waits = [name for name in calls if name.endswith("Synchronize")]
+    assert [calls[name] for name in waits] == [0] * 3 and calls["hipStreamQuery"] and calls["hipEventQuery"]
 
 
 def test_capture_inside_capture(hip_device: Any) -> None:

@@ -36,7 +36,9 @@ def test_equal_ranks_have_equal_shares() -> None:
 
 
 CARDS = [
-    {"spec": "hip", "name": "AMD HIP", "usable": False},
+    {"spec": "hip:2", "name": "Radeon RX 7900 XTX (gfx1100)", "usable": True, "type": "DiscreteGPU"},
+    {"spec": "hip:0", "name": "Radeon RX 7900 XTX (gfx1100)", "usable": True, "type": "DiscreteGPU"},
+    {"spec": "hip:1", "name": "Radeon Graphics (gfx1036)", "usable": False, "type": "IntegratedGPU"},
     {"spec": "wgpu:0", "name": "NVIDIA H200", "usable": True, "type": "DiscreteGPU"},
     {"spec": "wgpu:1", "name": "AMD Radeon", "usable": True, "type": "DiscreteGPU"},
     {"spec": "wgpu:2", "name": "llvmpipe", "usable": True, "type": "CPU"},
@@ -52,7 +54,9 @@ CARDS = [
         ("wgpu:0, cpu", CARDS, ["wgpu:0", "cpu"]),
         ("cpu", CARDS, ["cpu", "cpu"]),
         ("wgpu:llvmpipe", CARDS, ["wgpu:llvmpipe"] * 2),
-        ("auto", CARDS[3:], ["auto", "auto"]),
+        ("hip", CARDS, ["hip:2", "hip:0"]),
+        ("hip:7900 XTX", CARDS, ["hip:2", "hip:0"]),
+        ("auto", CARDS[5:], ["auto", "auto"]),
     ],
 )
 def test_each_rank_takes_the_next_card_of_its_host(spec: str, devices: list[dict[str, Any]], taken: list[str]) -> None:
@@ -66,7 +70,10 @@ def test_one_rank_of_a_host_takes_what_a_run_alone_would() -> None:
     assert device_of_rank("auto", 0, 1, listed) == "auto"
 
 
-@pytest.mark.parametrize("spec, ranks", [("auto", 3), ("wgpu:0", 2), ("wgpu:H200", 2), ("cpu,wgpu:0", 3)])
+TOO_MANY = [("auto", 3), ("hip", 3), ("hip:2", 2), ("wgpu:0", 2), ("wgpu:H200", 2), ("cpu,wgpu:0", 3)]
+
+
+@pytest.mark.parametrize("spec, ranks", TOO_MANY)
 def test_more_ranks_than_cards_are_refused(spec: str, ranks: int) -> None:
     with pytest.raises(WgradError, match=rf"^--device.*{ranks} ranks.*start fewer ranks"):
         device_of_rank(spec, ranks - 1, ranks, lambda: CARDS)

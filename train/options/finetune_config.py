@@ -28,7 +28,7 @@ CONFIG_FILE = "config.yaml"
 CONFIG_FORMAT = 1  # of OUT/config.yaml; a file that a person wrote need not name it
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 COMPUTE_HELP = "auto: float16 where tensor cores are enabled, bfloat16 on HIP, else float32"
-DEVICE_HELP = "auto, hip, wgpu, wgpu:<number or part of the adapter's name>, cpu"
+DEVICE_HELP = "auto, hip, wgpu or cpu; hip:GPU and wgpu:GPU take a number or part of a name"
 MOST = 10**9  # of what is counted: more than any run has, so beyond it a number is a slip
 STREAM_HELP = (
     "keep the frozen weights in host memory and copy each layer to the device before its use (training then uses "

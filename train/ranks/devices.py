@@ -22,10 +22,11 @@ def device_of_rank(spec: str, rank: int, size: int, devices: Callable[[], Sequen
             )
         return listed[rank]
     kind, _, part = spec.partition(":")
-    if size == 1 or kind not in ("auto", "wgpu"):
+    if size == 1 or kind not in ("auto", "hip", "wgpu"):
         return spec
-    # Of AMD's cards the wgpu adapters too: HIP lists one card only, and would name it a second time.
-    cards = [d for d in devices() if d["spec"].startswith("wgpu:") and d["usable"] and d.get("type") != SOFTWARE]
+    # `auto` takes AMD's GPUs through wgpu too: HIP would name them a second time, and no rank runs its self-check.
+    prefix = "hip:" if kind == "hip" else "wgpu:"
+    cards = [d for d in devices() if d["spec"].startswith(prefix) and d["usable"] and d.get("type") != SOFTWARE]
     if part:
         cards = [d for d in cards if d["spec"] == spec or (not part.isdigit() and part.lower() in d["name"].lower())]
     if not cards:  # a software driver, or NumPy: the host's processor, which ranks may share

@@ -103,7 +103,7 @@ class Emulator:
         """A device of its own; arrays end where memory ends unless told otherwise."""
         from wgrad.hip.device import HipDevice
 
-        os.environ["WGRAD_EMULATED_ARCH"] = architecture
+        os.environ["WGRAD_EMULATED_ARCH"] = architecture  # may name several, with commas
         device = bind(HipDevice)(**{"exact_blocks": True, **options})
         self._change(device)
         return device
@@ -131,8 +131,8 @@ class Emulator:
         from wgrad.hip import device
 
         class BuildingDevice(device.HipDevice):
-            def __init__(inner) -> None:  # noqa: N805 - the emulator is self
-                super().__init__()
+            def __init__(inner, gpu: str = "") -> None:  # noqa: N805 - the emulator is self
+                super().__init__(gpu)
                 self._change(inner)
 
         monkeypatch.setenv("WGRAD_EMULATED_ARCH", architecture)

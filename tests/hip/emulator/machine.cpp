@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -51,7 +52,8 @@ using gpu::host::SLOT;
 constexpr Arch ARCHES[] = {
     {"gfx90a", 910, 64, 65536}, {"gfx942", 942, 64, 65536}, {"gfx1100", 1100, 32, 65536}, {"gfx1201", 1201, 32, 65536},
     {"gfx1151", 1100, 32, 65536},  // has no code objects in the package: for hiprtc
-    {"gfx803", 0, 64, 65536}};     // not supported
+    {"gfx1103", 1100, 32, 65536, true}, {"gfx1036", 0, 32, 65536, true},  // parts of a processor; this one and
+    {"gfx803", 0, 64, 65536}};                                            // this are not supported
 constexpr size_t STACK = 256 << 10;
 constexpr unsigned MOST_THREADS = 1024, MOST_LANES = 64;
 
@@ -219,10 +221,20 @@ bool in_lds(const void* address) {
   return false;
 }
 
-const Arch& arch() {
-  const char* wanted = getenv("WGRAD_EMULATED_ARCH");
+thread_local int device = 0;
+
+int devices() {
+  const char* text = getenv("WGRAD_EMULATED_ARCH");
+  return 1 + int(text ? std::count(text, text + strlen(text), ',') : 0);
+}
+
+const Arch& arch(int number) {
+  const char* text = getenv("WGRAD_EMULATED_ARCH");
+  std::string wanted = text ? text : "";
+  for (; number; number--) wanted.erase(0, wanted.find(',') + 1);
+  wanted.resize(std::min(wanted.find(','), wanted.size()));
   for (const Arch& a : ARCHES)
-    if (wanted && !strcmp(wanted, a.name)) return a;
+    if (wanted == a.name) return a;
   return ARCHES[1];
 }
 

@@ -15,9 +15,13 @@ struct Arch {
   unsigned host;  // GPU_HOST of the kernels made for it
   unsigned wave;
   unsigned lds;
+  bool integrated = false;
 };
-// The card that this process has: $WGRAD_EMULATED_ARCH, gfx942 unless said.
-const Arch& arch();
+// The cards that this process has: those that $WGRAD_EMULATED_ARCH names, with commas; one gfx942 unless said.
+int devices();
+const Arch& arch(int device);
+// The one of this thread (hipSetDevice), 0 in a new thread.
+extern thread_local int device;
 
 // ---- memory ------------------------------------------------------------------------------------------------------
 // Bytes that end at a page without access, NaN up to LARGE, above it zeros that take no memory; nullptr when the card ($WGRAD_EMULATED_MEMORY bytes) is full.
@@ -29,6 +33,8 @@ bool release(void* address);
 bool inside(const void* address, size_t bytes);
 // And is that one no main memory?
 bool on_card(const void* address, size_t bytes);
+// The number of the card that was this thread's when it was allocated, or -1.
+int device_of(const void* address);
 // "16 bytes after an allocation of 4,096 bytes": where an address lies, in words.
 std::string describe(const void* address);
 // Is it in an LDS array of the work-group that runs?

@@ -17,6 +17,7 @@ struct Allocation {
   char* pages;
   size_t mapped, bytes;
   bool pinned;
+  int device;
 };
 std::map<const char*, Allocation> allocations;  // by first byte
 std::deque<Allocation> freed;
@@ -44,7 +45,7 @@ void* allocate(size_t bytes, bool pinned) {
   mprotect(start, inner, PROT_READ | PROT_WRITE);
   char* first = start + (inner - rounded);
   if (rounded <= LARGE) memset(first, 0xff, rounded);
-  allocations[first] = {static_cast<char*>(pages), mapped, rounded, pinned};
+  allocations[first] = {static_cast<char*>(pages), mapped, rounded, pinned, device};
   used += rounded;
   return first;
 }
@@ -77,6 +78,11 @@ bool inside(const void* address, size_t bytes) { return around(address, bytes); 
 bool on_card(const void* address, size_t bytes) {
   const Allocation* found = around(address, bytes);
   return found && !found->pinned;
+}
+
+int device_of(const void* address) {
+  const Allocation* found = around(address, 1);
+  return found ? found->device : -1;
 }
 
 std::string describe(const void* address) {

@@ -144,6 +144,13 @@ int query(const Event* event) {
   return sticky ? sticky : mark->reached ? SUCCESS : NOT_READY;
 }
 
+int query(Stream* stream) {
+  if (!stream) return INVALID_HANDLE;
+  if (stream->capturing) return forbidden(stream);
+  if (!sticky && !stream->waiting.empty()) run_first(stream);  // who asks again and again waits
+  return sticky ? sticky : stream->waiting.empty() ? SUCCESS : NOT_READY;
+}
+
 int begin_capture(Stream* stream, int mode) {
   if (!stream) return CAPTURE_UNSUPPORTED;
   if (stream->capturing) return ILLEGAL_STATE;

@@ -70,6 +70,7 @@ int unsafe();
 int record(Event* event, Stream* stream);
 int wait_for(const Event* event);
 int query(const Event* event);
+int query(Stream* stream);
 int begin_capture(Stream* stream, int mode);
 int end_capture(Stream* stream, Graph** graph);
 

@@ -86,6 +86,7 @@ API const char* emulator_counts() {
 API void emulator_l1(size_t lines) { finish_all(), count_l1(lines); }
 API void emulator_clear_counts() { finish_all(), clear_counts(); }
 API void emulator_clear() { clear(); }
+API int emulator_device_of(void* address) { return device_of(address); }
 // What a pool takes back is NaN from then on, in the order of the stream; not while the stream captures: it would be part of
 // every replay.
 API void emulator_poison(void* first, size_t bytes, Stream* stream) {
@@ -99,27 +100,32 @@ API void emulator_poison(void* first, size_t bytes, Stream* stream) {
 API int hipInit(unsigned) { return SUCCESS; }
 API int hipGetDeviceCount(int* count) {
   const char* text = getenv("WGRAD_EMULATED_DEVICES");
-  *count = text ? atoi(text) : 1;
+  *count = text ? atoi(text) : devices();
   return *count ? SUCCESS : NO_DEVICE;
 }
-API int hipSetDevice(int device) { return device == 0 ? SUCCESS : INVALID_DEVICE; }
-API int hipGetDevice(int* device) { return *device = 0, SUCCESS; }
+API int hipSetDevice(int number) {
+  if (number < 0 || number >= devices()) return INVALID_DEVICE;
+  return device = number, SUCCESS;
+}
+API int hipGetDevice(int* number) { return *number = device, SUCCESS; }
 API int hipDriverGetVersion(int* version) { return *version = 70100000, SUCCESS; }
 API int hipRuntimeGetVersion(int* version) {
   const char* text = getenv("WGRAD_EMULATED_VERSION");
   return *version = text ? atoi(text) : 70100000, SUCCESS;
 }
-API int hipGetDevicePropertiesR0600(Properties* p, int device) {
-  if (device) return INVALID_DEVICE;
+API int hipGetDevicePropertiesR0600(Properties* p, int number) {
+  if (number < 0 || number >= devices()) return INVALID_DEVICE;
+  const Arch& arch = emulator::arch(number);
   memset(p, 0, sizeof(*p));
-  snprintf(p->name, sizeof(p->name), "Emulated %s", arch().name);
-  snprintf(p->gcnArchName, sizeof(p->gcnArchName), arch().wave == 64 ? "%s:sramecc+:xnack-" : "%s", arch().name);
+  snprintf(p->name, sizeof(p->name), "Emulated %s", arch.name);
+  snprintf(p->gcnArchName, sizeof(p->gcnArchName), arch.wave == 64 ? "%s:sramecc+:xnack-" : "%s", arch.name);
   p->totalGlobalMem = total_memory();
-  p->sharedMemPerBlock = arch().lds;
-  p->warpSize = int(arch().wave);
+  p->sharedMemPerBlock = arch.lds;
+  p->warpSize = int(arch.wave);
   p->maxThreadsPerBlock = 1024;
   p->multiProcessorCount = 4;
   p->clockRate = 1000000;
+  p->integrated = arch.integrated;
   return SUCCESS;
 }
 API int hipMemGetInfo(size_t* free, size_t* total) {
@@ -211,7 +217,7 @@ API int hipModuleLoadData(Module** module, const void* image) {
   auto host = static_cast<const unsigned*>(dlsym(handle, "gpu_host_arch"));
   auto machine = static_cast<gpu::host::Machine**>(dlsym(handle, "gpu_host_machine"));
   if (!host || !machine) return INVALID_IMAGE;
-  if (*host != arch().host) return NO_BINARY_FOR_GPU;
+  if (*host != arch(device).host) return NO_BINARY_FOR_GPU;
   *module = new Module{handle, machine};
   return SUCCESS;
 }
@@ -227,7 +233,7 @@ API int hipModuleLaunchKernel(Function* function, unsigned gx, unsigned gy, unsi
                               unsigned bz, unsigned lds, Stream* stream, void** params, void** extra) {
   if (lost()) return lost();
   if (!gx || !gy || !gz || bx != function->kernel->threads || by != 1 || bz != 1 || lds) return INVALID_VALUE;
-  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(), reversed(), only_group(), {}};
+  Launch launch{function->kernel, function->module->machine, {gx, gy, gz}, &arch(device), reversed(), only_group(), {}};
   if (extra || !pack(function->kernel, params, &launch.arguments)) return INVALID_VALUE;
   if (int error = submit(stream, [launch] { execute(launch); })) return error;
   return blocking() && !stream->capturing ? finish(stream) : SUCCESS;
@@ -238,6 +244,7 @@ API int hipStreamCreate(Stream** stream) { return *stream = create_stream(), SUC
 API int hipStreamCreateWithFlags(Stream** stream, unsigned) { return hipStreamCreate(stream); }
 API int hipStreamDestroy(Stream* stream) { return destroy_stream(stream), SUCCESS; }
 API int hipStreamSynchronize(Stream* stream) { return finish(stream); }
+API int hipStreamQuery(Stream* stream) { return query(stream); }
 API int hipEventCreate(Event** event) { return *event = new Event, SUCCESS; }
 API int hipEventDestroy(Event* event) { return delete event, SUCCESS; }
 API int hipEventRecord(Event* event, Stream* stream) { return record(event, stream); }

@@ -69,6 +69,9 @@ class Binding:
         self.execution = Execution()
         self._recorded: list[tuple[Any, ...]] | None = None
 
+    def hipGetDeviceCount(self) -> tuple[int, int]:
+        return 0, 1
+
     def hipSetDevice(self, index: int) -> tuple[int]:
         return (0,)
 
