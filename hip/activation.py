@@ -5,7 +5,8 @@ from __future__ import annotations
 from wgrad.device.memory import Array
 from wgrad.hip.columns import apart, together
 from wgrad.hip.elements import eights, implements, type_codes
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 
 @implements("silu")

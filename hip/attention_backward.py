@@ -7,7 +7,8 @@ from wgrad.hip.attention_plain import plain_attention_backward
 from wgrad.hip.attention_widths import kernel_width, narrowed, widened
 from wgrad.hip.elements import implements
 from wgrad.hip.runtime.architectures import dies
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _GROUP = 256  # work-items of attention_backward_rows.hip

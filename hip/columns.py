@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from wgrad.device.memory import Array
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 
 def take(device: Runtime, x: Array, first: int, count: int) -> Array:

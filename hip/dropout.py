@@ -6,7 +6,8 @@ import math
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import eights, implements, type_codes
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 
 @implements("dropout")

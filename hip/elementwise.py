@@ -6,7 +6,8 @@ import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, PER, eights, implements, type_code, type_codes
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 _ADD, _MUL, _SCALE, _SCALE_BY, _BIAS, _MASK, _CAST = range(7)
 ROWS_PER_PART = 64

@@ -11,7 +11,8 @@ from wgrad.device.memory import Array
 from wgrad.hip import gemm_plan
 from wgrad.hip.elements import implements, type_code
 from wgrad.hip.gemm_plan import Card, Plan
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 _HAS_ACCUMULATE, _V_ALONG_RANK, _UNALIGNED, _SWAPPED = 1, 2, 4, 8  # gemm_epilogue.hpp
 LowRank = tuple[Array, Array]

@@ -9,7 +9,8 @@ from wgrad.device.formats.nf4 import NESTED_BLOCK_SIZE, NF4Array, dynamic_map, t
 from wgrad.device.memory import Array
 from wgrad.hip.elements import GROUP, implements, type_code
 from wgrad.hip.elementwise import cast
-from wgrad.hip.runtime.runtime import Long, Runtime
+from wgrad.hip.runtime.launch import Long
+from wgrad.hip.runtime.runtime import Runtime
 
 _RUN = 16  # elements of a work-item
 

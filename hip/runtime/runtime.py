@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,73 +19,16 @@ from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.binding import check
 from wgrad.hip.runtime.compile import Modules
 from wgrad.hip.runtime.gpus import find_gpu
+from wgrad.hip.runtime.launch import HOST_TO_HOST, TO_DEVICE, TO_HOST, Launch, Layout, Long, Packed, Transfer
 from wgrad.hip.runtime.profiler import Profiler
 from wgrad.hip.runtime.readback import Readback, Readbacks
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("wgrad")
-HOST_TO_HOST, TO_DEVICE, TO_HOST = 0, 1, 2  # hipMemcpyKind
 MAX_WORK_ITEMS = (1 << 32) - 1  # of a launch along x, on every card
 MAX_GROUPS = 65_535  # work-groups along y and z
 _STAGING_BYTES = 64 << 20  # host copies kept alive for uploads under way
 _RELAXED = 2  # hipStreamCaptureModeRelaxed
-
-
-class Long(int):
-    """An argument that a kernel takes as a 64-bit integer; a plain int is 32 bits."""
-
-
-class Layout:
-    """Arguments of these kinds (of `struct`), one after another in `arguments`, each aligned to its size.
-
-    pointers: where each of them begins, as a launch takes it; then the end of the last, and 0. HIP itself reads as many
-    as the kernel declares; by the two more, the runtimes of the tests see how many there are, of which sizes.
-    """
-
-    def __init__(self, kinds: str, arguments: int) -> None:
-        self.struct = struct.Struct(kinds)
-        ends = [struct.calcsize(kinds[: n + 1]) for n in range(len(kinds))]
-        starts = [end - struct.calcsize(kind) for end, kind in zip(ends, kinds)]
-        places = [arguments + at for at in (*starts, self.struct.size)]
-        self._pointers = (ctypes.c_void_p * (len(places) + 1))(*places, None)
-        self.pointers = ctypes.addressof(self._pointers)
-
-
-class Packed(NamedTuple):
-    """The arguments of one launch."""
-
-    layout: Layout
-    values: bytes
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch, ready to be issued again."""
-
-    name: str
-    function: Any
-    grid: tuple[int, int, int]
-    threads: int
-    packed: Packed
-    shapes: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        text = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self.shapes)
-        return f"kernel {self.name} on ({text}), {self.grid} work-groups of {self.threads}"
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A copy between main memory and the card, ready to be issued again."""
-
-    target: int
-    source: int
-    nbytes: int
-    kind: int
-    name = "transfer"
-
-    def __str__(self) -> str:
-        return f"a copy of {self.nbytes:,} bytes {'to' if self.kind == TO_DEVICE else 'from'} the card"
 
 
 class Replay(Recording):

@@ -17,7 +17,7 @@ from tests.hip.executor.tinygrad_emulator import missing
 from wgrad.autograd.reference import ReferenceDevice
 from wgrad.device.errors import DeviceError
 from wgrad.hip.runtime.architectures import SHIPPED
-from wgrad.hip.runtime.runtime import Long
+from wgrad.hip.runtime.launch import Long
 
 # One of each family, each with a size that divides nothing.
 CASES = (

@@ -19,8 +19,8 @@ from wgrad.hip.runtime import binding
 from wgrad.hip.runtime.architectures import check_image, check_supported
 from wgrad.hip.runtime.binding import check
 from wgrad.hip.runtime.gpus import find_gpu, list_gpus
+from wgrad.hip.runtime.launch import Long
 from wgrad.hip.runtime.objects import compress
-from wgrad.hip.runtime.runtime import Long
 
 
 def test_the_card_is_named(hip_device: Any) -> None:
@@ -58,6 +58,8 @@ def test_a_gpu_that_is_not_there_or_not_supported_is_told(emulator: Any, monkeyp
         find_gpu("5")
     with pytest.raises(DeviceError, match="Emulated gfx1036 has architecture gfx1036, which is not supported"):
         find_gpu("1")
+    monkeypatch.setenv("WGRAD_EMULATED_ARCH", "gfx803,gfx1103")
+    assert find_gpu().index == 1  # of a processor, and the other is not supported
     read = binding.device_properties
     failing = lambda index: read(index) if index else check((719,), "properties of HIP device 0")  # noqa: E731
     monkeypatch.setattr(binding, "device_properties", failing)

@@ -11,7 +11,7 @@ import numpy as np
 from tests.hip.executor.accesses import emulator
 from tests.hip.executor.table import Object
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.hip.runtime.runtime import Long
+from wgrad.hip.runtime.launch import Long
 
 LINE, _L1_LINES = 128, 256  # bytes; lines of 32 KiB
 _K, _READ = 8192, (192, 448)  # of K; what is read of it: the longer one has no start or end more than the shorter
