@@ -183,6 +183,9 @@ class ReferenceDevice:
     def roofs(self) -> list[Roof]:
         return []
 
+    def explain_linear(self, mnk: tuple[int, int, int], weight: str, backward: bool) -> str:
+        return ""
+
     def profile(self, on: bool = True) -> bool:
         return False
 

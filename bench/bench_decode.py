@@ -28,7 +28,8 @@ from wgrad.train.model.model_config import parse_model_config
 from wgrad.train.model.stacks import GATE_UP, QKV
 from wgrad.train.options.generate_config import GREEDY
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm.gemm import product
+from wgrad.wgsl.gemm.gemm import matmul
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemv import VectorTile, choose_tile
 
 TILES = [
@@ -95,7 +96,7 @@ def bench_tiles(report: Report, name: str, kind: str, n: int, k: int, m: int, de
     for tile in dict.fromkeys([chosen, *TILES]):
 
         def work(tile: VectorTile = tile) -> None:
-            product(device, x, weight, out, (m, n, k), trans_b=True, tile=tile)
+            matmul(device, x, weight, Epilogue(out), trans_b=True, tile=tile)
 
         try:
             work()

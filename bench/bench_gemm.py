@@ -25,10 +25,11 @@ from wgrad.device.contract import Array
 from wgrad.device.errors import DeviceError
 from wgrad.device.formats.nf4 import NF4Array
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm_matrix
-from wgrad.wgsl.gemm.gemm import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile, product
-from wgrad.wgsl.gemm.gemm_int8 import times_weight
+from wgrad.wgsl.gemm import gemm_int8, gemm_matrix
+from wgrad.wgsl.gemm.gemm import matmul
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
+from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, TALL_SKINNY, Tile, choose_tile
 
 SQUARE = [("nn", 4096, 4096, 4096), ("nt", 4096, 4096, 4096), ("tn", 4096, 4096, 4096)]
 # SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B at 2048 tokens: projections, head
@@ -90,7 +91,7 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
     b = rng.standard_normal((n, k) if kind[1] == "t" else (k, n)).astype(dtype)
     da, db, out = device.upload(a), device.upload(b), device.empty((m, n), np.dtype(dtype))
     on_units = device.matrix_units and gemm_matrix.served(
-        da, db, out, (m, n, k), kind[0] == "t", kind[1] == "t", a.shape[1]
+        (dtype, dtype), dtype, (m, n, k), kind[0] == "t", kind[1] == "t", a.shape[1]
     )
     chosen = gemm_matrix.choose_tile(m, n, k, 1, device.workgroup_bytes) if on_units else choose_tile(m, n, k)
     variants: list[tuple[Tile | MatrixTile, int]] = [chosen]
@@ -106,7 +107,7 @@ def bench_shape(device: WgpuDevice, report: Report, kind: str, m: int, n: int, k
 
             def work(tile: Tile | MatrixTile = tile, split: int = split) -> None:
                 ways = {"trans_a": kind[0] == "t", "trans_b": kind[1] == "t"}
-                product(device, da, db, out, (m, n, k), tile=tile, splits=split, **ways)
+                matmul(device, da, db, Epilogue(out), tile=tile, splits=split, **ways)
 
             device.fill(out, 0.0)
             work()
@@ -165,19 +166,21 @@ def bench_nf4(device: WgpuDevice, report: Report, m: int, n: int, k: int, sweep:
         exact = x[:8] @ (decoded if backward else decoded.T) + u[:8] @ (v if backward else v.T)
         dx, du, dv = (device.upload(t.astype(np.float32)) for t in (x, u, v))
         out = device.empty((m, outer))
+        end = Epilogue(out, lowrank=(du, dv))
         chosen = choose_tile(m, outer, inner)
         variants = [chosen]
         if sweep:
             splits = [1, 2, 3, 4, 6] if m * outer <= 2048 * 2048 else [1]
             variants += [(t, s) for t in NF4_TILES for s in splits if (t, s) != chosen]
         for tile, split in variants:
-            options = {"trans_b": not backward, "lowrank": (du, dv), "tile": tile, "splits": split}
-            work = partial(product, device, dx, weight, out, (m, outer, inner), **options)
+            options = {"trans_b": not backward, "tile": tile, "splits": split}
+            work = partial(matmul, device, dx, weight, end, **options)
             time_nf4(device, report, work, out, exact, {
                 "op": "linear_nf4_backward" if backward else "linear_nf4", "m": m, "n": n, "k": k,
                 "tile": name_of(tile), "splits": split, "chosen": (tile, split) == chosen,
             })  # fmt: skip
-        rounded = partial(times_weight, device, dx, weight, out, trans_b=not backward, lowrank=(du, dv))
+        parts = gemm_int8.splits_of((m, outer, inner))
+        rounded = partial(gemm_int8.launch, device, *parts, dx, weight, end, trans_b=not backward)
         name = "linear_nf4_int8" + "_backward" * backward
         time_nf4(device, report, rounded, out, exact, {"op": name, "m": m, "n": n, "k": k, "chosen": True})
 

@@ -39,11 +39,13 @@ def noted(found: Counter[Key]) -> Iterator[None]:
     """Counts the products that are launched meanwhile, by all that tells them apart."""
     launch = gemm_matrix_skinny.launch
 
-    def counted(device: Any, p: Skinny, tile: Any, out: Array, alpha: float, accumulate: bool) -> None:
+    def counted(
+        device: Any, p: Skinny, tile: Any, x: Array, s: Array, out: Array, alpha: float, accumulate: bool
+    ) -> None:
         flags = p.rank_inner, p.along_rows, p.transposed
-        key = p.x.shape, p.s.shape, out.shape, p.rank, *flags, p.parts, p.part_rank, p.first_rank, accumulate
+        key = x.shape, s.shape, out.shape, p.rank, *flags, p.parts, p.part_rank, p.first_rank, accumulate
         found[key] += 1
-        launch(device, p, tile, out, alpha, accumulate)
+        launch(device, p, tile, x, s, out, alpha, accumulate)
 
     gemm_matrix_skinny.launch = counted  # type: ignore[assignment]
     try:
@@ -84,10 +86,10 @@ def recorded(device: Any, pool: Array, key: Key) -> tuple[Any, int]:
 
     def call(i: int) -> None:
         left = device.view(pool, x, i % copies * size)
-        p = Skinny(left, right, rank, rank_inner, along_rows, transposed, parts, part_rank, first_rank)
+        p = Skinny(x, "float16", s[1], rank, rank_inner, along_rows, transposed, parts, part_rank, first_rank)
         tile = gemm_matrix_skinny.choose_tile(p, device.workgroup_bytes)
         assert tile is not None
-        gemm_matrix_skinny.launch(device, p, tile, out, 1.0, accumulate)
+        gemm_matrix_skinny.launch(device, p, tile, left, right, out, 1.0, accumulate)
 
     call(0)
     with device.capture() as replay:

@@ -28,7 +28,8 @@ from wgrad.device.errors import DeviceError
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemm_matrix
-from wgrad.wgsl.gemm.gemm import product
+from wgrad.wgsl.gemm.gemm import matmul
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemm_matrix import MatrixTile
 
 WEIGHTS = 6  # by turns
@@ -102,7 +103,7 @@ class Case:
 
     def _product(self, tile: MatrixTile, splits: int, weight: Any) -> None:
         options: dict[str, Any] = {"trans_b": not self._backward, "tile": tile, "splits": splits}
-        product(self._device, self._x, weight, self._out, self._mnk, **options)
+        matmul(self._device, self._x, weight, Epilogue(self._out), **options)
 
     def _record(self, call: Callable[[Any], Any], tile: str, splits: int) -> Work:
         out = call(self._weights[0])

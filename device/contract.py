@@ -163,6 +163,13 @@ class Device(Protocol):
     def roofs(self) -> list[Roof]:
         """Work that reaches the limits of the device's arithmetic; none where it has no such kernels."""
 
+    def explain_linear(self, mnk: tuple[int, int, int], weight: str, backward: bool) -> str:
+        """The kernel of a linear layer's GEMM, in words, "" where none is chosen by size.
+
+        mnk: tokens, outputs, inputs. weight: a dtype, or a format of frozen weights. backward: the gradient of the
+        layer's input. Activations are in `fastest_compute`.
+        """
+
     def profile(self, on: bool = True) -> bool:
         """Time every launch from now on, which slows them; False where there are no kernels to time. Raises DeviceError
         where the device cannot."""

@@ -117,6 +117,9 @@ class PooledRuntime:
     def roofs(self) -> list[Roof]:
         return []
 
+    def explain_linear(self, mnk: tuple[int, int, int], weight: str, backward: bool) -> str:
+        return ""
+
     def holding_decoded(self) -> AbstractContextManager[None]:
         return nullcontext()
 

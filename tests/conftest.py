@@ -20,7 +20,7 @@ from wgrad.autograd.selftest.case import Case, Inputs, Outputs
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.contract import Device
 from wgrad.device.errors import DeviceError, DeviceUnavailable
-from wgrad.wgsl.gemm import gemm
+from wgrad.wgsl.gemm import gemm_tile
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa warns on stderr where it is not set
 # Most of what a test of a shader takes on a software driver is its compilation: there LLVM's optimisation is left out,
@@ -165,13 +165,13 @@ def _quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products on a software driver have 4 x 4 results an invocation: the same shader as with 16 x 16, the same bits,
     and a sixteenth of the machine code, whose making is most of what a test of a product takes where no shader is
     cached. Processes of their own keep 16 x 16, and so does a test in tests/wgsl/test_gemm.py."""
-    tile = gemm.software_tile
+    tile = gemm_tile.software_tile
 
-    def small(m: int, n: int) -> gemm.Tile:
+    def small(m: int, n: int) -> gemm_tile.Tile:
         large = tile(m, n)
         return replace(large, m=max(16, large.m // 4), n=max(16, large.n // 4), tm4=1, tn4=1)
 
-    monkeypatch.setattr(gemm, "software_tile", small)
+    monkeypatch.setattr(gemm_tile, "software_tile", small)
 
 
 @pytest.fixture

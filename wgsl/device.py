@@ -11,6 +11,7 @@ from wgrad.device.implementations import enter_all
 from wgrad.device.memory import Array
 from wgrad.device.roof import Roof
 from wgrad.wgsl.elementwise import elementwise
+from wgrad.wgsl.gemm.plan import Limits, linear_plan
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.roofline import roofs
 from wgrad.wgsl.runtime.adapters import list_adapters
@@ -46,6 +47,9 @@ class WgpuDevice(Runtime):
 
     def roofs(self) -> list[Roof]:
         return roofs.roofs(self)
+
+    def explain_linear(self, mnk: tuple[int, int, int], weight: str, backward: bool) -> str:
+        return str(linear_plan(mnk, self.fastest_compute, weight, backward, Limits.of(self)))
 
     def dry_run(self) -> DryRunDevice:
         """A device that only notes what this one would launch, and what memory that takes; see dry_run.py."""

@@ -11,6 +11,7 @@ import pytest
 
 from wgrad.autograd.bench import roofline
 from wgrad.autograd.bench.timing import Time
+from wgrad.device.formats.frozen_weight import formats
 from wgrad.train.commands import bench
 from wgrad.train.commands.cli import main
 
@@ -178,3 +179,25 @@ def test_it_measures(capsys: Any) -> None:
     assert main(["bench", "--device", "cpu", "--warm-up", "0", "--size", "tiny", "--op", "silu", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["seconds"] > 0 and row["spread"] >= 0 and row["bound"] in ("memory", "arithmetic")
+
+
+def test_explain_prints_the_plan_of_every_weight(capsys: pytest.CaptureFixture[str], wgpu_device: Any) -> None:
+    """And times nothing; formats with the same kernel share a line."""
+    assert main(["bench", "--device", "wgpu", "--explain", "2048x8192x2048"]) == 0
+    printed = capsys.readouterr().out
+    if wgpu_device.software:
+        assert "backward, weight in float32, float16, bfloat16:\n  gemm_direct, tile" in printed
+    assert all(printed.count(name) == 2 for name in (*formats(), "bfloat16")) and "GFLOP/s" not in printed
+
+
+@pytest.mark.parametrize(
+    "sizes, device, words",
+    [
+        ("5x6", "cpu", "--explain: must be three sizes from 1 to 4294967295, as in 2048x8192x2048; got 5x6"),
+        ("5x0x7", "cpu", "--explain: must be three sizes"),
+        ("5x6x7", "cpu", "--explain: cpu does not choose among kernels by size: use a wgpu device"),
+    ],
+)
+def test_explain_refuses(sizes: str, device: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--device", device, "--explain", sizes]) == 2
+    assert words in capsys.readouterr().err

@@ -24,8 +24,11 @@ from wgrad.autograd.selftest.cases import cases
 from wgrad.autograd.selftest.run import check_case, selftest_cases
 from wgrad.autograd.selftest.transposed import transposed_cases
 from wgrad.wgsl.device import WgpuDevice
-from wgrad.wgsl.gemm import gemm
-from wgrad.wgsl.gemm.gemm import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, product, software_tile
+from wgrad.wgsl.gemm import gemm, gemm_tile
+from wgrad.wgsl.gemm.gemm import matmul, multiply
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
+from wgrad.wgsl.gemm.gemm_tile import FLAT_SKINNY, MAIN, SMALL, TALL_SKINNY, Tile, choose_tile, software_tile
+from wgrad.wgsl.gemm.plan import Gemm
 from wgrad.wgsl.runtime.compile import preprocess
 
 OPERATORS = ("gemm_nn", "gemm_nt", "gemm_tn", "gemm_tt", "gemm", "linear_quantized", "linear_quantized_backward")
@@ -52,7 +55,7 @@ def _tiled() -> list[Any]:
 def tiled(wgpu_device: Any, _tiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A device that takes the kernels of real cards, whatever the driver; of the tile of most products an invocation
     owns a quarter of what it owns on a card."""
-    monkeypatch.setattr(gemm, "MAIN", QUICK_MAIN)
+    monkeypatch.setattr(gemm_tile, "MAIN", QUICK_MAIN)
     if not _tiled:
         _tiled.append(bind(WgpuDevice)())
         _tiled[0].software = False
@@ -73,7 +76,7 @@ def test_products_on_the_drivers_own_kind(case: Case, wgpu_device: Any) -> None:
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WIDE], ids=lambda c: c.name)
 def test_products_of_16_x_16_results_an_invocation(case: Case, wgpu_device: Any, monkeypatch: Any) -> None:
     """The tile of a run on a software driver, in place of the smaller one that tests have."""
-    monkeypatch.setattr(gemm, "software_tile", software_tile)
+    monkeypatch.setattr(gemm_tile, "software_tile", software_tile)
     assert software_tile(128, 128).tm4 == 4
     result = check_case(case, wgpu_device)
     assert result.ok, result
@@ -98,7 +101,7 @@ def test_products_on_the_tiled_kernels(case: Case, tiled: Any) -> None:
 
 @pytest.mark.parametrize("case", [c for c in PRODUCTS if c.name in WHOLE], ids=lambda c: c.name)
 def test_products_on_the_whole_tile(case: Case, tiled: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(gemm, "MAIN", MAIN)
+    monkeypatch.setattr(gemm_tile, "MAIN", MAIN)
     result = check_case(case, tiled)
     assert result.ok, result
 
@@ -124,28 +127,11 @@ def test_transposing_first_changes_no_bit(trans_b: bool, tiled: Any, monkeypatch
     found = []
     for tiled.transposes_left in (False, True):
         out = tiled.empty((70, 83))
-        product(tiled, a, b, out, (70, 83, 96), trans_b=trans_b, a_column=7, lda=131)
+        piece = Gemm((70, 83, 96), "float32", "float32", "float32", trans_b=trans_b, lda=131, a_column=7)
+        multiply(tiled, piece, a, b, Epilogue(out))
         found.append(tiled.download(out).tobytes())
     tiled.transposes_left = False
     assert found[0] == found[1] and names.count("gemm_transpose") == 1
-
-
-def test_which_left_operands_are_transposed_first(tiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many columns, which gain what it takes; not so large that a step would need much more memory."""
-    monkeypatch.setattr(tiled, "software", False)
-
-    def of(m: int, n: int, k: int, **options: Any) -> bool:
-        given = {"tile": gemm.MAIN, "batch": 1, "trans_a": False, **options}
-        return gemm._transpose_first(tiled, given["tile"], (m, n, k), given["batch"], given["trans_a"])
-
-    assert of(2048, 2048, 2048) and of(256, 128256, 4096) and of(2048, 4096, 14336) and of(8192, 4096, 4096)
-    assert not of(2048, 2047, 2048)  # columns
-    assert not of(255, 2048, 65536) and not of(65536, 2048, 255) and not of(256, 4096, 4095)  # sides, elements
-    assert not of(8192, 4096, 14336)  # 448 MiB
-    assert not of(2048, 2048, 2048, trans_a=True) and not of(2048, 2048, 2048, batch=2)
-    assert not of(2048, 2048, 2048, tile=SMALL)
-    monkeypatch.setattr(tiled, "software", True)
-    assert not of(2048, 2048, 2048)
 
 
 def _host(device: Any, array: Any) -> np.ndarray:
@@ -188,7 +174,7 @@ def test_every_tile_and_split(tiled: Any, tile: Tile, splits: int, trans: str) -
         out = tiled.upload(np.full((m, n), np.nan, np.float32))
         low = (tiled.upload(u), tiled.upload(np.ascontiguousarray(v.T if trans_b else v)))
         ways: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "tile": tile, "splits": splits}
-        product(tiled, tiled.upload(a), tiled.upload(b), out, (m, n, k), alpha=0.5, lowrank=low, **ways)
+        matmul(tiled, tiled.upload(a), tiled.upload(b), Epilogue(out, 0.5, lowrank=low), **ways)
         exact = 0.5 * exact + u.astype(np.float64) @ v
         left, right = (a.T if trans_a else a), (b.T if trans_b else b)
         limit = _limit(np.hstack([0.5 * left, u]), np.vstack([right, v]), exact)
@@ -241,8 +227,7 @@ def test_a_weight_in_whole_tiles_of_k(tiled: Any, double: bool, backward: bool) 
         results = []
         for rows in (x[:-1], x):
             out = tiled.empty((len(rows), right.shape[1]))
-            mnk = (*out.shape, len(right))
-            product(tiled, tiled.upload(rows), w, out, mnk, trans_b=not backward, tile=tile, splits=1)
+            matmul(tiled, tiled.upload(rows), w, Epilogue(out), trans_b=not backward, tile=tile, splits=1)
             results.append(tiled.download(out))
         assert results[0].tobytes() == results[1][:-1].tobytes()
         assert np.abs(results[1] - x.astype(np.float64) @ right).max() <= _limit(x, right, x.astype(np.float64) @ right)

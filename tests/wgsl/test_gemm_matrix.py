@@ -18,8 +18,9 @@ from wgrad.autograd.selftest.matrix import decoded_cases, product_cases, skinny_
 from wgrad.autograd.selftest.run import check_case
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.gemm import gemm_matrix, gemm_matrix_skinny, gemm_skinny
-from wgrad.wgsl.gemm.gemm import SMALL, product
-from wgrad.wgsl.gemm.linear import _decode_first
+from wgrad.wgsl.gemm.gemm import matmul
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
+from wgrad.wgsl.gemm.gemm_tile import SMALL
 from wgrad.wgsl.runtime.compile import assemble, read_source
 
 # The same code in sizes that a software driver compiles soon: subgroups side by side, and groups of columns.
@@ -88,13 +89,6 @@ def test_a_weight_is_decoded_first_where_there_are_many_rows(matrix_device: Any)
     assert "quantize_decode" in matrix_device.launched
 
 
-def test_how_many_rows_are_many(matrix_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than two of the tallest tiles hold, or as many where the product of arrays fills the card."""
-    monkeypatch.setattr(matrix_device, "workgroup_bytes", 49152)
-    assert _decode_first(matrix_device, (513, 64, 64)) and not _decode_first(matrix_device, (512, 4096, 4096))
-    assert _decode_first(matrix_device, (512, 14336, 4096)) and not _decode_first(matrix_device, (511, 14336, 4096))
-
-
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("case", [c for c in loss.cases(F16) if "eights" in c.name], ids=lambda case: case.name)
 def test_gradients_of_logits_on_matrix_units(matrix_device: Any, case: Case) -> None:
@@ -124,9 +118,12 @@ def test_small_gradients_of_logits_last(matrix_device: Any) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-2)
 
 
-def test_which_products_are_served(matrix_device: Any) -> None:
-    half, single = (matrix_device.empty((128, 128), t) for t in (np.float16, np.float32))
-    served = gemm_matrix.served
+def test_which_products_are_served() -> None:
+    half, single = "float16", "float32"
+
+    def served(a: str, b: str, out: str, *rest: Any) -> bool:
+        return gemm_matrix.served((a, b), out, *rest)
+
     assert served(half, half, half, (128, 128, 128), False, False, 128)
     assert served(single, half, half, (128, 128, 128), False, True, 128)
     assert not served(single, half, single, (128, 128, 128), False, True, 128)  # float32 would be rounded
@@ -144,7 +141,7 @@ def test_a_forced_tile_is_taken_where_a_skinny_product_would_be_served(matrix_de
     for forced in ({"tile": SMALL}, {"splits": 2}):
         matrix_device.launched.clear()
         out = matrix_device.empty((64, 16))
-        product(matrix_device, matrix_device.upload(a), matrix_device.upload(b), out, (64, 16, 48), **forced)
+        matmul(matrix_device, matrix_device.upload(a), matrix_device.upload(b), Epilogue(out), **forced)
         np.testing.assert_allclose(matrix_device.download(out), a.astype(np.float32) @ b, atol=1e-4)
         assert matrix_device.launched == {"gemm", "gemm_reduce"} if "splits" in forced else {"gemm"}
 
@@ -161,35 +158,33 @@ def test_a_skinny_product_on_little_workgroup_memory(
     assert ("gemm_matrix_skinny" in matrix_device.launched) == (rank != 32)
 
 
-def skinny_of(device: Any, wide: Any, rank: int, along_rows: bool = False, parts: tuple[int, ...] = ()) -> Any:
-    x = device.empty(wide, np.dtype(np.float16))
-    s = device.empty((wide[0] if along_rows else wide[1], rank * max(1, len(parts) if along_rows else 1)))
-    return gemm_skinny.Skinny(x, s, rank, True, along_rows, parts=parts, part_rank=rank if parts else 0)
+def skinny_of(wide: Any, rank: int, along_rows: bool = False, parts: tuple[int, ...] = ()) -> Any:
+    columns, part_rank = rank * max(1, len(parts) if along_rows else 1), rank if parts else 0
+    return gemm_skinny.Skinny(wide, "float16", columns, rank, True, along_rows, parts=parts, part_rank=part_rank)
 
 
-def test_which_skinny_products_are_served(matrix_device: Any) -> None:
-    def tile(a: Any, b: Any, m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
-        wide, narrow = matrix_device.empty(a, np.float16), matrix_device.empty(b, np.float32)
-        operands = (narrow, wide) if trans_a else (wide, narrow)
-        skinny = gemm_skinny.find(*operands, matrix_device.empty((m, n)), (m, n, k), trans_a, False)
+def test_which_skinny_products_are_served() -> None:
+    def tile(m: int, n: int, k: int, trans_a: bool = False, memory: int = 49152) -> Any:
+        types = ("float32", "float16") if trans_a else ("float16", "float32")
+        skinny = gemm_skinny.find((m, n, k), *types, "float32", trans_a, False)
         return gemm_matrix_skinny.choose_tile(skinny, memory) if skinny is not None else None
 
-    assert tile((128, 96), (96, 16), 128, 16, 96).depth == 256
-    assert tile((128, 96), (96, 64), 128, 64, 96).depth == 64
+    assert tile(128, 16, 96).depth == 256
+    assert tile(128, 64, 96).depth == 64
     # A left operand of rank 64 for a result of 16 columns: its rank is what must fit.
-    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=32768).depth == 64
-    assert tile((128, 16), (128, 64), 64, 16, 128, trans_a=True, memory=8192) is None
-    assert tile((128, 96), (96, 65), 128, 65, 96) is None  # a rank beyond the largest
-    assert tile((128, 90), (90, 16), 128, 16, 90) is None  # a side that is no multiple of 16
+    assert tile(64, 16, 128, trans_a=True, memory=32768).depth == 64
+    assert tile(64, 16, 128, trans_a=True, memory=8192) is None
+    assert tile(128, 65, 96) is None  # a rank beyond the largest
+    assert tile(128, 16, 90) is None  # a side that is no multiple of 16
 
 
-def test_tiles_of_skinny_products(matrix_device: Any) -> None:
+def test_tiles_of_skinny_products() -> None:
     """Large ones are split over the reduction, a part of a stack by its own length; small ones are not, because a
     launch takes longer than it saves. No tile has columns of two parts."""
     module = gemm_matrix_skinny
 
     def of(*given: Any, **options: Any) -> tuple[Any, int]:
-        product = skinny_of(matrix_device, *given, **options)
+        product = skinny_of(*given, **options)
         tile = module.choose_tile(product, 49152)
         assert tile is not None
         return tile, module.splits_of(product, tile)[0]
@@ -201,7 +196,7 @@ def test_tiles_of_skinny_products(matrix_device: Any) -> None:
     assert of((2048, 576), 16)[1] == of((2048, 3072), 16, along_rows=True)[1] == 1
     stack = of((8192, 6144), 48, along_rows=True, parts=(4096, 1984, 64))[0]
     assert stack.side == 64 and stack != module._WIDE
-    whole = skinny_of(matrix_device, (2048, 4096), 16, parts=(2048, 2048))
+    whole = skinny_of((2048, 4096), 16, parts=(2048, 2048))
     assert module.splits_of(whole, module._NARROW)[0] > 1
     slices = replace(whole, part_rank=80, first_rank=64)
     assert module.splits_of(slices, module._NARROW)[0] == 1  # its sums lie between those of the other 64 ranks
@@ -246,7 +241,7 @@ def test_one_tile_of_k(matrix_device: Any, k: int, splits: int) -> None:
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((72, k), (k, 64)))
     out = matrix_device.empty((72, 64))
     operands = matrix_device.upload(a), matrix_device.upload(b)
-    product(matrix_device, *operands, out, (72, 64, k), tile=SMALL_LARGE, splits=splits)
+    matmul(matrix_device, *operands, Epilogue(out), tile=SMALL_LARGE, splits=splits)
     np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
@@ -273,8 +268,8 @@ def test_what_is_added_is_read_ahead(
         launch(*given, **options)
 
     monkeypatch.setattr(matrix_device, "launch", launched)
-    options: dict[str, Any] = {"residual": added, "column": column, "ldc": ldc, "alpha": 0.5, "splits": 1}
-    product(matrix_device, given, matrix_device.upload(b), out, (m, n, k), tile=tile, **options)
+    end = Epilogue(out, 0.5, residual=added, column=column, ldc=ldc)
+    matmul(matrix_device, given, matrix_device.upload(b), end, tile=tile, splits=1)
     exact = np.zeros((m, ldc))
     exact[:, column : column + n] = 0.5 * (a.astype(float) @ b.astype(float)) + numbers[:, column : column + n]
     np.testing.assert_allclose(matrix_device.download(out), exact, atol=1e-4)
@@ -288,7 +283,7 @@ def test_rows_of_tiles_in_groups(matrix_device: Any, monkeypatch: pytest.MonkeyP
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 264, 40), (2, 40, 88)))
     out = matrix_device.empty((2, 264, 88))
     operands = matrix_device.upload(a), matrix_device.upload(b)
-    product(matrix_device, *operands, out, (264, 88, 40), batch=2, tile=SMALL_LARGE, splits=1)
+    matmul(matrix_device, *operands, Epilogue(out), tile=SMALL_LARGE, splits=1)
     np.testing.assert_allclose(matrix_device.download(out), a.astype(float) @ b.astype(float), atol=1e-4)
 
 
@@ -307,7 +302,7 @@ def test_what_is_only_faster_is_used(matrix_device: Any, monkeypatch: pytest.Mon
     weight = ReferenceDevice().quantize(np.ones((64, 64), np.float32)).map_arrays(matrix_device.upload)
 
     def of(b: Any, tile: gemm_matrix.MatrixTile) -> tuple[bool, bool]:
-        product(matrix_device, a, b, matrix_device.empty((64, 64)), (64, 64, 64), tile=tile, splits=1)
+        matmul(matrix_device, a, b, Epilogue(matrix_device.empty((64, 64))), tile=tile, splits=1)
         return found.pop()
 
     large = gemm_matrix.MatrixTile(2, 1, 1, 2, 1, ahead=gemm_matrix.LARGE.ahead)
@@ -402,7 +397,7 @@ def test_workgroup_memory_is_what_the_shader_declares(
     a, out = matrix_device.empty((64, 256), np.float16), matrix_device.empty((64, 256), np.float16)
     weight = formats()[format].quantize(np.ones((256, 256), np.float32), 64, nested).map_arrays(matrix_device.upload)
     for tile in (gemm_matrix.NARROW, *gemm_matrix.WEIGHT_TILES[16], gemm_matrix.LARGE, gemm_matrix.MEDIUM):
-        product(matrix_device, a, weight, out, (64, 256, 256), trans_b=trans_b, tile=tile, splits=1)
+        matmul(matrix_device, a, weight, Epilogue(out), trans_b=trans_b, tile=tile, splits=1)
         tables = 64 * (format == "nf4") + 1024 * (nested and tile.scales_inside)
         assert declared_bytes(texts[-1]) == tile.workgroup_bytes(False, trans_b) + tables <= tile.most_workgroup_bytes
 
@@ -423,11 +418,11 @@ def test_a_right_operand_that_is_rounded_has_two_tiles_at_once(
     a, out = matrix_device.empty((2048, 64), np.float16), matrix_device.empty((2048, 4096))
     for dtype, trans_b, columns in ((BF16, True, 128), (F16, True, 256), (BF16, False, 256)):
         b = matrix_device.empty((4096, 64) if trans_b else (64, 4096), dtype)
-        product(matrix_device, a, b, out, (2048, 4096, 64), trans_b=trans_b)
+        matmul(matrix_device, a, b, Epilogue(out), trans_b=trans_b)
         assert found.pop() == columns
     assert 2 * gemm_matrix.TWO_AT_ONCE.workgroup_bytes(False, True) <= 49152
     monkeypatch.setattr(matrix_device, "matrix_tile", "large")  # the self-test's
-    product(matrix_device, a, matrix_device.empty((4096, 64), BF16), out, (2048, 4096, 64), trans_b=True)
+    matmul(matrix_device, a, matrix_device.empty((4096, 64), BF16), Epilogue(out), trans_b=True)
     assert found == [256]
 
 

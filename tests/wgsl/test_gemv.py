@@ -14,7 +14,8 @@ from wgrad.autograd.bind import bind
 from wgrad.device.formats.frozen_weight import formats
 from wgrad.wgsl.device import WgpuDevice
 from wgrad.wgsl.gemm import gemv
-from wgrad.wgsl.gemm.gemm import product
+from wgrad.wgsl.gemm.gemm import matmul
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
 from wgrad.wgsl.gemm.gemv import MOST_ROWS, VectorTile, choose_tile
 
 F32, F16, BF16 = np.float32, np.float16, ml_dtypes.bfloat16
@@ -112,7 +113,7 @@ def test_every_tile(tile: VectorTile, kind: str, devices: Any) -> None:
     (n, k), out = (131, 1003), device.upload(np.full((2, 131), np.nan, F32))
     weight, values = weight_of(F32, n, k, rng, device)
     x = rng.standard_normal((2, k)).astype(F32)
-    product(device, device.upload(x), weight, out, (2, n, k), trans_b=True, alpha=0.5, tile=tile)
+    matmul(device, device.upload(x), weight, Epilogue(out, 0.5), trans_b=True, tile=tile)
     exact = 0.5 * (x.astype(np.float64) @ values.T)
     assert np.abs(device.download(out) - exact).max() <= 2e-6 * (np.abs(x) @ np.abs(values).T).max()
 

@@ -15,6 +15,7 @@ from wgrad.autograd.select_device import select_device
 from wgrad.device.contract import Device
 from wgrad.device.errors import OperatorMissing, WgradError
 from wgrad.device.files import check_writable, write_text
+from wgrad.device.formats.frozen_weight import formats
 from wgrad.train.commands.bench_report import (
     SLOWER,
     Comparison,
@@ -37,6 +38,8 @@ _HEAD = _ROW.format("operator", "µs", "spread", "GFLOP/s", "GB/s", "FLOP/B", "b
 def run_bench(config: BenchConfig) -> int:
     """-> 0, or 1 where --compare finds an operator slower. WgradError: no such operator, no such file."""
     _check(config)
+    if config.explain:
+        return _explain(config.explain, select_device(config.device))
     before = read_report(config.compare) if config.compare else None
     device = select_device(config.device)
     if before is not None and config.compare:
@@ -63,6 +66,23 @@ def run_bench(config: BenchConfig) -> int:
     for line in _comparison_lines(found):
         tell(line)
     return 1 if found.slower else 0
+
+
+def _explain(sizes: str, device: Device) -> int:
+    """Print the kernel of each GEMM of a linear layer, by the dtype or format of its weight."""
+    m, n, k = map(int, sizes.split("x"))
+    weights: dict[tuple[str, str], list[str]] = {}
+    for backward in (False, True):
+        for weight in ("float32", "float16", "bfloat16", *formats()):
+            text = device.explain_linear((m, n, k), weight, backward)
+            if not text:
+                raise WgradError(f"--explain: {device.name} does not choose among kernels by size: use a wgpu device")
+            weights.setdefault(("backward" if backward else "forward", text), []).append(weight)
+    print(f"device: {device.description} ({device.reason})")
+    print(f"linear layer: {m} tokens, {n} outputs, {k} inputs; activations in {device.fastest_compute}")
+    for (way, text), names in weights.items():
+        print(f"{way}, weight in {', '.join(names)}:\n  {text}")
+    return 0
 
 
 def _size(config: BenchConfig, before: Report | None, device: Device) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from wgrad.train.options.finetune_config import DEVICE_HELP
-from wgrad.train.options.options import NOT_NEGATIVE, Options, option
+from wgrad.train.options.options import NOT_NEGATIVE, Options, Rule, option
 
 AUTO_SIZE = "auto"
+_SIZES: Rule = (
+    "must be three sizes from 1 to 4294967295, as in 2048x8192x2048",
+    lambda v: re.fullmatch(r"[0-9]+(x[0-9]+){2}", v) is not None and all(0 < int(n) < 2**32 for n in v.split("x")),
+)
 
 
 @dataclass(frozen=True)
@@ -34,5 +39,11 @@ class BenchConfig(Options):
         "run and beyond their spread",
         metavar="FILE",
         path=True,
+    )
+    explain: str | None = option(
+        None,
+        "print the kernels that a linear layer of these sizes gets, and time nothing: TOKENSxOUTPUTSxINPUTS",
+        rule=_SIZES,
+        metavar="MxNxK",
     )
     out: str | None = option(None, "draw the roofline into this file", metavar="FILE.svg", path=True)

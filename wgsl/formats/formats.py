@@ -19,7 +19,25 @@ _GROUP = {"q6_k": 16}  # that one scale is for, where a unit can have several
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}  # as the shaders know them
 
 
-def widest_unit(weight: FrozenWeight, most: int) -> int:
+@dataclass(frozen=True)
+class WeightForm:
+    """Format and sizes of a frozen [out, in] weight. unit: elements that are decoded at once. rounded: its values are
+    rounded to a type of 16 bits. stacked: it is several weights under one another."""
+
+    format: str
+    unit: int
+    shape: tuple[int, int]
+    rounded: bool = False
+    stacked: bool = False
+
+    @staticmethod
+    def of(weight: FrozenWeight) -> WeightForm:
+        """Format and sizes of a weight on a device."""
+        rounded = bool(weight.constants().get("ROUND"))
+        return WeightForm(weight.format, weight.unit, weight.shape, rounded, bool(weight.parts))
+
+
+def widest_unit(weight: FrozenWeight | WeightForm, most: int) -> int:
     """Elements of the weight that are read at once: no more than `most`, and so that no row ends within them."""
     unit = _WIDEST_UNITS.get(weight.format, weight.unit)
     while unit > weight.unit and (unit > most or weight.shape[1] % unit):
@@ -63,6 +81,12 @@ def weight_operand(
     more = (w.parts, _stack_parameters(w)) if isinstance(w, NF4Array) and w.parts else ()
     file = FILES.get(w.format, f"{w.format}.inc.wgsl")
     return WeightOperand(file, unit, switches, codes, tuple(scales), (first, second), *more)
+
+
+def dense_operand(b: Array, unit: int) -> WeightOperand:
+    """An array as the right operand. unit: elements that the kernel reads at once, 4 or 8 (on tensor cores)."""
+    part = "matrix_dense" if unit == 8 else "dense"
+    return WeightOperand(f"gemm.inc.wgsl:{part}", unit, {"B_KIND": KINDS[b.dtype.name]}, b)
 
 
 def part_bounds(parts: tuple[int, ...], end: int) -> tuple[int, int]:

@@ -12,18 +12,33 @@ from wgrad.wgsl.runtime.runtime import Runtime
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The operations between a GEMM's sums and `out`, whose row stride is `ldc`, from `column` on."""
+    """The operations between a GEMM's sums and `out`, whose row stride is `ldc` (0: its columns), from `column` on.
+
+    parts: columns of each weight of a stack, whose terms of `lowrank` these are.
+    """
 
     out: Array
-    ldc: int
-    column: int
-    alpha: float
-    bias: Array | None
-    residual: Array | None
-    accumulate: bool
+    alpha: float = 1.0
+    bias: Array | None = None
+    residual: Array | None = None
+    lowrank: tuple[Array, Array] | None = None
+    parts: tuple[int, ...] = ()
+    accumulate: bool = False
+    column: int = 0
+    ldc: int = 0
+
+    @property
+    def row_stride(self) -> int:
+        """Elements from a row of `out` to the next."""
+        return self.ldc or self.out.shape[-1]
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether nothing is added but `out` itself, whose rows are whole."""
+        return self.bias is None and self.residual is None and self.lowrank is None and not self.ldc
 
     def constants(self, n: int) -> dict[str, Constant]:
-        vec = n % 4 == 0 and self.ldc % 4 == 0 and self.column % 4 == 0
+        vec = n % 4 == 0 and self.row_stride % 4 == 0 and self.column % 4 == 0
         return {
             "HAS_BIAS": self.bias is not None,
             "HAS_RESIDUAL": self.residual is not None,
@@ -49,7 +64,7 @@ def reduce_splits(device: Runtime, partial: Array, end: Epilogue, mns: tuple[int
     device.launch(
         "gemm_reduce",
         [partial, end.out, end.bias, end.residual],
-        [m, n, splits, end.ldc, end.column, float(end.alpha)],
+        [m, n, splits, end.row_stride, end.column, float(end.alpha)],
         device.groups(m * n // width, 256),
         {**constants, "P_T": "vec4<f32>" if vec else "f32", "WIDTH": width},
         work=4.0 * m * n * (splits + 1),

@@ -14,15 +14,15 @@ import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats.formats import weight_operand
-from wgrad.wgsl.gemm.gemm import Tile, dense_operand
+from wgrad.wgsl.formats.formats import WeightForm, dense_operand, weight_operand
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
+from wgrad.wgsl.gemm.gemm_tile import Tile
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
 
 BLOCK = 64  # elements of one scale, as the shaders have it
 LEAST_ROWS = 128  # with fewer most of a tile is empty, and rounding a weight takes as long as its product
-_TILE = Tile(128, 64, BLOCK // 4, 2, 1)  # counts words of four elements along K
+TILE = Tile(128, 64, BLOCK // 4, 2, 1)  # counts words of four elements along K
 _PACKED_TOGETHER, _PACKING_THREADS = 32, 128  # rows or columns of a block that is rounded, and invocations
 _FEW_TILES, _WANTED_TILES, _LEAST_K = 96, 192, 512  # fewer tiles than these are split over K
 
@@ -35,43 +35,46 @@ class Packed:
     scales: Array
 
 
-def served(device: Runtime, weight: FrozenWeight, rows: int) -> bool:
-    """Not of stacks, which are made where matrix units are in use, nor where a rounded operand is beyond a binding."""
-    if rows < LEAST_ROWS or weight.shape[1] % weight.unit or weight.parts:
+def served(weight: WeightForm, rows: int, max_binding_bytes: int) -> bool:
+    """Not of stacks, which are made where tensor cores are in use, nor where a rounded operand is beyond a binding."""
+    if rows < LEAST_ROWS or weight.shape[1] % weight.unit or weight.stacked:
         return False
     n, k = (side + BLOCK for side in weight.shape)  # as far as it may be padded
-    return max(n * k, (rows + _TILE.m) * max(n, k)) <= device.max_binding_bytes
+    return max(n * k, (rows + TILE.m) * max(n, k)) <= max_binding_bytes
 
 
-def times_weight(
-    device: Runtime,
-    x: Array,
-    weight: FrozenWeight,
-    out: Array,
-    *,
-    trans_b: bool,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    lowrank: tuple[Array, Array] | None = None,
-) -> None:
-    """out = x Wᵀ (trans_b) or x W, and what is added to it; as `gemm.product`."""
-    (m, k), n = x.shape, out.shape[1]
-    a = pack(device, x, _TILE.m)
-    b = device.held.get(weight, (Packed, trans_b), lambda: pack(device, weight, _TILE.n, across=not trans_b))
-    end = Epilogue(out, n, 0, 1.0, bias, residual, False)
-    tiles = -(-m // _TILE.m) * -(-n // _TILE.n)
+def splits_of(mnk: tuple[int, int, int]) -> tuple[int, int]:
+    """Splits of K, and K of each."""
+    m, n, k = mnk
+    tiles = -(-m // TILE.m) * -(-n // TILE.n)
     splits = 1 if tiles >= _FEW_TILES else max(1, min(round(_WANTED_TILES / tiles), k // _LEAST_K))
     k_per_split = -(-k // splits // BLOCK) * BLOCK
-    splits = -(-k // k_per_split)
-    target = device.empty((splits, m, n)) if splits > 1 else out
-    u, v = lowrank or (None, None)
+    return -(-k // k_per_split), k_per_split
+
+
+def launch(
+    device: Runtime,
+    splits: int,
+    k_per_split: int,
+    x: Array,
+    weight: FrozenWeight,
+    end: Epilogue,
+    *,
+    trans_b: bool,
+) -> None:
+    """end.out = x Wᵀ (trans_b) or x W, and what `end` adds. splits, k_per_split: of `splits_of`."""
+    (m, k), n = x.shape, end.out.shape[1]
+    a = pack(device, x, TILE.m)
+    b = device.held.get(weight, (Packed, trans_b), lambda: pack(device, weight, TILE.n, across=not trans_b))
+    target = device.empty((splits, m, n)) if splits > 1 else end.out
+    u, v = end.lowrank or (None, None)
     rank = 0 if u is None else u.shape[1]
     constants: dict[str, Constant] = {
-        **_TILE.constants(4),
+        **TILE.constants(4),
         **(Epilogue.of_parts(n) if splits > 1 else end.constants(n)),
         "TRANS_B": trans_b,
         "SPLIT": splits > 1,
-        "HAS_LOWRANK": lowrank is not None,
+        "HAS_LOWRANK": end.lowrank is not None,
         "PARTS": False,
         "U_T": "f32",
         "V_T": "f32",
@@ -80,9 +83,9 @@ def times_weight(
     }
     device.launch(
         "gemm_int8",
-        [a.words, b.words, target, bias, residual, u, v, a.scales, b.scales],
+        [a.words, b.words, target, end.bias, end.residual, u, v, a.scales, b.scales],
         [m, n, k, k_per_split, n, 0, rank, 0, 0, 0, 0, 0, 1.0, *(0,) * 6, rank, n, n],
-        (-(-n // _TILE.n), -(-m // _TILE.m), splits),
+        (-(-n // TILE.n), -(-m // TILE.m), splits),
         constants,
         work=2.0 * m * n * k,
     )
@@ -96,7 +99,7 @@ def pack(device: Runtime, s: Array | FrozenWeight, multiple: int, *, across: boo
     k, i = (rows, columns) if across else (columns, rows)
     blocks, padded = -(-k // BLOCK), -(-i // multiple) * multiple
     words, scales = device.empty((blocks * BLOCK // 4, padded), np.uint32), device.empty((blocks, padded))
-    operand = dense_operand(s, _TILE) if isinstance(s, Array) else weight_operand(s, s.unit, table=True)
+    operand = dense_operand(s, 4) if isinstance(s, Array) else weight_operand(s, s.unit, table=True)
     high, wide = (BLOCK, _PACKED_TOGETHER) if across else (_PACKED_TOGETHER, BLOCK)
     constants: dict[str, Constant] = {
         **operand.constants,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
 from wgrad.device.memory import Array
-from wgrad.wgsl.formats.formats import widest_unit
+from wgrad.wgsl.formats.formats import WeightForm, widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
 _LEVELS, _NESTED_SCALES = 4 * 16, 4 * 256  # bytes of tables: of NF4 and MXFP4, of NF4
@@ -148,15 +147,16 @@ _MIN_SIDE = 64  # products with fewer columns, or rows of A^T, leave most of a t
 _MIN_ROWS = 8  # fewer are faster in gemv.wgsl, which has products with transposed right operands
 
 
-def served(a: Array, b: Any, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int) -> bool:
-    """Return whether a product of these operands runs on matrix units: one of them or the result is float16, float32 is
-    only rounded where the result is too, and rows start at multiples of 8 elements."""
+def served(
+    operands: Sequence[str], out: str, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool, lda: int
+) -> bool:
+    """Return whether a GEMM runs on tensor cores: an array or the result is float16, float32 is only rounded where the
+    result is too, and rows start at multiples of 8 elements. operands, out: dtypes of the arrays."""
     m, n, k = mnk
-    operands = [a.dtype] + ([b.dtype] if isinstance(b, Array) else [])
     least = _MIN_SIDE if trans_a else _MIN_ROWS if trans_b else 1
-    if np.dtype(np.float16) not in (*operands, out.dtype) or n < _MIN_SIDE or m < least:
+    if "float16" not in (*operands, out) or n < _MIN_SIDE or m < least:
         return False
-    if out.dtype == np.float32 and np.dtype(np.float32) in operands:
+    if out == "float32" and "float32" in operands:
         return False
     return lda % 8 == 0 and (k if trans_b else n) % 8 == 0 and n % 8 == 0 and (m if trans_a else k) % 8 == 0
 
@@ -193,7 +193,7 @@ def _narrow_splits(m: int, n: int, k: int) -> int:
 
 
 def choose_weight_tile(
-    m: int, n: int, k: int, weight: FrozenWeight, workgroup_bytes: int, lanes: int = 32
+    m: int, n: int, k: int, weight: FrozenWeight | WeightForm, workgroup_bytes: int, lanes: int = 32
 ) -> tuple[MatrixTile, int]:
     """As `choose_tile`, of a product with a weight that is decoded in it."""
     if m <= NARROW.m:
@@ -207,7 +207,7 @@ def choose_weight_tile(
     return tile, max(1, min(splits, k // _MIN_K_PER_SPLIT, _MAX_SPLITS))
 
 
-def unit_of(weight: FrozenWeight, m: int, lanes: int = 32) -> int:
+def unit_of(weight: FrozenWeight | WeightForm, m: int, lanes: int = 32) -> int:
     """Elements of the weight that an invocation decodes at once in a product of m rows. Of subgroups of 64 there are
     twice the invocations for a tile."""
     if m <= NARROW.m:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from wgrad.device.memory import Array
 from wgrad.wgsl.gemm.gemm_epilogue import Epilogue, reduce_splits
 from wgrad.wgsl.gemm.gemm_skinny import Skinny
@@ -79,8 +77,8 @@ _SMALL = (SkinnyTile(4, 2, 2, 64, 2), SkinnyTile(4, 1, 1, 64, 1), SkinnyTile(2, 
 def choose_tile(product: Skinny, workgroup_bytes: int, lanes: int = 32) -> SkinnyTile | None:
     """None where matrix units do not serve the product: X is float16, its sides are multiples of 16, and a tile for its
     rank fits. What a workgroup takes along the columns of a stack is of one part."""
-    rows, columns = product.x.shape
-    if product.x.dtype != np.float16 or rows % 16 or columns % 16:
+    rows, columns = product.x_shape
+    if product.x_dtype != "float16" or rows % 16 or columns % 16:
         return None
     bounds = product.parts if product.along_rows else ()
     tiles = (t.for_lanes(lanes) for t in _tiles(product))
@@ -91,19 +89,19 @@ def choose_tile(product: Skinny, workgroup_bytes: int, lanes: int = 32) -> Skinn
 def _tiles(product: Skinny) -> tuple[SkinnyTile, ...]:
     """Best first."""
     fragments = _fragments(product.rank)
-    if product.x.size * fragments >= _MUCH:
+    if product.x_shape[0] * product.x_shape[1] * fragments >= _MUCH:
         return (_WIDE if fragments > 1 else _NARROW, *_SMALL)
     many = _side(product) // 16 * product.parts_along_y >= _ENOUGH
     return (*(_WHOLE_WIDE if many else ()), *_WHOLE, *_SMALL)
 
 
 def _side(product: Skinny) -> int:
-    return product.x.shape[1 if product.along_rows else 0]
+    return product.x_shape[1 if product.along_rows else 0]
 
 
 def _vectors(product: Skinny) -> bool:
     """Return whether S is read four numbers at a time."""
-    return not (product.s.shape[1] | product.first_rank | product.part_rank) % 4
+    return not (product.s_columns | product.first_rank | product.part_rank) % 4
 
 
 def _by_steps(product: Skinny) -> bool:
@@ -118,7 +116,7 @@ def _fragments(rank: int) -> int:
 def splits_of(product: Skinny, tile: SkinnyTile) -> tuple[int, int]:
     """Shares of the reduction, a power of two of the longest part's, and how long they are. The launch of a slice of
     the ranks is not split: its sums would lie between those of others."""
-    rows, columns = product.x.shape
+    rows, columns = product.x_shape
     whole = rows if product.along_rows else columns
     longest = max(product.parts) if product.parts and not product.along_rows else whole
     wanted = _WANTED.get(tile, 0) if product.part_rank in (0, product.rank) else 0
@@ -127,21 +125,34 @@ def splits_of(product: Skinny, tile: SkinnyTile) -> tuple[int, int]:
     return -(-longest // length), length
 
 
-def launch(device: Runtime, product: Skinny, tile: SkinnyTile, out: Array, alpha: float, accumulate: bool) -> None:
+def groups(product: Skinny, tile: SkinnyTile, splits: int) -> tuple[int, int, int]:
+    """Workgroups along the side of X that is not the reduction, of each part, of each share."""
+    return -(-_side(product) // tile.side), product.parts_along_y, splits
+
+
+def launch(
+    device: Runtime,
+    product: Skinny,
+    tile: SkinnyTile,
+    x: Array,
+    s: Array,
+    out: Array,
+    alpha: float,
+    accumulate: bool,
+) -> None:
     """out = alpha * product (+ out where `accumulate`)."""
-    rows, columns = product.x.shape
+    rows, columns = product.x_shape
     splits, length = splits_of(product, tile)
     constants = product.constants(accumulate) | tile.constants(_fragments(product.rank))
     constants |= {"VEC_S": _vectors(product), "BY_STEPS": _by_steps(product), "SPLIT": splits > 1}
     target = device.empty((splits, *out.shape)) if splits > 1 else out
     device.launch(
         "gemm_matrix_skinny",
-        [product.x, product.s, target],
+        [x, s, target],
         product.parameters(out, alpha, length),
-        (-(-_side(product) // tile.side), product.parts_along_y, splits),
+        groups(product, tile, splits),
         constants,
         work=2.0 * rows * columns * product.rank,
     )
     if splits > 1:
-        end = Epilogue(out, out.shape[1], 0, alpha, None, None, accumulate)
-        reduce_splits(device, target, end, (out.shape[0], out.shape[1], splits))
+        reduce_splits(device, target, Epilogue(out, alpha, accumulate=accumulate), (out.shape[0], out.shape[1], splits))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from wgrad.device.memory import Array
 from wgrad.wgsl.formats.formats import KINDS, part_bounds
 from wgrad.wgsl.runtime.compile import Constant
@@ -21,12 +19,16 @@ _WORKGROUP_BYTES = 24_576
 
 @dataclass(frozen=True)
 class Skinny:
-    """x: the large operand. s: the float32 one; its rows run along the rank where `rank_inner`. along_rows: the
-    reduction runs along the rows of x; then the result is written transposed where `transposed`. parts: columns of x
-    of each weight of a stack. Of a part's `part_rank` ranks those from first_rank on."""
+    """A GEMM of X with S, by all that the choice of a kernel depends on.
 
-    x: Array
-    s: Array
+    x_shape, x_dtype: of X, the large operand. s_columns: of S, the float32 one, whose rows run along the rank where
+    `rank_inner`. along_rows: the reduction runs along the rows of X; then the result is written transposed where
+    `transposed`. parts: columns of X of each weight of a stack. Of a part's `part_rank` ranks those from first_rank on.
+    """
+
+    x_shape: tuple[int, ...]
+    x_dtype: str
+    s_columns: int
     rank: int
     rank_inner: bool
     along_rows: bool
@@ -41,9 +43,9 @@ class Skinny:
         return 1 if self.along_rows else max(1, len(self.parts))
 
     def parameters(self, out: Array, alpha: float, k_per_split: int = 0) -> list[int | float]:
-        rows, columns = self.x.shape
+        rows, columns = self.x_shape
         bounds = part_bounds(self.parts, columns)
-        shape = [rows, columns, self.rank, self.s.shape[1], out.shape[1]]
+        shape = [rows, columns, self.rank, self.s_columns, out.shape[1]]
         return [*shape, self.first_rank, *bounds, self.part_rank, 0, float(alpha), k_per_split, out.size]
 
     def constants(self, accumulate: bool) -> dict[str, Constant]:
@@ -56,33 +58,34 @@ class Skinny:
         }
 
 
-def find(a: Array, b: Array, out: Array, mnk: tuple[int, int, int], trans_a: bool, trans_b: bool) -> Skinny | None:
-    """Return the kind of skinny GEMM that op(a) op(b) is, or None."""
-    m, n, _ = mnk
-    if out.dtype != np.float32:
+def find(mnk: tuple[int, int, int], a: str, b: str, out: str, trans_a: bool, trans_b: bool) -> Skinny | None:
+    """Return the kind of skinny GEMM that op(A) op(B) is, or None. a, b, out: dtypes. X is A where `transposed`, else
+    B."""
+    m, n, k = mnk
+    if out != "float32":
         return None
-    if n <= min(m, MOST_RANK) and b.dtype == np.float32:
-        return Skinny(a, b, n, not trans_b, trans_a, transposed=True)
-    if m <= MOST_RANK and not trans_b and a.dtype == np.float32:
-        return Skinny(b, a, m, trans_a, True)
+    if n <= min(m, MOST_RANK) and b == "float32":
+        return Skinny((k, m) if trans_a else (m, k), a, k if trans_b else n, n, not trans_b, trans_a, transposed=True)
+    if m <= MOST_RANK and not trans_b and a == "float32":
+        return Skinny((k, n), b, m if trans_a else k, m, trans_a, True)
     return None
 
 
 def served(product: Skinny) -> bool:
     """Return whether gemm_skinny.wgsl takes it: X is read four elements at a time."""
-    return product.x.dtype.name in ("float32", "float16") and product.x.shape[1] % 4 == 0
+    return product.x_dtype in ("float32", "float16") and product.x_shape[1] % 4 == 0
 
 
-def launch(device: Runtime, product: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
+def launch(device: Runtime, product: Skinny, x: Array, s: Array, out: Array, alpha: float, accumulate: bool) -> None:
     """out = alpha * product (+ out where `accumulate`)."""
-    rows, columns = product.x.shape
+    rows, columns = product.x_shape
     rank4 = -(-product.rank // 4)
     slices = _THREADS // (4 * rank4)
     limit = min(device.workgroup_bytes, _WORKGROUP_BYTES)
     depth = next(d for d in _DEPTHS if _workgroup_bytes(d, rank4, slices) <= limit or d == _DEPTHS[-1])
     constants = product.constants(accumulate)
     constants |= {
-        "X_KIND": KINDS[product.x.dtype.name],
+        "X_KIND": KINDS[product.x_dtype],
         "VEC_X": True,
         "RANK4": rank4,
         "SLICES": slices,
@@ -91,7 +94,7 @@ def launch(device: Runtime, product: Skinny, out: Array, alpha: float, accumulat
     params = product.parameters(out, alpha)
     groups = (-(-(columns if product.along_rows else rows) // _SIDE), product.parts_along_y, 1)
     work = 2.0 * rows * columns * product.rank
-    device.launch("gemm_skinny", [product.x, product.s, out], params, groups, constants, work=work)
+    device.launch("gemm_skinny", [x, s, out], params, groups, constants, work=work)
 
 
 def _workgroup_bytes(depth: int, rank4: int, slices: int) -> int:

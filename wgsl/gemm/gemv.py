@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wgrad.device.formats.frozen_weight import FrozenWeight
-from wgrad.wgsl.formats.formats import widest_unit
+from wgrad.wgsl.formats.formats import WeightForm, widest_unit
 from wgrad.wgsl.runtime.compile import Constant
 
 MOST_ROWS = 16  # sums of all rows stand in registers
@@ -51,15 +51,15 @@ def served(m: int, trans_a: bool, trans_b: bool, batch: int) -> bool:
     return m <= MOST_ROWS and batch == 1 and trans_b and not trans_a
 
 
-def unit_of(weight: FrozenWeight, m: int) -> int:
+def unit_of(weight: FrozenWeight | WeightForm, m: int) -> int:
     """Elements of the weight that are read at once."""
     return widest_unit(weight, _MOST_PRODUCTS // m)
 
 
-def factored(weight: FrozenWeight, m: int) -> bool:
-    """Return whether the sum of a unit is scaled, not each of its elements: where the values are not rounded
+def factored(rounded: bool, m: int) -> bool:
+    """Return whether the sum of a unit is scaled, not each of its elements. rounded: the values are rounded
     themselves."""
-    return m <= _FACTORED_ROWS and not weight.constants().get("ROUND")
+    return m <= _FACTORED_ROWS and not rounded
 
 
 def choose_tile(m: int, n: int, k: int, unit: int, software: bool) -> VectorTile:

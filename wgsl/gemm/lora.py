@@ -15,7 +15,8 @@ def lora_du(device: Runtime, dy: Array, b: Array, parts: tuple[int, ...], alpha:
     out = device.empty((dy.shape[0], len(parts) * rank))
     for first in range(0, rank, MOST_RANK):
         some = min(MOST_RANK, rank - first)
-        _launch(device, Skinny(dy, b, some, True, False, False, parts, rank, first), out, alpha, False)
+        skinny = Skinny(dy.shape, dy.dtype.name, rank, some, True, False, False, parts, rank, first)
+        _launch(device, skinny, dy, b, out, alpha, False)
     return out
 
 
@@ -25,16 +26,17 @@ def lora_db(device: Runtime, dy: Array, u: Array, parts: tuple[int, ...], out: A
     out = device.empty((dy.shape[1], rank)) if out is None else out
     for first in range(0, rank, MOST_RANK):
         some = min(MOST_RANK, rank - first)
-        _launch(device, Skinny(dy, u, some, True, True, True, parts, rank, first), out, 1.0, accumulate)
+        skinny = Skinny(dy.shape, dy.dtype.name, u.shape[1], some, True, True, True, parts, rank, first)
+        _launch(device, skinny, dy, u, out, 1.0, accumulate)
     return out
 
 
-def _launch(device: Runtime, skinny: Skinny, out: Array, alpha: float, accumulate: bool) -> None:
+def _launch(device: Runtime, skinny: Skinny, x: Array, s: Array, out: Array, alpha: float, accumulate: bool) -> None:
     on_units = None
     if device.matrix_units:
         on_units = gemm_matrix_skinny.choose_tile(skinny, device.workgroup_bytes, device.lanes)
     if on_units is not None:
-        gemm_matrix_skinny.launch(device, skinny, on_units, out, alpha, accumulate)
+        gemm_matrix_skinny.launch(device, skinny, on_units, x, s, out, alpha, accumulate)
     else:
         assert gemm_skinny.served(skinny)  # columns of a stack are multiples of 64, and there is no bfloat16 here
-        gemm_skinny.launch(device, skinny, out, alpha, accumulate)
+        gemm_skinny.launch(device, skinny, x, s, out, alpha, accumulate)

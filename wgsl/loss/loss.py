@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from wgrad.device.memory import Array
 from wgrad.wgsl.elementwise.reduce import sum_rows
-from wgrad.wgsl.gemm.gemm import matmul, product
+from wgrad.wgsl.gemm.gemm import matmul, multiply
+from wgrad.wgsl.gemm.gemm_epilogue import Epilogue
+from wgrad.wgsl.gemm.plan import Gemm
 from wgrad.wgsl.operators import implements
 from wgrad.wgsl.runtime.compile import Constant
 from wgrad.wgsl.runtime.runtime import Runtime
@@ -49,7 +49,7 @@ def linear_cross_entropy(
         count = min(rows, n - first)
         part = device.view(x, (count, c), first * c)
         logits = device.view(memory, (count, v))
-        matmul(device, part, weight, logits, trans_b=True, bias=bias)
+        matmul(device, part, weight, Epilogue(logits, bias=bias), trans_b=True)
         dlogits = device.view(grads, (count, v))
         _loss_and_gradient(device, logits, dlogits, targets, losses, first, grad, float(softcap))
         if dx is not None:
@@ -108,7 +108,9 @@ def _times_weight(device: Runtime, dlogits: Array, weight: Array, out: Array, al
     (rows, v), c = dlogits.shape, weight.shape[1]
     for lo, hi in device.row_windows(v, c * weight.dtype.itemsize):
         part = device.view(weight, (hi - lo, c), lo * c)
-        product(device, dlogits, part, out, (rows, c, hi - lo), alpha=alpha, accumulate=lo > 0, a_column=lo, lda=v)
+        types = dlogits.dtype.name, part.dtype.name, out.dtype.name
+        piece = Gemm((rows, c, hi - lo), *types, lda=v, a_column=lo)
+        multiply(device, piece, dlogits, part, Epilogue(out, alpha, accumulate=lo > 0))
 
 
 def _add_to_dweight(
@@ -118,5 +120,6 @@ def _add_to_dweight(
     (rows, v), c = dlogits.shape, x.shape[1]
     for lo, hi in device.row_windows(v, c * 4):
         part = device.view(dweight, (hi - lo, c), lo * c)
-        options: dict[str, Any] = {"trans_a": True, "alpha": alpha, "accumulate": accumulate, "a_column": lo, "lda": v}
-        product(device, dlogits, x, part, (hi - lo, c, rows), **options)
+        types = dlogits.dtype.name, x.dtype.name, part.dtype.name
+        piece = Gemm((hi - lo, c, rows), *types, trans_a=True, lda=v, a_column=lo)
+        multiply(device, piece, dlogits, x, Epilogue(part, alpha, accumulate=accumulate))

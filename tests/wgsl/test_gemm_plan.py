@@ -1,0 +1,144 @@
+"""Which kernel serves which GEMM: those of a training step of a 1B model, and of decoding, without a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.wgsl.matrix_emulation import LANES
+from wgrad.device.formats.frozen_weight import formats
+from wgrad.wgsl.formats.formats import WeightForm
+from wgrad.wgsl.gemm.gemm_matrix import LARGE, MEDIUM, NARROW, MatrixTile
+from wgrad.wgsl.gemm.gemm_tile import MAIN, SMALL, TALL_SKINNY
+from wgrad.wgsl.gemm.plan import Gemm, Limits, Plan, linear_plan, plan
+
+PLAIN = Limits(32 << 10, 1 << 30)  # a GPU without tensor cores
+CORES = Limits(48 << 10, 1 << 30, tensor_cores=True)
+SOFTWARE = Limits(32 << 10, 1 << 30, software=True)
+F32, F16, BF16 = "float32", "float16", "bfloat16"
+TOKENS, HIDDEN, MLP, VOCABULARY, RANK = 2048, 2048, 8192, 128256, 16
+FORWARD, HEAD = (TOKENS, MLP, HIDDEN), (256, VOCABULARY, HIDDEN)
+
+
+def gemm(mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str = "nt", **more: Any) -> Gemm:
+    return Gemm(mnk, *types, trans_a=layout[0] == "t", trans_b=layout[1] == "t", **more)
+
+
+@pytest.mark.parametrize(
+    "limits, mnk, types, layout, shader, tile, splits",
+    [
+        # the head, and LoRA's u = x A^T, in float32
+        (PLAIN, HEAD, (F32, F32, F32), "nt", "gemm", MAIN, 1),
+        (PLAIN, HEAD, (F32, BF16, F32), "nt", "gemm", MAIN, 1),
+        (PLAIN, (TOKENS, RANK, HIDDEN), (F32, F32, F32), "nt", "gemm", TALL_SKINNY, 9),
+        (PLAIN, (TOKENS, 24, HIDDEN), (F32, F32, F32), "nt", "gemm", SMALL, 12),
+        (PLAIN, (1, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),
+        (PLAIN, (17, MLP, HIDDEN), (F32, F32, F32), "nt", "gemm", SMALL, 3),
+        # tensor cores: float16, never float32 with a float32 result
+        (CORES, FORWARD, (F16, F16, F16), "nt", "gemm_matrix", LARGE, 1),
+        (CORES, FORWARD, (F32, F32, F32), "nt", "gemm", MAIN, 1),
+        (CORES, (7, MLP, HIDDEN), (F16, F16, F16), "nt", "gemv", None, 1),
+        (CORES, (8, MLP, HIDDEN), (F16, F16, F16), "nt", "gemm_matrix", NARROW, 3),
+        (CORES, (TOKENS, MLP, HIDDEN + 4), (F16, F16, F16), "nt", "gemm", MAIN, 1),  # rows of no eights
+        (replace(CORES, workgroup_bytes=32 << 10), FORWARD, (F16, F16, F16), "nt", "gemm_matrix", MEDIUM, 1),
+        (CORES, (TOKENS, RANK, HIDDEN), (F16, F32, F32), "nn", "gemm_matrix_skinny", None, 1),
+        (CORES, (TOKENS, RANK, MLP), (F16, F32, F32), "nn", "gemm_matrix_skinny", None, 8),
+        (CORES, (TOKENS, 65, HIDDEN), (F16, F32, F32), "nn", "gemm", MAIN, 13),  # a rank beyond the largest
+        # a driver on the CPU
+        (SOFTWARE, HEAD, (F32, BF16, F32), "nt", "gemm_direct", None, 1),
+        (SOFTWARE, (1, MLP, HIDDEN), (F32, F32, F32), "nt", "gemv", None, 1),
+    ],
+)
+def test_arrays(
+    limits: Limits, mnk: tuple[int, int, int], types: tuple[str, str, str], layout: str, shader: str, tile: Any,
+    splits: int,
+) -> None:  # fmt: skip
+    found = plan(gemm(mnk, types, layout, plain=True), limits)
+    assert (found.shader, found.splits) == (shader, splits)
+    assert tile is None or found.tile == tile
+    assert found.k_per_split * (found.splits - 1) < mnk[2] <= found.k_per_split * found.splits
+
+
+def test_what_is_added_keeps_a_gemm_off_the_skinny_kernel() -> None:
+    types = (F16, F32, F32)
+    assert plan(gemm((TOKENS, RANK, HIDDEN), types, "nn"), CORES).shader == "gemm"
+
+
+@pytest.mark.parametrize("name", formats())
+@pytest.mark.parametrize("backward", [False, True])
+def test_weights(name: str, backward: bool) -> None:
+    def of(rows: int, limits: Limits, dtype: str = F32) -> Plan:
+        return linear_plan((rows, MLP, HIDDEN), dtype, name, backward, limits)
+
+    few = "gemm" if backward else "gemv"
+    assert [of(rows, PLAIN).shader for rows in (1, 16, 17, TOKENS)] == [few, few, "gemm", "gemm"]
+    assert not of(TOKENS, PLAIN).dequantised
+    assert of(TOKENS, SOFTWARE).dequantised == F32 and of(TOKENS, SOFTWARE).shader == "gemm_direct"
+    assert of(1, SOFTWARE).shader == ("gemm_direct" if backward else "gemv")
+    assert of(128, replace(PLAIN, int8=True)).shader == "gemm_int8"
+    assert of(127, replace(PLAIN, int8=True)).shader == "gemm"
+    many, some = of(TOKENS, CORES, F16), of(256, CORES, F16)
+    assert (many.shader, many.tile, many.dequantised) == ("gemm_matrix", LARGE, F16)
+    assert some.shader == "gemm_matrix" and not some.dequantised and some.table
+    assert not of(TOKENS, replace(CORES, max_binding_bytes=8 << 20), F16).dequantised
+
+
+def test_a_weight_is_dequantised_first_where_there_are_many_rows() -> None:
+    """More than two of the tallest tiles hold, or as many where the GEMM of arrays fills the GPU."""
+    for rows, columns, first in ((513, 64, F16), (512, 4096, ""), (512, 14336, F16), (511, 14336, "")):
+        assert linear_plan((rows, columns, 4096), F16, "nf4", False, CORES).dequantised == first
+
+
+def test_rows_that_end_within_a_unit_are_dequantised_first() -> None:
+    assert linear_plan((33, 64, 100), F32, "nf4", False, PLAIN).dequantised == F32  # 100 is no multiple of 8
+
+
+def test_rounded_values_are_scaled_one_by_one() -> None:
+    form = WeightForm("nf4", 8, (4096, 1024))
+    for rows, weight, factored in ((4, form, True), (5, form, False), (1, replace(form, rounded=True), False)):
+        found = plan(Gemm((rows, 4096, 1024), F32, weight, F32, trans_b=True), PLAIN)
+        assert (found.shader, found.factored) == ("gemv", factored)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("memory", [32 << 10, 48 << 10])
+@pytest.mark.parametrize("name", [F16, BF16, *formats()])
+def test_every_invocation_reads_as_much(lanes: int, memory: int, name: str) -> None:
+    """Tiles are dealt to subgroups of any size, for every format, and are as large as before."""
+    limits = replace(CORES, lanes=lanes, workgroup_bytes=memory)
+    for rows in (16, 64, 100, 256, 512, TOKENS):
+        found = linear_plan((rows, MLP, HIDDEN), F16, name, False, limits)
+        tile = found.tile
+        assert isinstance(tile, MatrixTile) and tile.lanes == lanes and tile.most_workgroup_bytes <= memory
+        assert tile.m * tile.k % (8 * tile.threads) == tile.n * tile.k % (found.unit * tile.threads) == 0
+        wide = linear_plan((rows, MLP, HIDDEN), F16, name, False, replace(limits, lanes=32)).tile
+        assert isinstance(wide, MatrixTile) and (wide.m, wide.n) == (tile.m, tile.n) or lanes > 32
+
+
+def test_which_left_operands_are_transposed_first() -> None:
+    """Of many columns, which gain what it takes; not so large that a step would need much more memory."""
+
+    def of(m: int, n: int, k: int, limits: Limits = PLAIN, layout: str = "nt", **options: Any) -> bool:
+        return plan(gemm((m, n, k), (F32, F32, F32), layout, **options), limits).transposes_a
+
+    assert of(2048, 2048, 2048) and of(256, 128256, 4096) and of(2048, 4096, 14336) and of(8192, 4096, 4096)
+    assert not of(2048, 2047, 2048)  # columns
+    assert not of(255, 2048, 65536) and not of(65536, 2048, 255) and not of(256, 4096, 4095)  # sides, elements
+    assert not of(8192, 4096, 14336)  # 448 MiB
+    assert not of(2048, 2048, 2048, layout="tt") and not of(2048, 2048, 2048, batch=2)
+    assert not of(2048, 2048, 2048, SOFTWARE)
+    assert not plan(gemm((2048, 2048, 2048), (F32, F32, F32)), PLAIN, SMALL, 1).transposes_a
+    assert of(64, 64, 64, replace(PLAIN, transposes_left=True))
+
+
+def test_a_plan_in_words() -> None:
+    assert str(linear_plan(FORWARD, F16, "nf4", True, CORES)) == (
+        "gemm_matrix, tile 128x256x32, 8 x 16 x 1 workgroups, weight dequantised to float16 first"
+    )
+    assert str(linear_plan((1, HIDDEN, HIDDEN), F32, "q8_0", False, PLAIN)) == (
+        "gemv, 128 threads per 4 results, 256 x 1 x 1 workgroups"
+    )
+    skinny = plan(gemm((TOKENS, RANK, MLP), (F16, F32, F32), "nn", plain=True), CORES)
+    assert str(skinny) == "gemm_matrix_skinny, tile of 64, 32 x 1 x 8 workgroups, K in 8 parts of 1024"
